@@ -1,0 +1,143 @@
+r"""λ(t), the shift of the objective from recalling to learning.
+
+The training objective is λ(t)·Loss_T + (1−λ(t))·Loss_S: near 0 the model recalls its pretrained
+weights, at 1 it only learns the target task. ``t`` is 1 at the first update.
+
+    >>> from holdfast.anneal import Sigmoid
+    >>> Sigmoid(k=0.1, t0=250)(250)
+    0.5
+    >>> Sigmoid.over(total_steps=1000, t0=0.25, width=0.01)
+    Sigmoid(k=0.1, t0=250.0)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, overload
+
+import torch
+from torch import Tensor
+
+__all__ = ["Anneal", "Constant", "Linear", "Sigmoid"]
+
+
+@dataclass(frozen=True)
+class Anneal:
+    """Base of the annealing functions: frozen, comparable, called with the update count ``t``.
+
+    A new one is a frozen dataclass that defines ``_at``, where ``t`` is a float or a 0-dim
+    float64 tensor (a tensor when the step is compiled or captured into a CUDA graph).
+    """
+
+    _known: ClassVar[dict[str, type[Anneal]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Anneal._known[cls.__name__] = cls
+
+    @overload
+    def __call__(self, t: int | float) -> float: ...
+    @overload
+    def __call__(self, t: Tensor) -> Tensor: ...
+    def __call__(self, t: int | float | Tensor) -> float | Tensor:
+        """λ at update ``t``: a float for a number, a 0-dim float64 tensor for a tensor."""
+        lam: float | Tensor = self._at(t.double() if isinstance(t, Tensor) else float(t))
+        return lam
+
+    def _at(self, t: Any) -> Any:
+        raise TypeError(f"{type(self).__name__} does not define _at(t), the value of λ at update t")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain Python values, for checkpoints and configuration files."""
+        return {"name": type(self).__name__, **asdict(self)}
+
+    @staticmethod
+    def from_dict(saved: dict[str, Any]) -> Anneal:
+        """The inverse of :meth:`to_dict`; only classes already defined are ever built."""
+        fields = dict(saved)
+        name = fields.pop("name", None)
+        if name not in Anneal._known:
+            known = ", ".join(sorted(Anneal._known))
+            raise ValueError(f"unknown annealing {name!r}; known here: {known}")
+        return Anneal._known[name](**fields)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Anneal):
+    r"""λ(t) = 1 / (1 + exp(−k·(t − t0))): the paper's annealing.
+
+    Args:
+        k: slope, in 1/updates. 0 keeps λ at ½; a large ``k`` is pure recall until ``t0``, then
+            plain fine-tuning.
+        t0: the update at which λ = ½.
+    """
+
+    k: float = 0.1
+    t0: float = 250.0
+
+    def __post_init__(self) -> None:
+        _require_finite("k", self.k)
+        _require_finite("t0", self.t0)
+
+    def _at(self, t: Any) -> Any:
+        x = self.k * (t - self.t0)
+        if isinstance(x, Tensor):
+            return torch.sigmoid(x)
+        # exp is only ever taken of a number ≤ 0, so that no k and t can overflow it.
+        e = math.exp(-abs(x))
+        return 1.0 / (1.0 + e) if x >= 0 else e / (1.0 + e)
+
+    @classmethod
+    def over(cls, total_steps: int, *, t0: float = 0.25, width: float = 0.02) -> Sigmoid:
+        """A sigmoid laid out over a run: ``t0`` and ``width`` = 1/k as fractions of its length."""
+        _require_positive("total_steps", total_steps)
+        _require_finite("t0", t0)
+        _require_positive("width", width)
+        return cls(k=1.0 / (width * total_steps), t0=t0 * total_steps)
+
+
+@dataclass(frozen=True)
+class Linear(Anneal):
+    """λ(t) = min(1, t / t0): learning takes over at an even pace and has all of it at ``t0``."""
+
+    t0: float
+
+    def __post_init__(self) -> None:
+        _require_finite("t0", self.t0)
+
+    def _at(self, t: Any) -> Any:
+        if isinstance(t, Tensor):
+            return torch.ones_like(t) if self.t0 == 0 else (t / self.t0).clamp(max=1.0)
+        return 1.0 if t >= self.t0 else t / self.t0
+
+    @classmethod
+    def over(cls, total_steps: int, *, t0: float = 0.5) -> Linear:
+        """A line laid out over a run: ``t0`` as a fraction of its length."""
+        _require_positive("total_steps", total_steps)
+        _require_finite("t0", t0)
+        return cls(t0=t0 * total_steps)
+
+
+@dataclass(frozen=True)
+class Constant(Anneal):
+    """λ(t) = lam: a pull of the same strength throughout. ``Constant(1.0)`` is no recall at all."""
+
+    lam: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.lam <= 1.0:
+            raise ValueError(f"lam must lie in [0, 1], got {self.lam!r}")
+
+    def _at(self, t: Any) -> Any:
+        return torch.full_like(t, self.lam) if isinstance(t, Tensor) else float(self.lam)
+
+
+def _require_finite(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
