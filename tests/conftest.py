@@ -3,9 +3,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+settings.register_profile("default", deadline=None)
+settings.register_profile("soak", deadline=None, max_examples=2000)
+settings.load_profile("default")
 torch.set_num_threads(1)  # the tensors are small, and pytest-xdist fills the cores
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

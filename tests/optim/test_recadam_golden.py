@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from golden.recadam import Twin, sigmoid_lambda
@@ -156,7 +156,6 @@ def test_lambda_one_is_adamw_whatever_gamma(path, gamma):
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     shape=st.lists(st.integers(0, 5), min_size=0, max_size=4),
     dtype=st.sampled_from(list(TOLERANCE)),

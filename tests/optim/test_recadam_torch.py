@@ -95,8 +95,13 @@ class TestGradScaler:
 # torch takes a tensor lr with foreach only when capturable, which needs an accelerator.
 @pytest.mark.parametrize(
     ("path", "lr_kind"),
-    [("single", float), ("foreach", float), ("fused", float)]
-    + [("single", torch.tensor), ("fused", torch.tensor)],
+    [
+        ("single", float),
+        ("foreach", float),
+        ("fused", float),
+        ("single", torch.tensor),
+        ("fused", torch.tensor),
+    ],
 )
 @pytest.mark.parametrize("wd", [0.0, 0.1])
 def test_compiled_steps_are_compiled_at_most_twice(path, lr_kind, wd):

@@ -244,8 +244,11 @@ def recadam(
         [t.to(dtype) for t, dtype in zip(tensors, work, strict=True)]
         for tensors in (params, grads, exp_avgs, exp_avg_sqs)
     )
-    if fused and any(t is not p for t, p in zip(theta + m, [*params, *exp_avgs], strict=True)):
-        foreach, fused = True, False  # torch's fused step takes one dtype for all
+    mixed = any(t is not p for t, p in zip(theta + m, [*params, *exp_avgs], strict=True))
+    if fused and (mixed or torch.compiler.is_compiling()):
+        # torch's fused kernel takes one dtype for all, and a compiled step cannot contain it
+        # (the compiler fuses by itself).
+        foreach, fused = True, False
 
     # Adam decays by lr_step·weight_decay where the rule says lr·weight_decay: hand it the
     # quotient, or, where λ leaves too little to divide by, decay first.

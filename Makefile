@@ -1,0 +1,36 @@
+# Everything from a bare machine with Python 3.10+: each target makes .venv and installs what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test lint soak clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
+
+demo: .venv/demo  ## fine-tune with AdamW and with RecAdam, see what each forgets
+	$(BIN)/python examples/digits.py
+
+test: lint  ## lint, type-check and run all tests
+	$(BIN)/python -m pytest --numprocesses auto
+
+lint: .venv/dev  ## lint and type-check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+soak: .venv/dev  ## the long matrices that `make test` only samples; the log is committed
+	$(BIN)/python -m pytest --numprocesses auto --hypothesis-profile soak -m "soak or not soak" \
+	  --durations 10 -q -p no:cacheprovider 2>&1 | tee tests/soak.log
+
+clean:  ## remove the environment and caches
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("holdfast needs Python 3.10 or newer, this is " + sys.version.split()[0] + "; say: make PYTHON=python3.12 ..." if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv .venv
+
+.venv/%: .venv/bin/python pyproject.toml constraints.txt
+	@echo "Installing holdfast[$*] into .venv (a few minutes the first time) ..."
+	$(PIP) --editable ".[$*]"
+	@touch $@
