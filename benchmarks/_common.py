@@ -35,30 +35,47 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def milliseconds(function: Callable[[], object], device: torch.device) -> float:
-    """How long one call takes from an idle device to the end of its work there."""
-    if device.type == "cuda":
-        stream = torch.cuda.current_stream(device)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record(stream)
-        function()
-        end.record(stream)
-        end.synchronize()
-        return float(start.elapsed_time(end))
+def host_ms(function: Callable[[], object], device: torch.device) -> float:
+    """How long a call keeps the host: on CUDA, to launch its work; on the CPU, to do it."""
+    _synchronize(device)
     begin = time.perf_counter()
     function()
-    return 1e3 * (time.perf_counter() - begin)
+    elapsed = time.perf_counter() - begin
+    _synchronize(device)
+    return 1e3 * elapsed
+
+
+def device_ms(function: Callable[[], object], device: torch.device) -> float:
+    """How long a call keeps the device. The host launches it ahead, as behind a backward pass."""
+    if device.type != "cuda":
+        return host_ms(function, device)
+    stream = torch.cuda.current_stream(device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):
+        # About 50 ms, the lead of the host.
+        torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]
+    start.record(stream)
+    function()
+    end.record(stream)
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def interleaved_medians(
     functions: Mapping[str, Callable[[], object]],
     device: torch.device,
+    clock: Callable[[Callable[[], object], torch.device], float],
     *,
     repeats: int,
     warmup: int = 3,
 ) -> dict[str, float]:
-    """Median ms of each function. Every round calls all of them, each time in another order, so
-    that noise and whatever the one before left in the caches hit all alike.
+    """Median time of each function. Every round calls all of them, each time in another order,
+    so that noise and whatever the one before left in the caches hit all alike.
     """
     times: dict[str, list[float]] = {name: [] for name in functions}
     order = list(functions)
@@ -66,7 +83,7 @@ def interleaved_medians(
     for round_ in range(warmup + repeats):
         shuffle(order)
         for name in order:
-            elapsed = milliseconds(functions[name], device)
+            elapsed = clock(functions[name], device)
             if round_ >= warmup:
                 times[name].append(elapsed)
     return {name: statistics.median(values) for name, values in times.items()}

@@ -1,7 +1,7 @@
 """Fine-tune a pretrained model without making it forget, when all you have is its weights."""
 
 from holdfast import anneal, optim
-from holdfast.anneal import Constant, Linear, Sigmoid
+from holdfast.anneal import Anneal, Constant, Linear, Sigmoid
 from holdfast.optim import RecAdam
 from holdfast.reference import Distance, Reference
 from holdfast.trainable import random_init
@@ -9,6 +9,7 @@ from holdfast.trainable import random_init
 __version__ = "0.1.0"
 
 __all__ = [
+    "Anneal",
     "Constant",
     "Distance",
     "Linear",

@@ -37,6 +37,7 @@ def test_closures():
     assert far(net, other) == 0.0
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # torch 2.6's SequentialLR
 @pytest.mark.parametrize("path", PATHS)
 def test_schedulers(path):
     net = make_net()
@@ -129,7 +130,7 @@ def test_compiled_steps_are_compiled_at_most_twice(path, lr_kind, wd):
     torch._dynamo.reset()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 def test_the_real_compiler():
     """Through inductor, not a counting back end."""
     torch._dynamo.reset()

@@ -42,9 +42,10 @@ class RecAdam(AnchoredOptimizer):
             ``anchored=False`` for plain Adam (a new head).
         lr: learning rate; a 0-dim tensor for ``capturable`` runs.
         betas, eps: Adam's.
-        weight_decay: decoupled decay towards 0, as in AdamW.
+        weight_decay: decoupled decay towards 0, as in AdamW (whose default is 0.01, not 0).
         gamma: strength γ of the pull. Each update moves θ by the fraction lr·(1−λ)·γ of its way
-            back to θ*; keep lr·γ ≤ 1 (the paper: 2e-5 · 5000 = 0.1).
+            back to θ*; keep lr·γ ≤ 1 (the paper: 2e-5 · 5000 = 0.1). A learning rate that decays
+            takes the pull down with it, whatever λ does.
         anneal: λ(t), see :mod:`holdfast.anneal`.
         anchors: the pretrained weights θ*. None anchors each parameter at its value now. A
             :class:`~holdfast.Reference` or a mapping from names to tensors anchors by name
