@@ -1,5 +1,6 @@
 # Everything from a bare machine with Python 3.10+: each target makes .venv and installs what it needs.
 PYTHON ?= python3
+SHELL := bash
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -20,7 +21,7 @@ lint: .venv/dev  ## lint and type-check
 	$(BIN)/mypy
 
 soak: .venv/dev  ## the long matrices that `make test` only samples; the log is committed
-	$(BIN)/python -m pytest --numprocesses auto --hypothesis-profile soak -m "soak or not soak" \
+	set -o pipefail; $(BIN)/python -m pytest --numprocesses auto --hypothesis-profile soak -m "soak or not soak" \
 	  --durations 10 -q -p no:cacheprovider 2>&1 | tee tests/soak.log
 
 clean:  ## remove the environment and caches

@@ -50,10 +50,9 @@ def device_ms(function: Callable[[], object], device: torch.device) -> float:
     if device.type != "cuda":
         return host_ms(function, device)
     stream = torch.cuda.current_stream(device)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.device(device):
-        # About 50 ms, the lead of the host.
-        torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(100_000_000)  # cycles, about 50 ms: the lead of the host
     start.record(stream)
     function()
     end.record(stream)

@@ -2,7 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._names import align, strip_wrappers
+from holdfast._names import align as find_alignment
+from holdfast._names import plain_name
+
+
+def align(names, anchor_names):
+    alignment = find_alignment(names, anchor_names)
+    return {n: alignment(n) for n in names if alignment(n) is not None}
+
 
 BODY = ["emb.weight", "layer.0.weight", "layer.0.bias", "layer.1.weight", "layer.1.bias"]
 HEAD = ["classifier.weight", "classifier.bias"]
@@ -19,9 +26,9 @@ def test_wrappers_and_base_model_prefixes(wrapper, ours, theirs):
 
 
 def test_wrappers_inside_a_name():
-    assert strip_wrappers("layer._orig_mod.0._checkpoint_wrapped_module.w") == "layer.0.w"
-    assert strip_wrappers("net.module.w") == "net.module.w"
-    assert strip_wrappers("module") == "module"
+    assert plain_name("layer._orig_mod.0._checkpoint_wrapped_module.w") == "layer.0.w"
+    assert plain_name("net.module.w") == "net.module.w"
+    assert plain_name("module") == "module"
 
 
 def test_nothing_in_common():
@@ -48,6 +55,22 @@ def test_duplicates_are_refused():
         align(["module.w", "w"], ["w"])
 
 
+def test_exact_names_have_precedence():
+    names = ["a.w", "a.b", "enc.a.w", "enc.a.b", "enc.c.w"]
+    assert align(names, ["a.w", "a.b", "c.w"]) == {"a.w": "a.w", "a.b": "a.b"}
+
+
+def test_one_name_is_no_prefix():
+    assert align(["classifier.weight", "body.w", "body.b"], ["weight"]) == {}
+    assert align(["classifier.weight"], ["weight"]) == {"classifier.weight": "weight"}
+
+
+def test_berts_first_checkpoints():
+    names = ["bert.emb.LayerNorm.weight", "bert.emb.LayerNorm.bias", "bert.gamma"]
+    old = ["bert.emb.LayerNorm.gamma", "bert.emb.LayerNorm.beta", "bert.gamma"]
+    assert align(names, old) == dict(zip(names, old, strict=True))
+
+
 parts = st.sampled_from(["a", "b", "weight", "0", "layer"])
 names = st.lists(st.lists(parts, min_size=1, max_size=4).map(".".join), unique=True, max_size=8)
 
@@ -60,5 +83,4 @@ def test_names_align_with_themselves(n):
 @given(names)
 def test_a_prefix_is_found(n):
     found = align([f"p.{name}" for name in n], n)
-    # Other alignments may fit as many names ("a.a" against "a"), never more.
-    assert len(found) == len(n)
+    assert found == {f"p.{name}": name for name in n}

@@ -113,13 +113,41 @@ def test_fingerprint_sees_values_shapes_and_order():
             {**base, "a": torch.arange(6.0).reshape(2, 3)},
             {**base, "a": torch.arange(6.0).flip(0)},
             {**base, "a": torch.arange(6.0) + torch.eye(6)[0] * 1e-6},
+            {**base, "a": torch.tensor([1.0, 0.0, 2.0, 3.0, 4.0, 5.0])},
             {"a": base["b"], "b": base["a"]},
             {"a": base["a"]},
         )
     }
-    assert len(seen) == 6
+    assert len(seen) == 7
     renamed = Reference({f"x.{n}": t for n, t in base.items()})
     assert renamed.fingerprint() == Reference(base).fingerprint()
+
+
+def test_fingerprint_sees_neighbours_swapped():
+    a, b = torch.tensor([7, 8], dtype=torch.int32).view(torch.float32)
+    one, two = (Reference({"t": torch.stack(t)}).fingerprint() for t in ((a, b), (b, a)))
+    assert one != two
+
+
+def test_a_pickled_mapping_notices_other_weights(net, tmp_path, monkeypatch):
+    Reference.of(net).save(tmp_path / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    pickled = pickle.dumps(Reference.open("model.safetensors"))
+    monkeypatch.chdir("/")
+    assert pickle.loads(pickled).distance(net).total == 0
+    Reference.of(make_net(torch.float32, seed=1)).save(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="are not those that were referred to"):
+        pickle.loads(pickled)
+
+
+def test_names_that_differ_only_by_a_wrapper_are_kept_apart():
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2))
+            self.module = torch.nn.Linear(2, 1, bias=False)
+
+    assert list(Reference.of(Odd())) == ["weight", "module.weight"]
 
 
 def test_fingerprint_does_not_depend_on_dtype_strides_or_chunks(monkeypatch):
@@ -196,3 +224,5 @@ def test_a_reference_holds_tensors_only():
 def test_a_model_without_parameters_is_refused():
     with pytest.raises(ValueError, match="ReLU has no parameters"):
         Reference.of(torch.nn.ReLU())
+    with pytest.raises(ValueError, match="no parameter has an anchor"):
+        Reference({"w": torch.zeros(1)}).distance(torch.nn.ReLU())

@@ -2,9 +2,20 @@
 
 from holdfast import anneal, optim
 from holdfast.anneal import Anneal, Constant, Linear, Sigmoid
+from holdfast.objective import (
+    Flow,
+    RunningMedian,
+    Scores,
+    count_targets,
+    global_targets,
+    per_sample_loss,
+    score,
+    weighted_loss,
+    with_weights,
+)
 from holdfast.optim import RecAdam
 from holdfast.reference import Distance, Reference
-from holdfast.trainable import random_init
+from holdfast.trainable import PretrainedHead, linear_probe, random_init
 
 __version__ = "0.1.0"
 
@@ -12,11 +23,22 @@ __all__ = [
     "Anneal",
     "Constant",
     "Distance",
+    "Flow",
     "Linear",
+    "PretrainedHead",
     "RecAdam",
     "Reference",
+    "RunningMedian",
+    "Scores",
     "Sigmoid",
     "anneal",
+    "count_targets",
+    "global_targets",
+    "linear_probe",
     "optim",
+    "per_sample_loss",
     "random_init",
+    "score",
+    "weighted_loss",
+    "with_weights",
 ]

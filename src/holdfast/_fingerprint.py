@@ -17,13 +17,16 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 _CHUNK_CPU, _CHUNK_DEVICE = 1 << 18, 1 << 24
 
 
-def fingerprint(entries: Iterable[tuple[tuple[int, ...], Tensor | None]]) -> str:
-    """Fingerprint (shape, tensor) pairs in their order; None stands for "no tensor here"."""
-    whole = hashlib.sha256()
-    for shape, tensor in entries:
-        values = "free" if tensor is None else f"{_digest(tensor):016x}"
-        whole.update(f"{tuple(shape)}:{values};".encode())
-    return whole.hexdigest()[:32]
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """One fingerprint of several tensors, in their order."""
+    text = " ".join(tensor_fingerprint(tensor.shape, tensor) for tensor in tensors)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def tensor_fingerprint(shape: Iterable[int], tensor: Tensor | None) -> str:
+    """Of one tensor: its shape and values, without spaces. None says that there is no tensor."""
+    values = "free" if tensor is None else f"{_digest(tensor):016x}"
+    return "x".join(map(str, shape)) + ":" + values
 
 
 def _digest(tensor: Tensor) -> int:

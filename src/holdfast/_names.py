@@ -1,71 +1,84 @@
-"""Two names for one parameter: wrappers and base-model prefixes.
+"""Two names for one parameter: wrappers, base-model prefixes and spellings of the past.
 
 A wrapped model calls its parameters ``module.x`` (DDP) or ``_orig_mod.x`` (torch.compile); a
 ``BertModel`` checkpoint says ``encoder.…`` where ``BertForSequenceClassification`` says
-``bert.encoder.…``. :func:`align` finds which names mean the same parameter.
+``bert.encoder.…``; BERT's first checkpoints say ``LayerNorm.gamma``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_OLD_SPELLINGS = {"gamma": "weight", "beta": "bias"}  # in modules called LayerNorm
 
 
-def strip_wrappers(name: str) -> str:
-    """The name without the parts that wrappers put into it.
+def plain_name(name: str) -> str:
+    """The name as the bare model of today would say it.
 
-    >>> strip_wrappers("module._orig_mod.layer.0.weight")
-    'layer.0.weight'
+    >>> plain_name("module._orig_mod.layer.0.LayerNorm.gamma")
+    'layer.0.LayerNorm.weight'
     """
-    parts = name.split(".")
-    parts = [p for p in parts if p not in _WRAPPERS]
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
     # DDP's "module" is stripped only in front: deeper down it is a name like any other.
     while len(parts) > 1 and parts[0] == "module":
         parts = parts[1:]
+    if len(parts) > 1 and parts[-2] == "LayerNorm":
+        parts[-1] = _OLD_SPELLINGS.get(parts[-1], parts[-1])
     return ".".join(parts)
 
 
-def align(names: Iterable[str], anchor_names: Iterable[str]) -> dict[str, str]:
-    """Map each name to the anchor name that means the same parameter; names without one are absent.
+@dataclass(frozen=True)
+class Alignment:
+    """How names are translated into the names of anchors: a prefix off one side or the other."""
 
-    One prefix is chosen for all names: the one under which most of them agree, with no prefix
-    preferred. It must explain at least half of the smaller side, so that a chance agreement of
-    one ``weight`` does not anchor a model to something foreign.
+    anchors: dict[str, str]  # plain name → the anchor's own name
+    ours: str = ""  # what our names have more
+    theirs: str = ""  # what the anchors' names have more
 
-    >>> align(["bert.emb.weight", "bert.emb.bias", "classifier.weight"], ["emb.weight", "emb.bias"])
-    {'bert.emb.weight': 'emb.weight', 'bert.emb.bias': 'emb.bias'}
+    def __call__(self, name: str) -> str | None:
+        """The anchor that means the same parameter, if there is one."""
+        plain = plain_name(name)
+        if not plain.startswith(self.ours):
+            return None
+        return self.anchors.get(self.theirs + plain[len(self.ours) :])
+
+
+def align(names: Iterable[str], anchor_names: Iterable[str]) -> Alignment:
+    """Find the one prefix under which most names agree.
+
+    Names that agree as they are have precedence if they are half of the smaller side. A prefix
+    must explain as many, and at least two, so that a chance agreement of one ``weight`` does not
+    anchor a model to something foreign.
+
+    >>> alignment = align(["bert.a.weight", "bert.a.bias", "head.weight"], ["a.weight", "a.bias"])
+    >>> alignment("bert.a.bias")
+    'a.bias'
     """
-    ours = _by_plain_name(names)
-    theirs = _by_plain_name(anchor_names)
+    ours, theirs = _by_plain_name(names), _by_plain_name(anchor_names)
+    enough = min(len(ours), len(theirs)) / 2
+    if sum(name in theirs for name in ours) >= enough:
+        return Alignment(theirs)
 
-    # A prefix p > "" means ours = p + theirs; ("", p) the other way round.
     votes: Counter[tuple[str, str]] = Counter()
     for name in ours:
-        votes.update((p, "") for p, rest in _splits(name) if rest in theirs)
+        votes.update((prefix, "") for prefix, rest in _cuts(name) if rest in theirs)
     for name in theirs:
-        votes.update(("", p) for p, rest in _splits(name) if p and rest in ours)
-    if not votes:
-        return {}
-
-    most = max(votes.values())
+        votes.update(("", prefix) for prefix, rest in _cuts(name) if rest in ours)
+    most = max(votes.values(), default=0)
+    only = len(ours) == len(theirs) == 1
+    if most < enough or (most < 2 and not only):
+        return Alignment(theirs)
     best = sorted(prefix for prefix, count in votes.items() if count == most)
-    if best[0] != ("", ""):
-        if 2 * most < min(len(ours), len(theirs)):
-            return {ours[n]: theirs[n] for n in ours if n in theirs}
-        if len(best) > 1:
-            fits = " and ".join(repr(a or b) for a, b in best[:4])
-            raise ValueError(
-                f"the prefixes {fits} explain the anchors' names equally well; "
-                "pass a mapping that uses the parameters' own names"
-            )
-    mine, other = best[0]
-    return {
-        full: theirs[other + name[len(mine) :]]
-        for name, full in ours.items()
-        if name.startswith(mine) and other + name[len(mine) :] in theirs
-    }
+    if len(best) > 1:
+        fits = " and ".join(repr(a or b) for a, b in best[:4])
+        raise ValueError(
+            f"the prefixes {fits} explain the anchors' names equally well; "
+            "pass a mapping that uses the parameters' own names"
+        )
+    return Alignment(theirs, *best[0])
 
 
 def shorten(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
@@ -77,15 +90,15 @@ def shorten(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
 def _by_plain_name(names: Iterable[str]) -> dict[str, str]:
     plain: dict[str, str] = {}
     for name in names:
-        key = strip_wrappers(name)
+        key = plain_name(name)
         if key in plain:
             raise ValueError(f"duplicate parameter name: {plain[key]!r} and {name!r} are the same")
         plain[key] = name
     return plain
 
 
-def _splits(name: str) -> Iterable[tuple[str, str]]:
-    """Every way to cut a name into a dotted prefix (possibly empty) and the rest."""
+def _cuts(name: str) -> Iterable[tuple[str, str]]:
+    """Every way to cut a name into a dotted prefix and the rest."""
     parts = name.split(".")
-    for i in range(len(parts)):
-        yield "".join(p + "." for p in parts[:i]), ".".join(parts[i:])
+    for i in range(1, len(parts)):
+        yield ".".join(parts[:i]) + ".", ".".join(parts[i:])

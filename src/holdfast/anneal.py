@@ -13,17 +13,20 @@ weights, at 1 it only learns the target task. ``t`` is 1 at the first update.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
 
+from holdfast._checks import above_zero, at_least_zero
+
 __all__ = ["Anneal", "Constant", "Linear", "Sigmoid"]
 
 
 @dataclass(frozen=True)
-class Anneal:
+class Anneal(ABC):
     """Base of the annealing functions: frozen, comparable, called with the update count ``t``.
 
     A new one is a frozen dataclass that defines ``_at``, where ``t`` is a float or a 0-dim
@@ -34,6 +37,10 @@ class Anneal:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        known = Anneal._known.setdefault(cls.__name__, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            # Checkpoints name the class: a second one of that name would take over the first's.
+            raise TypeError(f"an annealing called {cls.__name__} exists already: choose a new name")
         Anneal._known[cls.__name__] = cls
 
     @overload
@@ -45,8 +52,9 @@ class Anneal:
         lam: float | Tensor = self._at(t.double() if isinstance(t, Tensor) else float(t))
         return lam
 
+    @abstractmethod
     def _at(self, t: Any) -> Any:
-        raise TypeError(f"{type(self).__name__} does not define _at(t), the value of λ at update t")
+        """λ at update ``t``."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain Python values, for checkpoints and configuration files."""
@@ -77,8 +85,9 @@ class Sigmoid(Anneal):
     t0: float = 250.0
 
     def __post_init__(self) -> None:
-        _require_finite("k", self.k)
-        _require_finite("t0", self.t0)
+        # As plain floats: they go into checkpoints, and numpy's would not load with weights_only.
+        object.__setattr__(self, "k", at_least_zero("k", self.k))
+        object.__setattr__(self, "t0", at_least_zero("t0", self.t0))
 
     def _at(self, t: Any) -> Any:
         x = self.k * (t - self.t0)
@@ -91,10 +100,10 @@ class Sigmoid(Anneal):
     @classmethod
     def over(cls, total_steps: int, *, t0: float = 0.25, width: float = 0.02) -> Sigmoid:
         """A sigmoid laid out over a run: ``t0`` and ``width`` = 1/k as fractions of its length."""
-        _require_positive("total_steps", total_steps)
-        _require_finite("t0", t0)
-        _require_positive("width", width)
-        return cls(k=1.0 / (width * total_steps), t0=t0 * total_steps)
+        length = above_zero("total_steps", total_steps)
+        return cls(
+            k=1.0 / (above_zero("width", width) * length), t0=at_least_zero("t0", t0) * length
+        )
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,7 @@ class Linear(Anneal):
     t0: float
 
     def __post_init__(self) -> None:
-        _require_finite("t0", self.t0)
+        object.__setattr__(self, "t0", at_least_zero("t0", self.t0))
 
     def _at(self, t: Any) -> Any:
         if isinstance(t, Tensor):
@@ -114,9 +123,7 @@ class Linear(Anneal):
     @classmethod
     def over(cls, total_steps: int, *, t0: float = 0.5) -> Linear:
         """A line laid out over a run: ``t0`` as a fraction of its length."""
-        _require_positive("total_steps", total_steps)
-        _require_finite("t0", t0)
-        return cls(t0=t0 * total_steps)
+        return cls(t0=at_least_zero("t0", t0) * above_zero("total_steps", total_steps))
 
 
 @dataclass(frozen=True)
@@ -126,18 +133,9 @@ class Constant(Anneal):
     lam: float
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.lam <= 1.0:
+        object.__setattr__(self, "lam", at_least_zero("lam", self.lam))
+        if self.lam > 1:
             raise ValueError(f"lam must lie in [0, 1], got {self.lam!r}")
 
     def _at(self, t: Any) -> Any:
-        return torch.full_like(t, self.lam) if isinstance(t, Tensor) else float(self.lam)
-
-
-def _require_finite(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")
-
-
-def _require_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
+        return torch.full_like(t, self.lam) if isinstance(t, Tensor) else self.lam

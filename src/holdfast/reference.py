@@ -10,23 +10,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from holdfast._files import write_whole
 from holdfast._fingerprint import fingerprint
-from holdfast._names import align, shorten, strip_wrappers
+from holdfast._names import Alignment, align, shorten
+from holdfast._safetensors import map_safetensors
 
 __all__ = ["Distance", "Reference"]
 
@@ -69,11 +68,17 @@ class Reference(Mapping[str, Tensor]):
                     f"{name!r}: {type(tensor).__name__}"
                 )
         self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
-        self._owners: Mapping[Tensor, str] = {}
+        self._owners: MutableMapping[Tensor, str] = {}
         self._path: Path | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, *, device: torch.device | str | None = None) -> Reference:
+    def of(
+        cls,
+        model: nn.Module,
+        *,
+        without: str | Sequence[str] = (),
+        device: torch.device | str | None = None,
+    ) -> Reference:
         """Copy a model's parameters as they are now.
 
         The result also knows the parameters by identity, so it serves optimizers that are given
@@ -81,18 +86,25 @@ class Reference(Mapping[str, Tensor]):
 
         Args:
             model: the model, holding its pretrained weights.
+            without: parts to leave out because they are new and hold no pretrained weights, such
+                as ``"classifier"``.
             device: where to keep the copy; None keeps each tensor beside its parameter.
         """
-        tensors: dict[str, Tensor] = {}
-        owners = WeakTensorKeyDictionary()
-        for name, p in model.named_parameters():
-            plain = strip_wrappers(name)
-            tensors[plain] = p.detach().to(device=device, copy=True)
-            owners[p] = plain
+        left_out = (without,) if isinstance(without, str) else tuple(without)
+        parameters = dict(model.named_parameters())
+        for part in left_out:
+            if not any(_is_part(name, part) for name in parameters):
+                raise ValueError(f"without={part!r} names no part of {type(model).__name__}")
+        tensors = {
+            name: p.detach().to(device=device, copy=True)
+            for name, p in parameters.items()
+            if not any(_is_part(name, part) for part in left_out)
+        }
         if not tensors:
             raise ValueError(f"{type(model).__name__} has no parameters to refer to")
         reference = cls(tensors)
-        reference._owners = owners
+        reference._owners = WeakTensorKeyDictionary()
+        reference._owners.update((p, name) for name, p in parameters.items() if name in tensors)
         return reference
 
     @classmethod
@@ -111,27 +123,38 @@ class Reference(Mapping[str, Tensor]):
                 them. A device reads them into its memory.
         """
         root = Path(path)
-        tensors: dict[str, Tensor] = {}
-        for file, wanted in _safetensors_files(root).items():
-            tensors.update(_map_file(file, wanted))
+        tensors = map_safetensors(root)
         if device is not None:
             # copy: a mapped tensor is on "cpu" already, but reading it in is what was asked for.
             tensors = {name: t.to(device, copy=True) for name, t in tensors.items()}
         reference = cls(tensors)
-        reference._path = root if device is None else None
+        reference._path = root.resolve() if device is None else None
         return reference
+
+    def bind(self, model: nn.Module) -> Reference:
+        """Learn a model's parameters by identity, for optimizers that get tensors without names.
+
+        >>> import torch, holdfast
+        >>> model = torch.nn.Linear(2, 2)
+        >>> pretrained = holdfast.Reference({"weight": torch.eye(2)}).bind(model)
+        >>> pretrained.match([model.weight, model.bias], None)[1] is None
+        True
+        """
+        names = [name for name, _ in model.named_parameters()]
+        alignment = align(names, self)
+        owners = WeakTensorKeyDictionary()
+        for name, p in model.named_parameters():
+            if (anchor := alignment(name)) is not None:
+                owners[p] = anchor
+        if not owners:
+            raise ValueError(f"{type(model).__name__} shares no parameter name with the reference")
+        self._owners = owners
+        return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the weights to one safetensors file, whole or not at all."""
-        target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, suffix=".safetensors.tmp")
-        os.close(handle)
-        try:
-            save_file({k: t.contiguous().cpu() for k, t in self.items()}, temporary)
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        tensors = {name: t.contiguous().cpu() for name, t in self.items()}
+        write_whole(Path(path), lambda beside: save_file(tensors, beside))
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -149,13 +172,17 @@ class Reference(Mapping[str, Tensor]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Identity does not outlive the process; a mapping is made anew from its path.
-        tensors = {} if self._path else self._tensors
-        return {"_tensors": tensors, "_owners": {}, "_path": self._path}
+        if self._path is None:
+            return {"_tensors": self._tensors, "_owners": {}, "_path": None}
+        return {"_owners": {}, "_path": self._path, "fingerprint": self.fingerprint()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        expected = state.pop("fingerprint", None)
         self.__dict__.update(state)
-        if self._path:
+        if self._path is not None:
             self._tensors = Reference.open(self._path)._tensors
+            if self.fingerprint() != expected:
+                raise ValueError(f"the weights in {self._path} are not those that were referred to")
 
     def fingerprint(self) -> str:
         """A short text that says whether two references hold the same weights.
@@ -163,15 +190,18 @@ class Reference(Mapping[str, Tensor]):
         It covers shapes and float32 values in the order of the names, not the names themselves,
         and is the same on every device and after saving and opening again.
         """
-        return fingerprint((tuple(self[n].shape), self[n]) for n in sorted(self))
+        return fingerprint(self[name] for name in sorted(self))
 
     def distance(self, model: nn.Module) -> Distance:
         """How far ``model`` is from these weights. Fails if they share no parameter."""
-        names, params = zip(*model.named_parameters(), strict=True)
-        anchors = self.resolve(params, names)
+        names = [name for name, _ in model.named_parameters()]
+        params = [p for _, p in model.named_parameters()]
+        anchors = self.match(params, names)
+        if all(anchor is None for anchor in anchors):
+            raise ValueError(self.nothing_matches(names))
         pairs = [(n, p, a) for n, p, a in zip(names, params, anchors, strict=True) if a is not None]
         distances = {n: distance(p, a) for n, p, a in pairs}
-        norms = {n: float(torch.linalg.vector_norm(a.float())) for n, _, a in pairs}
+        norms = {n: distance(torch.zeros_like(a), a) for n, _, a in pairs}
         total, norm = math.hypot(*distances.values()), math.hypot(*norms.values())
         return Distance(
             total=total,
@@ -181,39 +211,47 @@ class Reference(Mapping[str, Tensor]):
             without_anchor=tuple(n for n, a in zip(names, anchors, strict=True) if a is None),
         )
 
-    def resolve(self, params: Sequence[Tensor], names: Sequence[str] | None) -> list[Tensor | None]:
+    def match(
+        self,
+        params: Sequence[Tensor],
+        names: Sequence[str] | None,
+        alignment: Alignment | None = None,
+    ) -> list[Tensor | None]:
         """The anchor of each parameter, by identity where known, else by name; None without one.
 
-        Raises ValueError, listing names, if not one parameter has an anchor or a shape differs.
+        Args:
+            params: the parameters.
+            names: their names, if they have any.
+            alignment: how names translate; None finds out from these names.
+
+        Raises ValueError, listing names, if an anchor has the wrong shape.
         """
-        if names is None:
-            if not self._owners:
-                raise ValueError(
-                    "anchors are found by name, but the parameters have none: pass "
-                    "model.named_parameters() (or groups of them), or anchors=Reference.of(model)"
-                )
-            keys = [self._owners.get(p) for p in params]
-            labels: Sequence[str] = [key or f"parameter {i}" for i, key in enumerate(keys)]
-        else:
-            by_name = align(names, self)
-            keys = [
-                self._owners.get(p) or by_name.get(n) for p, n in zip(params, names, strict=True)
-            ]
-            labels = names
-        if not any(keys):
+        if names is None and not self._owners:
             raise ValueError(
-                "no parameter has an anchor. Parameters: "
-                f"{shorten(labels)}. Anchors: {shorten(list(self))}"
+                "anchors are found by name, but the parameters have none: pass "
+                "model.named_parameters() (or groups of them), or anchors=Reference.of(model), or "
+                "anchors=Reference.open(path).bind(model)"
             )
+        keys = [self._owners.get(p) for p in params]
+        if names is not None:
+            alignment = alignment or align(names, self)
+            keys = [key or alignment(name) for key, name in zip(keys, names, strict=True)]
         anchors = [None if key is None else self[key] for key in keys]
         wrong = [
-            f"{label} is {tuple(p.shape)}, its anchor {tuple(a.shape)}"
-            for label, p, a in zip(labels, params, anchors, strict=True)
+            f"{names[i] if names else keys[i]} is {tuple(p.shape)}, its anchor {tuple(a.shape)}"
+            for i, (p, a) in enumerate(zip(params, anchors, strict=True))
             if a is not None and a.shape != p.shape
         ]
         if wrong:
             raise ValueError(f"anchors of the wrong shape: {shorten(wrong, '; ')}")
         return anchors
+
+    def nothing_matches(self, names: Sequence[str]) -> str:
+        """The error message for when not one parameter has an anchor."""
+        return (
+            f"no parameter has an anchor. Parameters: {shorten(names)}. "
+            f"Anchors: {shorten(list(self))}"
+        )
 
 
 def distance(param: Tensor, anchor: Tensor) -> float:
@@ -223,49 +261,11 @@ def distance(param: Tensor, anchor: Tensor) -> float:
     return float(torch.linalg.vector_norm(difference))
 
 
+def _is_part(name: str, part: str) -> bool:
+    return name == part or name.startswith(part.rstrip(".") + ".")
+
+
 def _ratio(distance: float, norm: float) -> float:
     if norm > 0:
         return distance / norm
     return 0.0 if distance == 0 else math.inf
-
-
-def _safetensors_files(root: Path) -> dict[Path, set[str] | None]:
-    """The files to read, each with the tensors wanted from it (None: all of them)."""
-    if root.is_file():
-        return {root: None}
-    if not root.is_dir():
-        raise FileNotFoundError(f"no such file or directory: {root}")
-    index = root / "model.safetensors.index.json"
-    if (root / "model.safetensors").is_file():
-        return {root / "model.safetensors": None}
-    if not index.is_file():
-        raise FileNotFoundError(
-            f"{root} holds neither model.safetensors nor model.safetensors.index.json"
-        )
-    files: dict[Path, set[str]] = {}
-    try:
-        weight_map = json.loads(index.read_text())["weight_map"].items()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index} is not a safetensors index: {error!r}") from error
-    for name, file in weight_map:
-        # Shards lie beside their index; a path that leads elsewhere is not followed.
-        if Path(file).name != file:
-            raise ValueError(f"{index} names a shard outside its directory: {file!r}")
-        files.setdefault(root / file, set()).add(name)
-    missing = sorted(file.name for file in files if not file.is_file())
-    if missing:
-        raise FileNotFoundError(f"{root} lacks shards that its index names: {shorten(missing)}")
-    return {**files}
-
-
-def _map_file(file: Path, wanted: set[str] | None) -> dict[str, Tensor]:
-    try:
-        with safetensors.safe_open(file, framework="pt") as opened:
-            names = set(opened.keys())
-            if wanted is not None and not wanted <= names:
-                raise ValueError(f"{file} lacks tensors: {shorten(sorted(wanted - names))}")
-            return {name: opened.get_tensor(name) for name in sorted(wanted or names)}
-    except safetensors.SafetensorError as error:
-        raise ValueError(
-            f"{file} is not a readable safetensors file (cut short, or another format): {error}"
-        ) from error

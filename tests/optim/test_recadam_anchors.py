@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from holdfast import RecAdam, Reference, Sigmoid
+from holdfast import Constant, RecAdam, Reference, Sigmoid
 from optim.problems import backward, far, make_net
 
 
@@ -98,6 +98,58 @@ def test_memory_mapped_anchors(net, tmp_path):
     assert Reference.open(tmp_path).fingerprint() == Reference.of(make_net()).fingerprint()
 
 
+def test_identity_goes_before_names(net):
+    reference = Reference.of(net)
+    swapped = list(net.named_parameters())
+    swapped[1], swapped[3] = ("body.2.bias", swapped[1][1]), ("body.0.bias", swapped[3][1])
+    opt = RecAdam(swapped, anchors=reference)
+    assert opt.distance() == 0.0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+def test_a_compiled_model(net):
+    compiled = torch.compile(net)
+    reference = Reference.of(compiled)
+    assert next(iter(reference)).startswith("_orig_mod.")
+    with torch.no_grad():
+        net.head.bias.add_(1.0)
+    for params in (net.named_parameters(), compiled.named_parameters(), net.parameters()):
+        assert RecAdam(params, anchors=reference).distance() == pytest.approx(math.sqrt(3))
+    by_name = Reference(dict(reference))
+    assert RecAdam(net.named_parameters(), anchors=by_name).distance() == pytest.approx(
+        math.sqrt(3)
+    )
+
+
+def test_files_bound_to_a_model_need_no_names(net, tmp_path):
+    Reference.of(net).save(tmp_path / "model.safetensors")
+    with torch.no_grad():
+        net.head.bias.add_(1.0)
+    bound = Reference.open(tmp_path).bind(net)
+    assert RecAdam(net.parameters(), anchors=bound).distance() == pytest.approx(math.sqrt(3))
+    with pytest.raises(ValueError, match="Conv2d shares no parameter name"):
+        Reference({"w": torch.zeros(1)}).bind(torch.nn.Conv2d(1, 1, 1))
+
+
+def test_parts_without_pretrained_weights_can_be_left_out(net):
+    assert [n for n in Reference.of(net, without=["head"]) if "head" in n] == []
+    with pytest.raises(ValueError, match="without='hea' names no part of Net"):
+        Reference.of(net, without="hea")
+
+
+def test_free_parameters_are_listed_once(net):
+    named = list(net.named_parameters())
+    with pytest.warns(UserWarning, match=r"1 parameters have no anchor .*: head\.weight") as seen:
+        opt = RecAdam([*named[:2], named[4]], anchors=Reference.of(net, without="head"))
+        opt.add_param_group({"params": named[2:4]})
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    assert opt.recall_state(group=1)["lam"] < 1
+    with pytest.warns(UserWarning, match=r"1 parameters have no anchor .*: head\.bias"):
+        opt.add_param_group({"params": named[5:]})
+    assert opt.recall_state(group=2) == {"updates": 0, "lam": 1.0, "pull": 0.0}
+
+
 def test_late_groups_go_on_with_the_recall(net):
     named = list(net.named_parameters())
     opt = RecAdam(named[:2], **OPTIONS)
@@ -166,8 +218,12 @@ class TestRefused:
             RecAdam(net.parameters(), anneal="sigmoid")
         with pytest.raises(ValueError, match="cannot both be True"):
             RecAdam(net.parameters(), foreach=True, fused=True)
-        with pytest.raises(ValueError, match="floating-point dtype"):
-            RecAdam(net.parameters(), state_dtype=torch.int32)
+        for dtype in (torch.int32, torch.float8_e4m3fn):
+            with pytest.raises(ValueError, match="state_dtype must be None or one of"):
+                RecAdam(net.parameters(), state_dtype=dtype)
+        for bad in ("1e-3", None, True, torch.zeros(2)):
+            with pytest.raises(TypeError, match="gamma must be a number"):
+                RecAdam(net.parameters(), gamma=bad)
         with pytest.raises(ValueError, match="empty parameter list"):
             RecAdam([])
         with pytest.raises(ValueError, match="lr as a tensor needs capturable"):
@@ -212,6 +268,14 @@ def test_lr_gamma_above_one_warns_once(net):
     assert len(seen) == 1
     step(opt, net, 3)
     opt.load_state_dict(opt.state_dict())
+
+
+def test_a_late_group_with_a_fast_pull_warns_too(net):
+    named = list(net.named_parameters())
+    opt = RecAdam(named[:2])
+    with pytest.warns(UserWarning, match="above 1"):
+        opt.add_param_group({"params": named[2:], "lr": 1e-2})
+    RecAdam(net.parameters(), lr=1e-2, anneal=Constant(1.0))  # pulls nowhere: nothing to warn of
 
 
 @pytest.mark.parametrize("foreach", [False, True])

@@ -34,6 +34,7 @@ def set_gradients(params, t):
 
 
 def twin_run(steps, wd=0.0, lr=1e-2, dtype=torch.float64):
+    """In float64, with the weights rounded to ``dtype`` after every step."""
     twins = [
         Twin(a.double(), b.double())
         for a, b in zip(tensors(0, dtype), tensors(1, dtype), strict=True)
@@ -41,6 +42,7 @@ def twin_run(steps, wd=0.0, lr=1e-2, dtype=torch.float64):
     for t in range(1, steps + 1):
         for twin, g in zip(twins, tensors(100 + t, dtype), strict=True):
             twin.update(g.double(), lr=lr, lam=sigmoid_lambda(t, 0.2, 20), gamma=20.0, wd=wd)
+            twin.theta = twin.theta.to(dtype).double()
     return [twin.theta for twin in twins]
 
 
@@ -84,7 +86,8 @@ def test_state_in_float32(path):
         set_gradients(params, t)
         opt.step()
     assert {s["exp_avg"].dtype for s in opt.state.values()} == {torch.float32}
-    assert worst(params, twin_run(40, dtype=torch.bfloat16)) < 0.05
+    # A weight that lies between two bf16 values may be rounded the other way: one ulp at 4.
+    assert worst(params, twin_run(40, dtype=torch.bfloat16)) <= 2**-5
 
 
 @pytest.mark.parametrize("path", PATHS)

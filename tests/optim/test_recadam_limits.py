@@ -37,6 +37,30 @@ def test_large_k_is_recall_then_fine_tuning(path):
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("lam", [0.0, 1e-300, 1e-7, 1e-5])
+def test_weight_decay_does_not_depend_on_lambda(path, lam):
+    p = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    twin = Twin(torch.ones(3).double(), torch.zeros(3).double())
+    opt = RecAdam(
+        [("p", p)], lr=0.1, gamma=1.0, anneal=Constant(lam), weight_decay=0.5,
+        anchors={"p": torch.zeros(3)}, **PATHS[path],
+    )  # fmt: skip
+    for _ in range(5):
+        p.grad = torch.ones(3, dtype=torch.float64)
+        opt.step()
+        twin.update(p.grad, lr=0.1, lam=lam, gamma=1.0, wd=0.5)
+    assert torch.allclose(p, twin.theta, rtol=0, atol=1e-14)
+
+
+def test_a_tensor_learning_rate_of_zero_is_no_nan():
+    p = torch.nn.Parameter(torch.ones(3))
+    opt = RecAdam([p], lr=torch.tensor(0.0), gamma=1.0)
+    p.grad = torch.tensor([0.0, 1.0, 0.0])
+    opt.step()
+    assert torch.equal(p, torch.ones(3))
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_k_zero_weighs_both_losses_by_half(path):
     """k = 0 minimises ½(Loss_T + Loss_S): half an Adam step, half the pull."""
     net = make_net()

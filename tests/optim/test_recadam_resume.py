@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -127,6 +128,56 @@ def test_float32_state_of_bfloat16_parameters_stays_float32():
     assert {s["exp_avg"].dtype for s in other.state.values()} == {torch.float32}
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_a_state_dtype_given_at_resume_is_taken(path):
+    net, opt, scheduler = make_run(torch.bfloat16, None, path)
+    train(net, opt, scheduler, 0, 3)
+    _, other, _ = make_run(torch.bfloat16, torch.float32, path)
+    other.load_state_dict(opt.state_dict())
+    assert {s["exp_avg"].dtype for s in other.state.values()} == {torch.float32}
+    assert {s["step"].item() for s in other.state.values()} == {3.0}
+    assert {s["step"].dtype for s in other.state.values()} == {torch.float32}
+
+
+def test_the_live_models_names_stay():
+    net, opt, scheduler = make_run(torch.float32, None, "single")
+    saved = opt.state_dict()
+    for group in saved["param_groups"]:
+        group["param_names"] = [f"old.{n}" for n in group["param_names"]]
+    opt.load_state_dict(saved)
+    assert opt.param_groups[0]["param_names"][0] == "body.0.weight"
+
+
+def test_hooks_see_and_change_what_is_saved_and_loaded():
+    net, opt, scheduler = make_run(torch.float32, None, "single")
+    train(net, opt, scheduler, 0, 3)
+    seen = []
+    opt.register_state_dict_post_hook(lambda _, state: seen.append(state["param_groups"][0]))
+    saved = copy.deepcopy(opt.state_dict())
+    assert seen[0]["updates"] == 3
+    assert seen[0]["anneal"] == {"name": "Sigmoid", "k": 0.3, "t0": 10.0}
+
+    def forget_moments(_, state):
+        for values in state["state"].values():
+            values["exp_avg"] = torch.zeros_like(values["exp_avg"])
+
+    opt.register_load_state_dict_pre_hook(forget_moments)
+    opt.load_state_dict(saved)
+    assert all(s["exp_avg"].abs().max() == 0 for s in opt.state.values())
+
+
+def test_numpy_numbers_do_not_spoil_a_checkpoint(tmp_path):
+    net = make_net()
+    opt = RecAdam(
+        net.parameters(),
+        lr=np.float64(1e-3),
+        gamma=np.float32(50),
+        anneal=Sigmoid.over(np.int64(9)),
+    )
+    torch.save(opt.state_dict(), tmp_path / "opt.pt")
+    opt.load_state_dict(torch.load(tmp_path / "opt.pt", weights_only=True))
+
+
 def test_the_state_holds_no_copy_of_the_anchors_and_only_plain_values():
     net, opt, scheduler = make_run(torch.float32, None, "single")
     train(net, opt, scheduler, 0, 3)
@@ -169,6 +220,27 @@ class TestTheAnchorsAreNeverTakenFromTunedWeights:
         with pytest.raises(ValueError, match="pass the pretrained Reference"):
             late.load_state_dict(saved)
         assert_same(late.state_dict(), before)
+
+    def test_a_new_head_is_named_as_the_reason(self):
+        net, opt, scheduler = make_run(torch.float32, None, "single")
+        saved = opt.state_dict()
+        torch.nn.init.normal_(net.head.weight)
+        named = list(net.named_parameters())
+        drawn_anew = RecAdam([{"params": named[:4]}, {"params": named[4:]}])
+        with pytest.raises(ValueError, match=r"for head\.weight of group 1\. .* without="):
+            drawn_anew.load_state_dict(saved)
+
+    def test_a_head_left_out_from_the_start_can_be_drawn_anew(self):
+        states = []
+        for seed in (1, 2):
+            net = make_net(torch.float32)
+            torch.manual_seed(seed)
+            torch.nn.init.normal_(net.head.weight)
+            anchors = Reference.of(net, without="head")
+            with pytest.warns(UserWarning, match=r"head\.weight, head\.bias"):
+                opt = RecAdam(net.named_parameters(), anchors=anchors)
+            states.append((opt, opt.state_dict()))
+        states[1][0].load_state_dict(states[0][1])
 
     def test_with_the_pretrained_reference_it_goes_on(self, tmp_path):
         net, opt, scheduler = make_run(torch.float32, None, "single")

@@ -153,7 +153,7 @@ def test_the_log():
     assert state["distance"] == pytest.approx(far(net, start), rel=1e-9)
 
 
-def test_non_contiguous_and_expanded_parameters():
+def test_non_contiguous_parameters():
     base = torch.randn(6, 4).double()
     p = torch.nn.Parameter(base.clone().t())
     q = torch.nn.Parameter(base.t().contiguous())

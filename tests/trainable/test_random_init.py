@@ -108,3 +108,18 @@ def test_a_parameter_without_an_initialiser_is_refused_and_nothing_changes():
     with pytest.raises(ValueError, match=r"no initialiser is known .*: token\. Give"):
         random_init(net)
     assert reference.distance(net).total == 0.0
+
+
+def test_a_transformers_model_inside_another_module():
+    inner = MODELS["bert"]()
+    net = nn.Sequential(inner, nn.Linear(4, 4))
+    random_init(net, seed=0)
+    assert inner.bert.embeddings.word_embeddings.weight.std() < 0.03
+    assert inner.bert.encoder.layer[0].attention.self.query.bias.abs().max() == 0
+
+
+def test_what_the_initialiser_does_not_know_is_said():
+    model = MODELS["bert"]()
+    model.scale = nn.Parameter(torch.tensor([7.0, 8.0]))
+    with pytest.warns(UserWarning, match="left 1 parameters as they were: scale"):
+        random_init(model)

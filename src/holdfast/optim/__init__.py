@@ -1,5 +1,5 @@
 """Stage 3, update: how the weights move. Each optimizer is useful alone."""
 
-from holdfast.optim.recadam import RecAdam, recadam
+from holdfast.optim.recadam import RecAdam
 
-__all__ = ["RecAdam", "recadam"]
+__all__ = ["RecAdam"]

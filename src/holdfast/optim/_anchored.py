@@ -9,17 +9,28 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from holdfast._fingerprint import fingerprint
-from holdfast._names import shorten
+from holdfast._checks import at_least_zero
+from holdfast._fingerprint import tensor_fingerprint
+from holdfast._names import Alignment, align, shorten
 from holdfast.anneal import Anneal
 from holdfast.reference import Reference, distance
+
+# Refuses to capture a step into a graph that is not capturable. torch 2.6 calls it otherwise.
+_check_capture: Callable[[Optimizer], None] = getattr(
+    Optimizer,
+    "_accelerator_graph_capture_health_check",
+    getattr(Optimizer, "_cuda_graph_capture_health_check", lambda _: None),
+)
+_STATE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class AnchoredOptimizer(Optimizer):
@@ -44,15 +55,19 @@ class AnchoredOptimizer(Optimizer):
                 "anchors must be a Reference or a mapping from parameter names to tensors, "
                 f"got {type(anchors).__name__}"
             )
-        if state_dtype is not None and not state_dtype.is_floating_point:
-            raise ValueError(f"state_dtype must be a floating-point dtype, got {state_dtype}")
+        if state_dtype not in (None, *_STATE_DTYPES):
+            allowed = ", ".join(map(str, _STATE_DTYPES))
+            raise ValueError(f"state_dtype must be None or one of {allowed}, got {state_dtype}")
         super().__init__(params, {**defaults, "anchored": True})
         if anchors is not None and not isinstance(anchors, Reference):
             anchors = Reference(anchors)
         self.state_dtype = state_dtype
         self._reference = anchors
-        # By position, beside param_groups and not in them: hosts swap the parameters there
-        # (FSDP2), and whatever is in param_groups goes into every checkpoint.
+        self._alignment: Alignment | None = None
+        # By position, beside param_groups: hosts swap the parameters there (FSDP2), and anchors
+        # in param_groups would go into every checkpoint. What belongs in a checkpoint, the count
+        # of updates and the fingerprint, is in param_groups: distributed checkpoints know no
+        # other place.
         self._anchors: list[list[Tensor | None]] = []
         self._anchor_new_groups()
         self._share_update_count(0)
@@ -70,18 +85,21 @@ class AnchoredOptimizer(Optimizer):
             raise
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        """Validate a group; extended by each method."""
-        require_numbers(group, "lr")
+        """Validate the newest group; extended by each method."""
+        at_least_zero("lr", group["lr"])
         if unfit := [p.dtype for p in group["params"] if not p.is_floating_point()]:
             raise ValueError(
                 f"{type(self).__name__} takes real floating-point parameters, got {unfit[0]}"
             )
-        names = [n for g in self.param_groups for n in g.get("param_names", ())]
-        if duplicates := sorted({n for n in names if names.count(n) > 1}):
-            raise ValueError(f"duplicate parameter names: {shorten(duplicates)}")
+        names = group.get("param_names", [])
+        others = {n for g in self.param_groups[:-1] for n in g.get("param_names", ())}
+        twice = [n for n, count in Counter(names).items() if count > 1 or n in others]
+        if twice:
+            raise ValueError(f"duplicate parameter names: {shorten(sorted(twice))}")
 
     def _anchor_new_groups(self) -> None:
         """Find the anchors of the groups that have none yet. Changes nothing if it fails."""
+        first = not self._anchors
         new = self.param_groups[len(self._anchors) :]
         if self._reference is None:
             found = [
@@ -89,47 +107,55 @@ class AnchoredOptimizer(Optimizer):
                 for group in new
             ]
         else:
-            found = self._resolve(self._reference)[len(self._anchors) :]
+            if first and "param_names" in new[0]:
+                # One prefix holds for the whole model, for groups that come later too.
+                names = [n for g in new if g["anchored"] for n in g["param_names"]]
+                self._alignment = align(names, self._reference)
+            found = [self._match(self._reference, group) for group in new]
+            anchored = [
+                (label, a)
+                for group, anchors in zip(new, found, strict=True)
+                if group["anchored"]
+                for label, a in zip(_labels(group), anchors, strict=True)
+            ]
+            free = [label for label, a in anchored if a is None]
+            if first and anchored and len(free) == len(anchored):
+                raise ValueError(self._reference.nothing_matches(free))
+            if free:
+                warnings.warn(
+                    f"{len(free)} parameters have no anchor and are updated without one: "
+                    f"{', '.join(free)}",
+                    stacklevel=4,
+                )
         self._anchors.extend(found)
         for group in new:
             group["anchor_fingerprint"] = None  # taken when first asked for: it reads every anchor
 
-    def _resolve(self, reference: Reference) -> list[list[Tensor | None]]:
-        """The anchors of all groups, looked up together: one prefix holds for the whole model."""
-        anchored = [g for g in self.param_groups if g["anchored"]]
-        params = [p for g in anchored for p in g["params"]]
-        names = [n for g in anchored for n in g.get("param_names", ())]
-        anchors = reference.resolve(params, names or None) if params else []
-        free = [i for i, a in enumerate(anchors) if a is None]
-        if free:
-            which = [names[i] if names else f"parameter {i}" for i in free]
-            warnings.warn(
-                f"{len(free)} parameters have no anchor and are updated without one: "
-                f"{shorten(which)}",
-                stacklevel=5,
-            )
+    def _match(self, reference: Reference, group: dict[str, Any]) -> list[Tensor | None]:
+        params = group["params"]
+        if not group["anchored"]:
+            return [None] * len(params)
+        anchors = reference.match(params, group.get("param_names"), self._alignment)
         # A mapping may hold the live tensors themselves (model.state_dict()): as anchors they
         # would move with the weights.
-        live = {p.untyped_storage().data_ptr() for p in params}
-        apart = iter(
+        live = {p.untyped_storage().data_ptr() for g in self.param_groups for p in g["params"]}
+        return [
             a.clone() if a is not None and a.untyped_storage().data_ptr() in live else a
             for a in anchors
-        )
-        return [
-            [next(apart) if group["anchored"] else None for _ in group["params"]]
-            for group in self.param_groups
         ]
 
     def _share_update_count(self, updates: int | Tensor) -> None:
         """One count of updates, shared by all groups, so that late ones do not start over."""
-        first = self.param_groups[0]
-        device = first["params"][0].device if first.get("capturable") else "cpu"
+        params = (p for group in self.param_groups for p in group["params"])
+        capturable = any(group.get("capturable") for group in self.param_groups)
+        device = next(params).device if capturable else "cpu"
         count = torch.as_tensor(updates, dtype=torch.int64).to(device)
         for group in self.param_groups:
             group["updates"] = count
 
-    def _begin_update(self) -> None:
-        """Check the gradients, then count the update if there is one to make."""
+    def _begin_update(self) -> bool:
+        """Check the gradients, then count the update. False if there is none to make."""
+        _check_capture(self)
         grads = [
             p.grad for group in self.param_groups for p in group["params"] if p.grad is not None
         ]
@@ -138,8 +164,21 @@ class AnchoredOptimizer(Optimizer):
                 f"{type(self).__name__} does not support sparse gradients: make the embedding "
                 "with sparse=False"
             )
-        if grads:
-            self.param_groups[0]["updates"].add_(1)
+        if not grads or self._only_makes_state(grads):
+            return False
+        self.param_groups[0]["updates"].add_(1)
+        return True
+
+    def _only_makes_state(self, grads: list[Tensor]) -> bool:
+        """Distributed checkpointing calls step() with lr 0 and zero gradients to have state made.
+
+        A warm-up may begin with lr 0 too, but not with gradients that are all zero.
+        """
+        if torch.compiler.is_compiling() or any(
+            isinstance(g["lr"], Tensor) or g["lr"] != 0 for g in self.param_groups
+        ):
+            return False
+        return not any(bool(g.any()) for g in grads)
 
     def _anchored_parameters(self) -> Iterator[tuple[Tensor, Tensor]]:
         for group, anchors in zip(self.param_groups, self._anchors, strict=True):
@@ -155,61 +194,76 @@ class AnchoredOptimizer(Optimizer):
         """Tensors and plain Python values; of the anchors a fingerprint only."""
         for group, anchors in zip(self.param_groups, self._anchors, strict=True):
             if group["anchor_fingerprint"] is None:
-                group["anchor_fingerprint"] = fingerprint(
-                    (tuple(p.shape), a) for p, a in zip(group["params"], anchors, strict=True)
+                group["anchor_fingerprint"] = " ".join(
+                    tensor_fingerprint(p.shape, a)
+                    for p, a in zip(group["params"], anchors, strict=True)
                 )
-        saved = super().state_dict()
-        for group in saved["param_groups"]:
-            group["updates"] = int(group["updates"])
-            if isinstance(group.get("anneal"), Anneal):
-                group["anneal"] = group["anneal"].to_dict()
-        return saved
+        # Before the user's own hooks, so that they see what is saved.
+        handle = self.register_state_dict_post_hook(_make_plain, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state. Refuses, unchanged, a state of other pretrained weights."""
-        saved_groups = [dict(group) for group in state_dict["param_groups"]]
-        self._check_saved(saved_groups)
-        for group in saved_groups:
-            group.pop("param_names", None)  # the live model's names stay
-            if isinstance(group.get("anneal"), dict):
-                group["anneal"] = Anneal.from_dict(group["anneal"])
-        super().load_state_dict({**state_dict, "param_groups": saved_groups})
-        self._share_update_count(saved_groups[0]["updates"])
+        loaded: dict[str, Any] = {}
 
+        def receive(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            groups = [dict(group) for group in given["param_groups"]]
+            self._check_saved(groups)
+            for group in groups:
+                group.pop("param_names", None)  # the live model's names stay
+                if isinstance(group.get("anneal"), dict):
+                    group["anneal"] = Anneal.from_dict(group["anneal"])
+            loaded.update(given, param_groups=groups)
+            return loaded
+
+        # Behind the user's own hooks, which may have renamed or changed things.
+        handle = self.register_load_state_dict_pre_hook(receive)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
         # torch has cast the floating-point state to the dtype of its parameter: take it again.
-        for group, saved_group in zip(self.param_groups, saved_groups, strict=True):
-            for p, index in zip(group["params"], saved_group["params"], strict=True):
-                for key, value in state_dict["state"].get(index, {}).items():
+        for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
+            for p, index in zip(group["params"], saved["params"], strict=True):
+                for key, value in loaded["state"].get(index, {}).items():
                     if key != "step" and isinstance(value, Tensor) and value.is_floating_point():
                         dtype = self.state_dtype or value.dtype
                         self.state[p][key] = value.to(device=p.device, dtype=dtype)
 
-    def _check_saved(self, saved_groups: list[dict[str, Any]]) -> None:
-        own_groups = self.state_dict()["param_groups"]
-        sizes = [[len(g["params"]) for g in groups] for groups in (saved_groups, own_groups)]
+    def _check_saved(self, saved: list[dict[str, Any]]) -> None:
+        own = self.state_dict()["param_groups"]
+        sizes = [[len(g["params"]) for g in groups] for groups in (saved, own)]
         if sizes[0] != sizes[1]:
             raise ValueError(
                 "the saved state is of another model or other groups: it has "
                 f"{sizes[0]} parameters a group, this optimizer {sizes[1]}"
             )
-        if any("anchor_fingerprint" not in group for group in saved_groups):
+        if any("anchor_fingerprint" not in group for group in saved):
             raise ValueError(
                 f"the saved state is not {type(self).__name__}'s: it has no anchor fingerprint"
             )
-        fingerprints = [
-            [g["anchor_fingerprint"] for g in groups] for groups in (saved_groups, own_groups)
-        ]
-        if fingerprints[0] != fingerprints[1]:
+        labels = [f"{label} of group {i}" for i, g in enumerate(own) for label in _labels(g)]
+        theirs, ours = (
+            [x for g in groups for x in g["anchor_fingerprint"].split()] for groups in (saved, own)
+        )
+        other = [n for n, a, b in zip(labels, theirs, ours, strict=True) if a != b]
+        if other:
+            which = "all of them" if len(other) == len(labels) else shorten(other)
             raise ValueError(
-                "the saved state was made with other anchors than this optimizer has. Anchors are "
-                "the pretrained weights, not those of a checkpoint: make the optimizer before "
-                "loading tuned weights, or pass the pretrained Reference, "
-                "anchors=Reference.open(pretrained_directory)"
+                "the saved state was made with other anchors than this optimizer has, for "
+                f"{which}. Anchors are the pretrained weights, not those of a checkpoint: make the "
+                "optimizer before loading tuned weights, or pass the pretrained Reference, "
+                "anchors=Reference.open(pretrained_directory). Is it only a new head, drawn at "
+                "random? Leave it without anchors from the start: Reference.of(model, "
+                'without="classifier"), or {"params": head, "anchored": False}'
             )
 
     def __getstate__(self) -> dict[str, Any]:
         # torch keeps only defaults, state and param_groups when it copies and pickles.
-        ours = ("state_dtype", "_reference", "_anchors")
+        ours = ("state_dtype", "_reference", "_alignment", "_anchors")
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in ours}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -217,9 +271,17 @@ class AnchoredOptimizer(Optimizer):
         self._share_update_count(self.param_groups[0]["updates"])
 
 
-def require_numbers(group: dict[str, Any], *names: str) -> None:
-    """Every named hyper-parameter must be a finite number ≥ 0."""
-    for name in names:
-        value = group[name]
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")
+def _labels(group: dict[str, Any]) -> list[str]:
+    """The parameters' names, or their numbers."""
+    return list(group.get("param_names") or (f"parameter {i}" for i in range(len(group["params"]))))
+
+
+def _make_plain(_: Optimizer, saved: dict[str, Any]) -> None:
+    """Leave only what torch.load(weights_only=True) reads."""
+    for group in saved["param_groups"]:
+        group["updates"] = int(group["updates"])
+        for name, value in group.items():
+            if isinstance(value, Anneal):
+                group[name] = value.to_dict()
+            elif isinstance(value, np.generic):
+                group[name] = value.item()

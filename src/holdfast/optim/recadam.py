@@ -24,13 +24,17 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from holdfast.anneal import Anneal, Sigmoid
-from holdfast.optim._anchored import AnchoredOptimizer, require_numbers
+from holdfast._checks import at_least_zero
+from holdfast.anneal import Anneal, Constant, Sigmoid
+from holdfast.optim._anchored import AnchoredOptimizer
 from holdfast.reference import Reference
 
-__all__ = ["RecAdam", "recadam"]
+__all__ = ["RecAdam"]
 
 _Scalar = float | Tensor
+_OPTIONS = (
+    "lr", "gamma", "eps", "weight_decay", "maximize", "foreach", "fused", "capturable"
+)  # fmt: skip
 
 
 class RecAdam(AnchoredOptimizer):
@@ -106,18 +110,29 @@ class RecAdam(AnchoredOptimizer):
             "capturable": capturable,
         }
         super().__init__(params, defaults, anchors, state_dtype)
-        fastest = max(float(g["lr"]) * g["gamma"] * g["anchored"] for g in self.param_groups)
+        self._warn_of_fast_pull(self.param_groups)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; without a Reference its parameters are anchored at their values now."""
+        super().add_param_group(param_group)
+        if hasattr(self, "_anchors"):
+            self._warn_of_fast_pull(self.param_groups[-1:])
+
+    def _warn_of_fast_pull(self, groups: list[dict[str, Any]]) -> None:
+        pulled = [g for g in groups if g["anchored"] and g["anneal"] != Constant(1.0)]
+        fastest = max((float(g["lr"]) * g["gamma"] for g in pulled), default=0.0)
         if fastest > 1:
             warnings.warn(
                 f"lr·gamma = {fastest:g} is above 1: the pull is clamped, and while λ is near 0 "
                 "every update puts the weights back onto the anchors. The paper has "
                 "lr·gamma = 0.1: set gamma = 0.1 / lr for that.",
-                stacklevel=2,
+                stacklevel=3,
             )
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        require_numbers(group, "eps", "weight_decay", "gamma")
+        for name in ("eps", "weight_decay", "gamma"):
+            at_least_zero(name, group[name])
         betas = group["betas"]
         if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {betas!r}")
@@ -137,13 +152,15 @@ class RecAdam(AnchoredOptimizer):
             with torch.enable_grad():
                 loss = closure()
 
-        self._begin_update()
+        moves = self._begin_update()
         for group, anchors in zip(self.param_groups, self._anchors, strict=True):
             rows = [
                 (p, a, self._state_of(p, group))
                 for p, a in zip(group["params"], anchors, strict=True)
                 if p.grad is not None
             ]
+            if not moves:
+                continue
             lam = _current_lambda(group)
             for pulled in (True, False):
                 part = [row for row in rows if (row[1] is not None) == pulled]
@@ -156,17 +173,10 @@ class RecAdam(AnchoredOptimizer):
                     [s["exp_avg_sq"] for _, _, s in part],
                     [s["step"] for _, _, s in part],
                     [cast(Tensor, a) for _, a, _ in part] if pulled else None,
-                    lr=group["lr"],
                     lam=lam if pulled else 1.0,
-                    gamma=group["gamma"],
                     beta1=group["betas"][0],
                     beta2=group["betas"][1],
-                    eps=group["eps"],
-                    weight_decay=group["weight_decay"],
-                    maximize=group["maximize"],
-                    foreach=group["foreach"],
-                    fused=group["fused"],
-                    capturable=group["capturable"],
+                    **{name: group[name] for name in _OPTIONS},
                 )
         return loss
 
@@ -175,11 +185,11 @@ class RecAdam(AnchoredOptimizer):
         if not state:
             # As in torch.optim.Adam: the step lives on the CPU unless the implementation needs it
             # on the device, which spares a synchronisation for each parameter.
-            on_device = group["capturable"] or group["fused"]
+            dtype = self.state_dtype or p.dtype
+            on_device = group["capturable"] or (group["fused"] and dtype == p.dtype)
             state["step"] = torch.zeros(
                 (), dtype=torch.float32, device=p.device if on_device else "cpu"
             )
-            dtype = self.state_dtype or p.dtype
             for moment in ("exp_avg", "exp_avg_sq"):
                 state[moment] = torch.zeros_like(
                     p, dtype=dtype, memory_format=torch.preserve_format
@@ -192,19 +202,19 @@ class RecAdam(AnchoredOptimizer):
 
         Args:
             distance: also measure ‖θ − θ*‖ over all anchored parameters (reads every weight).
-            group: the group to report; None is the first anchored one.
+            group: the group to report; None is the first that has anchors.
 
         Returns:
             ``updates`` so far; ``lam`` = λ and ``pull`` = c, the fraction of the way back to θ*,
             of the last update (before the first one: of the first one) at the current learning
             rate; and ``distance`` if asked for.
         """
+        pulled = [any(a is not None for a in anchors) for anchors in self._anchors]
         if group is None:
-            anchored = [i for i, g in enumerate(self.param_groups) if g["anchored"]]
-            group = anchored[0] if anchored else 0
+            group = pulled.index(True) if any(pulled) else 0
         chosen = self.param_groups[group]
         updates = int(chosen["updates"])
-        lam = chosen["anneal"](max(1, updates)) if chosen["anchored"] else 1.0
+        lam = chosen["anneal"](max(1, updates)) if pulled[group] else 1.0
         state = {
             "updates": updates,
             "lam": lam,
@@ -226,70 +236,64 @@ def recadam(
     lr: _Scalar,
     lam: _Scalar,
     gamma: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float = 0.0,
-    maximize: bool = False,
-    foreach: bool | None = None,
-    fused: bool | None = None,
-    capturable: bool = False,
+    weight_decay: float,
+    foreach: bool | None,
+    fused: bool | None,
+    capturable: bool,
+    **adam: Any,
 ) -> None:
     """One RecAdam update of a list of tensors, in place: the functional form of the optimizer.
 
     Adam's part is torch's own implementation with the learning rate lr·λ, so that a neutral pull
-    is torch's AdamW to the last bit on every path. ``anchors=None`` is no pull.
+    is torch's AdamW to the last bit on every path. ``anchors=None`` is no pull; ``adam`` are its
+    remaining options (beta1, beta2, eps, maximize).
     """
-    work = [torch.promote_types(p.dtype, m.dtype) for p, m in zip(params, exp_avgs, strict=True)]
-    theta, g, m, v = (
-        [t.to(dtype) for t, dtype in zip(tensors, work, strict=True)]
-        for tensors in (params, grads, exp_avgs, exp_avg_sqs)
-    )
-    mixed = any(t is not p for t, p in zip(theta + m, [*params, *exp_avgs], strict=True))
-    if fused and (mixed or torch.compiler.is_compiling()):
-        # torch's fused kernel takes one dtype for all, and a compiled step cannot contain it
-        # (the compiler fuses by itself).
-        foreach, fused = True, False
+    if any(p.dtype != m.dtype for p, m in zip(params, exp_avgs, strict=True)):
+        # In the wider dtype of parameter and moments, rounded once at the end.
+        wide = [
+            torch.promote_types(p.dtype, m.dtype) for p, m in zip(params, exp_avgs, strict=True)
+        ]
+        theta, g, m, v = (
+            [t.to(dtype) for t, dtype in zip(tensors, wide, strict=True)]
+            for tensors in (params, grads, exp_avgs, exp_avg_sqs)
+        )
+        foreach, fused = foreach or fused, False  # torch's fused kernel takes one dtype for all
+    else:
+        theta, g, m, v = list(params), list(grads), list(exp_avgs), list(exp_avg_sqs)
+    if fused and torch.compiler.is_compiling():
+        foreach, fused = True, False  # a compiled step cannot contain it: the compiler fuses
 
-    # Adam decays by lr_step·weight_decay where the rule says lr·weight_decay: hand it the
-    # quotient, or, where λ leaves too little to divide by, decay first.
-    lr_step, decay = lr * lam, weight_decay
+    lr_step, decay = lr * lam, _decay_first(theta, lr, lam, weight_decay)
     if isinstance(lr_step, Tensor):
         # torch divides by a tensor learning rate: 0/0 where it is 0 and so is a second moment.
+        # Its fused kernel reads a float32. A compiled step has tensors for rates on any device,
+        # for which torch wants the flag.
         lr_step = lr_step.clamp(min=1e-30)
-    if weight_decay != 0:
-        if isinstance(lam, Tensor) or lam < 1e-6:
-            torch._foreach_mul_(theta, 1 - lr * weight_decay)
-            decay = 0.0
-        else:
-            decay = weight_decay / lam
-    adamw(
-        theta,
-        g,
-        m,
-        v,
-        [],
-        list(state_steps),
-        foreach=foreach,
-        fused=fused,
-        # A compiled step has tensors for rates whatever the device; torch checks the flag only.
-        capturable=capturable or (isinstance(lr_step, Tensor) and torch.compiler.is_compiling()),
-        amsgrad=False,
-        beta1=beta1,
-        beta2=beta2,
-        lr=lr_step,
-        weight_decay=decay,
-        eps=eps,
-        maximize=maximize,
-    )
+        lr_step = lr_step.float() if fused else lr_step
+        capturable = capturable or torch.compiler.is_compiling()
+    steps = list(state_steps)
+    adam |= {"foreach": foreach, "fused": fused, "capturable": capturable, "amsgrad": False}
+    adamw(theta, g, m, v, [], steps, lr=lr_step, weight_decay=decay, **adam)
     if anchors is not None:
         # On the CPU a foreach operation is the same loop, with more memory in use.
-        together = foreach is not False and theta[0].device.type != "cpu"
+        together = (fused or foreach is not False) and theta[0].device.type != "cpu"
         _pull(theta, anchors, pull_rate(lr, lam, gamma), together)
 
-    pairs = zip([*params, *exp_avgs, *exp_avg_sqs], theta + m + v, strict=True)
-    if widened := [(narrow, wide) for narrow, wide in pairs if narrow is not wide]:
-        torch._foreach_copy_([narrow for narrow, _ in widened], [wide for _, wide in widened])
+    narrow = [*params, *exp_avgs, *exp_avg_sqs]
+    if any(a is not b for a, b in zip(narrow, theta + m + v, strict=True)):
+        torch._foreach_copy_(narrow, theta + m + v)
+
+
+def _decay_first(theta: list[Tensor], lr: _Scalar, lam: _Scalar, weight_decay: float) -> float:
+    """θ ← θ − lr·wd·θ, here or in Adam: returns the weight decay that is left for Adam to do.
+
+    Adam is given the learning rate lr·λ and decays by lr·λ·(wd/λ). Where λ leaves too little to
+    divide by, or is a tensor, the weights are decayed here.
+    """
+    if weight_decay == 0 or not (isinstance(lam, Tensor) or lam < 1e-6):
+        return weight_decay / cast(float, lam) if weight_decay else 0.0
+    torch._foreach_mul_(theta, 1 - lr * weight_decay)
+    return 0.0
 
 
 def pull_rate(lr: _Scalar, lam: _Scalar, gamma: float) -> _Scalar:
@@ -302,20 +306,24 @@ def _pull(params: list[Tensor], anchors: Sequence[Tensor], c: _Scalar, foreach: 
     """θ ← θ − c·(θ − θ*)."""
     if not isinstance(c, Tensor) and c == 0:
         return
-    if not foreach:
+    if not foreach and len(params) > 1:
         for p, anchor in zip(params, anchors, strict=True):
-            rate = c.to(p.device, p.dtype) if isinstance(c, Tensor) else c
-            p.lerp_(anchor.to(p.device, p.dtype), rate)
+            _pull([p], [anchor], c, foreach)
         return
-    here = [
-        a.to(p.device, p.dtype, non_blocking=True) for p, a in zip(params, anchors, strict=True)
-    ]
+    here = [_like(anchor, p) for p, anchor in zip(params, anchors, strict=True)]
     if isinstance(c, Tensor):  # which _foreach_lerp_ does not take
         differences = torch._foreach_sub(here, params)
         torch._foreach_mul_(differences, c)
         torch._foreach_add_(params, differences)
     else:
         torch._foreach_lerp_(params, here, c)
+
+
+def _like(anchor: Tensor, p: Tensor) -> Tensor:
+    """The anchor in the parameter's dtype and place. A Tensor.to that does nothing is not free."""
+    if anchor.dtype == p.dtype and anchor.device == p.device:
+        return anchor
+    return anchor.to(p.device, p.dtype, non_blocking=True)
 
 
 def _current_lambda(group: dict[str, Any]) -> _Scalar:

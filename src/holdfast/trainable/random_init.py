@@ -6,11 +6,15 @@ lets it explore; the pretrained weights serve as anchors only (https://arxiv.org
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from holdfast._fingerprint import tensor_fingerprint
 from holdfast._names import shorten
 
 __all__ = ["random_init"]
@@ -37,46 +41,86 @@ def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
         >>> _ = holdfast.random_init(model, seed=0)
         >>> optimizer = holdfast.RecAdam(model.named_parameters(), anchors=anchors)
     """
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(devices), enabled=seed is not None), torch.no_grad():
+    before = {name: tensor_fingerprint(p.shape, p) for name, p in model.named_parameters()}
+    with _generators_kept(seed is not None), torch.no_grad():
         if seed is not None:
             torch.manual_seed(seed)
-        if hasattr(model, "_init_weights") and hasattr(model, "init_weights"):
-            _init_transformers(model)
-        else:
-            _reset_parameters(model)
+        transformers_models = list(_topmost(model, _is_transformers_model))
+        covered = {id(p) for m in transformers_models for p in m.parameters()}
+        resets = _find_resets(model, covered)
+        for part in transformers_models:
+            _init_transformers(part)
+        for reset in resets:
+            reset()
+    same = [
+        name
+        for name, p in model.named_parameters()
+        if before[name] == tensor_fingerprint(p.shape, p)
+        and p.numel()
+        and (p != p.flatten()[0]).any()
+    ]
+    if same:
+        warnings.warn(
+            f"the model's own initialiser left {len(same)} parameters as they were: "
+            f"{shorten(same)}",
+            stacklevel=2,
+        )
     return model
+
+
+def _is_transformers_model(module: nn.Module) -> bool:
+    return hasattr(module, "_init_weights") and hasattr(module, "init_weights")
+
+
+def _topmost(module: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:
+    """The wanted modules that lie in no other wanted one."""
+    if is_wanted(module):
+        yield module
+    else:
+        for child in module.children():
+            yield from _topmost(child, is_wanted)
+
+
+@contextlib.contextmanager
+def _generators_kept(enabled: bool) -> Iterator[None]:
+    """Put torch's global generators back afterwards: manual_seed sets those of all devices."""
+    kinds = [kind for kind in ("cuda", "xpu", "mps") if getattr(torch, kind).is_available()]
+    with contextlib.ExitStack() as stack:
+        for kind in kinds or ["cpu"]:
+            count = 0 if kind == "cpu" else getattr(torch, kind).device_count()
+            device_type = "cuda" if kind == "cpu" else kind
+            stack.enter_context(
+                torch.random.fork_rng(range(count), enabled=enabled, device_type=device_type)
+            )
+        yield
 
 
 def _init_transformers(model: Any) -> None:
     # from_pretrained marks modules and tensors as initialised, and init_weights() passes over
     # what is marked: without this it would change nothing.
-    tensors = [*model.parameters(), *model.buffers()]
-    for marked in [*model.modules(), *tensors]:
+    for marked in [*model.modules(), *model.parameters(), *model.buffers()]:
         if hasattr(marked, "_is_hf_initialized"):
             del marked._is_hf_initialized
     model.init_weights()
 
 
-def _reset_parameters(model: nn.Module) -> None:
-    covered: set[int] = set()
+def _find_resets(model: nn.Module, covered: set[int]) -> list[Callable[[], object]]:
+    """The initialisers of all layers that are not covered yet. Raises if a parameter has none."""
     resets = []
-    # Parents come before children, so that a layer that has an initialiser has the last word.
-    for module in model.modules():
+    reached = set(covered)
+    # Children first, as when the model is constructed: a parent has the last word.
+    for module in reversed(list(model.modules())):
         # nn.MultiheadAttention spells it with an underscore.
         reset = getattr(module, "reset_parameters", None) or getattr(
             module, "_reset_parameters", None
         )
-        if callable(reset):
+        if callable(reset) and not all(id(p) in covered for p in module.parameters()):
             resets.append(reset)
-            covered.update(id(p) for p in module.parameters(recurse=False))
-            if isinstance(module, nn.MultiheadAttention):
-                covered.update(id(p) for p in module.parameters())
-    missed = [name for name, p in model.named_parameters() if id(p) not in covered]
+            reached.update(id(p) for p in module.parameters(recurse=False))
+    missed = [name for name, p in model.named_parameters() if id(p) not in reached]
     if missed:
         raise ValueError(
             "no initialiser is known for these parameters (their modules have no "
             f"reset_parameters()): {shorten(missed)}. Give the module that owns them one."
         )
-    for reset in resets:
-        reset()
+    return resets

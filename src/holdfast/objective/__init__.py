@@ -1,0 +1,24 @@
+"""Stage 2, objective: what is minimised."""
+
+from holdfast.objective.flow import Flow, RunningMedian
+from holdfast.objective.losses import (
+    count_targets,
+    global_targets,
+    per_sample_loss,
+    weighted_loss,
+)
+from holdfast.objective.scores import Scores
+from holdfast.objective.scoring import score
+from holdfast.objective.weights import with_weights
+
+__all__ = [
+    "Flow",
+    "RunningMedian",
+    "Scores",
+    "count_targets",
+    "global_targets",
+    "per_sample_loss",
+    "score",
+    "weighted_loss",
+    "with_weights",
+]

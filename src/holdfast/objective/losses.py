@@ -1,0 +1,179 @@
+"""Losses by sample: what a task's loss is for each sample on its own.
+
+Every task has a sum of losses and a number of targets for each sample. Their quotient is the
+sample's loss (what FLOW scores); the weighted sum over all samples, divided by the targets of the
+whole batch, is what is trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+__all__ = [
+    "Task",
+    "TokenLosses",
+    "count_targets",
+    "global_targets",
+    "per_sample_loss",
+    "token_losses",
+    "weighted_loss",
+]
+
+Task = Literal["causal_lm", "classification", "regression", "multi_label", "token_classification"]
+IGNORED = -100  # the label that transformers and torch pass over
+
+
+class TokenLosses(NamedTuple):
+    """The losses of all targets of a batch, and which sample each belongs to."""
+
+    values: Tensor
+    sample: Tensor
+
+    def sums(self, samples: int) -> Tensor:
+        """The sum of losses of each sample."""
+        return self.values.new_zeros(samples).index_add(0, self.sample, self.values)
+
+
+def per_sample_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
+    """The loss of each sample, one value a row.
+
+    ====================== ==================================== ==============================
+    task                   labels                               loss of a sample
+    ====================== ==================================== ==============================
+    causal_lm              (batch, length), −100 is ignored     mean NLL of the next tokens
+    token_classification   (batch, length), −100 is ignored     mean NLL of the labelled tokens
+    classification         (batch,) class indices               NLL
+    multi_label            (batch, classes) of 0 and 1          mean binary cross-entropy
+    regression             (batch,) or (batch, outputs)         mean squared error
+    ====================== ==================================== ==============================
+
+    A sample without targets (all labels −100) has no loss: NaN.
+
+    Example:
+        >>> import torch
+        >>> per_sample_loss(torch.zeros(2, 4), torch.tensor([0, 3]), "classification")
+        tensor([1.3863, 1.3863])
+    """
+    losses = token_losses(logits, labels, task)
+    return losses.sums(len(labels)) / count_targets(labels, task)
+
+
+def token_losses(logits: Tensor, labels: Tensor, task: Task) -> TokenLosses:
+    """The loss of every target, in order; tasks without tokens have one target a sample."""
+    rows = torch.arange(len(labels), device=labels.device)
+    if task == "classification":
+        return TokenLosses(F.cross_entropy(logits.float(), labels, reduction="none"), rows)
+    if task == "regression":
+        error = (logits.float().reshape(len(labels), -1) - labels.reshape(len(labels), -1)).square()
+        return TokenLosses(error.mean(1), rows)
+    if task == "multi_label":
+        loss = F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
+        return TokenLosses(loss.flatten(1).mean(1), rows)
+    where = target_mask(labels, task)
+    if task == "causal_lm":  # the logits at t speak of the label at t + 1
+        logits, labels, where = logits[:, :-1], labels[:, 1:], where[:, 1:]
+    sample = rows[:, None].expand_as(where)[where]
+    return TokenLosses(
+        F.cross_entropy(logits[where].float(), labels[where], reduction="none"), sample
+    )
+
+
+def target_mask(labels: Tensor, task: Task) -> Tensor:
+    """Which labels are targets. A causal model predicts nothing at the first position."""
+    _check_task(task)
+    if task not in ("causal_lm", "token_classification"):
+        return torch.ones(len(labels), 1, dtype=torch.bool, device=labels.device)
+    where = labels != IGNORED
+    if task == "causal_lm":
+        where = where.clone()
+        where[:, 0] = False
+    return where
+
+
+def count_targets(labels: Tensor, task: Task) -> Tensor:
+    """The number of targets of each sample: target tokens, or 1."""
+    return target_mask(labels, task).sum(1)
+
+
+def weighted_loss(
+    logits: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    task: Task,
+    num_targets: Tensor | float | None = None,
+) -> Tensor:
+    """The loss to train on: Σ weight · loss over all targets, divided by the number of targets.
+
+    Args:
+        logits, labels, task: as in :func:`per_sample_loss`.
+        weights: one a sample, or for token tasks one a label position, shaped as ``labels``.
+        num_targets: the targets of the *whole* update, over all micro-batches and devices
+            (:func:`global_targets` counts them); None counts those of this batch. With it,
+            gradients do not depend on how the update is cut into micro-batches.
+
+    Example:
+        >>> import torch
+        >>> logits, labels = torch.zeros(2, 4), torch.tensor([0, 3])
+        >>> weighted_loss(logits, labels, torch.tensor([1.0, 0.5]), "classification")
+        tensor(1.0397)
+    """
+    losses = token_losses(logits, labels, task)
+    weights = weights.to(device=losses.values.device, dtype=losses.values.dtype)
+    if weights.shape == labels.shape[:1]:
+        weights = weights[losses.sample]
+    elif weights.shape == labels.shape:
+        weights = weights[target_mask(labels, task)]
+    else:
+        raise ValueError(
+            f"weights must have one value a sample, {tuple(labels.shape[:1])}, or one a label, "
+            f"{tuple(labels.shape)}; got {tuple(weights.shape)}"
+        )
+    if num_targets is None:
+        num_targets = max(1, len(losses.values))
+    return (weights * losses.values).sum() / num_targets
+
+
+def global_targets(micro_batches: Iterable[Tensor], task: Task) -> Tensor:
+    """What to divide by: targets of one update, given the labels of all its micro-batches.
+
+    On several ranks this is the number over all ranks divided by the number of ranks, because
+    DistributedDataParallel averages gradients where the sum is wanted.
+    """
+    counts = [count_targets(labels, task).sum() for labels in micro_batches]
+    if not counts:
+        raise ValueError("no micro-batches to count targets in")
+    total = torch.stack(counts).sum().double()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(total)
+        total /= torch.distributed.get_world_size()
+    return total.clamp(min=1e-12)
+
+
+def infer_task(model: Any) -> Task:
+    """The task of a transformers model, from its class and configuration."""
+    name, config = type(model).__name__, getattr(model, "config", None)
+    if "ForCausalLM" in name or "LMHeadModel" in name:
+        return "causal_lm"
+    if "ForTokenClassification" in name:
+        return "token_classification"
+    if "Classification" in name and config is not None:
+        problem = getattr(config, "problem_type", None)
+        if problem == "multi_label_classification":
+            return "multi_label"
+        if problem == "regression" or (problem is None and config.num_labels == 1):
+            return "regression"
+        return "classification"
+    raise ValueError(
+        f"the task of {name} is not known: pass task= one of {', '.join(get_args(Task))}, "
+        "or a function (model, batch) -> one loss a sample"
+    )
+
+
+def _check_task(task: str) -> None:
+    if task not in get_args(Task):
+        raise ValueError(f"task must be one of {', '.join(get_args(Task))}, got {task!r}")

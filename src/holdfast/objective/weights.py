@@ -1,0 +1,86 @@
+"""Weights as a part of the data: each sample carries its own, whatever is done to the dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from holdfast.objective.losses import Task, target_mask
+
+__all__ = ["with_weights"]
+
+
+def with_weights(
+    dataset: Any,
+    weights: Tensor | Sequence[Tensor],
+    *,
+    column: str = "weight",
+    task: Task = "causal_lm",
+) -> Any:
+    """The dataset with a weight in each sample, kept by shuffling, filtering and sharding.
+
+    Args:
+        dataset: a ``datasets.Dataset``, or any dataset with a length and an index.
+        weights: one a sample in the dataset's order (``Flow().weigh(scores)``), or for tokens one
+            tensor a sample (``scores.split(Flow(level="token").weigh(scores))``): these are laid
+            out along the sample's ``labels``, with 0 where there is no target.
+        column: what to call them. Samples that are mappings get an entry, tuples one more element.
+        task: for token weights, whether labels are shifted (``causal_lm``) or not.
+
+    Returns:
+        A ``datasets.Dataset`` where one was given, else a dataset that wraps the given one.
+
+    Example:
+        >>> import torch
+        >>> data = with_weights([{"x": 1}, {"x": 2}], torch.tensor([0.5, 0.25]))
+        >>> data[1]
+        {'x': 2, 'weight': 0.25}
+    """
+    if len(weights) != len(dataset):
+        raise ValueError(
+            f"{len(weights)} weights do not fit {len(dataset)} samples: score this dataset as it "
+            "is now, and add the weights before samples are removed or added"
+        )
+    values: list[Any]
+    if isinstance(weights, Tensor):
+        values = weights.double().tolist()
+    else:
+        values = [
+            _along_labels(w, dataset[i]["labels"], task).tolist() for i, w in enumerate(weights)
+        ]
+    if hasattr(dataset, "add_column"):
+        if column in dataset.column_names:
+            raise ValueError(f"the dataset has a column {column!r} already: choose another name")
+        return dataset.add_column(column, values)
+    return _Weighted(dataset, values, column)
+
+
+class _Weighted(Dataset[Any]):
+    def __init__(self, dataset: Any, values: list[Any], column: str) -> None:
+        self.dataset, self.values, self.column = dataset, values, column
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, i: int) -> Any:
+        sample = self.dataset[i]
+        if not isinstance(sample, Mapping):
+            return (*sample, self.values[i])
+        if self.column in sample:
+            raise ValueError(f"the samples have an entry {self.column!r} already")
+        return {**sample, self.column: self.values[i]}
+
+
+def _along_labels(weights: Tensor, labels: Any, task: Task) -> Tensor:
+    """Token weights at the positions of their labels, 0 elsewhere."""
+    labels = torch.as_tensor(labels)
+    where = target_mask(labels[None], task)[0]
+    if int(where.sum()) != len(weights):
+        raise ValueError(
+            f"{len(weights)} token weights do not fit the {int(where.sum())} targets of a sample"
+        )
+    return torch.zeros(len(labels), dtype=torch.float64).masked_scatter(where, weights.double())
