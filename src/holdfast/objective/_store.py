@@ -13,6 +13,7 @@ import shutil
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -183,7 +184,18 @@ def describe(function: Any) -> str:
         if isinstance(v, str | int | float | bool)
     }
     code = getattr(function, "__code__", None)
-    body = (
-        hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:8] if code else ""
-    )
+    body = hashlib.sha256(_code_text(code).encode()).hexdigest()[:8] if code else ""
     return f"{name}{body}{options or ''}"
+
+
+def _code_text(code: Any) -> str:
+    """A function's code, the same in every process: no addresses, no order of sets."""
+    constants = [
+        _code_text(c)
+        if isinstance(c, CodeType)
+        else repr(sorted(map(repr, c)))
+        if isinstance(c, frozenset)
+        else repr(c)
+        for c in code.co_consts
+    ]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"

@@ -87,7 +87,6 @@ def linear_probe(
         loss.backward()
         return loss
 
-    before = copy.deepcopy(head.state_dict())
     with evaluating(head):  # a dropout in the head would make the problem a moving one
         optimizer.step(closure)
         with torch.no_grad():
@@ -95,12 +94,6 @@ def linear_probe(
     for p, wanted in trainable.items():
         p.requires_grad_(wanted)
         p.grad = None
-    if not final < float("inf"):
-        head.load_state_dict(before)
-        raise ValueError(
-            "the probe's loss is not finite: look for infinite or not-a-number values in the "
-            "model's features and in the labels. The head is as it was"
-        )
     return final
 
 
@@ -128,7 +121,11 @@ def _features(
         bar.close()
     if not features:
         raise ValueError("there is nothing to probe with: the data is empty")
-    return torch.cat(features).float(), torch.cat(labels)
+    found, targets = torch.cat(features).float(), torch.cat(labels)
+    for what, values in (("features", found), ("labels", targets)):
+        if not values.isfinite().all():
+            raise ValueError(f"the {what} hold infinite or not-a-number values: nothing was fitted")
+    return found, targets
 
 
 class PretrainedHead:
