@@ -88,3 +88,9 @@ def test_a_second_class_of_the_same_name_is_refused():
         type("Sigmoid", (Anneal,), {"_at": lambda self, t: 0.0})
     with pytest.raises(TypeError, match="abstract"):
         Anneal()
+
+
+def test_a_fraction_is_one():
+    for make in (lambda: Sigmoid.over(100, t0=25), lambda: Linear.over(100, t0=50)):
+        with pytest.raises(ValueError, match="t0 must be a fraction of the run"):
+            make()

@@ -27,13 +27,17 @@ def _safetensors_files(root: Path) -> dict[Path, set[str] | None]:
     if root.is_file():
         return {root: None}
     if not root.is_dir():
-        raise FileNotFoundError(f"no such file or directory: {root}")
+        raise FileNotFoundError(
+            f"no such file or directory: {root} (a model on the Hugging Face hub is downloaded "
+            "first: huggingface_hub.snapshot_download)"
+        )
     index = root / "model.safetensors.index.json"
     if (root / "model.safetensors").is_file():
         return {root / "model.safetensors": None}
     if not index.is_file():
         raise FileNotFoundError(
-            f"{root} holds neither model.safetensors nor model.safetensors.index.json"
+            f"{root} holds neither model.safetensors nor model.safetensors.index.json; pickled "
+            "weights (.bin, .pt) are not read: load and save the model anew with save_pretrained"
         )
     files: dict[Path, set[str]] = {}
     try:

@@ -101,9 +101,7 @@ class Sigmoid(Anneal):
     def over(cls, total_steps: int, *, t0: float = 0.25, width: float = 0.02) -> Sigmoid:
         """A sigmoid laid out over a run: ``t0`` and ``width`` = 1/k as fractions of its length."""
         length = above_zero("total_steps", total_steps)
-        return cls(
-            k=1.0 / (above_zero("width", width) * length), t0=at_least_zero("t0", t0) * length
-        )
+        return cls(k=1.0 / (above_zero("width", width) * length), t0=_fraction("t0", t0) * length)
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ class Linear(Anneal):
     @classmethod
     def over(cls, total_steps: int, *, t0: float = 0.5) -> Linear:
         """A line laid out over a run: ``t0`` as a fraction of its length."""
-        return cls(t0=at_least_zero("t0", t0) * above_zero("total_steps", total_steps))
+        return cls(t0=_fraction("t0", t0) * above_zero("total_steps", total_steps))
 
 
 @dataclass(frozen=True)
@@ -139,3 +137,9 @@ class Constant(Anneal):
 
     def _at(self, t: Any) -> Any:
         return torch.full_like(t, self.lam) if isinstance(t, Tensor) else self.lam
+
+
+def _fraction(name: str, value: float) -> float:
+    if at_least_zero(name, value) > 1:
+        raise ValueError(f"{name} must be a fraction of the run, between 0 and 1, got {value!r}")
+    return float(value)

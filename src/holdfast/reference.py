@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -61,6 +62,11 @@ class Reference(Mapping[str, Tensor]):
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        if not isinstance(tensors, Mapping):
+            raise TypeError(
+                f"a Reference maps names to tensors, got {type(tensors).__name__}; of a model it "
+                "is made with Reference.of(model)"
+            )
         for name, tensor in tensors.items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise TypeError(
@@ -68,7 +74,8 @@ class Reference(Mapping[str, Tensor]):
                     f"{name!r}: {type(tensor).__name__}"
                 )
         self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
-        self._owners: MutableMapping[Tensor, str] = {}
+        self._owners: MutableMapping[Tensor, str] = {}  # parameter → its anchor
+        self._names: MutableMapping[Tensor, str] = {}  # parameter → its own name, anchored or not
         self._path: Path | None = None
 
     @classmethod
@@ -90,26 +97,26 @@ class Reference(Mapping[str, Tensor]):
                 as ``"classifier"``.
             device: where to keep the copy; None keeps each tensor beside its parameter.
         """
-        left_out = (without,) if isinstance(without, str) else tuple(without)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Reference.of needs a model, got {type(model).__name__}")
         parameters = dict(model.named_parameters())
-        for part in left_out:
-            if not any(_is_part(name, part) for name in parameters):
-                raise ValueError(f"without={part!r} names no part of {type(model).__name__}")
-        tensors = {
-            name: p.detach().to(device=device, copy=True)
-            for name, p in parameters.items()
-            if not any(_is_part(name, part) for part in left_out)
-        }
-        if not tensors:
+        if not parameters:
             raise ValueError(f"{type(model).__name__} has no parameters to refer to")
-        reference = cls(tensors)
+        kept = _leave_out(parameters, without)
+        reference = cls({name: p.detach().to(device=device, copy=True) for name, p in kept.items()})
         reference._owners = WeakTensorKeyDictionary()
-        reference._owners.update((p, name) for name, p in parameters.items() if name in tensors)
+        reference._owners.update((p, name) for name, p in kept.items())
+        reference._names = WeakTensorKeyDictionary()
+        reference._names.update((p, name) for name, p in parameters.items())
         return reference
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], *, device: torch.device | str | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        without: str | Sequence[str] = (),
+        device: torch.device | str | None = None,
     ) -> Reference:
         """Open the weights in a safetensors file, or in a directory that holds them.
 
@@ -118,12 +125,13 @@ class Reference(Mapping[str, Tensor]):
 
         Args:
             path: a ``.safetensors`` file or a directory.
+            without: parts to leave out, such as the head of another task.
             device: None leaves the weights on disk, memory-mapped: pages are read when they are
                 used and can be dropped again. So keep the files: do not save a tuned model over
                 them. A device reads them into its memory.
         """
         root = Path(path)
-        tensors = map_safetensors(root)
+        tensors = _leave_out(map_safetensors(root), without)
         if device is not None:
             # copy: a mapped tensor is on "cpu" already, but reading it in is what was asked for.
             tensors = {name: t.to(device, copy=True) for name, t in tensors.items()}
@@ -149,7 +157,13 @@ class Reference(Mapping[str, Tensor]):
         if not owners:
             raise ValueError(f"{type(model).__name__} shares no parameter name with the reference")
         self._owners = owners
+        self._names = WeakTensorKeyDictionary()
+        self._names.update((p, name) for name, p in model.named_parameters())
         return self
+
+    def name_of(self, param: Tensor) -> str | None:
+        """The name of a parameter of the model that this reference was made of or bound to."""
+        return self._names.get(param)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the weights to one safetensors file, whole or not at all."""
@@ -173,16 +187,19 @@ class Reference(Mapping[str, Tensor]):
     def __getstate__(self) -> dict[str, Any]:
         # Identity does not outlive the process; a mapping is made anew from its path.
         if self._path is None:
-            return {"_tensors": self._tensors, "_owners": {}, "_path": None}
-        return {"_owners": {}, "_path": self._path, "fingerprint": self.fingerprint()}
+            return {"_tensors": self._tensors, "_owners": {}, "_names": {}, "_path": None}
+        names = list(self)  # not all that the files hold, perhaps
+        return {"_path": self._path, "names": names, "fingerprint": self.fingerprint()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        expected = state.pop("fingerprint", None)
-        self.__dict__.update(state)
-        if self._path is not None:
-            self._tensors = Reference.open(self._path)._tensors
-            if self.fingerprint() != expected:
-                raise ValueError(f"the weights in {self._path} are not those that were referred to")
+        if state["_path"] is None:
+            self.__dict__.update(state)
+            return
+        opened = map_safetensors(state["_path"])
+        self.__init__({n: opened[n] for n in state["names"] if n in opened})  # type: ignore[misc]
+        self._path = state["_path"]
+        if self.fingerprint() != state["fingerprint"]:
+            raise ValueError(f"the weights in {self._path} are not those that were referred to")
 
     def fingerprint(self) -> str:
         """A short text that says whether two references hold the same weights.
@@ -243,7 +260,10 @@ class Reference(Mapping[str, Tensor]):
             if a is not None and a.shape != p.shape
         ]
         if wrong:
-            raise ValueError(f"anchors of the wrong shape: {shorten(wrong, '; ')}")
+            raise ValueError(
+                f"anchors of the wrong shape: {shorten(wrong, '; ')}. If that part is new, leave "
+                'it out: Reference.open(path, without="classifier")'
+            )
         return anchors
 
     def nothing_matches(self, names: Sequence[str]) -> str:
@@ -261,8 +281,23 @@ def distance(param: Tensor, anchor: Tensor) -> float:
     return float(torch.linalg.vector_norm(difference))
 
 
-def _is_part(name: str, part: str) -> bool:
-    return name == part or name.startswith(part.rstrip(".") + ".")
+def _leave_out(tensors: Mapping[str, Tensor], without: str | Sequence[str]) -> dict[str, Tensor]:
+    """The tensors that belong to none of the parts named."""
+    parts = {n.rpartition(".")[0] for n in tensors} | {n.split(".")[0] for n in tensors}
+    left_out = (without,) if isinstance(without, str) else tuple(without)
+
+    def belongs(name: str, part: str) -> bool:
+        return name == part or name.startswith(part.rstrip(".") + ".")
+
+    for part in left_out:
+        if not any(belongs(name, part) for name in tensors):
+            near = difflib.get_close_matches(part, sorted(parts), n=3, cutoff=0.4)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            raise ValueError(f"without={part!r} names no part of the model{hint}")
+    kept = {n: t for n, t in tensors.items() if not any(belongs(n, part) for part in left_out)}
+    if not kept:
+        raise ValueError(f"without={without!r} leaves nothing to refer to")
+    return kept
 
 
 def _ratio(distance: float, norm: float) -> float:

@@ -133,7 +133,7 @@ def test_files_bound_to_a_model_need_no_names(net, tmp_path):
 
 def test_parts_without_pretrained_weights_can_be_left_out(net):
     assert [n for n in Reference.of(net, without=["head"]) if "head" in n] == []
-    with pytest.raises(ValueError, match="without='hea' names no part of Net"):
+    with pytest.raises(ValueError, match="'hea' names no part of the model; did you mean 'head'"):
         Reference.of(net, without="hea")
 
 
@@ -148,6 +148,21 @@ def test_free_parameters_are_listed_once(net):
     with pytest.warns(UserWarning, match=r"1 parameters have no anchor .*: head\.bias"):
         opt.add_param_group({"params": named[5:]})
     assert opt.recall_state(group=2) == {"updates": 0, "lam": 1.0, "pull": 0.0}
+
+
+def test_names_are_told_where_a_reference_knows_them(net):
+    anchors = Reference.of(net, without="head")
+    with pytest.warns(UserWarning, match=r": head\.weight, head\.bias"):
+        RecAdam(net.parameters(), anchors=anchors)
+
+
+def test_the_head_of_another_task_in_the_files(net, tmp_path):
+    other = {**Reference.of(net), "head.weight": torch.zeros(9, 7), "head.bias": torch.zeros(9)}
+    Reference(other).save(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"wrong shape.* leave it out: Reference\.open"):
+        RecAdam(net.named_parameters(), anchors=Reference.open(tmp_path))
+    with pytest.warns(UserWarning, match=r"head\.weight, head\.bias"):
+        RecAdam(net.named_parameters(), anchors=Reference.open(tmp_path, without="head"))
 
 
 def test_late_groups_go_on_with_the_recall(net):
@@ -197,7 +212,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("anchors", [[torch.zeros(1)], "model", 3])
     def test_anchors_of_another_type(self, net, anchors):
-        with pytest.raises(TypeError, match="must be a Reference or a mapping"):
+        with pytest.raises(TypeError, match="anchors must be a Reference"):
             RecAdam(net.named_parameters(), anchors=anchors)
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
@@ -208,14 +223,30 @@ class TestRefused:
         with pytest.raises(ValueError, match=f"{name} must be a finite number"):
             RecAdam([{"params": list(net.parameters()), name: bad}])
 
-    @pytest.mark.parametrize("betas", [(1.0, 0.9), (0.9, -0.1), (0.9,), (math.nan, 0.9)])
+    @pytest.mark.parametrize(
+        "betas", [(1.0, 0.9), (0.9, -0.1), (0.9,), (math.nan, 0.9), 0.9, (".9", ".99")]
+    )
     def test_betas(self, net, betas):
         with pytest.raises(ValueError, match="betas must be two numbers"):
             RecAdam(net.parameters(), betas=betas)
 
+    def test_the_model_itself(self, net):
+        with pytest.raises(TypeError, match=r"pass the parameters, model\.named_parameters\(\)"):
+            RecAdam(net)
+        with pytest.raises(TypeError, match="needs a model, got OrderedDict"):
+            Reference.of(net.state_dict())
+        with pytest.raises(TypeError, match=r"is made with Reference\.of\(model\)"):
+            Reference(net)
+
     def test_other_options(self, net):
         with pytest.raises(TypeError, match="anneal must be one of"):
             RecAdam(net.parameters(), anneal="sigmoid")
+        with pytest.raises(TypeError, match="anchored must be True or False, got 'no'"):
+            RecAdam([{"params": list(net.parameters()), "anchored": "no"}])
+        with pytest.raises(ValueError, match="there are 1 groups, no group 5"):
+            RecAdam(net.parameters()).recall_state(group=5)
+        with pytest.raises(ValueError, match="leaves nothing"):
+            Reference.of(net, without=["body", "head"])
         with pytest.raises(ValueError, match="cannot both be True"):
             RecAdam(net.parameters(), foreach=True, fused=True)
         for dtype in (torch.int32, torch.float8_e4m3fn):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from holdfast._checks import at_least_zero
@@ -50,10 +50,12 @@ class AnchoredOptimizer(Optimizer):
         anchors: Reference | Mapping[str, Tensor] | None,
         state_dtype: torch.dtype | None,
     ) -> None:
+        if isinstance(params, nn.Module):
+            raise TypeError("pass the parameters, model.named_parameters(), not the model")
         if anchors is not None and not isinstance(anchors, Mapping):
             raise TypeError(
-                "anchors must be a Reference or a mapping from parameter names to tensors, "
-                f"got {type(anchors).__name__}"
+                "anchors must be a Reference (Reference.open(path), Reference.of(model)) or a "
+                f"mapping from parameter names to tensors, got {type(anchors).__name__}"
             )
         if state_dtype not in (None, *_STATE_DTYPES):
             allowed = ", ".join(map(str, _STATE_DTYPES))
@@ -87,6 +89,8 @@ class AnchoredOptimizer(Optimizer):
     def _check_group(self, group: dict[str, Any]) -> None:
         """Validate the newest group; extended by each method."""
         at_least_zero("lr", group["lr"])
+        if not isinstance(group["anchored"], bool):
+            raise TypeError(f"anchored must be True or False, got {group['anchored']!r}")
         if unfit := [p.dtype for p in group["params"] if not p.is_floating_point()]:
             raise ValueError(
                 f"{type(self).__name__} takes real floating-point parameters, got {unfit[0]}"
@@ -116,14 +120,14 @@ class AnchoredOptimizer(Optimizer):
                 (label, a)
                 for group, anchors in zip(new, found, strict=True)
                 if group["anchored"]
-                for label, a in zip(_labels(group), anchors, strict=True)
+                for label, a in zip(self._labels(group), anchors, strict=True)
             ]
             free = [label for label, a in anchored if a is None]
             if first and anchored and len(free) == len(anchored):
                 raise ValueError(self._reference.nothing_matches(free))
             if free:
                 warnings.warn(
-                    f"{len(free)} parameters have no anchor and are updated without one: "
+                    f"{len(free)} parameters have no anchor and are updated without a pull: "
                     f"{', '.join(free)}",
                     stacklevel=4,
                 )
@@ -143,6 +147,13 @@ class AnchoredOptimizer(Optimizer):
             a.clone() if a is not None and a.untyped_storage().data_ptr() in live else a
             for a in anchors
         ]
+
+    def _labels(self, group: dict[str, Any]) -> list[str]:
+        """The parameters' names, or where they are not known their numbers."""
+        if names := group.get("param_names"):
+            return list(names)
+        known = self._reference.name_of if self._reference is not None else lambda _: None
+        return [known(p) or f"parameter {i}" for i, p in enumerate(group["params"])]
 
     def _share_update_count(self, updates: int | Tensor) -> None:
         """One count of updates, shared by all groups, so that late ones do not start over."""
@@ -245,7 +256,11 @@ class AnchoredOptimizer(Optimizer):
             raise ValueError(
                 f"the saved state is not {type(self).__name__}'s: it has no anchor fingerprint"
             )
-        labels = [f"{label} of group {i}" for i, g in enumerate(own) for label in _labels(g)]
+        labels = [
+            f"{label} of group {i}"
+            for i, group in enumerate(self.param_groups)
+            for label in self._labels(group)
+        ]
         theirs, ours = (
             [x for g in groups for x in g["anchor_fingerprint"].split()] for groups in (saved, own)
         )
@@ -269,11 +284,6 @@ class AnchoredOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._share_update_count(self.param_groups[0]["updates"])
-
-
-def _labels(group: dict[str, Any]) -> list[str]:
-    """The parameters' names, or their numbers."""
-    return list(group.get("param_names") or (f"parameter {i}" for i in range(len(group["params"]))))
 
 
 def _make_plain(_: Optimizer, saved: dict[str, Any]) -> None:

@@ -48,9 +48,11 @@ class RecAdam(AnchoredOptimizer):
         betas, eps: Adam's.
         weight_decay: decoupled decay towards 0, as in AdamW (whose default is 0.01, not 0).
         gamma: strength γ of the pull. Each update moves θ by the fraction lr·(1−λ)·γ of its way
-            back to θ*; keep lr·γ ≤ 1 (the paper: 2e-5 · 5000 = 0.1). A learning rate that decays
-            takes the pull down with it, whatever λ does.
-        anneal: λ(t), see :mod:`holdfast.anneal`.
+            back to θ*; keep lr·γ ≤ 1 (the paper: 2e-5 · 5000 = 0.1). Warm-up and decay of the
+            learning rate scale the pull too, whatever λ does.
+        anneal: λ(t), see :mod:`holdfast.anneal`. λ scales the learning as well: while it is near 0
+            anchored weights hardly learn. The default, the paper's, reaches ½ at update 250; for
+            a run of another length take ``Sigmoid.over(total_steps)``, in updates.
         anchors: the pretrained weights θ*. None anchors each parameter at its value now. A
             :class:`~holdfast.Reference` or a mapping from names to tensors anchors by name
             (prefixes such as ``bert.`` or ``module.`` are resolved); a parameter without an
@@ -134,7 +136,8 @@ class RecAdam(AnchoredOptimizer):
         for name in ("eps", "weight_decay", "gamma"):
             at_least_zero(name, group[name])
         betas = group["betas"]
-        if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+        pair = isinstance(betas, tuple | list) and len(betas) == 2
+        if not pair or not all(isinstance(b, float | int) and 0 <= b < 1 for b in betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {betas!r}")
         if not isinstance(group["anneal"], Anneal):
             raise TypeError(
@@ -210,6 +213,8 @@ class RecAdam(AnchoredOptimizer):
             rate; and ``distance`` if asked for.
         """
         pulled = [any(a is not None for a in anchors) for anchors in self._anchors]
+        if group is not None and not 0 <= group < len(pulled):
+            raise ValueError(f"there are {len(pulled)} groups, no group {group}")
         if group is None:
             group = pulled.index(True) if any(pulled) else 0
         chosen = self.param_groups[group]

@@ -41,6 +41,8 @@ def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
         >>> _ = holdfast.random_init(model, seed=0)
         >>> optimizer = holdfast.RecAdam(model.named_parameters(), anchors=anchors)
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"random_init needs a model, got {type(model).__name__}")
     before = {name: tensor_fingerprint(p.shape, p) for name, p in model.named_parameters()}
     with _generators_kept(seed is not None), torch.no_grad():
         if seed is not None:

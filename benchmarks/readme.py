@@ -1,0 +1,89 @@
+"""Fill the tables of README.md from benchmarks/results/*.json.
+
+python benchmarks/readme.py            # writes README.md
+python benchmarks/readme.py --check    # only says whether it agrees
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+STEPS = ("recadam_step_h200", "recadam_step_cpu")
+IMPLEMENTATIONS = {
+    "recadam_fused": "`RecAdam(fused=True)`",
+    "recadam_foreach": "`RecAdam(foreach=True)`",
+    "recadam_single": "`RecAdam(foreach=False)`",
+    "torch_foreach_adamw": "`torch.optim.AdamW(foreach=True)`",
+    "plain_loop": "a plain loop over the tensors",
+}
+
+
+def read(name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return record
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+
+
+def digits() -> str:
+    medians = read("digits")["medians"]
+    rows = [[name, f"{m['target']:.1f}", f"{m['retained']:.1f}"] for name, m in medians.items()]
+    return table(["", "target (tilted)", "retained (upright)"], rows)
+
+
+def speed() -> str:
+    records = [read(name) for name in STEPS]
+    columns = [
+        (record, case)
+        for record in records
+        for case in dict.fromkeys(row["case"] for row in record["rows"])
+    ]
+    rows = []
+    for impl, title in IMPLEMENTATIONS.items():
+        found = [
+            next(r for r in record["rows"] if (r["case"], r["impl"]) == (case, impl))
+            for record, case in columns
+        ]
+        rows.append([title, *(f"{r['x_fused_adamw']:.2f}" for r in found)])
+    heads = [f"{case}, {record['device'].split(',')[0]}" for record, case in columns]
+    steps = table(["fp32, × torch's fused AdamW", *heads], rows)
+    return steps + "\n\n" + scoring("flow_score_cpu")
+
+
+def scoring(name: str) -> str:
+    record = read(name)
+    s = {row["impl"]: row["seconds"] for row in record["rows"]}
+    return (
+        f"Scoring ({record['rows'][0]['case']}, {record['device'].split(',')[0]}) is "
+        f"{s['naive_two_pass'] / s['score']:.1f} × as fast as a naive two-pass version with the "
+        f"same memory and takes {s['score'] / s['train_epoch']:.2f} of a training epoch; a second "
+        f"call reads the cache in {100 * s['score_cached'] / s['score']:.1f} % of the time."
+    )
+
+
+def main() -> None:
+    path = ROOT / "README.md"
+    text = old = path.read_text()
+    for name, made in (("digits", digits()), ("speed", speed())):
+        text = re.sub(
+            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
+            lambda found, made=made: f"{found[1]}{made}\n{found[2]}",  # type: ignore[misc]
+            text,
+            flags=re.DOTALL,
+        )
+    if "--check" in sys.argv[1:]:
+        sys.exit("README.md disagrees with the results: run benchmarks/readme.py" * (text != old))
+    path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What the pages say is what was measured, and what they show runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_readmes_tables_are_the_committed_results():
+    script = ROOT / "benchmarks" / "readme.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_the_readmes_first_examples_run(monkeypatch, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+    datasets = pytest.importorskip("datasets", reason="the hf extra is not installed")
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    rows = [{"input_ids": [1, 2, i], "labels": [1, 2, i]} for i in range(3, 9)]
+    dataset = datasets.Dataset.from_list(rows)
+    batch = dataset.with_format("torch")[:]
+    names = {"model": model, "loader": [batch] * 3, "total_steps": 3, "dataset": dataset}
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for block in blocks[:2]:
+        exec(block, names)
+    assert names["optimizer"].recall_state()["updates"] == 3
+    assert "weight" in names["dataset"].column_names
+
+
+@pytest.mark.parametrize(
+    "arguments", [["digits.py", "--seeds", "0"], ["flow_linear.py"]], ids=lambda a: a[0]
+)
+def test_examples_run(arguments, tmp_path):
+    pytest.importorskip("sklearn", reason="the demo extra is not installed")
+    script, *options = arguments
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / script, *options],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) > 5
