@@ -80,9 +80,10 @@ def main() -> None:
             text,
             flags=re.DOTALL,
         )
-    if "--check" in sys.argv[1:]:
-        sys.exit("README.md disagrees with the results: run benchmarks/readme.py" * (text != old))
-    path.write_text(text)
+    if "--check" not in sys.argv[1:]:
+        path.write_text(text)
+    elif text != old:
+        sys.exit("README.md disagrees with the results: run benchmarks/readme.py")
 
 
 if __name__ == "__main__":
