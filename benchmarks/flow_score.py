@@ -92,8 +92,8 @@ def naive(model: nn.Module, rows: list[Row], batch_size: int, device: torch.devi
             batch = to({name: value[:-1] for name, value in batch.items()}, device)
             labels = batch.pop("labels")[:, 1:]
             logits = model(**batch).logits[:, :-1].float()
-            nll = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-            losses.append(nll.sum(1) / (labels != -100).sum(1))
+            nll = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+            losses.append(nll.view_as(labels).sum(1) / (labels != -100).sum(1))
         return torch.cat(losses).cpu()
 
     tau = one_pass().median()

@@ -11,30 +11,46 @@ import torch
 from torch import Tensor, nn
 
 
-def inputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
-    """Part a batch; of a mapping only those tensors that the model's forward takes."""
-    if isinstance(batch, tuple) and len(batch) == 2:
-        return batch
-    if isinstance(batch, dict) and "labels" in batch:
-        accepted = inspect.signature(model.forward).parameters
-        anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-        inputs = {
-            name: value
-            for name, value in batch.items()
-            if name != "labels" and isinstance(value, Tensor) and (anything or name in accepted)
-        }
-        return inputs, batch["labels"]
-    columns = f"columns {', '.join(batch)}" if isinstance(batch, dict) else type(batch).__name__
-    raise ValueError(
-        f"a batch must be a mapping with labels or a pair (inputs, labels), got {columns}. Add "
-        "labels, or pass task= a function (model, batch) -> one loss a sample"
-    )
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel, DataParallel or torch.compile."""
+    while isinstance(inner := getattr(model, "_orig_mod", None) or model, nn.Module):
+        if isinstance(inner, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = inner.module
+        if inner is model:
+            break
+        model = inner
+    return model
 
 
-def logits_of(model: nn.Module, inputs: Any) -> Tensor:
-    """Run a model on inputs and return its logits, or whatever tensor it returns."""
-    outputs = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-    return outputs if isinstance(outputs, Tensor) else outputs.logits
+def normalized(batch: Any) -> Any:
+    """Mappings as dicts, lists as tuples."""
+    if isinstance(batch, Mapping):
+        return {name: normalized(value) for name, value in batch.items()}
+    if isinstance(batch, list | tuple) and any(isinstance(x, Tensor | Mapping) for x in batch):
+        return tuple(normalized(value) for value in batch)
+    return batch
+
+
+def batch_length(batch: Any) -> int:
+    """The number of samples: that of the labels, where there are any."""
+    if isinstance(batch, Mapping):
+        tensors = [v for v in batch.values() if isinstance(v, Tensor) and v.dim() > 0]
+        labels = batch.get("labels")
+        return len(labels if isinstance(labels, Tensor) else tensors[0])
+    if isinstance(batch, tuple | list) and batch and isinstance(batch[-1], Tensor):
+        return len(batch[-1])
+    return len(batch)
+
+
+def take(batch: Any, part: slice, size: int) -> Any:
+    """Some rows of a batch of ``size``; what has not that many rows belongs to all."""
+    if isinstance(batch, Mapping):
+        return {name: take(value, part, size) for name, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(take(value, part, size) for value in batch)
+    if isinstance(batch, Tensor):
+        return batch[part] if batch.dim() and len(batch) == size else batch
+    return batch[part] if isinstance(batch, list) and len(batch) == size else batch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -43,18 +59,41 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
         return {name: to_device(value, device) for name, value in batch.items()}
-    if isinstance(batch, list | tuple):
+    if isinstance(batch, tuple):
         return tuple(to_device(value, device) for value in batch)
     return batch
 
 
-def take(batch: Any, part: slice) -> Any:
-    """Some rows of a batch."""
-    if isinstance(batch, Mapping):
-        return {name: take(value, part) for name, value in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(take(value, part) for value in batch)
-    return batch[part]
+def inputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
+    """Part a batch; of a mapping only those tensors that the model's forward takes."""
+    if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], Tensor):
+        return batch
+    if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor):
+        accepted = inspect.signature(unwrapped(model).forward).parameters
+        anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+        inputs = {
+            name: value
+            for name, value in batch.items()
+            if name != "labels" and isinstance(value, Tensor) and (anything or name in accepted)
+        }
+        return inputs, batch["labels"]
+    columns = f"columns {', '.join(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
+    raise ValueError(
+        "a batch must be a mapping with a tensor of labels or a pair (inputs, labels), got "
+        f"{columns}. Give samples a collate= that makes batches of them, add labels, or pass "
+        "task= a function (model, batch) -> one loss a sample"
+    )
+
+
+def logits_of(model: nn.Module, inputs: Any) -> Tensor:
+    """Run a model on inputs and return its logits, or whatever tensor it returns."""
+    outputs = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    if isinstance(outputs, Tensor):
+        return outputs
+    for name in ("logits", "pooler_output", "last_hidden_state"):
+        if isinstance(found := getattr(outputs, name, None), Tensor):
+            return found
+    raise ValueError(f"{type(model).__name__} returns no logits but a {type(outputs).__name__}")
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write(beside)
+        with open(beside, "rb") as written:
+            os.fsync(written.fileno())  # on disk before its name says so
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)

@@ -5,6 +5,8 @@ import json
 
 import torch
 
+from holdfast import score
+
 
 def byte_tokens(text, limit=256):
     return list(text.encode()[:limit])
@@ -50,3 +52,14 @@ def literal_token_losses(model, row):
             shifted = logits[t - 1] - logits[t - 1].max()
             losses.append(float(shifted.exp().sum().log() - shifted[label]))
     return losses
+
+
+def quiet(model, data, **options):
+    """Score without a progress bar and, unless asked for, without a cache."""
+    return score(model, data, **({"progress": False, "cache": False} | options))
+
+
+def dataset(rows):
+    import datasets
+
+    return datasets.Dataset.from_list(rows)

@@ -102,9 +102,9 @@ class TestRunningMedian:
         more = torch.tensor([9.0, 10.0])
         assert other.update(more) == history.update(more)
 
-    def test_without_a_history_it_starts_afresh(self):
-        f = torch.tensor([1.0, 3.0])
-        assert torch.equal(Flow("running_median").weigh(f), Flow("batch_median").weigh(f))
+    def test_it_needs_its_history(self):
+        with pytest.raises(ValueError, match=r"needs what was seen so far"):
+            Flow("running_median").weigh(torch.tensor([1.0, 3.0]))
 
 
 class TestScores:
@@ -149,10 +149,17 @@ class TestRefused:
         with pytest.raises(ValueError, match="all weights are 0"):
             Flow(tau=1e-3).weigh(torch.tensor([1.0, 2.0]))
 
-    @pytest.mark.parametrize("tau", ["mean", 0.0, -1.0, math.nan])
+    @pytest.mark.parametrize("tau", ["mean", 0.0, -1.0, math.nan, None, True])
     def test_tau(self, tau):
-        with pytest.raises(ValueError, match="tau must be"):
+        with pytest.raises((ValueError, TypeError), match="tau must be"):
             Flow(tau=tau)
+
+    def test_scores(self):
+        bad = Scores(torch.tensor([math.nan, 1.0, math.nan]), torch.tensor([0, 1, 1]))
+        with pytest.raises(ValueError, match="the loss of sample 2 is not a number"):
+            Flow().weigh(bad)
+        with pytest.raises(ValueError, match="no sample has a target"):
+            Flow().weigh(Scores(torch.tensor([math.nan]), torch.tensor([0])))
 
     def test_level(self):
         with pytest.raises(ValueError, match="level must be"):

@@ -68,6 +68,8 @@ def test_wrong_use():
         weighted_loss(logits, LM_LABELS, torch.ones(4), "causal_lm")
     with pytest.raises(ValueError, match="task must be one of causal_lm"):
         per_sample_loss(logits, LM_LABELS, "language")
+    with pytest.raises(ValueError, match="their shapes must be the same"):
+        per_sample_loss(torch.zeros(4, 3), torch.zeros(4), "regression")
     with pytest.raises(ValueError, match="no micro-batches"):
         global_targets([], "causal_lm")
 
@@ -86,6 +88,7 @@ def problem():
             p.copy_(torch.randn(p.shape, generator=generator))
     ids = torch.randint(0, 11, (SAMPLES, 9), generator=generator)
     ragged = torch.randint(0, 9, (SAMPLES, 1), generator=generator) > torch.arange(9)
+    ragged[3::8] = True  # micro-batches without any target
     weights = torch.rand(SAMPLES, generator=generator)
     return model.double(), ids, ids.masked_fill(ragged, -100), weights
 

@@ -1,50 +1,24 @@
 """score(): against a literal float64 computation on real text, whatever the batches."""
 
 import math
-import os
 import random
-import signal
 import statistics
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
 
-from holdfast import Flow, Scores, score
+from holdfast import Flow
 from holdfast.objective import _scorer, scoring
-from objective.lm import gsm8k, literal_token_losses, small_llama
-from ranks import run_on_ranks
+from objective.lm import dataset, literal_token_losses, quiet
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 datasets = pytest.importorskip("datasets", reason="the hf extra is not installed")
 
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 258,
+}  # fmt: skip
 MASKED = {"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def rows(shared_data):
-    return gsm8k(shared_data, 41)
-
-
-@pytest.fixture
-def model():
-    return small_llama()
-
-
-def quiet(model, data, **options):
-    return score(model, data, **({"progress": False, "cache": False} | options))
-
-
-def dataset(rows):
-    return datasets.Dataset.from_list(rows)
 
 
 class TestAgainstALiteralComputation:
@@ -195,147 +169,105 @@ class TestMemory:
             quiet(model, dataset(rows[:4]))
 
 
-class TestCache:
-    def test_a_second_call_reads(self, model, rows, monkeypatch):
-        first = quiet(model, dataset(rows), cache=True, tokens=True)
-        monkeypatch.setattr(_scorer.Scorer, "_rows", None)  # would fail if called
-        second = quiet(model, dataset(rows), cache=True, tokens=True)
-        assert torch.equal(first.losses, second.losses)
-        assert all(map(torch.equal, first.token_losses, second.token_losses))
+class TestModels:
+    """Against the losses that transformers itself computes, one sample at a time."""
 
-    @pytest.mark.parametrize("change", ["model", "data", "options", "collate"])
-    def test_another_model_data_or_option_is_scored_anew(self, model, rows, change, monkeypatch):
-        quiet(model, dataset(rows), cache=True)
-        data, options = dataset(rows), {}
-        if change == "model":
-            model.lm_head.weight.data[0, 0] += 1e-3
-        elif change == "data":
-            data = dataset([*rows[:-1], rows[0]])
-        elif change == "options":
-            options = {"tokens": True}
-        else:
-            options = {"collate": lambda samples: samples}
-        monkeypatch.setattr(_scorer.Scorer, "_rows", None)
-        with pytest.raises(TypeError):
-            quiet(model, data, cache=True, **options)
+    def make(self, name):
+        torch.manual_seed(1)
+        t = transformers
+        if name == "gpt2":
+            return t.GPT2LMHeadModel(t.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=258))
+        if name == "gemma2":
+            config = t.Gemma2Config(**SMALL, head_dim=8)
+            model = t.Gemma2ForCausalLM(config)
+            model.model.embed_tokens.weight.data *= 40  # logits beyond the soft cap
+            return model
+        if name == "cohere":
+            return t.CohereForCausalLM(t.CohereConfig(**SMALL, logit_scale=0.3))
+        config = t.OPTConfig(
+            hidden_size=32, word_embed_proj_dim=16, ffn_dim=48, num_hidden_layers=2,
+            num_attention_heads=4, vocab_size=258, do_layer_norm_before=False,
+        )  # fmt: skip
+        return t.OPTForCausalLM(config)
 
-    def test_the_key_is_of_the_content(self, rows):
-        def key(data):
-            return scoring.as_source(data, None, 1).fingerprint()
+    @pytest.mark.parametrize("name", ["gpt2", "gemma2", "cohere", "opt"])
+    def test_causal_models(self, name, rows):
+        model = self.make(name).eval()
+        found = quiet(model, dataset(rows[:8])).losses
+        with torch.no_grad():
+            expected = [
+                model(**{k: torch.tensor([v]) for k, v in row.items()}).loss.item()
+                for row in rows[:8]
+            ]
+        assert found.tolist() == pytest.approx(expected, rel=1e-4)
 
-        made = dataset(rows)
-        assert key(made) == key(dataset([dict(row) for row in rows]))
-        assert key(made.select(range(5, 20)).shuffle(seed=1)) == key(
-            dataset(rows[5:20]).shuffle(seed=1).flatten_indices()
+    def test_a_decoder_that_classifies_finds_its_last_token(self, rows):
+        t = transformers
+        config = t.GPT2Config(
+            n_embd=32, n_layer=2, n_head=4, vocab_size=258, pad_token_id=99, num_labels=3
         )
-        others = [made.shuffle(seed=1), made.select(range(40)), made.rename_column("labels", "l")]
-        assert len({key(made), *map(key, others)}) == 4
+        model = t.GPT2ForSequenceClassification(config).eval()
+        data = dataset([{"input_ids": r["input_ids"], "labels": i % 3} for i, r in enumerate(rows)])
+        alone = quiet(model, data, batch_size=1).losses
+        assert torch.allclose(quiet(model, data, batch_size=8).losses, alone, rtol=1e-4, atol=0)
 
-    def test_a_key_of_the_users(self, model, rows, monkeypatch):
-        batches = [scoring.as_source(dataset(rows), None, 1).collate(rows)]
-        first = quiet(model, iter(batches), cache=True, data_key="v1")
-        monkeypatch.setattr(_scorer.Scorer, "_rows", None)
-        assert torch.equal(
-            quiet(model, iter(batches), cache=True, data_key="v1").losses, first.losses
-        )
+    def test_wrapped_models(self, model, rows):
+        plain = quiet(model, dataset(rows[:4])).losses
+        assert torch.allclose(quiet(torch.nn.DataParallel(model), dataset(rows[:4])).losses, plain)
 
-    @pytest.mark.parametrize("change", ["fewer", "other"])
-    def test_changed_data_under_the_same_key_is_refused(self, model, rows, change):
+    def test_an_encoder_decoder_is_refused(self):
+        config = transformers.T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
+        with pytest.raises(ValueError, match="come from its labels"):
+            quiet(transformers.T5ForConditionalGeneration(config), [], task="token_classification")
+
+    def test_a_label_that_is_ignored_is_no_easy_sample(self):
+        data = [(torch.randn(4, 3), torch.tensor([0, -100, 1, 1]))]
+        with pytest.warns(UserWarning, match="1 samples have no targets"):
+            scores = quiet(torch.nn.Linear(3, 2), data, task="classification")
+        assert scores.excluded == [1]
+        assert Flow().weigh(scores)[1] == 0
+
+    def test_vectors_of_labels_are_not_taken_for_classes(self):
+        data = [(torch.randn(2, 3), torch.tensor([[1.0, 0.0], [1.0, 1.0]]))]
+        with pytest.raises(ValueError, match="the task is multi_label"):
+            quiet(torch.nn.Linear(3, 2), data, task="classification")
+
+
+class TestKindsOfData:
+    def test_a_list_of_samples(self, model, rows):
+        assert len(quiet(model, rows)) == len(rows)
+
+    def test_a_stream_of_samples(self, model, rows):
+        stream = dataset(rows).to_iterable_dataset()
         collate = scoring.as_source(dataset(rows), None, 1).collate
-        quiet(model, rows, collate=collate, cache=True, data_key="v1")
-        rows = rows[:-1] if change == "fewer" else [rows[1], *rows[1:]]
-        with pytest.raises(ValueError, match="give changed data another data_key"):
-            quiet(model, rows, collate=collate, cache=True, data_key="v1")
+        expected = quiet(model, dataset(rows)).losses
+        found = quiet(model, stream, collate=collate).losses
+        assert torch.allclose(found, expected, rtol=1e-4, atol=0)
 
-    def test_a_damaged_entry_is_said(self, model, rows, tmp_path):
-        quiet(model, dataset(rows), cache=tmp_path / "c")
-        file = next((tmp_path / "c").rglob("scores.safetensors"))
-        file.write_bytes(file.read_bytes()[:-5])
-        with pytest.raises(ValueError, match=r"the scores in .* cannot be read"):
-            quiet(model, dataset(rows), cache=tmp_path / "c")
+    def test_columns_that_are_no_numbers(self, model, rows):
+        more = [{**r, "text": "x", "tags": ["a"], "none": None, "chat": [{"a": 1}]} for r in rows]
+        assert len(quiet(model, more)) == len(rows)
 
-    def test_saved_and_loaded(self, model, rows, tmp_path):
-        scores = quiet(model, dataset(rows), tokens=True)
-        scores.save(tmp_path / "s")
-        again = Scores.load(tmp_path / "s")
-        assert torch.equal(again.losses, scores.losses)
-        assert all(map(torch.equal, again.token_losses, scores.token_losses))
-        with pytest.raises(FileNotFoundError, match="holds no scores"):
-            Scores.load(tmp_path / "nowhere")
+    def test_inputs_as_a_mapping_beside_labels(self, model, rows):
+        batch = scoring.as_source(dataset(rows), None, 1).collate(rows[:5])
+        labels = batch.pop("labels")
+        assert len(quiet(model, [(batch, labels)])) == 5
 
+    def test_lists_are_halved_too(self, monkeypatch):
+        real = _scorer.Scorer._rows
 
-def slow_pass(shared, cache, out):
-    """What is killed: a pass that keeps its parts often and takes about three seconds."""
-    torch.set_num_threads(1)
-    scoring._KEEP_SECONDS = 0.02
-    real = _scorer.Scorer._rows
+        def tight(self, batch, size):
+            if size > 3:
+                raise torch.OutOfMemoryError("no room")
+            return real(self, batch, size)
 
-    def slow(self, batch, size):
-        print("scoring", flush=True)
-        time.sleep(0.02)
-        return real(self, batch, size)
+        monkeypatch.setattr(_scorer.Scorer, "_rows", tight)
+        data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
+        assert len(quiet(torch.nn.Linear(3, 2), data, task="classification")) == 8
 
-    _scorer.Scorer._rows = slow
-    data = datasets.Dataset.from_list(gsm8k(Path(shared), 120))
-    scores = score(small_llama(), data, tokens=True, batch_size=1, cache=cache, progress=False)
-    scores.save(out)
-
-
-def test_killed_ten_times_it_ends_the_same(shared_data, tmp_path):
-    tests = str(Path(__file__).parents[1])
-    chance = random.Random(7)
-
-    def start(cache, out, then):
-        arguments = f"{str(shared_data)!r}, {str(cache)!r}, {str(out)!r}"
-        code = (
-            f"import sys; sys.path.insert(0, {tests!r})\n"
-            f"from objective.test_score import slow_pass\nslow_pass({arguments})"
-        )
-        command = [sys.executable, "-c", code]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            process.stdout.readline()
-            return then(process)
-
-    def kill_soon(process):
-        time.sleep(chance.uniform(0.0, 0.35))
-        alive = process.poll() is None
-        os.kill(process.pid, signal.SIGKILL)
-        return alive
-
-    def finish(process):
-        process.stdout.read()
-        return process.wait()
-
-    assert start(tmp_path / "whole", tmp_path / "a", finish) == 0
-    kills, parts = 0, []
-    for _ in range(10):
-        kills += start(tmp_path / "killed", tmp_path / "b", kill_soon)
-        parts.append(len(list((tmp_path / "killed").rglob("part-*"))))
-    assert start(tmp_path / "killed", tmp_path / "b", finish) == 0
-    assert kills == 10
-    assert parts == sorted(parts)
-    assert parts[-1] > 0  # it did go on, and not start over
-    whole, killed = Scores.load(tmp_path / "a"), Scores.load(tmp_path / "b")
-    assert torch.equal(whole.losses, killed.losses)
-    assert all(map(torch.equal, whole.token_losses, killed.token_losses))
-    assert not list((tmp_path / "killed").rglob("*.partial"))
-
-
-def score_on_a_rank(shared, out):
-    rank = torch.distributed.get_rank()
-    data = datasets.Dataset.from_list(gsm8k(Path(shared), 41))
-    scores = score(small_llama(), data, tokens=True, cache=f"{out}/cache", progress=False)
-    scores.save(f"{out}/rank{rank}")
-
-
-def test_two_ranks_share_the_work_and_the_result(shared_data, tmp_path, model, rows):
-    run_on_ranks(2, score_on_a_rank, shared_data, tmp_path, folder=tmp_path)
-    one, two = (Scores.load(tmp_path / f"rank{r}") for r in (0, 1))
-    assert torch.equal(one.losses, two.losses)
-    alone = quiet(model, dataset(rows), tokens=True)
-    assert torch.equal(alone.losses, one.losses)
-    assert torch.equal(Flow().weigh(alone), Flow().weigh(two))
-    assert all(map(torch.equal, alone.token_losses, two.token_losses))
+    def test_all_splits_at_once_are_refused(self, model, rows):
+        with pytest.raises(TypeError, match="one split of it"):
+            quiet(model, datasets.DatasetDict({"train": dataset(rows)}))
 
 
 class TestOtherTasks:
@@ -380,7 +312,7 @@ class TestRefused:
             quiet(model, [])
 
     def test_no_labels(self, model, rows):
-        with pytest.raises(ValueError, match="a batch must be a mapping with labels"):
+        with pytest.raises(ValueError, match="a batch must be a mapping with a tensor of labels"):
             quiet(model, dataset([{"input_ids": r["input_ids"]} for r in rows[:3]]))
 
     def test_an_unknown_task(self):

@@ -39,15 +39,88 @@ def probe(model, head, data, **options):
     return linear_probe(model, head, data, progress=False, **options)
 
 
-def test_it_reaches_the_minimum(model):
-    data, head, l2 = images(), nn.Linear(8, 3), 1e-3
-    probe(model.features, head := nn.Sequential(nn.Flatten(), nn.Linear(128, 3)), data, l2=l2)
-    with torch.no_grad():
-        features = copy.deepcopy(model.features).eval()(data.tensors[0])
-    loss = nn.functional.cross_entropy(head(features), data.tensors[1])
-    loss = loss + 0.5 * l2 * head[1].weight.square().sum()
-    gradient = torch.autograd.grad(loss, list(head.parameters()))
-    assert max(g.abs().max() for g in gradient) < 1e-3
+def literal_minimum(features, y, l2):
+    """Newton's method on the same problem, float64."""
+    x = torch.cat([features.double(), torch.ones(len(features), 1).double()], 1)
+    theta = torch.zeros(int(y.max()) + 1, x.shape[1], dtype=torch.float64)
+    decay = torch.full_like(theta, l2)
+    decay[:, -1] = 0
+
+    def objective(t):
+        t = t.view_as(theta)
+        return nn.functional.cross_entropy(x @ t.T, y) + 0.5 * (decay * t * t).sum()
+
+    flat = theta.flatten()
+    for _ in range(100):
+        gradient = torch.autograd.functional.jacobian(objective, flat)
+        hessian = torch.autograd.functional.hessian(objective, flat)
+        step = torch.linalg.lstsq(hessian + 1e-10 * torch.eye(len(flat)), gradient).solution
+        rate = 1.0
+        while objective(flat - rate * step) > objective(flat) and rate > 1e-8:
+            rate /= 2
+        flat = flat - rate * step
+        if gradient.abs().max() < 1e-9:
+            break
+    return objective(flat).item()
+
+
+@pytest.mark.parametrize("kind", ["plain", "shifted", "scales", "no bias"])
+def test_it_reaches_the_minimum(kind):
+    generator = torch.Generator().manual_seed(5)
+    y = torch.arange(300) % 3
+    features = torch.randn(300, 5, generator=generator) + y[:, None] * torch.linspace(-1, 1, 5)
+    if kind == "shifted":
+        features = features.relu() + 30
+    if kind == "scales":
+        features = features * torch.logspace(-2, 2, 5)
+    head, l2 = nn.Linear(5, 3, bias=kind != "no bias"), 1e-3
+    data = torch.utils.data.TensorDataset(features, y)
+    probe(Same(), head, data, l2=l2)
+    weight, bias = head.weight.detach().double(), head.bias
+    outputs = features.double() @ weight.T + (0 if bias is None else bias.detach().double())
+    found = nn.functional.cross_entropy(outputs, y) + 0.5 * l2 * weight.square().sum()
+    if kind != "no bias":
+        assert found.item() == pytest.approx(literal_minimum(features, y, l2), rel=1e-5)
+    else:
+        w = weight.clone().requires_grad_()
+        loss = nn.functional.cross_entropy(features.double() @ w.T, y) + 0.5 * l2 * w.square().sum()
+        assert torch.autograd.grad(loss, w)[0].abs().max() < 1e-5
+
+
+class Same(nn.Module):
+    """Features that are their own model's output."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return x
+
+
+def test_too_few_iterations_are_said():
+    data = torch.utils.data.TensorDataset(torch.randn(60, 5), torch.arange(60) % 3)
+    with pytest.warns(UserWarning, match="the probe is not at its minimum after 1 iterations"):
+        probe(Same(), nn.Linear(5, 3), data, max_iterations=1)
+
+
+def test_half_precision_models():
+    data = torch.utils.data.TensorDataset(torch.randn(60, 5).bfloat16(), torch.arange(60) % 3)
+    head = nn.Linear(5, 3).bfloat16()
+    assert probe(Same(), head, data) < 1.2
+    assert head.weight.dtype == torch.bfloat16
+
+
+def test_heads_that_get_no_row_a_sample_are_refused(model):
+    data = torch.utils.data.TensorDataset(torch.randn(6, 4, 5), torch.arange(6) % 3)
+    with pytest.raises(ValueError, match=r"features of shape \(6, 4, 5\), one row a sample"):
+        probe(Same(), nn.Linear(5, 3), data)
+    unused = nn.Linear(8, 3)
+    model.other = unused
+    with pytest.raises(ValueError, match="did not run its head"):
+        probe(model, unused, images())
+    with pytest.raises(ValueError, match="a probe is for classification"):
+        probe(model, model.classifier, images(), task="causal_lm")
 
 
 def test_only_the_head_changes(model):
@@ -117,6 +190,13 @@ class TestPretrainedHead:
         with pytest.raises(RuntimeError, match="evaluation"), kept.on(model):
             raise RuntimeError("evaluation")
         assert model.classifier is new
+
+    def test_statistics_that_are_gone_are_said(self, model):
+        kept = PretrainedHead.of(model, "classifier")
+        model.features[1] = nn.Identity()
+        message = r"has not the statistics .*features\.1\.running_mean"
+        with pytest.raises(ValueError, match=message), kept.on(model):
+            pass
 
     def test_an_unknown_part(self, model):
         with pytest.raises(ValueError, match="no part 'head'; it has features, dropout"):

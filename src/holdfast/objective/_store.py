@@ -11,17 +11,18 @@ import json
 import os
 import shutil
 import uuid
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from types import CodeType
 from typing import Any, NamedTuple
 
+import safetensors
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from holdfast._files import write_whole
-from holdfast._fingerprint import fingerprint
+from holdfast.objective._content import model_fingerprint
 from holdfast.objective.data import Batches, Samples
 from holdfast.objective.scores import Scores
 
@@ -56,7 +57,8 @@ class Rows(dict[int, Row]):
         counts = part["counts"].tolist()
         tokens: Iterable[Tensor | None] = [None] * len(counts)
         if "tokens" in part:
-            tokens = part["tokens"].split(counts)
+            # Copies: a view would be pickled with all that it is a view of.
+            tokens = [piece.clone() for piece in part["tokens"].split(counts)]
         rows = zip(part["losses"].tolist(), counts, tokens, strict=True)
         return cls(zip(part["indices"].tolist(), map(Row._make, rows), strict=True))
 
@@ -103,9 +105,17 @@ class Store:
         options: dict[str, Any],
         data_key: str | None,
     ) -> Store | None:
-        """The entry, or None if nothing is to be kept or the data cannot be told."""
-        data = None if cache is False else data_key or source.fingerprint()
-        if cache is False or data is None:
+        """The entry, or None if nothing is to be kept or it cannot be told what is scored."""
+        if cache is False:
+            return None
+        data = data_key or source.fingerprint()
+        if data is None or None in options.values():
+            what = "data" if data is None else "collate or task function"
+            hint = ": give a data_key" if data is None else ""
+            warnings.warn(
+                f"the content of the {what} cannot be told, so the scores are not kept{hint}",
+                stacklevel=3,
+            )
             return None
         default = os.environ.get("HOLDFAST_CACHE") or Path.home() / ".cache" / "holdfast"
         root = Path(default if cache is True else cache) / "scores"
@@ -138,7 +148,12 @@ class Store:
         if note.is_file():
             self._check(json.loads(note.read_text()), self.partial)
             for part in sorted(self.partial.glob("part-*.safetensors")):
-                rows.update(Rows.load(part))
+                try:
+                    rows.update(Rows.load(part))
+                except FileNotFoundError:  # another process has finished the same pass
+                    continue
+                except (safetensors.SafetensorError, OSError, KeyError, ValueError) as error:
+                    warnings.warn(f"{part} cannot be read and is left out: {error}", stacklevel=4)
         else:
             self.partial.mkdir(parents=True, exist_ok=True)
             text = json.dumps(self.about)
@@ -148,6 +163,8 @@ class Store:
     def keep(self, rows: Rows) -> None:
         """Put aside what was scored since the last time."""
         if rows:
+            # Another process that finished the same pass may have removed the folder.
+            self.partial.mkdir(parents=True, exist_ok=True)
             rows.save(self.partial / f"part-{uuid.uuid4().hex}.safetensors")
 
     def finish(self, scores: Scores) -> None:
@@ -161,41 +178,3 @@ class Store:
                 "the data is not that of the scores kept for this data_key: give changed data "
                 f"another data_key, or remove {where}"
             )
-
-
-def model_fingerprint(model: nn.Module) -> str:
-    """Of a model's weights, buffers and configuration."""
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    weights = fingerprint(state[name] for name in sorted(state))
-    config: Any = getattr(model, "config", None)
-    settings = config.to_json_string() if hasattr(config, "to_json_string") else ""
-    kind = hashlib.sha256(f"{type(model).__name__}{settings}".encode()).hexdigest()[:8]
-    return f"{weights}-{kind}"
-
-
-def describe(function: Any) -> str:
-    """A collator or loss function, for the key: its name, its code and its simple options."""
-    if function is None:
-        return ""
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    options = {
-        k: v
-        for k, v in sorted(getattr(function, "__dict__", {}).items())
-        if isinstance(v, str | int | float | bool)
-    }
-    code = getattr(function, "__code__", None)
-    body = hashlib.sha256(_code_text(code).encode()).hexdigest()[:8] if code else ""
-    return f"{name}{body}{options or ''}"
-
-
-def _code_text(code: Any) -> str:
-    """A function's code, the same in every process: no addresses, no order of sets."""
-    constants = [
-        _code_text(c)
-        if isinstance(c, CodeType)
-        else repr(sorted(map(repr, c)))
-        if isinstance(c, frozenset)
-        else repr(c)
-        for c in code.co_consts
-    ]
-    return f"{code.co_code.hex()} {code.co_names} {constants}"

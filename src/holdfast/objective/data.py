@@ -1,4 +1,4 @@
-"""Data for one pass over it: in which batches to read it, and a fingerprint of what is in it.
+"""Data for one pass over it: in which batches to read it.
 
 Two kinds: samples that can be fetched by index, which are batched here by length so that little
 is spent on padding; and batches that come as they come.
@@ -6,16 +6,17 @@ is spent on padding; and batches that come as they come.
 
 from __future__ import annotations
 
-import hashlib
-from array import array
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from holdfast._batch import batch_length, normalized
+from holdfast.objective._content import arrow_fingerprint, content_fingerprint
 from holdfast.objective.losses import IGNORED
 
 __all__ = ["Batches", "Samples", "as_source", "pad_collate"]
@@ -43,7 +44,7 @@ class Samples:
             start += size
 
     def _reader(self, indices: list[int]) -> Callable[[], Any]:
-        return lambda: self.collate([self.data[i] for i in indices])
+        return lambda: normalized(self.collate([self.data[i] for i in indices]))
 
     def _lengths(self) -> list[int]:
         columns = getattr(self.data, "column_names", None)  # datasets.Dataset: only that column
@@ -55,101 +56,117 @@ class Samples:
 
     def fingerprint(self) -> str | None:
         """Of the content; None if it cannot be told."""
-        if hasattr(self.data, "with_format") and hasattr(self.data, "column_names"):
-            return _arrow_fingerprint(self.data)
-        return _fingerprint(self.data[i] for i in range(len(self.data)))
+        if hasattr(self.data, "with_format") and self.data.format["type"] != "custom":
+            return arrow_fingerprint(self.data)
+        return content_fingerprint(self.data[i] for i in range(len(self.data)))
 
     def probe(self) -> str | None:
         """A fingerprint of a few samples, to notice data that changed under a key of the user's."""
         n = len(self.data)
-        return _fingerprint(self.data[i] for i in sorted({0, n // 3, n // 2, n - 1}))
+        few = sorted({0, n // 3, n // 2, n - 1}) if n else []
+        return content_fingerprint(self.data[i] for i in few)
 
 
 class Batches:
     """Batches as they come, in their order."""
 
     total: int | None = None
+    collate: Collate | None = None
 
     def __init__(self, data: Iterable[Any]) -> None:
-        self.data = data
+        self.once = iter(data) is data
+        self.first = list(itertools.islice(iter(data), 1)) if self.once else []
+        self.data = itertools.chain(self.first, data) if self.once else data
 
     def __iter__(self) -> Iterator[IndexedBatch]:
         start = 0
         for batch in self.data:
-            indices = list(range(start, start + _batch_length(batch)))
-            yield indices, _reader_of(batch)
+            batch = normalized(batch)
+            indices = list(range(start, start + batch_length(batch)))
+            yield indices, partial(_identity, batch)
             start += len(indices)
 
     def fingerprint(self) -> str | None:
         """Of the content; None if it can be read only once, or not be told."""
-        return None if iter(self.data) is self.data else _fingerprint(self.data)
+        return None if self.once else content_fingerprint(self.data)
 
     def probe(self) -> str | None:
         """Of the first batch."""
-        if iter(self.data) is self.data:
-            return None
-        return _fingerprint(batch for batch, _ in zip(self.data, range(1), strict=False))
+        return content_fingerprint(self.first if self.once else itertools.islice(self.data, 1))
 
 
-def as_source(data: Any, collate: Collate | None, batch_size: int) -> Samples | Batches:
+def as_source(
+    data: Any, collate: Collate | None, batch_size: int, pad_id: int | None = None
+) -> Samples | Batches:
     """What the user gave, as one of the two kinds.
 
     A DataLoader over indexable data is opened: its dataset is read in the dataset's own order,
     whatever order the loader shuffles to.
     """
     if isinstance(data, DataLoader):
-        if isinstance(data.dataset, IterableDataset):
+        batched = data.batch_size is not None or data.batch_sampler is not None
+        if isinstance(data.dataset, IterableDataset) or not batched:
             return Batches(data)
         return Samples(data.dataset, collate or data.collate_fn, data.batch_size or batch_size)
     by_index = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    is_dataset = isinstance(data, Dataset) or hasattr(data, "column_names")
-    if by_index and (collate is not None or is_dataset):
-        if collate is None:
-            first = data[0] if len(data) else None
-            collate = default_collate if _token_count(first) is None else pad_collate
-        return Samples(data, collate, batch_size)
-    if not isinstance(data, Iterable):
+    if isinstance(data, Mapping) or not (by_index or isinstance(data, Iterable)):
         raise TypeError(
-            "data must be a DataLoader, a dataset, or an iterable of batches, got "
-            f"{type(data).__name__}"
+            "data must be a DataLoader, a dataset (one split of it), or an iterable of batches, "
+            f"got {type(data).__name__}"
         )
+    first = data[0] if by_index and len(data) else None
+    is_dataset = isinstance(data, Dataset) or hasattr(data, "column_names")
+    if by_index and (collate is not None or is_dataset or _is_token_sample(first)):
+        if collate is None:
+            padded = partial(pad_collate, pad_id=pad_id or 0)
+            collate = default_collate if _token_count(first) is None else padded
+        return Samples(data, collate, batch_size)
+    if collate is not None:
+        return Batches(_Chunks(data, collate, batch_size))
     return Batches(data)
 
 
-def pad_collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Pad token sequences to the longest: labels with −100, the attention mask and others with 0.
+def pad_collate(samples: Sequence[Mapping[str, Any]], pad_id: int = 0) -> dict[str, Tensor]:
+    """Pad token sequences on the right to the longest: ids with ``pad_id``, labels with −100.
 
-    Columns that are not numbers are left out. Without an attention mask one is made.
+    Columns that are not numbers are left out. Without an attention mask one is made; ``label`` and
+    ``label_ids`` are ``labels``.
 
     Example:
         >>> pad_collate([{"input_ids": [5, 6]}, {"input_ids": [7]}])["attention_mask"]
         tensor([[1, 1],
                 [1, 0]])
     """
-    batch = {}
+    fills = {"labels": IGNORED, "input_ids": pad_id}
     samples = [{"attention_mask": [1] * len(s["input_ids"]), **s} for s in samples]
-    for name, first in samples[0].items():
-        values = [torch.as_tensor(s[name]) for s in samples if not isinstance(first, str)]
-        if not values or (values[0].is_floating_point() and values[0].dim() > 1):
+    batch: dict[str, Tensor] = {}
+    for column in samples[0]:
+        name = "labels" if column in ("label", "label_ids") else column
+        try:
+            values = [torch.as_tensor(s[column]) for s in samples]
+        except (TypeError, ValueError, RuntimeError):
             continue
         if values[0].dim() == 0:
             batch[name] = torch.stack(values)
         else:
-            fill = IGNORED if name == "labels" else 0
-            batch[name] = torch.nn.utils.rnn.pad_sequence(values, True, fill)
+            batch[name] = torch.nn.utils.rnn.pad_sequence(values, True, fills.get(name, 0))
     return batch
 
 
-def _batch_length(batch: Any) -> int:
-    if isinstance(batch, Mapping):
-        return _batch_length(next(iter(batch.values())))
-    if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor):
-        return len(batch[0])
-    return len(batch)
+class _Chunks:
+    """Samples that come one by one, collated into batches."""
+
+    def __init__(self, data: Iterable[Any], collate: Collate, batch_size: int) -> None:
+        self.data, self.collate, self.batch_size = data, collate, batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = iter(self.data)
+        while chunk := list(itertools.islice(samples, self.batch_size)):
+            yield self.collate(chunk)
 
 
-def _reader_of(batch: Any) -> Callable[[], Any]:
-    return lambda: tuple(batch) if isinstance(batch, list) else batch
+def _identity(batch: Any) -> Any:
+    return batch
 
 
 def _token_count(sample: Any) -> int | None:
@@ -158,51 +175,9 @@ def _token_count(sample: Any) -> int | None:
     return None
 
 
-def _fingerprint(items: Iterable[Any]) -> str | None:
-    digest = hashlib.sha256()
-    try:
-        for item in items:
-            _feed(digest, item)
-    except TypeError:
-        return None
-    return digest.hexdigest()[:32]
-
-
-def _arrow_fingerprint(dataset: Any) -> str:
-    """Of a ``datasets.Dataset``, whose own fingerprint differs from one process to the next."""
-    import pyarrow as pa  # comes with datasets
-
-    digest = hashlib.sha256()
-    for table in dataset.with_format("arrow").iter(1000):
-        bare = table.replace_schema_metadata(None).combine_chunks()
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, bare.schema) as writer:
-            writer.write_table(bare)
-        digest.update(sink.getvalue())
-    return digest.hexdigest()[:32]
-
-
-def _feed(digest: Any, item: Any) -> None:
-    """Feed a value's type, shape and content to the digest."""
-    if isinstance(item, Mapping):
-        for name in sorted(item):
-            digest.update(f"{{{name}:".encode())
-            _feed(digest, item[name])
-    elif isinstance(item, Tensor):
-        _feed(digest, item.detach().cpu().contiguous().view(torch.uint8).numpy())
-        digest.update(f"{item.dtype}{tuple(item.shape)}".encode())
-    elif isinstance(item, str | int | float | bool | bytes | None):
-        digest.update(f"{type(item).__name__}{item!r};".encode())
-    elif isinstance(item, list | tuple):
-        try:  # token ids, nearly always: at the speed of C
-            digest.update(array("q", item).tobytes())
-        except (TypeError, OverflowError):
-            for x in item:
-                _feed(digest, x)
-        digest.update(b"]")
-    elif isinstance(item, np.ndarray | np.generic) or hasattr(item, "__array_interface__"):
-        values = np.ascontiguousarray(item)
-        digest.update(f"{values.dtype}{values.shape}".encode())
-        digest.update(values.tobytes())
-    else:
-        raise TypeError(f"cannot tell the content of {type(item).__name__}")
+def _is_token_sample(item: Any) -> bool:
+    """One sample of token ids, not a batch of them."""
+    if _token_count(item) is None:
+        return False
+    ids = item["input_ids"]
+    return ids.dim() == 1 if isinstance(ids, Tensor) else not isinstance(ids[0], list | Tensor)

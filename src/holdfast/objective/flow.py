@@ -18,6 +18,7 @@ model far; weighing them down keeps it near θ* without looking at its weights a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast._checks import above_zero
 from holdfast.objective.scores import Scores
 
 __all__ = ["Flow", "RunningMedian"]
@@ -90,8 +92,8 @@ class Flow:
             if self.tau not in get_args(TauRule):
                 rules = ", ".join(map(repr, get_args(TauRule)))
                 raise ValueError(f"tau must be one of {rules} or a number > 0, got {self.tau!r}")
-        elif not self.tau > 0:
-            raise ValueError(f"tau must be a number > 0, got {self.tau!r}")
+        elif self.tau != math.inf:
+            above_zero("tau", self.tau)
         if self.level not in get_args(Level):
             raise ValueError(f"level must be 'sequence' or 'token', got {self.level!r}")
 
@@ -103,11 +105,11 @@ class Flow:
                 batch for the batch and running medians; or :class:`~holdfast.Scores`, whose
                 sequence or token losses are taken by ``level`` (tokens one after another, see
                 ``Scores.split``). Samples that had no targets get the weight 0.
-            history: for ``tau="running_median"``, what was seen so far; None starts afresh.
+            history: for ``tau="running_median"``, what was seen so far.
         """
         if isinstance(losses, Scores):
             return self._weigh_scores(losses, history)
-        f = losses.detach().double()
+        f = torch.as_tensor(losses).detach().cpu().double()
         _check_losses(f)
         w = torch.exp(-f / self._tau_of(f, history))
         if not (w > 0).any():
@@ -122,7 +124,10 @@ class Flow:
             if scores.token_losses is None:
                 raise ValueError("token weights need token losses: score(..., tokens=True)")
             return self.weigh(torch.cat(scores.token_losses), history)
-        kept = ~scores.losses.isnan()
+        kept = scores.counts > 0
+        if not kept.any():
+            raise ValueError("there is nothing to weigh: no sample has a target")
+        _check_losses(scores.losses.masked_fill(~kept, 0.0))
         weights = torch.zeros(len(scores.losses), dtype=torch.float64)
         weights[kept] = self.weigh(scores.losses[kept], history)
         return weights
@@ -131,9 +136,14 @@ class Flow:
         if not isinstance(self.tau, str):
             return float(self.tau)
         if self.tau == "running_median":
-            tau = (history or RunningMedian()).update(f)
+            if history is None:
+                raise ValueError(
+                    "tau='running_median' needs what was seen so far: weigh(losses, history) with "
+                    "one RunningMedian() for the run"
+                )
+            tau = history.update(f)
         else:
-            tau = float(np.median(f.cpu().numpy()))  # the mean of the two middle values
+            tau = float(np.median(f.numpy()))  # the mean of the two middle values
         if tau == 0:
             raise ValueError(
                 "the median loss is 0: the pretrained model already knows at least half of these "

@@ -65,29 +65,37 @@ def per_sample_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
 
 def token_losses(logits: Tensor, labels: Tensor, task: Task) -> TokenLosses:
     """The loss of every target, in order; tasks without tokens have one target a sample."""
-    rows = torch.arange(len(labels), device=labels.device)
-    if task == "classification":
-        return TokenLosses(F.cross_entropy(logits.float(), labels, reduction="none"), rows)
-    if task == "regression":
-        error = (logits.float().reshape(len(labels), -1) - labels.reshape(len(labels), -1)).square()
-        return TokenLosses(error.mean(1), rows)
-    if task == "multi_label":
-        loss = F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
-        return TokenLosses(loss.flatten(1).mean(1), rows)
     where = target_mask(labels, task)
+    sample = torch.arange(len(labels), device=labels.device)
+    if task == "regression":
+        outputs, wanted = logits.float().reshape(len(labels), -1), labels.reshape(len(labels), -1)
+        _check_same_shape(outputs, wanted, task)
+        return TokenLosses((outputs - wanted).square().mean(1), sample)
+    if task == "multi_label":
+        _check_same_shape(logits, labels, task)
+        loss = F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
+        return TokenLosses(loss.flatten(1).mean(1), sample)
     if task == "causal_lm":  # the logits at t speak of the label at t + 1
         logits, labels, where = logits[:, :-1], labels[:, 1:], where[:, 1:]
-    sample = rows[:, None].expand_as(where)[where]
-    return TokenLosses(
-        F.cross_entropy(logits[where].float(), labels[where], reduction="none"), sample
-    )
+    if task != "classification":
+        sample = sample[:, None].expand_as(where)
+    nll = F.cross_entropy(logits[where].float(), labels[where].long(), reduction="none")
+    return TokenLosses(nll, sample[where])
 
 
 def target_mask(labels: Tensor, task: Task) -> Tensor:
-    """Which labels are targets. A causal model predicts nothing at the first position."""
-    _check_task(task)
-    if task not in ("causal_lm", "token_classification"):
-        return torch.ones(len(labels), 1, dtype=torch.bool, device=labels.device)
+    """Which labels are targets: not −100. A causal model predicts nothing at the first position."""
+    if task not in get_args(Task):
+        raise ValueError(f"task must be one of {', '.join(get_args(Task))}, got {task!r}")
+    if task in ("regression", "multi_label"):
+        return torch.ones(len(labels), dtype=torch.bool, device=labels.device)
+    dims = 1 if task == "classification" else 2
+    if labels.dim() != dims or labels.is_floating_point():
+        hint = "; for vectors of 0 and 1 the task is multi_label" if dims == 1 else ""
+        raise ValueError(
+            f"the labels of {task} must be integers with {dims} dimension(s), got {labels.dtype} "
+            f"of shape {tuple(labels.shape)}{hint}"
+        )
     where = labels != IGNORED
     if task == "causal_lm":
         where = where.clone()
@@ -97,7 +105,15 @@ def target_mask(labels: Tensor, task: Task) -> Tensor:
 
 def count_targets(labels: Tensor, task: Task) -> Tensor:
     """The number of targets of each sample: target tokens, or 1."""
-    return target_mask(labels, task).sum(1)
+    return target_mask(labels, task).reshape(len(labels), -1).sum(1)
+
+
+def _check_same_shape(outputs: Tensor, labels: Tensor, task: str) -> None:
+    if outputs.shape != labels.shape:
+        raise ValueError(
+            f"{task} compares outputs {tuple(outputs.shape)} with labels {tuple(labels.shape)}: "
+            "their shapes must be the same"
+        )
 
 
 def weighted_loss(
@@ -126,7 +142,7 @@ def weighted_loss(
     weights = weights.to(device=losses.values.device, dtype=losses.values.dtype)
     if weights.shape == labels.shape[:1]:
         weights = weights[losses.sample]
-    elif weights.shape == labels.shape:
+    elif weights.shape == labels.shape and labels.shape == target_mask(labels, task).shape:
         weights = weights[target_mask(labels, task)]
     else:
         raise ValueError(
@@ -135,6 +151,8 @@ def weighted_loss(
         )
     if num_targets is None:
         num_targets = max(1, len(losses.values))
+    elif isinstance(num_targets, Tensor):
+        num_targets = num_targets.to(losses.values)
     return (weights * losses.values).sum() / num_targets
 
 
@@ -147,17 +165,20 @@ def global_targets(micro_batches: Iterable[Tensor], task: Task) -> Tensor:
     counts = [count_targets(labels, task).sum() for labels in micro_batches]
     if not counts:
         raise ValueError("no micro-batches to count targets in")
-    total = torch.stack(counts).sum().double()
+    total = torch.stack(counts).sum()
+    world = 1
     if torch.distributed.is_available() and torch.distributed.is_initialized():
+        world = torch.distributed.get_world_size()
+        if torch.distributed.get_backend() == "nccl":  # which reduces nothing on the CPU
+            total = total.cuda()
         torch.distributed.all_reduce(total)
-        total /= torch.distributed.get_world_size()
-    return total.clamp(min=1e-12)
+    return total.clamp(min=1).float() / world
 
 
 def infer_task(model: Any) -> Task:
     """The task of a transformers model, from its class and configuration."""
     name, config = type(model).__name__, getattr(model, "config", None)
-    if "ForCausalLM" in name or "LMHeadModel" in name:
+    if "ForCausalLM" in name or name in ("GPT2LMHeadModel", "BertLMHeadModel"):
         return "causal_lm"
     if "ForTokenClassification" in name:
         return "token_classification"
@@ -172,8 +193,3 @@ def infer_task(model: Any) -> Task:
         f"the task of {name} is not known: pass task= one of {', '.join(get_args(Task))}, "
         "or a function (model, batch) -> one loss a sample"
     )
-
-
-def _check_task(task: str) -> None:
-    if task not in get_args(Task):
-        raise ValueError(f"task must be one of {', '.join(get_args(Task))}, got {task!r}")

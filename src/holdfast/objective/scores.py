@@ -81,7 +81,9 @@ class Scores:
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{folder} holds no scores: {error}") from error
         except (ValueError, KeyError, safetensors.SafetensorError) as error:
-            raise ValueError(f"the scores in {folder} cannot be read: {error!r}") from error
+            raise ValueError(
+                f"the scores in {folder} cannot be read; remove the folder to score anew: {error!r}"
+            ) from error
         tokens = None
         if "token_losses" in tensors:
             tokens = list(tensors["token_losses"].split(counts.tolist()))

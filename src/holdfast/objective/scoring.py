@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from holdfast._batch import evaluating
+from holdfast._batch import evaluating, unwrapped
 from holdfast._names import shorten
 from holdfast._progress import progress_bar
-from holdfast.objective._scorer import LossFunction, Scorer
-from holdfast.objective._store import Rows, Store, describe
+from holdfast.objective._content import content_fingerprint
+from holdfast.objective._scorer import TOKEN_TASKS, LossFunction, Scorer
+from holdfast.objective._store import Rows, Store
 from holdfast.objective.data import Batches, Collate, Samples, as_source
 from holdfast.objective.losses import Task, infer_task
 from holdfast.objective.scores import Scores
@@ -50,7 +51,8 @@ def score(
         model: holding its pretrained weights. Put into eval mode for the pass, then back.
         data: a DataLoader (its dataset is read in the dataset's order), a ``datasets.Dataset`` or
             other dataset with ``collate``, or any iterable of batches. Batches are mappings with
-            ``labels``, or pairs (inputs, labels).
+            ``labels``, or pairs (inputs, labels). On several ranks all see the same data.
+            Sequences padded on the left need ``position_ids`` in models with absolute positions.
         task: see :func:`~holdfast.per_sample_loss`; None asks a transformers model; or a function
             (model, batch) → one loss a sample.
         collate: makes a batch of samples; None pads token sequences on the right.
@@ -75,23 +77,35 @@ def score(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    task = infer_task(model) if task is None else task
-    if tokens and task not in ("causal_lm", "token_classification"):
+    inner = unwrapped(model)
+    task = infer_task(inner) if task is None else task
+    if tokens and task not in TOKEN_TASKS:
         raise ValueError(f"tokens=True needs a task with tokens, not {task!r}")
-    source = as_source(data, collate, batch_size)
+    pad_id = getattr(getattr(inner, "config", None), "pad_token_id", None)
+    source = as_source(data, collate, batch_size, pad_id)
+    scorer = Scorer(model, task, tokens, autocast)
     options = {
-        "task": task if isinstance(task, str) else describe(task),
+        "task": task if isinstance(task, str) else content_fingerprint([task]),
         "tokens": tokens,
         "autocast": str(autocast),
-        "collate": describe(getattr(source, "collate", None)),
+        "collate": content_fingerprint([source.collate]),
     }
     store = Store.open(cache, model, source, options, data_key)
-    if store and (found := store.finished(source)):
-        return found
-    rows = _score_all(Scorer(model, task, tokens, autocast), source, store, progress=progress)
-    scores = rows.scores(tokens, store.about if store else options)
-    if store and _rank_and_world()[0] == 0:
-        store.finish(scores)
+    rank, world = _rank_and_world()
+
+    # Rank 0 looks into the cache for all: ranks that decided for themselves could wait for ever.
+    scores, rows = None, Rows()
+    if store and rank == 0:
+        scores = store.finished(source)
+        rows = store.begun() if scores is None else rows
+    scores, rows = _from_rank_0((scores, rows), world)
+    if scores is None:
+        rows = _score_rest(scorer, source, rows, store, progress=progress)
+        scores = rows.scores(tokens, store.about if store else options)
+        if store and rank == 0:
+            store.finish(scores)
+        if world > 1:
+            distributed.barrier()
     if scores.excluded:
         warnings.warn(
             f"{len(scores.excluded)} samples have no targets and get no weight: "
@@ -101,36 +115,41 @@ def score(
     return scores
 
 
-def _score_all(
-    scorer: Scorer, source: Samples | Batches, store: Store | None, *, progress: bool
+def _score_rest(
+    scorer: Scorer, source: Samples | Batches, rows: Rows, store: Store | None, *, progress: bool
 ) -> Rows:
-    """Every sample's row: those of an earlier pass, and this rank's share of the rest."""
+    """Every sample's row: those known already, this rank's share of the rest, and the others'."""
     rank, world = _rank_and_world()
-    rows = store.begun() if store else Rows()
-    if world > 1:
-        distributed.barrier()  # all ranks have read the same parts before any adds to them
-    fresh, kept_at = Rows(), time.monotonic()
+    fresh, unkept, kept_at = Rows(), Rows(), time.monotonic()
     bar = progress_bar(source.total, "scoring", shown=progress and rank == 0)
     bar.update(len(rows))
     with evaluating(scorer.model), torch.no_grad():
         left = (batch for batch in source if not all(i in rows for i in batch[0]))
         for number, (indices, read) in enumerate(left):
-            if number % world != rank:
-                continue
-            fresh.update(zip(indices, scorer(read(), indices), strict=True))
-            bar.update(len(indices) * world)
+            if number % world == rank:
+                unkept.update(zip(indices, scorer(read(), indices), strict=True))
+            bar.update(len(indices))
             if store and time.monotonic() - kept_at > _KEEP_SECONDS:
-                store.keep(fresh)
-                rows.update(fresh)
-                fresh, kept_at = Rows(), time.monotonic()
+                store.keep(unkept)
+                fresh.update(unkept)
+                unkept, kept_at = Rows(), time.monotonic()
     bar.close()
-    rows.update(fresh)
+    fresh.update(unkept)
+    everyone = [fresh]
     if world > 1:
-        everyone: list[Rows] = [Rows()] * world
-        distributed.all_gather_object(everyone, rows)
-        for theirs in everyone:
-            rows.update(theirs)
+        everyone = [Rows() for _ in range(world)]
+        distributed.all_gather_object(everyone, fresh)
+    for theirs in everyone:
+        rows.update(theirs)
     return rows
+
+
+def _from_rank_0(value: Any, world: int) -> Any:
+    if world == 1:
+        return value
+    box = [value]
+    distributed.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def _rank_and_world() -> tuple[int, int]:

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from holdfast._batch import evaluating, inputs_and_labels, logits_of, to_device
+from holdfast._checks import at_least_zero
+from holdfast._names import shorten
 from holdfast._progress import progress_bar
 from holdfast.objective.data import Batches, Collate, Samples, as_source
-from holdfast.objective.losses import Task, token_losses
+from holdfast.objective.losses import Task
 
 __all__ = ["PretrainedHead", "linear_probe"]
 
@@ -38,7 +42,8 @@ def linear_probe(
     """Fit ``head``, in place, on features that the frozen model gives; the model is unchanged.
 
     The features are computed once. The problem is then small and, for a linear head, convex:
-    L-BFGS on all of them goes to the minimum without a learning rate to choose.
+    L-BFGS on all of them, in float64 and on standardised features, goes to the minimum without a
+    learning rate to choose. All features are held in memory, 8 bytes a value.
 
     Args:
         model: in its pretrained state, run in eval mode.
@@ -49,7 +54,7 @@ def linear_probe(
         collate, batch_size, progress: as for :func:`holdfast.score`.
         l2: weight of ½·l2·‖head weights‖², which keeps the minimum finite where the classes can
             be separated exactly. Biases are not decayed.
-        max_iterations: of L-BFGS; more than enough at the default.
+        max_iterations: of L-BFGS. A warning tells if they were not enough.
 
     Returns:
         The mean training loss at the end, without the penalty.
@@ -62,39 +67,87 @@ def linear_probe(
         >>> loss <= 1.1
         True
     """
-    if l2 < 0:
-        raise ValueError(f"l2 must be ≥ 0, got {l2}")
-    features, labels = _features(
-        model, head, as_source(data, collate, batch_size), progress=progress
-    )
+    at_least_zero("l2", l2)
+    if task not in ("classification", "regression", "multi_label"):
+        raise ValueError(f"a probe is for classification, regression or multi_label, not {task!r}")
+    pad_id = getattr(getattr(model, "config", None), "pad_token_id", None)
+    source = as_source(data, collate, batch_size, pad_id)
+    features, labels = _features(model, head, source, progress=progress)
+    if labels.is_floating_point():
+        labels = labels.double()
+
+    # A copy is fitted, so that an error leaves the head alone and its dtype does not matter.
+    fitted = copy.deepcopy(head).double().requires_grad_(True)
+    if isinstance(fitted, nn.Linear):
+        # In z = (x − mean)/scale, with W′ = W·scale, the same problem is well conditioned.
+        scale = features.std(0, unbiased=False).clamp(min=1e-12)
+        mean = features.mean(0) if fitted.bias is not None else torch.zeros_like(scale)
+        _shift(fitted, +mean)
+        fitted.weight.data *= scale
+        final, gradient = _fit(
+            fitted, (features - mean) / scale, labels, task, l2 / scale**2, max_iterations
+        )
+        fitted.weight.data /= scale
+        _shift(fitted, -mean)
+    else:
+        decay = torch.full((), l2, dtype=torch.float64, device=features.device)
+        final, gradient = _fit(fitted, features, labels, task, decay, max_iterations)
+    if gradient > 1e-4:
+        warnings.warn(
+            f"the probe is not at its minimum after {max_iterations} iterations (gradient "
+            f"{gradient:.1g}): give more max_iterations, or a larger l2",
+            stacklevel=2,
+        )
+    with torch.no_grad():
+        for ours, theirs in zip(head.parameters(), fitted.parameters(), strict=True):
+            ours.copy_(theirs)
+    return final
+
+
+def _fit(
+    head: nn.Module, features: Tensor, labels: Tensor, task: Task, decay: Tensor, iterations: int
+) -> tuple[float, float]:
+    """Minimise loss + ½·decay·W² by L-BFGS. Returns the loss and the largest gradient left."""
     weights = [p for p in head.parameters() if p.dim() > 1]
-    trainable = {p: p.requires_grad for p in head.parameters()}
-    head.requires_grad_(True)
     optimizer = torch.optim.LBFGS(
         head.parameters(),
-        max_iter=max_iterations,
-        history_size=20,
-        tolerance_grad=1e-6,
+        max_iter=iterations,
+        max_eval=4 * iterations,
+        history_size=50,
+        tolerance_grad=1e-7,
+        tolerance_change=1e-12,
         line_search_fn="strong_wolfe",
     )
 
-    def loss_now() -> Tensor:
-        return token_losses(head(features), labels, task).values.mean()
-
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = loss_now() + 0.5 * l2 * sum(w.square().sum() for w in weights)
+        loss = _mean_loss(head(features), labels, task)
+        loss = loss + 0.5 * sum((decay * w.square()).sum() for w in weights)
         loss.backward()
         return loss
 
     with evaluating(head):  # a dropout in the head would make the problem a moving one
         optimizer.step(closure)
+        closure()
+        gradient = max(float(p.grad.abs().max()) for p in head.parameters() if p.grad is not None)
         with torch.no_grad():
-            final = float(loss_now())
-    for p, wanted in trainable.items():
-        p.requires_grad_(wanted)
-        p.grad = None
-    return final
+            return float(_mean_loss(head(features), labels, task)), gradient
+
+
+@torch.no_grad()
+def _shift(head: nn.Linear, by: Tensor) -> None:
+    """Make the layer give the same outputs for features from which ``by`` is taken away."""
+    if head.bias is not None:
+        head.bias.add_(head.weight @ by)
+
+
+def _mean_loss(outputs: Tensor, labels: Tensor, task: Task) -> Tensor:
+    """The mean loss in the outputs' own dtype."""
+    if task == "classification":
+        return F.cross_entropy(outputs, labels.long())
+    if task == "multi_label":
+        return F.binary_cross_entropy_with_logits(outputs, labels.to(outputs))
+    return F.mse_loss(outputs, labels.to(outputs).reshape(outputs.shape))
 
 
 @torch.no_grad()
@@ -104,8 +157,12 @@ def _features(
     """What the model feeds into the head (or returns, if the head is no part of it), and labels."""
     device = next(model.parameters()).device
     within = any(module is head for module in model.modules())
-    caught: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+    caught: list[Any] = []
+
+    def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        caught.append(args[0] if args else next(iter(kwargs.values())))
+
+    hook = head.register_forward_pre_hook(catch, with_kwargs=True)
     features, labels = [], []
     bar = progress_bar(source.total, "features", shown=progress)
     try:
@@ -113,6 +170,8 @@ def _features(
             for indices, read in source:
                 inputs, targets = inputs_and_labels(model, to_device(read(), device))
                 outputs = logits_of(model, inputs)
+                if within and not caught:
+                    raise ValueError("the model did not run its head: is it the right module?")
                 features.append(caught.pop() if within else outputs)
                 labels.append(targets)
                 bar.update(len(indices))
@@ -121,7 +180,12 @@ def _features(
         bar.close()
     if not features:
         raise ValueError("there is nothing to probe with: the data is empty")
-    found, targets = torch.cat(features).float(), torch.cat(labels)
+    if features[0].dim() != 2:
+        raise ValueError(
+            f"the head gets features of shape {tuple(features[0].shape)}, one row a sample is "
+            "needed: name the innermost linear layer, such as model.classifier.out_proj"
+        )
+    found, targets = torch.cat(features).double(), torch.cat(labels)
     for what, values in (("features", found), ("labels", targets)):
         if not values.isfinite().all():
             raise ValueError(f"the {what} hold infinite or not-a-number values: nothing was fitted")
@@ -168,10 +232,12 @@ class PretrainedHead:
         """The model with its pretrained head and statistics, in eval mode; afterwards as before."""
         head = model.get_submodule(self.name)
         here = {n: b for n, b in model.named_buffers() if n in self.buffers}
+        if missing := sorted(set(self.buffers) - set(here)):
+            raise ValueError(f"the model has not the statistics that were kept: {shorten(missing)}")
         now = {n: b.detach().clone() for n, b in here.items()}
-        device = next(model.parameters()).device
+        like = next(model.parameters())
         try:
-            model.set_submodule(self.name, self.head.to(device))
+            model.set_submodule(self.name, self.head.to(like.device, like.dtype))
             for n, b in here.items():
                 b.copy_(self.buffers[n])
             with evaluating(model):
