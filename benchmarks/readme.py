@@ -56,7 +56,7 @@ def speed() -> str:
         rows.append([title, *(f"{r['x_fused_adamw']:.2f}" for r in found)])
     heads = [f"{case}, {record['device'].split(',')[0]}" for record, case in columns]
     steps = table(["fp32, × torch's fused AdamW", *heads], rows)
-    return steps + "\n\n" + scoring("flow_score_cpu")
+    return "\n\n".join([steps, *map(scoring, ("flow_score_h200", "flow_score_cpu"))])
 
 
 def scoring(name: str) -> str:

@@ -26,6 +26,7 @@ from torch.optim.adamw import adamw
 
 from holdfast._checks import at_least_zero
 from holdfast.anneal import Anneal, Constant, Sigmoid
+from holdfast.optim._adam import check_adam_group, make_adam_state
 from holdfast.optim._anchored import AnchoredOptimizer
 from holdfast.reference import Reference
 
@@ -133,19 +134,13 @@ class RecAdam(AnchoredOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        for name in ("eps", "weight_decay", "gamma"):
-            at_least_zero(name, group[name])
-        betas = group["betas"]
-        pair = isinstance(betas, tuple | list) and len(betas) == 2
-        if not pair or not all(isinstance(b, float | int) and 0 <= b < 1 for b in betas):
-            raise ValueError(f"betas must be two numbers in [0, 1), got {betas!r}")
+        check_adam_group(group)
+        at_least_zero("gamma", group["gamma"])
         if not isinstance(group["anneal"], Anneal):
             raise TypeError(
                 "anneal must be one of holdfast.anneal's Sigmoid, Linear and Constant, or an "
                 f"Anneal of your own, got {group['anneal']!r}"
             )
-        if isinstance(group["lr"], Tensor) and group["foreach"] and not group["capturable"]:
-            raise ValueError("lr as a tensor needs capturable=True with foreach=True")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -184,20 +179,10 @@ class RecAdam(AnchoredOptimizer):
         return loss
 
     def _state_of(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        state = self.state[p]
+        state: dict[str, Tensor] = self.state[p]
         if not state:
-            # As in torch.optim.Adam: the step lives on the CPU unless the implementation needs it
-            # on the device, which spares a synchronisation for each parameter.
-            dtype = self.state_dtype or p.dtype
-            on_device = group["capturable"] or (group["fused"] and dtype == p.dtype)
-            state["step"] = torch.zeros(
-                (), dtype=torch.float32, device=p.device if on_device else "cpu"
-            )
-            for moment in ("exp_avg", "exp_avg_sq"):
-                state[moment] = torch.zeros_like(
-                    p, dtype=dtype, memory_format=torch.preserve_format
-                )
-        return cast(dict[str, Tensor], state)
+            make_adam_state(state, p, group, self.state_dtype or p.dtype)
+        return state
 
     @torch.no_grad()
     def recall_state(self, *, distance: bool = False, group: int | None = None) -> dict[str, float]:

@@ -1,0 +1,36 @@
+"""What optimizers built on torch's Adam have in common: the checks and the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast._checks import at_least_zero
+
+
+def check_adam_group(group: dict[str, Any]) -> None:
+    """Validate Adam's own settings of a group."""
+    for name in ("lr", "eps", "weight_decay"):
+        at_least_zero(name, group[name])
+    betas = group["betas"]
+    pair = isinstance(betas, tuple | list) and len(betas) == 2
+    if not pair or not all(isinstance(b, float | int) and 0 <= b < 1 for b in betas):
+        raise ValueError(f"betas must be two numbers in [0, 1), got {betas!r}")
+    if group["foreach"] and group["fused"]:
+        raise ValueError("foreach and fused cannot both be True: choose one, or leave both None")
+    if isinstance(group["lr"], Tensor) and group["foreach"] and not group["capturable"]:
+        raise ValueError("lr as a tensor needs capturable=True with foreach=True")
+
+
+def make_adam_state(
+    state: dict[str, Tensor], p: Tensor, group: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Fill a parameter's empty state: the step and the two moments."""
+    # As in torch.optim.Adam: the step lives on the CPU unless the implementation needs it on the
+    # device, which spares a synchronisation for each parameter.
+    on_device = group["capturable"] or (group["fused"] and dtype == p.dtype)
+    state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if on_device else "cpu")
+    for moment in ("exp_avg", "exp_avg_sq"):
+        state[moment] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)

@@ -1,0 +1,155 @@
+r"""MoFO: Adam that moves only the coordinates with the largest momentum.
+
+Chen et al., *MoFO: Momentum-Filtered Optimizer for Mitigating Forgetting in LLM Fine-Tuning*,
+https://arxiv.org/abs/2407.20999.
+
+Adam's moments are kept for all coordinates. In each matrix only the fraction α of coordinates
+with the largest |m| moves; the others stay where they are:
+
+    θᵢ ← θᵢ − lr·wd·θᵢ − lr·m̂ᵢ/(√v̂ᵢ+ε)      for i among the max(1, round(α·n)) largest |mᵢ|
+
+Vectors (biases, norms) are not filtered. Fewer moved coordinates end nearer to θ*, without a copy
+of θ*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.optimizer import Optimizer
+
+from holdfast._checks import above_zero
+from holdfast.optim._adam import check_adam_group, make_adam_state
+
+__all__ = ["MoFO"]
+
+_OPTIONS = ("lr", "eps", "weight_decay", "maximize", "foreach", "fused", "capturable")
+
+
+class MoFO(Optimizer):
+    """Adam with a momentum filter.
+
+    Args:
+        params: parameters, named or not, or groups of them. A group may set its own ``fraction``.
+        lr, betas, eps: Adam's.
+        weight_decay: decoupled, as in AdamW; weights decay only where they move.
+        fraction: α, the share of each matrix that moves in an update; the paper takes 5 to 20 %.
+            1 is AdamW to the last bit.
+        foreach, fused: which of torch's implementations to use; None is torch's own choice.
+        maximize, capturable: as in AdamW.
+
+    Example:
+        >>> import torch
+        >>> from holdfast.optim import MoFO
+        >>> p = torch.nn.Parameter(torch.zeros(2, 3))
+        >>> optimizer = MoFO([p], lr=0.1, fraction=0.5)
+        >>> p.grad = torch.arange(6.0).reshape(2, 3)
+        >>> optimizer.step()
+        >>> (p != 0).sum().item()
+        3
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        fraction: float = 0.15,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "fraction": fraction,
+            "foreach": foreach,
+            "fused": fused,
+            "maximize": maximize,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters."""
+        super().add_param_group(param_group)
+        try:
+            check_adam_group(param_group)
+            if above_zero("fraction", param_group["fraction"]) > 1:
+                raise ValueError(f"fraction must lie in (0, 1], got {param_group['fraction']!r}")
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Perform one update: Adam's, after which what was not selected is put back."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if any(p.grad.layout is not torch.strided for p in params):
+                raise RuntimeError("MoFO does not support sparse gradients")
+            for p in params:
+                if not self.state[p]:
+                    make_adam_state(self.state[p], p, group, p.dtype)
+            states = [self.state[p] for p in params]
+            mofo(
+                params,
+                [cast(Tensor, p.grad) for p in params],
+                [s["exp_avg"] for s in states],
+                [s["exp_avg_sq"] for s in states],
+                [s["step"] for s in states],
+                fraction=group["fraction"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                **{name: group[name] for name in _OPTIONS},
+            )
+        return loss
+
+
+def mofo(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    state_steps: list[Tensor],
+    *,
+    fraction: float,
+    **adam: Any,
+) -> None:
+    """One MoFO update of a list of tensors, in place."""
+    filtered = [i for i, p in enumerate(params) if p.dim() > 1 and fraction < 1]
+    before = [params[i].clone() for i in filtered]
+    adamw(params, grads, exp_avgs, exp_avg_sqs, [], state_steps, amsgrad=False, **adam)
+    for i, old in zip(filtered, before, strict=True):
+        moves = largest(exp_avgs[i].abs(), max(1, round(fraction * old.numel())))
+        params[i].copy_(torch.where(moves, params[i], old))
+
+
+def largest(values: Tensor, k: int) -> Tensor:
+    """A mask of the k largest values; of equal ones the first count as larger.
+
+    >>> largest(torch.tensor([[1.0, 3.0], [3.0, 3.0]]), 2)
+    tensor([[False,  True],
+            [ True, False]])
+    """
+    flat = values.flatten()
+    if k >= flat.numel():
+        return torch.ones_like(values, dtype=torch.bool)
+    threshold = flat.kthvalue(flat.numel() - k + 1).values
+    above, level = flat > threshold, flat == threshold
+    first_of_level = level.cumsum(0) <= k - above.sum()
+    return (above | (level & first_of_level)).view_as(values)
