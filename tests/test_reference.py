@@ -159,6 +159,16 @@ def test_fingerprint_does_not_depend_on_dtype_strides_or_chunks(monkeypatch):
     assert Reference({"t": t}).fingerprint() == expected
 
 
+def test_statistics_are_referred_to_and_the_fingerprint_survives_saving(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
+    net(torch.randn(4, 1, 5, 5))
+    reference = Reference.of(net)
+    assert torch.equal(reference["1.running_mean"], net[1].running_mean)
+    save_file(net.state_dict(), tmp_path / "model.safetensors")
+    assert Reference.open(tmp_path).fingerprint() == reference.fingerprint()
+    assert len(reference.distance(net).per_parameter) == 4
+
+
 def test_a_failed_save_leaves_the_old_file(net, tmp_path):
     reference = Reference.of(net)
     reference.save(tmp_path / "a.safetensors")

@@ -2,9 +2,9 @@
 
 from holdfast import anneal, optim
 from holdfast.anneal import Anneal, Constant, Linear, Sigmoid
+from holdfast.merging import WiseFT
 from holdfast.objective import (
     Flow,
-    RunningMedian,
     Scores,
     count_targets,
     global_targets,
@@ -28,9 +28,9 @@ __all__ = [
     "PretrainedHead",
     "RecAdam",
     "Reference",
-    "RunningMedian",
     "Scores",
     "Sigmoid",
+    "WiseFT",
     "anneal",
     "count_targets",
     "global_targets",

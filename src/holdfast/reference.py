@@ -86,7 +86,7 @@ class Reference(Mapping[str, Tensor]):
         without: str | Sequence[str] = (),
         device: torch.device | str | None = None,
     ) -> Reference:
-        """Copy a model's parameters as they are now.
+        """Copy a model's parameters and saved buffers (BatchNorm's statistics) as they are now.
 
         The result also knows the parameters by identity, so it serves optimizers that are given
         tensors without names.
@@ -102,10 +102,12 @@ class Reference(Mapping[str, Tensor]):
         parameters = dict(model.named_parameters())
         if not parameters:
             raise ValueError(f"{type(model).__name__} has no parameters to refer to")
-        kept = _leave_out(parameters, without)
-        reference = cls({name: p.detach().to(device=device, copy=True) for name, p in kept.items()})
+        saved = model.state_dict(keep_vars=True)
+        buffers = {name: b for name, b in model.named_buffers() if name in saved}
+        kept = _leave_out({**parameters, **buffers}, without)
+        reference = cls({name: t.detach().to(device=device, copy=True) for name, t in kept.items()})
         reference._owners = WeakTensorKeyDictionary()
-        reference._owners.update((p, name) for name, p in kept.items())
+        reference._owners.update((p, name) for name, p in parameters.items() if name in kept)
         reference._names = WeakTensorKeyDictionary()
         reference._names.update((p, name) for name, p in parameters.items())
         return reference

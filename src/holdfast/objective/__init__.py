@@ -1,6 +1,6 @@
 """Stage 2, objective: what is minimised."""
 
-from holdfast.objective.flow import Flow, RunningMedian
+from holdfast.objective.flow import Flow
 from holdfast.objective.losses import (
     count_targets,
     global_targets,
@@ -13,7 +13,6 @@ from holdfast.objective.weights import with_weights
 
 __all__ = [
     "Flow",
-    "RunningMedian",
     "Scores",
     "count_targets",
     "global_targets",

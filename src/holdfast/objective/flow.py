@@ -19,7 +19,7 @@ model far; weighing them down keeps it near θ* without looking at its weights a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -29,7 +29,7 @@ from torch import Tensor
 from holdfast._checks import above_zero
 from holdfast.objective.scores import Scores
 
-__all__ = ["Flow", "RunningMedian"]
+__all__ = ["Flow"]
 
 TauRule = Literal["median", "batch_median", "running_median"]
 Level = Literal["sequence", "token"]
@@ -70,8 +70,8 @@ class Flow:
 
     Args:
         tau: ``"median"`` of the losses over the fine-tuning set, once; ``"batch_median"``, anew
-            for each batch; ``"running_median"`` for streams; or a number > 0. Infinity gives all
-            samples the weight 1.
+            for each batch; ``"running_median"`` of all that this object has weighed so far, for
+            streams; or a number > 0. Infinity gives all samples the weight 1.
         level: weigh whole ``"sequence"``s, or every ``"token"`` by its own loss.
         normalize: scale the weights to a mean of 1. As they are, their mean is well below 1,
             which also takes the step size down.
@@ -86,6 +86,9 @@ class Flow:
     tau: TauRule | float = "median"
     level: Level = "sequence"
     normalize: bool = False
+    _history: RunningMedian = field(
+        default_factory=RunningMedian, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.tau, str):
@@ -97,7 +100,7 @@ class Flow:
         if self.level not in get_args(Level):
             raise ValueError(f"level must be 'sequence' or 'token', got {self.level!r}")
 
-    def weigh(self, losses: Tensor | Scores, history: RunningMedian | None = None) -> Tensor:
+    def weigh(self, losses: Tensor | Scores) -> Tensor:
         """The weights of losses taken at θ*, float64, in the same order.
 
         Args:
@@ -105,13 +108,12 @@ class Flow:
                 batch for the batch and running medians; or :class:`~holdfast.Scores`, whose
                 sequence or token losses are taken by ``level`` (tokens one after another, see
                 ``Scores.split``). Samples that had no targets get the weight 0.
-            history: for ``tau="running_median"``, what was seen so far.
         """
         if isinstance(losses, Scores):
-            return self._weigh_scores(losses, history)
+            return self._weigh_scores(losses)
         f = torch.as_tensor(losses).detach().cpu().double()
         _check_losses(f)
-        w = torch.exp(-f / self._tau_of(f, history))
+        w = torch.exp(-f / self._tau_of(f))
         if not (w > 0).any():
             raise ValueError(
                 f"all weights are 0: the smallest loss is {f.min():.4g}, more than 700 times "
@@ -119,29 +121,32 @@ class Flow:
             )
         return w / w.mean() if self.normalize else w
 
-    def _weigh_scores(self, scores: Scores, history: RunningMedian | None) -> Tensor:
+    def state_dict(self) -> dict[str, Any]:
+        """What the running median has seen, for the checkpoint of a run."""
+        return self._history.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._history.load_state_dict(state)
+
+    def _weigh_scores(self, scores: Scores) -> Tensor:
         if self.level == "token":
             if scores.token_losses is None:
                 raise ValueError("token weights need token losses: score(..., tokens=True)")
-            return self.weigh(torch.cat(scores.token_losses), history)
+            return self.weigh(torch.cat(scores.token_losses))
         kept = scores.counts > 0
         if not kept.any():
             raise ValueError("there is nothing to weigh: no sample has a target")
         _check_losses(scores.losses.masked_fill(~kept, 0.0))
         weights = torch.zeros(len(scores.losses), dtype=torch.float64)
-        weights[kept] = self.weigh(scores.losses[kept], history)
+        weights[kept] = self.weigh(scores.losses[kept])
         return weights
 
-    def _tau_of(self, f: Tensor, history: RunningMedian | None) -> float:
+    def _tau_of(self, f: Tensor) -> float:
         if not isinstance(self.tau, str):
             return float(self.tau)
         if self.tau == "running_median":
-            if history is None:
-                raise ValueError(
-                    "tau='running_median' needs what was seen so far: weigh(losses, history) with "
-                    "one RunningMedian() for the run"
-                )
-            tau = history.update(f)
+            tau = self._history.update(f)
         else:
             tau = float(np.median(f.numpy()))  # the mean of the two middle values
         if tau == 0:
