@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from holdfast import Reference
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,6 +38,11 @@ def test_the_readmes_first_examples_run(monkeypatch, tmp_path):
         exec(block, names)
     assert names["optimizer"].recall_state()["updates"] == 3
     assert "weight" in names["dataset"].column_names
+    whole = next(block for block in blocks if "global_targets" in block)
+    exec(whole, names | {"dataset": datasets.Dataset.from_list(rows * 8), "torch": torch})
+    assert names["optimizer"].recall_state()["updates"] == 6
+    others = next(block for block in blocks if "attach_penalties" in block)
+    exec(others, names | {"pretrained": Reference.of(model), "evaluate": lambda m: 0.0})
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,10 @@ def test_wrong_use():
         per_sample_loss(logits, LM_LABELS, "language")
     with pytest.raises(ValueError, match="their shapes must be the same"):
         per_sample_loss(torch.zeros(4, 3), torch.zeros(4), "regression")
+    with pytest.raises(ValueError, match="num_targets must be > 0, got 0"):
+        weighted_loss(logits, LM_LABELS, [1.0, 1.0, 1.0], "causal_lm", 0)
+    with pytest.raises(TypeError, match="pass a list of label tensors"):
+        global_targets(LM_LABELS, "causal_lm")
     with pytest.raises(ValueError, match="no micro-batches"):
         global_targets([], "causal_lm")
 

@@ -45,7 +45,7 @@ class TestAgainstALiteralComputation:
         assert Flow().weigh(scores)[0].item() == pytest.approx(math.exp(-1), rel=1e-5)
 
     def test_a_sample_without_targets_is_left_out_and_said(self, model, rows):
-        with pytest.warns(UserWarning, match="1 samples have no targets and get no weight: 2"):
+        with pytest.warns(UserWarning, match=r"1 of 5 samples have no targets .* at index 2"):
             scores = quiet(model, dataset([*rows[:2], MASKED, *rows[2:4]]), tokens=True)
         assert scores.excluded == [2]
         assert scores.losses[2].isnan()
@@ -222,7 +222,7 @@ class TestModels:
 
     def test_a_label_that_is_ignored_is_no_easy_sample(self):
         data = [(torch.randn(4, 3), torch.tensor([0, -100, 1, 1]))]
-        with pytest.warns(UserWarning, match="1 samples have no targets"):
+        with pytest.warns(UserWarning, match="1 of 4 samples have no targets"):
             scores = quiet(torch.nn.Linear(3, 2), data, task="classification")
         assert scores.excluded == [1]
         assert Flow().weigh(scores)[1] == 0
@@ -314,6 +314,15 @@ class TestRefused:
     def test_no_labels(self, model, rows):
         with pytest.raises(ValueError, match="a batch must be a mapping with a tensor of labels"):
             quiet(model, dataset([{"input_ids": r["input_ids"]} for r in rows[:3]]))
+
+    def test_labels_that_do_not_fit_their_ids(self, model, rows):
+        short = {"input_ids": rows[0]["input_ids"], "labels": rows[0]["labels"][5:]}
+        with pytest.raises(ValueError, match=r"a sample has \d+ labels for \d+ input_ids"):
+            quiet(model, [rows[1], short])
+
+    def test_no_target_anywhere(self, model):
+        with pytest.raises(ValueError, match="are all labels −100"):
+            quiet(model, [MASKED, MASKED])
 
     def test_an_unknown_task(self):
         with pytest.raises(ValueError, match="the task of Linear is not known: pass task="):

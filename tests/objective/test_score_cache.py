@@ -266,6 +266,22 @@ class TestCacheAccidents:
         again = quiet(model, data, task="classification", cache=tmp_path)
         assert torch.equal(first.losses, again.losses)
 
+    def test_what_was_done_before_ctrl_c_is_kept(self, model, rows, tmp_path, monkeypatch, capsys):
+        real, calls = _scorer.Scorer._rows, []
+
+        def interrupted(self, batch, size):
+            calls.append(size)
+            if len(calls) == 4:
+                raise KeyboardInterrupt
+            return real(self, batch, size)
+
+        monkeypatch.setattr(_scorer.Scorer, "_rows", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            quiet(model, dataset(rows), cache=tmp_path, batch_size=2)
+        quiet(model, dataset(rows), cache=tmp_path, batch_size=2, progress=True)
+        assert sum(calls) - calls[3] == len(rows)
+        assert f"{sum(calls[:3])} samples are done already" in capsys.readouterr().err
+
     def test_a_damaged_part_is_scored_again(self, model, rows, tmp_path, monkeypatch):
         monkeypatch.setattr(scoring, "_KEEP_SECONDS", 0.0)
         real, calls = _scorer.Scorer._rows, []

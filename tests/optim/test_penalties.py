@@ -85,7 +85,7 @@ def test_it_keeps_the_model_nearer(penalty):
 def test_zeros_of_l1_are_exact():
     net = make_net(torch.float32)
     opt = torch.optim.SGD(net.parameters(), lr=0.05)
-    attach_penalties(opt, [L1SP(0.1)], Reference.of(net))
+    attach_penalties(opt, [L1SP(0.03)], Reference.of(net))
     train(net, opt, 30)
     pairs = zip(net.parameters(), make_net(torch.float32).parameters(), strict=True)
     same = sum(int((p == q).sum()) for p, q in pairs)

@@ -140,7 +140,7 @@ def test_a_head_inside_and_one_outside_are_fitted_alike(model):
     outside = copy.deepcopy(model.classifier)
     headless = copy.deepcopy(model)
     headless.classifier = nn.Identity()
-    one = probe(model, model.classifier, images())
+    one = probe(model, "classifier", images())
     two = probe(headless, outside, images())
     assert one == pytest.approx(two, rel=1e-6)
     assert torch.allclose(outside.weight, model.classifier.weight, atol=1e-5)

@@ -1,5 +1,6 @@
 """Stage 2, objective: what is minimised."""
 
+from holdfast.objective.data import pad_collate
 from holdfast.objective.flow import Flow
 from holdfast.objective.losses import (
     count_targets,
@@ -16,6 +17,7 @@ __all__ = [
     "Scores",
     "count_targets",
     "global_targets",
+    "pad_collate",
     "per_sample_loss",
     "score",
     "weighted_loss",

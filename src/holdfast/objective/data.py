@@ -137,6 +137,10 @@ def pad_collate(samples: Sequence[Mapping[str, Any]], pad_id: int = 0) -> dict[s
         tensor([[1, 1],
                 [1, 0]])
     """
+    for s in samples:
+        labels, ids = s.get("labels"), s["input_ids"]
+        if isinstance(labels, list | tuple) and len(labels) != len(ids):
+            raise ValueError(f"a sample has {len(labels)} labels for {len(ids)} input_ids")
     fills = {"labels": IGNORED, "input_ids": pad_id}
     samples = [{"attention_mask": [1] * len(s["input_ids"]), **s} for s in samples]
     batch: dict[str, Tensor] = {}

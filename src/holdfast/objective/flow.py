@@ -18,7 +18,6 @@ model far; weighing them down keeps it near θ* without looking at its weights a
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -26,7 +25,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast._checks import above_zero
 from holdfast.objective.scores import Scores
 
 __all__ = ["Flow"]
@@ -91,12 +89,10 @@ class Flow:
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.tau, str):
-            if self.tau not in get_args(TauRule):
-                rules = ", ".join(map(repr, get_args(TauRule)))
-                raise ValueError(f"tau must be one of {rules} or a number > 0, got {self.tau!r}")
-        elif self.tau != math.inf:
-            above_zero("tau", self.tau)
+        number = isinstance(self.tau, int | float) and not isinstance(self.tau, bool)
+        if not (number and float(self.tau) > 0) and self.tau not in get_args(TauRule):
+            rules = ", ".join(map(repr, get_args(TauRule)))
+            raise ValueError(f"tau must be one of {rules} or a number > 0, got {self.tau!r}")
         if self.level not in get_args(Level):
             raise ValueError(f"level must be 'sequence' or 'token', got {self.level!r}")
 

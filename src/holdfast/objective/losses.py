@@ -139,7 +139,7 @@ def weighted_loss(
         tensor(1.0397)
     """
     losses = token_losses(logits, labels, task)
-    weights = weights.to(device=losses.values.device, dtype=losses.values.dtype)
+    weights = torch.as_tensor(weights).to(losses.values)
     if weights.shape == labels.shape[:1]:
         weights = weights[losses.sample]
     elif weights.shape == labels.shape and labels.shape == target_mask(labels, task).shape:
@@ -153,6 +153,8 @@ def weighted_loss(
         num_targets = max(1, len(losses.values))
     elif isinstance(num_targets, Tensor):
         num_targets = num_targets.to(losses.values)
+    elif not num_targets > 0:
+        raise ValueError(f"num_targets must be > 0, got {num_targets!r}")
     return (weights * losses.values).sum() / num_targets
 
 
@@ -161,7 +163,14 @@ def global_targets(micro_batches: Iterable[Tensor], task: Task) -> Tensor:
 
     On several ranks this is the number over all ranks divided by the number of ranks, because
     DistributedDataParallel averages gradients where the sum is wanted.
+
+    Example:
+        >>> import torch
+        >>> global_targets([torch.tensor([0, 3]), torch.tensor([1])], "classification")
+        tensor(3.)
     """
+    if isinstance(micro_batches, Tensor):
+        raise TypeError("pass a list of label tensors, one for each micro-batch of the update")
     counts = [count_targets(labels, task).sum() for labels in micro_batches]
     if not counts:
         raise ValueError("no micro-batches to count targets in")

@@ -19,7 +19,7 @@ from holdfast._files import write_whole
 __all__ = ["Scores"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scores:
     """The losses of a dataset at the pretrained weights, in the data's order.
 
@@ -39,6 +39,12 @@ class Scores:
     def excluded(self) -> list[int]:
         """The samples that have no targets (all labels −100): not scored, weight 0."""
         return [int(i) for i in (self.counts == 0).nonzero().flatten()]
+
+    def __repr__(self) -> str:
+        scored = self.losses[self.counts > 0]
+        middle = f", median loss {scored.median():.4g}" if len(scored) else ""
+        tokens = ", with token losses" if self.token_losses is not None else ""
+        return f"Scores({len(self)} samples, {len(self.excluded)} without targets{middle}{tokens})"
 
     def __len__(self) -> int:
         return len(self.losses)

@@ -10,6 +10,7 @@ on where it was. On several ranks each scores a share and all get everything.
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from typing import Any
@@ -48,13 +49,15 @@ def score(
     """The loss of every sample under the model as it is now.
 
     Args:
-        model: holding its pretrained weights. Put into eval mode for the pass, then back.
+        model: holding its pretrained weights, not tuned ones; a new head fitted first, by
+            :func:`~holdfast.linear_probe`. Put into eval mode for the pass, then back.
         data: a DataLoader (its dataset is read in the dataset's order), a ``datasets.Dataset`` or
             other dataset with ``collate``, or any iterable of batches. Batches are mappings with
             ``labels``, or pairs (inputs, labels). On several ranks all see the same data.
             Sequences padded on the left need ``position_ids`` in models with absolute positions.
-        task: see :func:`~holdfast.per_sample_loss`; None asks a transformers model; or a function
-            (model, batch) → one loss a sample.
+        task: ``"causal_lm"``, ``"classification"``, ``"regression"``, ``"multi_label"`` or
+            ``"token_classification"``, see :func:`~holdfast.per_sample_loss`; None asks a
+            transformers model; or a function (model, batch) → one loss a sample.
         collate: makes a batch of samples; None pads token sequences on the right.
         tokens: also keep the loss of every target token.
         batch_size: samples at the greatest length; shorter ones go in larger batches. Halved
@@ -106,9 +109,11 @@ def score(
             store.finish(scores)
         if world > 1:
             distributed.barrier()
-    if scores.excluded:
+    if n := len(scores.excluded):
+        if n == len(scores):
+            raise ValueError("no sample has a target: are all labels −100?")
         warnings.warn(
-            f"{len(scores.excluded)} samples have no targets and get no weight: "
+            f"{n} of {len(scores)} samples have no targets and get the weight 0, at index "
             f"{shorten([str(i) for i in scores.excluded])}",
             stacklevel=2,
         )
@@ -123,17 +128,25 @@ def _score_rest(
     fresh, unkept, kept_at = Rows(), Rows(), time.monotonic()
     bar = progress_bar(source.total, "scoring", shown=progress and rank == 0)
     bar.update(len(rows))
-    with evaluating(scorer.model), torch.no_grad():
-        left = (batch for batch in source if not all(i in rows for i in batch[0]))
-        for number, (indices, read) in enumerate(left):
-            if number % world == rank:
-                unkept.update(zip(indices, scorer(read(), indices), strict=True))
-            bar.update(len(indices))
-            if store and time.monotonic() - kept_at > _KEEP_SECONDS:
-                store.keep(unkept)
-                fresh.update(unkept)
-                unkept, kept_at = Rows(), time.monotonic()
-    bar.close()
+    if rows and progress and rank == 0:
+        print(f"scoring goes on: {len(rows)} samples are done already", file=sys.stderr)
+    try:
+        with evaluating(scorer.model), torch.no_grad():
+            left = (batch for batch in source if not all(i in rows for i in batch[0]))
+            for number, (indices, read) in enumerate(left):
+                if number % world == rank:
+                    unkept.update(zip(indices, scorer(read(), indices), strict=True))
+                bar.update(len(indices))
+                if store and time.monotonic() - kept_at > _KEEP_SECONDS:
+                    store.keep(unkept)
+                    fresh.update(unkept)
+                    unkept, kept_at = Rows(), time.monotonic()
+    except BaseException:
+        if store:
+            store.keep(unkept)  # Ctrl-C or an error in a later sample: what is done is done
+        raise
+    finally:
+        bar.close()
     fresh.update(unkept)
     everyone = [fresh]
     if world > 1:

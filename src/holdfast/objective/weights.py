@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from holdfast.objective.losses import Task, target_mask
+from holdfast.objective.scores import Scores
 
 __all__ = ["with_weights"]
 
 
 def with_weights(
     dataset: Any,
-    weights: Tensor | Sequence[Tensor],
+    weights: Tensor | Sequence[Tensor] | Sequence[float],
     *,
     column: str = "weight",
     task: Task = "causal_lm",
@@ -24,7 +25,8 @@ def with_weights(
     """The dataset with a weight in each sample, kept by shuffling, filtering and sharding.
 
     Args:
-        dataset: a ``datasets.Dataset``, or any dataset with a length and an index.
+        dataset: a ``datasets.Dataset``, or any dataset with a length and an index; in the order in
+            which it was scored. Shuffle and split it afterwards.
         weights: one a sample in the dataset's order (``Flow().weigh(scores)``), or for tokens one
             tensor a sample (``scores.split(Flow(level="token").weigh(scores))``): these are laid
             out along the sample's ``labels``, with 0 where there is no target.
@@ -40,17 +42,23 @@ def with_weights(
         >>> data[1]
         {'x': 2, 'weight': 0.25}
     """
+    if isinstance(weights, Scores):
+        raise TypeError("these are losses, not weights yet: pass Flow().weigh(scores)")
+    if not isinstance(weights, Tensor) and not any(isinstance(w, Tensor) for w in weights):
+        weights = torch.tensor(weights)
     if len(weights) != len(dataset):
         raise ValueError(
             f"{len(weights)} weights do not fit {len(dataset)} samples: score this dataset as it "
-            "is now, and add the weights before samples are removed or added"
+            "is now, and add the weights before samples are removed or added. Token weights are "
+            "cut into samples first: scores.split(weights)"
         )
     values: list[Any]
     if isinstance(weights, Tensor):
         values = weights.double().tolist()
     else:
         values = [
-            _along_labels(w, dataset[i]["labels"], task).tolist() for i, w in enumerate(weights)
+            _along_labels(i, torch.as_tensor(w), dataset[i]["labels"], task).tolist()
+            for i, w in enumerate(weights)
         ]
     if hasattr(dataset, "add_column"):
         if column in dataset.column_names:
@@ -75,12 +83,13 @@ class _Weighted(Dataset[Any]):
         return {**sample, self.column: self.values[i]}
 
 
-def _along_labels(weights: Tensor, labels: Any, task: Task) -> Tensor:
+def _along_labels(index: int, weights: Tensor, labels: Any, task: Task) -> Tensor:
     """Token weights at the positions of their labels, 0 elsewhere."""
     labels = torch.as_tensor(labels)
     where = target_mask(labels[None], task)[0]
     if int(where.sum()) != len(weights):
         raise ValueError(
-            f"{len(weights)} token weights do not fit the {int(where.sum())} targets of a sample"
+            f"{len(weights)} token weights do not fit the {int(where.sum())} targets of sample "
+            f"{index}: has the order of the dataset changed since it was scored?"
         )
     return torch.zeros(len(labels), dtype=torch.float64).masked_scatter(where, weights.double())

@@ -29,7 +29,7 @@ __all__ = ["PretrainedHead", "linear_probe"]
 
 def linear_probe(
     model: nn.Module,
-    head: nn.Module,
+    head: nn.Module | str,
     data: Any,
     *,
     task: Task = "classification",
@@ -47,8 +47,8 @@ def linear_probe(
 
     Args:
         model: in its pretrained state, run in eval mode.
-        head: a part of the model (its features are what the model feeds into it), or a module of
-            its own (its features are what the model returns).
+        head: a part of the model or its name (its features are what the model feeds into it), or
+            a module of its own (its features are what the model returns).
         data: as for :func:`holdfast.score`.
         task: classification, regression or multi_label.
         collate, batch_size, progress: as for :func:`holdfast.score`.
@@ -68,6 +68,7 @@ def linear_probe(
         True
     """
     at_least_zero("l2", l2)
+    head = _part(model, head) if isinstance(head, str) else head
     if task not in ("classification", "regression", "multi_label"):
         raise ValueError(f"a probe is for classification, regression or multi_label, not {task!r}")
     pad_id = getattr(getattr(model, "config", None), "pad_token_id", None)
@@ -141,6 +142,14 @@ def _shift(head: nn.Linear, by: Tensor) -> None:
         head.bias.add_(head.weight @ by)
 
 
+def _part(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError as error:
+        children = ", ".join(n for n, _ in model.named_children())
+        raise ValueError(f"the model has no part {name!r}; it has {children}") from error
+
+
 def _mean_loss(outputs: Tensor, labels: Tensor, task: Task) -> Tensor:
     """The mean loss in the outputs' own dtype."""
     if task == "classification":
@@ -212,14 +221,13 @@ class PretrainedHead:
     def __init__(self, name: str, head: nn.Module, buffers: dict[str, Tensor]) -> None:
         self.name, self.head, self.buffers = name, head, buffers
 
+    def __repr__(self) -> str:
+        return f"PretrainedHead({self.name!r}, {self.head}, {len(self.buffers)} statistics)"
+
     @classmethod
     def of(cls, model: nn.Module, name: str) -> PretrainedHead:
         """Copy the head called ``name`` and all running statistics of a pretrained model."""
-        try:
-            head = model.get_submodule(name)
-        except AttributeError as error:
-            children = ", ".join(n for n, _ in model.named_children())
-            raise ValueError(f"the model has no part {name!r}; it has {children}") from error
+        head = _part(model, name)
         buffers = {
             n: b.detach().clone()
             for n, b in model.named_buffers()
