@@ -1,9 +1,22 @@
 """Stage 3, update: how the weights move. Each optimizer is useful alone."""
 
+from holdfast.optim.ewc import EWC, fisher_importance
 from holdfast.optim.l1sp import L1SP
 from holdfast.optim.l2sp import L2SP
+from holdfast.optim.mas import MAS, mas_importance
 from holdfast.optim.mofo import MoFO
 from holdfast.optim.penalty import Penalty, attach_penalties
 from holdfast.optim.recadam import RecAdam
 
-__all__ = ["L1SP", "L2SP", "MoFO", "Penalty", "RecAdam", "attach_penalties"]
+__all__ = [
+    "EWC",
+    "L1SP",
+    "L2SP",
+    "MAS",
+    "MoFO",
+    "Penalty",
+    "RecAdam",
+    "attach_penalties",
+    "fisher_importance",
+    "mas_importance",
+]

@@ -22,14 +22,14 @@ class L1SP(Penalty):
     θ − θ* ← sign(θ − θ*) · max(0, |θ − θ*| − lr · strength).
     """
 
-    def value(self, difference: Tensor) -> Tensor:
+    def value(self, difference: Tensor, importance: Tensor | float) -> Tensor:
         """strength · ‖d‖₁."""
         return self.strength * difference.abs().sum()
 
-    def gradient(self, difference: Tensor) -> Tensor:
+    def gradient(self, difference: Tensor, importance: Tensor | float) -> Tensor:
         """A subgradient, strength · sign(d)."""
         return self.strength * difference.sign()
 
-    def move(self, difference: Tensor, lr: float) -> Tensor:
+    def move(self, difference: Tensor, importance: Tensor | float, lr: float) -> Tensor:
         """Soft thresholding by lr · strength."""
         return torch.nn.functional.softshrink(difference, lr * self.strength)

@@ -19,14 +19,16 @@ __all__ = ["L2SP"]
 class L2SP(Penalty):
     """½ · strength · ‖θ − θ*‖². Decoupled: θ ← θ − min(1, lr · strength) · (θ − θ*)."""
 
-    def value(self, difference: Tensor) -> Tensor:
-        """½ · strength · ‖d‖²."""
-        return 0.5 * self.strength * difference.square().sum()
+    def value(self, difference: Tensor, importance: Tensor | float) -> Tensor:
+        """½ · strength · Σ F·d²."""
+        return 0.5 * self.strength * (importance * difference.square()).sum()
 
-    def gradient(self, difference: Tensor) -> Tensor:
-        """The derivative, strength · d."""
-        return self.strength * difference
+    def gradient(self, difference: Tensor, importance: Tensor | float) -> Tensor:
+        """The derivative, strength · F·d."""
+        return self.strength * importance * difference
 
-    def move(self, difference: Tensor, lr: float) -> Tensor:
-        """The share lr · strength of the way back, no further than θ*."""
-        return difference * (1 - min(1.0, lr * self.strength))
+    def move(self, difference: Tensor, importance: Tensor | float, lr: float) -> Tensor:
+        """The share lr · strength · F of the way back, no further than θ*."""
+        share = lr * self.strength * importance
+        share = share.clamp(max=1.0) if isinstance(share, Tensor) else min(1.0, share)
+        return difference * (1 - share)

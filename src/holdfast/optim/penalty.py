@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,20 +38,22 @@ class Penalty(ABC):
 
     strength: float
     coupled: bool = False
+    #: Whether each coordinate counts by its importance (EWC, MAS) or all count alike.
+    weighted: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "strength", at_least_zero("strength", self.strength))
 
     @abstractmethod
-    def value(self, difference: Tensor) -> Tensor:
-        """strength · P, summed; ``difference`` is θ − θ*."""
+    def value(self, difference: Tensor, importance: Tensor | float) -> Tensor:
+        """strength · P, summed; ``difference`` is θ − θ*, ``importance`` 1 if all count alike."""
 
     @abstractmethod
-    def gradient(self, difference: Tensor) -> Tensor:
+    def gradient(self, difference: Tensor, importance: Tensor | float) -> Tensor:
         """strength · ∇P."""
 
     @abstractmethod
-    def move(self, difference: Tensor, lr: float) -> Tensor:
+    def move(self, difference: Tensor, importance: Tensor | float, lr: float) -> Tensor:
         """θ − θ* after a decoupled step of rate ``lr``."""
 
 
@@ -59,10 +61,23 @@ class AttachedPenalties:
     """Penalties that act in an optimizer's step, until :meth:`remove`."""
 
     def __init__(
-        self, optimizer: Optimizer, penalties: Sequence[Penalty], reference: Reference
+        self,
+        optimizer: Optimizer,
+        penalties: Sequence[Penalty],
+        reference: Reference,
+        importance: Reference | None,
     ) -> None:
         self.optimizer, self.penalties = optimizer, tuple(penalties)
+        needy = [type(p).__name__ for p in penalties if p.weighted]
+        if needy and importance is None:
+            raise ValueError(
+                f"{', '.join(needy)} weighs each coordinate: pass importance=, from "
+                "fisher_importance(model, data) or mas_importance(model, data)"
+            )
         self._anchors = _match_groups(optimizer, reference)
+        self._importance: list[list[Tensor | None]] = [[None] * len(a) for a in self._anchors]
+        if importance is not None:
+            self._importance = _match_groups(optimizer, importance)
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -76,18 +91,21 @@ class AttachedPenalties:
     @torch.no_grad()
     def values(self) -> dict[str, float]:
         """What each penalty amounts to now, for the log."""
-        return {
-            type(penalty).__name__: float(
-                sum(penalty.value(p.float() - a.to(p).float()) for _, p, a in self._parameters())
-            )
-            for penalty in self.penalties
-        }
+        totals = dict.fromkeys((type(penalty).__name__ for penalty in self.penalties), 0.0)
+        for _, p, anchor, importance in self._parameters():
+            for penalty in self.penalties:
+                weight = importance if penalty.weighted else 1.0
+                value = penalty.value((p - anchor.to(p)).float(), weight)
+                totals[type(penalty).__name__] += float(value)
+        return totals
 
-    def _parameters(self) -> Iterator[tuple[dict[str, Any], Tensor, Tensor]]:
-        for group, anchors in zip(self.optimizer.param_groups, self._anchors, strict=True):
-            for p, anchor in zip(group["params"], anchors, strict=True):
+    def _parameters(self) -> Iterator[tuple[dict[str, Any], Tensor, Tensor, Tensor | float]]:
+        """Every parameter that has an anchor, with it and its importance (0 where not known)."""
+        rows = zip(self.optimizer.param_groups, self._anchors, self._importance, strict=True)
+        for group, anchors, weights in rows:
+            for p, anchor, weight in zip(group["params"], anchors, weights, strict=True):
                 if anchor is not None:
-                    yield group, p, anchor
+                    yield group, p, anchor, 0.0 if weight is None else weight.to(p)
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -96,10 +114,11 @@ class AttachedPenalties:
             return
         # A fused step under a GradScaler starts with gradients that are still scaled.
         scale = getattr(optimizer, "grad_scale", None)
-        for group, p, anchor in self._parameters():
+        for group, p, anchor, importance in self._parameters():
             if p.grad is None:
                 continue
-            added = sum(penalty.gradient(p - anchor.to(p)) for penalty in coupled)
+            difference = p - anchor.to(p)
+            added = sum(x.gradient(difference, importance if x.weighted else 1.0) for x in coupled)
             added = added if scale is None else added * scale.to(p.device)
             p.grad.sub_(added) if group.get("maximize") else p.grad.add_(added)
 
@@ -109,16 +128,19 @@ class AttachedPenalties:
         skipped = getattr(optimizer, "found_inf", None)
         if not decoupled or (skipped is not None and bool(skipped)):
             return
-        for group, p, anchor in self._parameters():
+        for group, p, anchor, importance in self._parameters():
             if p.grad is None:
                 continue
+            here, lr = anchor.to(p), float(group["lr"])
             for penalty in decoupled:
-                here = anchor.to(p)
-                p.copy_(here + penalty.move(p - here, float(group["lr"])))
+                p.copy_(here + penalty.move(p - here, importance if penalty.weighted else 1.0, lr))
 
 
 def attach_penalties(
-    optimizer: Optimizer, penalties: Sequence[Penalty], reference: Reference
+    optimizer: Optimizer,
+    penalties: Sequence[Penalty],
+    reference: Reference,
+    importance: Reference | None = None,
 ) -> AttachedPenalties:
     """Let penalties act in the step of an optimizer, whichever it is.
 
@@ -127,6 +149,7 @@ def attach_penalties(
             parameters by identity.
         penalties: any number; they add up.
         reference: the pretrained weights. A parameter without one is not penalised.
+        importance: for EWC and MAS, how much each coordinate matters.
 
     Example:
         >>> import torch
@@ -138,7 +161,7 @@ def attach_penalties(
         >>> attached.values()
         {'L2SP': 0.0}
     """
-    return AttachedPenalties(optimizer, penalties, reference)
+    return AttachedPenalties(optimizer, penalties, reference, importance)
 
 
 def _match_groups(optimizer: Optimizer, reference: Reference) -> list[list[Tensor | None]]:

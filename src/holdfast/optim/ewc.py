@@ -1,0 +1,102 @@
+"""EWC: a quadratic penalty that weighs each coordinate by its Fisher information.
+
+Kirkpatrick et al., *Overcoming catastrophic forgetting in neural networks*, PNAS 2017,
+https://arxiv.org/abs/1612.00796:  ½·β·Σ Fᵢ·(θᵢ − θ*ᵢ)².
+
+F is the diagonal of the Fisher information at θ*, E[(∂ log p(y|x)/∂θᵢ)²]. Without pretraining data
+it is taken on the data at hand: with labels that the model itself draws (the true Fisher of the
+model), or with the data's own labels (the empirical one).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from holdfast._batch import logits_of
+from holdfast.objective.data import Collate
+from holdfast.objective.losses import IGNORED, Task, infer_task
+from holdfast.optim._importance import mean_over_samples
+from holdfast.optim.l2sp import L2SP
+from holdfast.reference import Reference
+
+__all__ = ["EWC", "fisher_importance"]
+
+
+@dataclass(frozen=True)
+class EWC(L2SP):
+    """½ · strength · Σ F·(θ − θ*)²; F comes from :func:`fisher_importance`.
+
+    Decoupled: θ ← θ − min(1, lr · strength · F) · (θ − θ*).
+    """
+
+    weighted: ClassVar[bool] = True
+
+
+def fisher_importance(
+    model: nn.Module,
+    data: Any,
+    *,
+    kind: Literal["true", "empirical"] = "true",
+    task: Task | None = None,
+    collate: Collate | None = None,
+    batch_size: int = 8,
+    seed: int = 0,
+    normalize: bool = False,
+    progress: bool = True,
+) -> Reference:
+    """The diagonal Fisher information of a model on data, by parameter name.
+
+    The gradient of each sample is squared on its own, through ``torch.func``; a sequence is one
+    sample, whose loss is the sum over its targets.
+
+    Args:
+        model: holding its pretrained weights; run in eval mode.
+        data, collate, batch_size, progress: as for :func:`holdfast.score`.
+        kind: ``"true"`` draws labels from the model's own predictions (at the positions that have
+            targets); ``"empirical"`` takes the data's.
+        task: as for :func:`holdfast.score`; classification, causal_lm or token_classification.
+        seed: of the drawn labels.
+        normalize: scale to a mean of 1, for ``RecAdam``-like pulls that are tuned without it.
+
+    Example:
+        >>> import torch
+        >>> from holdfast.optim import fisher_importance
+        >>> model, x, y = torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])
+        >>> fisher = fisher_importance(model, [(x, y)], task="classification", progress=False)
+        >>> fisher["weight"].shape
+        torch.Size([2, 3])
+    """
+    task = infer_task(model) if task is None else task
+    if task not in ("classification", "causal_lm", "token_classification"):
+        raise ValueError(f"the Fisher information is of class predictions, not of {task!r}")
+    if kind not in ("true", "empirical"):
+        raise ValueError(f"kind must be 'true' or 'empirical', got {kind!r}")
+    generator = torch.Generator().manual_seed(seed)
+
+    def labels_of(inputs: Any, labels: Tensor) -> Tensor:
+        if kind == "empirical":
+            return labels
+        with torch.no_grad():
+            probabilities = logits_of(model, inputs).float().softmax(-1).cpu()
+        drawn = torch.multinomial(probabilities.flatten(0, -2), 1, generator=generator)
+        drawn = drawn.view(probabilities.shape[:-1]).to(labels)
+        if task == "causal_lm":  # what is drawn at t is the label at t + 1
+            drawn = drawn.roll(1, dims=1)
+        return torch.where(labels == IGNORED, labels, drawn)
+
+    def negative_log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
+        if task == "causal_lm":
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        if task != "classification":
+            logits, labels = logits.flatten(0, 1), labels.flatten()
+        return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+
+    return mean_over_samples(
+        model, data, collate, batch_size, labels_of, negative_log_likelihood, torch.square,
+        normalize=normalize, progress=progress,
+    )  # fmt: skip
