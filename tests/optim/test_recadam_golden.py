@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from golden.recadam import Twin, sigmoid_lambda
@@ -173,6 +173,9 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2, to
 def test_any_shape_setting_and_dtype(
     shape, dtype, state_dtype, path, lr, gamma, k, t0, wd, beta1, beta2, seed
 ):
+    # Second moments of small gradients are 0 in float16, in torch's AdamW too: there it is compared
+    # to the bit, above.
+    assume(dtype != torch.float16 or state_dtype is not None)
     generator = torch.Generator().manual_seed(seed)
     p = torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
     anchor = torch.randn(shape, generator=generator).to(dtype)
