@@ -92,7 +92,7 @@ class TestCache:
 
 
 def slow_pass(shared, cache, out):
-    """What is killed: a pass that keeps its parts often and takes about three seconds."""
+    """What is killed: a pass that keeps its parts often and takes some seconds."""
     torch.set_num_threads(1)
     scoring._KEEP_SECONDS = 0.02
     real = _scorer.Scorer._rows
@@ -103,7 +103,7 @@ def slow_pass(shared, cache, out):
         return real(self, batch, size)
 
     _scorer.Scorer._rows = slow
-    data = datasets.Dataset.from_list(gsm8k(Path(shared), 120))
+    data = datasets.Dataset.from_list(gsm8k(Path(shared), 240))
     scores = score(small_llama(), data, tokens=True, batch_size=1, cache=cache, progress=False)
     scores.save(out)
 
