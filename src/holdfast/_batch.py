@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel, DataParallel or torch.compile."""
-    while isinstance(inner := getattr(model, "_orig_mod", None) or model, nn.Module):
-        if isinstance(inner, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            inner = inner.module
-        if inner is model:
-            break
-        model = inner
-    return model
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
 
 
 def normalized(batch: Any) -> Any:

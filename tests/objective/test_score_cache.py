@@ -180,6 +180,21 @@ def test_ranks_with_caches_of_their_own(shared_data, tmp_path):
     assert torch.equal(one.losses, two.losses)
 
 
+def refuse_on_all(shared, out):
+    """Changed data under an old key: rank 0 sees it, every rank is told."""
+    rows = gsm8k(Path(shared), 12)
+    options = {"cache": f"{out}/cache", "data_key": "k", "progress": False}
+    score(small_llama(), rows[:6], **options)
+    with pytest.raises(ValueError, match="another data_key"):
+        score(small_llama(), rows[6:], **options)
+    (Path(out) / f"told{torch.distributed.get_rank()}").touch()
+
+
+def test_an_error_on_rank_0_is_raised_on_all(shared_data, tmp_path):
+    run_on_ranks(2, refuse_on_all, shared_data, tmp_path, folder=tmp_path)
+    assert len(list(tmp_path.glob("told*"))) == 2
+
+
 class TestKeysThatMustDiffer:
     @pytest.fixture
     def batches(self):

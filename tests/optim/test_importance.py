@@ -160,6 +160,18 @@ def test_uniform_importance_is_l2sp():
     assert far(*nets) < 1e-14
 
 
+def test_what_is_of_no_importance_is_not_touched():
+    nets = [make_net(torch.float32), make_net(torch.float32)]
+    opts = [torch.optim.SGD(n.named_parameters(), lr=0.05) for n in nets]
+    zero = Reference({n: torch.zeros_like(p) for n, p in nets[0].named_parameters()})
+    attach_penalties(opts[0], [EWC(2.0)], Reference.of(nets[0]), zero)
+    for t in range(20):
+        for net, opt in zip(nets, opts, strict=True):
+            backward(net, t)
+            opt.step()
+    assert far(*nets) == 0.0
+
+
 def test_refused():
     net = make_net(torch.float32)
     opt = torch.optim.SGD(net.named_parameters(), lr=0.1)

@@ -64,7 +64,7 @@ def literal_minimum(features, y, l2):
     return objective(flat).item()
 
 
-@pytest.mark.parametrize("kind", ["plain", "shifted", "scales", "no bias"])
+@pytest.mark.parametrize("kind", ["plain", "shifted", "scales", "dead", "no bias"])
 def test_it_reaches_the_minimum(kind):
     generator = torch.Generator().manual_seed(5)
     y = torch.arange(300) % 3
@@ -73,6 +73,9 @@ def test_it_reaches_the_minimum(kind):
         features = features.relu() + 30
     if kind == "scales":
         features = features * torch.logspace(-2, 2, 5)
+    if kind == "dead":
+        features[:, 1] = 0.3
+        features[:, 3] = 0.0
     head, l2 = nn.Linear(5, 3, bias=kind != "no bias"), 1e-3
     data = torch.utils.data.TensorDataset(features, y)
     probe(Same(), head, data, l2=l2)

@@ -13,7 +13,8 @@ import os
 import sys
 import time
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import distributed, nn
@@ -30,6 +31,7 @@ from holdfast.objective.scores import Scores
 
 __all__ = ["score"]
 
+Found = TypeVar("Found")
 _KEEP_SECONDS = 10.0
 
 
@@ -97,11 +99,7 @@ def score(
     rank, world = _rank_and_world()
 
     # Rank 0 looks into the cache for all: ranks that decided for themselves could wait for ever.
-    scores, rows = None, Rows()
-    if store and rank == 0:
-        scores = store.finished(source)
-        rows = store.begun() if scores is None else rows
-    scores, rows = _from_rank_0((scores, rows), world)
+    scores, rows = _from_rank_0(lambda: _look_up(store, source), rank, world)
     if scores is None:
         rows = _score_rest(scorer, source, rows, store, progress=progress)
         scores = rows.scores(tokens, store.about if store else options)
@@ -157,12 +155,29 @@ def _score_rest(
     return rows
 
 
-def _from_rank_0(value: Any, world: int) -> Any:
+def _look_up(store: Store | None, source: Samples | Batches) -> tuple[Scores | None, Rows]:
+    """What is kept: the finished scores, or the rows of a pass that did not finish."""
+    if store is None:
+        return None, Rows()
+    scores = store.finished(source)
+    return scores, store.begun() if scores is None else Rows()
+
+
+def _from_rank_0(function: Callable[[], Found], rank: int, world: int) -> Found:
+    """What rank 0 gets from a function, on all ranks; an error there is raised on all."""
     if world == 1:
-        return value
-    box = [value]
+        return function()
+    box: list[Any] = [None]
+    if rank == 0:
+        try:
+            box = [function()]
+        except Exception as error:
+            box = [error]
     distributed.broadcast_object_list(box, src=0)
-    return box[0]
+    found = box[0]
+    if isinstance(found, Exception):
+        raise found
+    return cast(Found, found)
 
 
 def _rank_and_world() -> tuple[int, int]:

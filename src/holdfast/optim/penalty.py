@@ -133,7 +133,10 @@ class AttachedPenalties:
                 continue
             here, lr = anchor.to(p), float(group["lr"])
             for penalty in decoupled:
-                p.copy_(here + penalty.move(p - here, importance if penalty.weighted else 1.0, lr))
+                before = p - here
+                after = penalty.move(before, importance if penalty.weighted else 1.0, lr)
+                # What is not moved keeps its bits: θ* + (θ − θ*) is θ only up to rounding.
+                p.copy_(torch.where(after == before, p, here + after))
 
 
 def attach_penalties(

@@ -81,7 +81,9 @@ def linear_probe(
     fitted = copy.deepcopy(head).double().requires_grad_(True)
     if isinstance(fitted, nn.Linear):
         # In z = (x − mean)/scale, with W′ = W·scale, the same problem is well conditioned.
-        scale = features.std(0, unbiased=False).clamp(min=1e-12)
+        # A feature that hardly varies (a dead unit) is left as it is.
+        spread = features.std(0, unbiased=False)
+        scale = torch.where(spread > 1e-6 * spread.max(), spread, torch.ones_like(spread))
         mean = features.mean(0) if fitted.bias is not None else torch.zeros_like(scale)
         _shift(fitted, +mean)
         fitted.weight.data *= scale
