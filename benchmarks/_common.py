@@ -9,7 +9,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -109,10 +109,8 @@ def describe(device: torch.device) -> str:
     )
 
 
-def write_results(
-    path: Path, device: torch.device, protocol: str, rows: Sequence[Mapping[str, Any]]
-) -> None:
-    """Write rows with what is needed to judge them: device, versions, protocol and date."""
+def write_results(path: Path, device: torch.device, protocol: Any, **results: Any) -> None:
+    """Write results with what is needed to judge them: device, versions, protocol and date."""
     import holdfast
 
     versions = {
@@ -125,7 +123,7 @@ def write_results(
         "versions": versions,
         "protocol": protocol,
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "rows": list(rows),
+        **results,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

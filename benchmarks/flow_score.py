@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast import score
-from holdfast.objective.data import pad_collate
+from holdfast.data import pad_collate
 
 VOCABULARY = 49152
 MODELS = {
@@ -183,7 +183,7 @@ def main() -> None:
             f"{args.dtype}, batch size {args.batch_size} at the greatest length for all, best of "
             f"{args.repeats} interleaved rounds"
         )
-        write_results(args.out, args.device, protocol, figures)
+        write_results(args.out, args.device, protocol, rows=figures)
 
 
 if __name__ == "__main__":

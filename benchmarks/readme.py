@@ -1,4 +1,4 @@
-"""Fill the tables of README.md from benchmarks/results/*.json.
+"""Fill the tables of README.md from the registry and benchmarks/results/*.json.
 
 python benchmarks/readme.py            # writes README.md
 python benchmarks/readme.py --check    # only says whether it agrees
@@ -6,11 +6,14 @@ python benchmarks/readme.py --check    # only says whether it agrees
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from holdfast import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -32,6 +35,30 @@ def read(name: str) -> dict[str, Any]:
 def table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+
+
+def methods() -> str:
+    rows = []
+    for entry in registry.methods():
+        paper = f"[{entry.paper}]({entry.url})" if entry.url else ""
+        name, cls = f"`{entry.name}`", f"`{entry.cls.__name__}`"
+        rows.append([entry.stage, name, cls, entry.summary, paper])
+    for above, row in reversed(list(itertools.pairwise(rows))):
+        row[0] = "" if row[0] == above[0] else row[0]
+    return table(["stage", "name", "class", "what it does", "paper"], rows)
+
+
+def additivity() -> str:
+    report = read("additivity")
+    medians, runs = report["medians"], report["runs"]
+    start = medians["pretrained"]
+    rows = []
+    for name, m in medians.items():
+        change = m["retained"] - start["retained"]
+        spread = [r[name]["retained"] - r["pretrained"]["retained"] for r in runs]
+        seeds = "" if name == "pretrained" else f"{min(spread):+.3f} … {max(spread):+.3f}"
+        rows.append([name, f"{m['target']:.3f}", f"{change:+.3f}", seeds])
+    return table(["", "GSM8K loss", "WikiText-2 loss, change", "over the seeds"], rows)
 
 
 def digits() -> str:
@@ -73,7 +100,8 @@ def scoring(name: str) -> str:
 def main() -> None:
     path = ROOT / "README.md"
     text = old = path.read_text()
-    for name, made in (("digits", digits()), ("speed", speed())):
+    for part in (methods, digits, additivity, speed):
+        name, made = part.__name__, part()
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
             lambda found, made=made: f"{found[1]}{made}\n{found[2]}",  # type: ignore[misc]

@@ -172,7 +172,7 @@ def main() -> None:
             f"of {args.repeats} interleaved rounds after 3 of warm-up, {clock}; limit = "
             f"bytes_per_param over the copy bandwidth of the same rounds (GB/s: {copies})"
         )
-        write_results(args.out, args.device, protocol, rows)
+        write_results(args.out, args.device, protocol, rows=rows)
 
 
 if __name__ == "__main__":

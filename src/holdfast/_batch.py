@@ -69,7 +69,10 @@ def inputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
     if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], Tensor):
         return batch
     if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor):
-        accepted = inspect.signature(unwrapped(model).forward).parameters
+        inner: Any = unwrapped(model)
+        if hasattr(inner, "get_base_model"):  # PEFT's own forward takes anything
+            inner = inner.get_base_model()
+        accepted = inspect.signature(inner.forward).parameters
         anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         inputs = {
             name: value

@@ -22,6 +22,24 @@ def above_zero(name: str, value: Any) -> float:
     return number
 
 
+def share(name: str, value: Any) -> float:
+    """A number in [0, 1], as a plain float."""
+    number = at_least_zero(name, value)
+    if number > 1:
+        raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
+    return number
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """A whole number ≥ ``least``, as a plain int."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    number = int(value)
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {value!r}")
+    return number
+
+
 def _number(name: str, value: Any) -> float:
     if isinstance(value, str | bytes | bool):
         raise TypeError(f"{name} must be a number, got {value!r}")

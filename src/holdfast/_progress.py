@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 
-def progress_bar(total: int | None, description: str, *, shown: bool) -> Any:
+def progress_bar(total: int | None, description: str, *, shown: bool, unit: str = "sample") -> Any:
     """Something with ``update(n)`` and ``close()``."""
     try:
         from tqdm.auto import tqdm
     except ImportError:
         return _Lines(total, description, shown)
-    return tqdm(total=total, desc=description, disable=not shown, unit="sample")
+    return tqdm(total=total, desc=description, disable=not shown, unit=unit)
 
 
 class _Lines:

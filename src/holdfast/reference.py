@@ -141,6 +141,14 @@ class Reference(Mapping[str, Tensor]):
         reference._path = root.resolve() if device is None else None
         return reference
 
+    def without(self, parts: str | Sequence[str]) -> Reference:
+        """These weights, the same tensors, but for some parts."""
+        kept = Reference(_leave_out(self, parts, missing_ok=True))
+        kept._owners, kept._names = WeakTensorKeyDictionary(), self._names
+        kept._owners.update((p, name) for p, name in self._owners.items() if name in kept)
+        kept._path = self._path
+        return kept
+
     def bind(self, model: nn.Module) -> Reference:
         """Learn a model's parameters by identity, for optimizers that get tensors without names.
 
@@ -283,7 +291,9 @@ def distance(param: Tensor, anchor: Tensor) -> float:
     return float(torch.linalg.vector_norm(difference))
 
 
-def _leave_out(tensors: Mapping[str, Tensor], without: str | Sequence[str]) -> dict[str, Tensor]:
+def _leave_out(
+    tensors: Mapping[str, Tensor], without: str | Sequence[str], *, missing_ok: bool = False
+) -> dict[str, Tensor]:
     """The tensors that belong to none of the parts named."""
     parts = {n.rpartition(".")[0] for n in tensors} | {n.split(".")[0] for n in tensors}
     left_out = (without,) if isinstance(without, str) else tuple(without)
@@ -292,7 +302,7 @@ def _leave_out(tensors: Mapping[str, Tensor], without: str | Sequence[str]) -> d
         return name == part or name.startswith(part.rstrip(".") + ".")
 
     for part in left_out:
-        if not any(belongs(name, part) for name in tensors):
+        if not missing_ok and not any(belongs(name, part) for name in tensors):
             near = difflib.get_close_matches(part, sorted(parts), n=3, cutoff=0.4)
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
             raise ValueError(f"without={part!r} names no part of the model{hint}")

@@ -5,7 +5,7 @@ m ← β₁m + (1−β₁)g            v ← β₂v + (1−β₂)g²
 u = m̂ / (√v̂ + ε)
 θ ← θ − lr·wd·θ
 θ ← θ − lr·λ·u
-θ ← θ − c·(θ − θ*),  c = min(1, lr·(1−λ)·γ)
+θ ← θ − c·(θ − θ*),  c = min(1, lr·(1−λ)·γ·F), F = 1 unless importance is given
 """
 
 import math
@@ -28,7 +28,7 @@ class Twin:
     m: Tensor | float = 0.0
     v: Tensor | float = field(default=0.0)
 
-    def update(self, g, *, lr, lam, gamma, beta1=0.9, beta2=0.999, eps=1e-8, wd=0.0):
+    def update(self, g, *, lr, lam, gamma, beta1=0.9, beta2=0.999, eps=1e-8, wd=0.0, F=1.0):  # noqa: N803
         self.step += 1
         self.m = beta1 * self.m + (1 - beta1) * g
         self.v = beta2 * self.v + (1 - beta2) * g * g
@@ -40,6 +40,7 @@ class Twin:
         theta = self.theta - lr * wd * self.theta
         theta = theta - lr * lam * u
         if self.anchor is not None:
-            c = min(1.0, lr * (1 - lam) * gamma)
+            c = lr * (1 - lam) * gamma * F
+            c = c.clamp(max=1.0) if isinstance(c, Tensor) else min(1.0, c)
             theta = theta - c * (theta - self.anchor)
         self.theta = theta

@@ -31,6 +31,17 @@ def test_float64_equals_its_definition(alpha):
         assert torch.allclose(p, expected[n], rtol=0, atol=1e-14)
 
 
+def test_negative_zeros_are_kept_at_the_ends():
+    net = nn.Linear(2, 1, bias=False)
+    net.weight.data = torch.tensor([[-0.0, 1.0]])
+    reference = Reference.of(net)
+    net.weight.data = torch.tensor([[1.0, -0.0]])
+    WiseFT(1.0).merge(net, reference)
+    assert torch.equal(net.weight.signbit(), torch.tensor([[False, True]]))
+    WiseFT(0.0).merge(net, reference)
+    assert torch.equal(net.weight.signbit(), torch.tensor([[True, False]]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_ends_are_exact(dtype):
     net, reference = tuned_net(dtype)
@@ -98,6 +109,100 @@ def test_lora_equals_interpolating_the_merged_weights(rslora):
     for (n, a), (_, b) in zip(merged.named_parameters(), scaled.named_parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6), n
     assert reference.distance(scaled).total > 0.1
+
+
+def adapted(base, **config):
+    """A model with adapters that have been trained, and where they began."""
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, **config))
+    zeros = {
+        n: p.new_zeros(()).expand(p.shape)
+        for n, p in model.named_parameters()
+        if "lora_B" in n or "lora_embedding_B" in n
+    }
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if "lora_" in n or p.requires_grad:
+                p.normal_()
+    return model, Reference(zeros).bind(model)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_lora_through_its_anchors(alpha):
+    """The Reference that the LoRA stage makes: zeros for B, nothing else. B is scaled once."""
+    model, anchors = adapted(small_llama(tie=False), target_modules="all-linear")
+    tuned, scaled = copy.deepcopy(model), copy.deepcopy(model)
+    WiseFT(alpha).merge(model, anchors)
+    WiseFT(alpha).merge(scaled, None)
+    for (n, p), q, end in zip(
+        model.named_parameters(), scaled.parameters(), tuned.parameters(), strict=True
+    ):
+        assert torch.equal(p, q), n
+        assert torch.allclose(p, alpha * end if "lora_B" in n else end, rtol=1e-6), n
+        if alpha == 1 or "lora_B" not in n:
+            assert torch.equal(p, end)
+
+
+def test_a_reference_of_the_adapters_themselves_leaves_a_alone():
+    """Scaling A as well would scale the effective weights twice."""
+    base = small_llama(tie=False)
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules="all-linear"))
+    reference = Reference.of(model)
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if "lora_" in n:
+                p.normal_()
+    end = copy.deepcopy(model)
+    WiseFT(0.5).merge(model, reference)
+    for (n, p), q in zip(model.named_parameters(), end.parameters(), strict=True):
+        assert torch.equal(p, 0.5 * q if "lora_B" in n else q), n
+
+
+def test_lora_keeps_a_new_head_and_never_touches_a_quantised_base():
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    model, anchors = adapted(net, target_modules=["0"], modules_to_save=["2"])
+    layer = model.base_model.model[0].base_layer
+    packed = torch.arange(10, dtype=torch.uint8)  # as bitsandbytes keeps 4-bit weights
+    layer.weight = nn.Parameter(packed.clone(), requires_grad=False)
+    head = model.base_model.model[2].modules_to_save["default"].weight.detach().clone()
+    WiseFT(0.0).merge(model, anchors)
+    assert torch.equal(layer.weight, packed)
+    assert torch.equal(model.base_model.model[2].modules_to_save["default"].weight, head)
+    assert float(model.base_model.model[0].lora_B["default"].weight.detach().abs().sum()) == 0.0
+
+
+def test_an_adapted_embedding():
+    net = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 3))
+    reference = Reference.of(net)
+    model, _ = adapted(net, target_modules=["0"])
+    end = copy.deepcopy(model).merge_and_unload()
+    half = WiseFT(0.5).merge(model, None).merge_and_unload()
+    middle = (end[0].weight + reference["0.weight"]) / 2
+    assert torch.allclose(half[0].weight, middle, atol=1e-6)
+
+
+def test_a_recipe_with_lora_and_wise_ft():
+    from holdfast.recipe import Recipe
+    from holdfast.run import Run
+    from holdfast.trainable import LoRA
+
+    model = small_llama(tie=False)
+    recipe = Recipe(trainable=LoRA(r=2), merging=WiseFT(0.25))
+    rows = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}]
+    run = Run(recipe, model, rows, lr=1e-3, progress=False, cache=False)
+    with torch.no_grad():
+        for n, p in run.model.named_parameters():
+            if "lora_B" in n:
+                p.fill_(1.0)
+    kept = run.finish()
+    values = [p for n, p in kept.named_parameters() if "lora_B" in n]
+    assert all(torch.equal(p, torch.full_like(p, 0.25)) for p in values)
+
+
+def test_merged_adapters_are_refused():
+    model, anchors = adapted(small_llama(tie=False), target_modules="all-linear")
+    model.merge_adapter()
+    with pytest.raises(ValueError, match="unmerge them first"):
+        WiseFT().merge(model, anchors)
 
 
 def test_dora_is_refused():

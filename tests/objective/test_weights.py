@@ -3,7 +3,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, random_split
 
 from holdfast import Flow, Scores, score, weighted_loss, with_weights
-from holdfast.objective.data import pad_collate
+from holdfast.data import pad_collate
 from objective.lm import gsm8k, small_llama
 
 datasets = pytest.importorskip("datasets", reason="the hf extra is not installed")

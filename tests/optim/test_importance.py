@@ -101,6 +101,71 @@ def test_a_causal_model_on_real_text(shared_data, kind):
         assert torch.allclose(found["lm_head.weight"], expected, rtol=1e-3, atol=1e-7)
 
 
+class TestWhatIsLookedAt:
+    def test_only_what_requires_gradients(self):
+        net = make_net(torch.float32)
+        data = [(torch.randn(6, 6), torch.arange(6) % 3)]
+        options = {"task": "classification", "kind": "empirical"}
+        whole = fisher(net, data, **options)
+        net.body.requires_grad_(False)
+        net.body.extra = nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
+        found = fisher(net, data, **options)
+        assert set(found) == {"head.weight", "head.bias"}
+        assert torch.allclose(found["head.weight"], whole["head.weight"], rtol=1e-5)
+        net.requires_grad_(False)
+        with pytest.raises(ValueError, match="no parameter of Net requires a gradient"):
+            fisher(net, data, **options)
+
+    def test_float64_stays_float64(self):
+        """Against one backward pass a sample, far closer than float32 could be."""
+        net = make_net()
+        x, y = torch.randn(5, 6).double(), torch.arange(5) % 3
+        found = fisher(net, [(x, y)], task="classification", kind="empirical")
+        expected = torch.zeros_like(net.body[0].weight)
+        for i in range(5):
+            net.zero_grad()
+            nn.functional.cross_entropy(net(x[i : i + 1]), y[i : i + 1]).backward()
+            expected += net.body[0].weight.grad.square() / 5
+        assert found["body.0.weight"].dtype == torch.float64
+        assert torch.allclose(found["body.0.weight"], expected, rtol=1e-12, atol=0)
+        assert mas_importance(net, [(x, y)], progress=False)["head.bias"].dtype == torch.float64
+
+    def test_the_result_knows_the_parameters(self):
+        net = make_net(torch.float32)
+        found = fisher(net, [(torch.randn(4, 6), torch.arange(4) % 3)], task="classification")
+        assert found.match(list(net.parameters()), None)[0] is found["body.0.weight"]
+
+    def test_layers_with_kernels_of_their_own(self):
+        """As quantised ones: not even torch.func's grad can go through them."""
+
+        class Times(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, w):  # the old style, without setup_context
+                ctx.save_for_backward(x, w)
+                return x @ w.t()
+
+            @staticmethod
+            def backward(ctx, g):
+                x, w = ctx.saved_tensors
+                return g @ w, g.t() @ x
+
+        class Own(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(6, 3, bias=False)
+                self.unused = nn.Parameter(torch.zeros(2))
+
+            def forward(self, x):
+                return Times.apply(x, self.layer.weight)
+
+        net = Own()
+        data = [(torch.randn(5, 6), torch.arange(5) % 3)]
+        options = {"task": "classification", "kind": "empirical"}
+        found, plain = fisher(net, data, **options), fisher(net.layer, data, **options)
+        assert torch.allclose(found["layer.weight"], plain["weight"], rtol=1e-5)
+        assert float(found["unused"].sum()) == 0.0
+
+
 def test_mas_of_a_linear_model():
     """‖Wx‖² has the gradient 2(Wx)xᵀ."""
     model = nn.Linear(3, 2, bias=False)
@@ -183,6 +248,8 @@ def test_refused():
         fisher(net, [], task="classification", kind="false")
     with pytest.raises(ValueError, match="of class predictions, not of 'regression'"):
         fisher(net, [], task="regression")
+    with pytest.raises(ValueError, match="samples must be a whole number"):
+        fisher(net, [], task="classification", samples=0)
     bad = [(torch.full((2, 6), math.nan), torch.tensor([0, 1]))]
     with pytest.raises(ValueError, match="the importance is not finite"):
         fisher(net, bad, task="classification", kind="empirical")

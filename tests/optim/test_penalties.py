@@ -95,7 +95,9 @@ def test_zeros_of_l1_are_exact():
 def test_the_pull_of_l2_does_not_overshoot():
     net = make_net()
     opt = torch.optim.SGD(net.parameters(), lr=0.5)
-    attach_penalties(opt, [L2SP(100.0)], Reference.of(net))
+    with pytest.warns(UserWarning, match="lr·strength = 50 is above 1") as seen:
+        attach_penalties(opt, [L2SP(100.0)], Reference.of(net))
+    assert seen[0].filename == __file__
     train(net, opt, 3)
     assert far(net, make_net()) == 0.0
 
@@ -194,3 +196,19 @@ def test_removed_penalties_do_nothing():
     for net, opt in zip(nets, opts, strict=True):
         train(net, opt, 5)
     assert far(*nets) == 0.0
+
+
+@pytest.mark.parametrize("lr", [1e-5, 1e-3, 0.1])
+def test_without_a_strength_an_update_goes_one_per_cent_of_the_way_back(lr):
+    """Whatever the learning rate; schedules scale it from there."""
+    net = make_net()
+    reference = Reference({n: p + 1.0 for n, p in net.named_parameters()})
+    opt = torch.optim.SGD(net.named_parameters(), lr=lr)
+    attached = attach_penalties(opt, [L2SP()], reference)
+    assert attached.penalties == (L2SP(0.01 / lr),)
+    backward(net, 1)
+    for p in net.parameters():
+        p.grad.zero_()
+    opt.step()
+    for n, p in net.named_parameters():
+        assert torch.allclose(reference[n] - p, torch.full_like(p, 0.99), atol=1e-12)

@@ -1,25 +1,34 @@
 """Stage 2, objective: what is minimised."""
 
-from holdfast.objective.data import pad_collate
-from holdfast.objective.flow import Flow
-from holdfast.objective.losses import (
+from holdfast.data import pad_collate
+from holdfast.losses import (
     count_targets,
     global_targets,
     per_sample_loss,
     weighted_loss,
 )
+from holdfast.objective.distill import Distill
+from holdfast.objective.flow import Flow
+from holdfast.objective.rehearsal import Rehearsal
 from holdfast.objective.scores import Scores
 from holdfast.objective.scoring import score
-from holdfast.objective.weights import with_weights
+from holdfast.objective.uniform import Uniform
+from holdfast.objective.weights import keeping, take_column, with_column, with_weights
 
 __all__ = [
+    "Distill",
     "Flow",
+    "Rehearsal",
     "Scores",
+    "Uniform",
     "count_targets",
     "global_targets",
+    "keeping",
     "pad_collate",
     "per_sample_loss",
     "score",
+    "take_column",
     "weighted_loss",
+    "with_column",
     "with_weights",
 ]

@@ -11,12 +11,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast._batch import inputs_and_labels, logits_of, take, to_device, unwrapped
+from holdfast.losses import (
+    TOKEN_TASKS,
+    LossFunction,
+    Task,
+    TokenLosses,
+    count_targets,
+    target_mask,
+    token_losses,
+)
 from holdfast.objective._store import Row
-from holdfast.objective.losses import Task, TokenLosses, count_targets, target_mask, token_losses
 
-LossFunction = Callable[[nn.Module, Any], Tensor]
 Head = Callable[[Tensor], Tensor]
-TOKEN_TASKS = ("causal_lm", "token_classification")
 _CHUNK = 1 << 24  # logits in float32 at a time: 64 MB
 
 

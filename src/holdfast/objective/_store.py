@@ -21,9 +21,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from holdfast._content import model_fingerprint
 from holdfast._files import write_whole
-from holdfast.objective._content import model_fingerprint
-from holdfast.objective.data import Batches, Samples
+from holdfast.data import Batches, Samples
 from holdfast.objective.scores import Scores
 
 _FORMAT = 1  # of the files, and of how a loss is computed: part of the key

@@ -18,14 +18,24 @@ model far; weighing them down keeps it near θ* without looking at its weights a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from holdfast._batch import inputs_and_labels
+from holdfast.losses import TOKEN_TASKS, target_mask
+from holdfast.objective._base import check_head_is_fitted, samples_of
 from holdfast.objective.scores import Scores
+from holdfast.objective.scoring import score
+from holdfast.objective.weights import take_column, with_weights
+from holdfast.stages import Criterion, Objective
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
 
 __all__ = ["Flow"]
 
@@ -63,7 +73,7 @@ class RunningMedian:
 
 
 @dataclass(frozen=True)
-class Flow:
+class Flow(Objective):
     """Sample weights from the pretrained model's own losses, w = exp(−f/τ).
 
     Args:
@@ -74,12 +84,18 @@ class Flow:
         normalize: scale the weights to a mean of 1. As they are, their mean is well below 1,
             which also takes the step size down.
 
+    In a recipe the data is scored once, at θ*, and each sample carries its weight through
+    training. A new head must be fitted before, or the losses through it mean nothing:
+    ``Recipe(trainable=LPFT(), objective=Flow())``.
+
     Example:
         >>> import torch
         >>> from holdfast import Flow
         >>> Flow().weigh(torch.tensor([0.5, 1.0, 2.0]))
         tensor([0.6065, 0.3679, 0.1353], dtype=torch.float64)
     """
+
+    neutral: ClassVar[dict[str, Any] | None] = {"tau": math.inf}
 
     tau: TauRule | float = "median"
     level: Level = "sequence"
@@ -95,6 +111,25 @@ class Flow:
             raise ValueError(f"tau must be one of {rules} or a number > 0, got {self.tau!r}")
         if self.level not in get_args(Level):
             raise ValueError(f"level must be 'sequence' or 'token', got {self.level!r}")
+
+    def prepare(self, run: Run) -> Criterion:
+        """Score the data at θ* and give each sample its weight."""
+        if self.tau == math.inf:
+            return Criterion(run)
+        if self.level == "token" and run.task not in TOKEN_TASKS:
+            raise ValueError(f'Flow(level="token") needs a task with tokens, not {run.task!r}')
+        check_head_is_fitted(run, "Flow")
+        data = samples_of(run, run.data, "Flow").data
+        scores = score(
+            run.model,
+            run.data,
+            task=run.task,
+            collate=run.collate,
+            tokens=self.level == "token",
+            cache=run.cache,
+            progress=run.progress,
+        )
+        return FlowCriterion(run, data, self, scores)
 
     def weigh(self, losses: Tensor | Scores) -> Tensor:
         """The weights of losses taken at θ*, float64, in the same order.
@@ -151,6 +186,48 @@ class Flow:
                 "samples perfectly, and FLOW's temperature is undefined. Give tau as a number"
             )
         return tau
+
+
+class FlowCriterion(Criterion):
+    """The weighted loss. Samples carry their weights, or their losses if τ is of the batch."""
+
+    column = "weight"
+
+    def __init__(self, run: Run, data: Any, flow: Flow, scores: Scores) -> None:
+        self.flow = replace(flow)  # with a running median of its own
+        self.by_batch = flow.tau in ("batch_median", "running_median")
+        values: Any = scores.losses if self.by_batch else self.flow.weigh(scores)
+        if flow.level == "token":
+            values = scores.token_losses if self.by_batch else scores.split(values)
+        task = run.task if isinstance(run.task, str) else "causal_lm"  # matters to tokens only
+        super().__init__(run, with_weights(data, values, column=self.column, task=task))
+
+    def loss(
+        self, model: nn.Module, batch: Any, num_targets: Tensor | float, update: int
+    ) -> Tensor:
+        """The weighted loss of a micro-batch."""
+        batch, values = take_column(batch, self.column)
+        if self.by_batch:
+            values = self._weigh_batch(model, batch, values)
+        return self.weighted(model, batch, values, num_targets)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the running median has seen."""
+        return self.flow.state_dict() if self.flow.tau == "running_median" else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        if state:
+            self.flow.load_state_dict(state)
+
+    def _weigh_batch(self, model: nn.Module, batch: Any, f: Tensor) -> Tensor:
+        kept = ~f.isnan()  # what has no targets has no loss
+        if isinstance(self.task, str) and self.flow.level == "token":
+            kept = target_mask(inputs_and_labels(model, batch)[1], self.task)
+        weights = torch.zeros_like(f)
+        if kept.any():
+            weights[kept] = self.flow.weigh(f[kept]).to(f)
+        return weights
 
 
 def _check_losses(f: Tensor) -> None:

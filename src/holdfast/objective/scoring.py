@@ -20,13 +20,13 @@ import torch
 from torch import distributed, nn
 
 from holdfast._batch import evaluating, unwrapped
+from holdfast._content import content_fingerprint
 from holdfast._names import shorten
 from holdfast._progress import progress_bar
-from holdfast.objective._content import content_fingerprint
-from holdfast.objective._scorer import TOKEN_TASKS, LossFunction, Scorer
+from holdfast.data import Batches, Collate, Samples, as_source
+from holdfast.losses import TOKEN_TASKS, LossFunction, Task, infer_task
+from holdfast.objective._scorer import Scorer
 from holdfast.objective._store import Rows, Store
-from holdfast.objective.data import Batches, Collate, Samples, as_source
-from holdfast.objective.losses import Task, infer_task
 from holdfast.objective.scores import Scores
 
 __all__ = ["score"]

@@ -19,9 +19,18 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from holdfast._checks import at_least_zero
-from holdfast._fingerprint import tensor_fingerprint
-from holdfast._names import Alignment, align, shorten
+from holdfast._names import shorten
 from holdfast.anneal import Anneal
+from holdfast.optim._matching import (
+    Found,
+    Importances,
+    Matcher,
+    group_fingerprint,
+    labels,
+    only_makes_state,
+    refuse_other_anchors,
+    refuse_other_groups,
+)
 from holdfast.reference import Reference, distance
 
 # Refuses to capture a step into a graph that is not capturable. torch 2.6 calls it otherwise.
@@ -41,6 +50,7 @@ class AnchoredOptimizer(Optimizer):
         defaults: the method's hyper-parameters.
         anchors: a Reference, a mapping from names to tensors, or None for the values now.
         state_dtype: dtype of floating-point state; None is the parameter's own.
+        importance: how much each coordinate matters, found like the anchors; None is 1 for all.
     """
 
     def __init__(
@@ -49,28 +59,25 @@ class AnchoredOptimizer(Optimizer):
         defaults: dict[str, Any],
         anchors: Reference | Mapping[str, Tensor] | None,
         state_dtype: torch.dtype | None,
+        importance: Reference | Mapping[str, Tensor] | None = None,
     ) -> None:
         if isinstance(params, nn.Module):
             raise TypeError("pass the parameters, model.named_parameters(), not the model")
-        if anchors is not None and not isinstance(anchors, Mapping):
-            raise TypeError(
-                "anchors must be a Reference (Reference.open(path), Reference.of(model)) or a "
-                f"mapping from parameter names to tensors, got {type(anchors).__name__}"
-            )
+        anchors = _as_reference(anchors, "anchors", "Reference.open(path), Reference.of(model)")
+        importance = _as_reference(importance, "importance", "fisher_importance(model, data)")
         if state_dtype not in (None, *_STATE_DTYPES):
             allowed = ", ".join(map(str, _STATE_DTYPES))
             raise ValueError(f"state_dtype must be None or one of {allowed}, got {state_dtype}")
         super().__init__(params, {**defaults, "anchored": True})
-        if anchors is not None and not isinstance(anchors, Reference):
-            anchors = Reference(anchors)
         self.state_dtype = state_dtype
-        self._reference = anchors
-        self._alignment: Alignment | None = None
+        self._matcher = None if anchors is None else Matcher(anchors)
+        self._importances = None if importance is None else Importances(importance)
         # By position, beside param_groups: hosts swap the parameters there (FSDP2), and anchors
         # in param_groups would go into every checkpoint. What belongs in a checkpoint, the count
         # of updates and the fingerprint, is in param_groups: distributed checkpoints know no
         # other place.
-        self._anchors: list[list[Tensor | None]] = []
+        self._anchors: Found = []
+        self._weights: Found = []
         self._anchor_new_groups()
         self._share_update_count(0)
 
@@ -103,57 +110,35 @@ class AnchoredOptimizer(Optimizer):
 
     def _anchor_new_groups(self) -> None:
         """Find the anchors of the groups that have none yet. Changes nothing if it fails."""
-        first = not self._anchors
         new = self.param_groups[len(self._anchors) :]
-        if self._reference is None:
-            found = [
-                [p.detach().clone() if group["anchored"] else None for p in group["params"]]
-                for group in new
-            ]
-        else:
-            if first and "param_names" in new[0]:
-                # One prefix holds for the whole model, for groups that come later too.
-                names = [n for g in new if g["anchored"] for n in g["param_names"]]
-                self._alignment = align(names, self._reference)
-            found = [self._match(self._reference, group) for group in new]
-            anchored = [
-                (label, a)
-                for group, anchors in zip(new, found, strict=True)
-                if group["anchored"]
-                for label, a in zip(self._labels(group), anchors, strict=True)
-            ]
-            free = [label for label, a in anchored if a is None]
-            if first and anchored and len(free) == len(anchored):
-                raise ValueError(self._reference.nothing_matches(free))
-            if free:
-                warnings.warn(
-                    f"{len(free)} parameters have no anchor and are updated without a pull: "
-                    f"{', '.join(free)}",
-                    stacklevel=4,
-                )
-        self._anchors.extend(found)
+        pulled = [group for group in new if group["anchored"]]
+        anchors: Found = []
+        if self._matcher is None:
+            anchors = [[p.detach().clone() for p in group["params"]] for group in pulled]
+        elif pulled:
+            anchors = self._matcher(pulled)
+        weights: Found = [[None] * len(group["params"]) for group in pulled]
+        if self._importances is not None and pulled:
+            weights = self._importances(pulled)
+        free = [
+            label
+            for group, found in zip(pulled, anchors, strict=True)
+            for label, anchor in zip(self._labels(group), found, strict=True)
+            if anchor is None
+        ]
+        if free:
+            warnings.warn(
+                f"{len(free)} parameters have no anchor and are updated without a pull: "
+                f"{', '.join(free)}",
+                stacklevel=4,
+            )
         for group in new:
             group["anchor_fingerprint"] = None  # taken when first asked for: it reads every anchor
-
-    def _match(self, reference: Reference, group: dict[str, Any]) -> list[Tensor | None]:
-        params = group["params"]
-        if not group["anchored"]:
-            return [None] * len(params)
-        anchors = reference.match(params, group.get("param_names"), self._alignment)
-        # A mapping may hold the live tensors themselves (model.state_dict()): as anchors they
-        # would move with the weights.
-        live = {p.untyped_storage().data_ptr() for g in self.param_groups for p in g["params"]}
-        return [
-            a.clone() if a is not None and a.untyped_storage().data_ptr() in live else a
-            for a in anchors
-        ]
+            for found, kept in ((anchors, self._anchors), (weights, self._weights)):
+                kept.append(found.pop(0) if group["anchored"] else [None] * len(group["params"]))
 
     def _labels(self, group: dict[str, Any]) -> list[str]:
-        """The parameters' names, or where they are not known their numbers."""
-        if names := group.get("param_names"):
-            return list(names)
-        known = self._reference.name_of if self._reference is not None else lambda _: None
-        return [known(p) or f"parameter {i}" for i, p in enumerate(group["params"])]
+        return labels(group, self._matcher.reference if self._matcher else None)
 
     def _share_update_count(self, updates: int | Tensor) -> None:
         """One count of updates, shared by all groups, so that late ones do not start over."""
@@ -175,21 +160,10 @@ class AnchoredOptimizer(Optimizer):
                 f"{type(self).__name__} does not support sparse gradients: make the embedding "
                 "with sparse=False"
             )
-        if not grads or self._only_makes_state(grads):
+        if not grads or only_makes_state(self, grads):
             return False
         self.param_groups[0]["updates"].add_(1)
         return True
-
-    def _only_makes_state(self, grads: list[Tensor]) -> bool:
-        """Distributed checkpointing calls step() with lr 0 and zero gradients to have state made.
-
-        A warm-up may begin with lr 0 too, but not with gradients that are all zero.
-        """
-        if torch.compiler.is_compiling() or any(
-            isinstance(g["lr"], Tensor) or g["lr"] != 0 for g in self.param_groups
-        ):
-            return False
-        return not any(bool(g.any()) for g in grads)
 
     def _anchored_parameters(self) -> Iterator[tuple[Tensor, Tensor]]:
         for group, anchors in zip(self.param_groups, self._anchors, strict=True):
@@ -205,10 +179,7 @@ class AnchoredOptimizer(Optimizer):
         """Tensors and plain Python values; of the anchors a fingerprint only."""
         for group, anchors in zip(self.param_groups, self._anchors, strict=True):
             if group["anchor_fingerprint"] is None:
-                group["anchor_fingerprint"] = " ".join(
-                    tensor_fingerprint(p.shape, a)
-                    for p, a in zip(group["params"], anchors, strict=True)
-                )
+                group["anchor_fingerprint"] = group_fingerprint(group, anchors)
         # Before the user's own hooks, so that they see what is saved.
         handle = self.register_state_dict_post_hook(_make_plain, prepend=True)
         try:
@@ -246,39 +217,21 @@ class AnchoredOptimizer(Optimizer):
 
     def _check_saved(self, saved: list[dict[str, Any]]) -> None:
         own = self.state_dict()["param_groups"]
-        sizes = [[len(g["params"]) for g in groups] for groups in (saved, own)]
-        if sizes[0] != sizes[1]:
-            raise ValueError(
-                "the saved state is of another model or other groups: it has "
-                f"{sizes[0]} parameters a group, this optimizer {sizes[1]}"
-            )
+        refuse_other_groups(saved, own)
         if any("anchor_fingerprint" not in group for group in saved):
             raise ValueError(
                 f"the saved state is not {type(self).__name__}'s: it has no anchor fingerprint"
             )
-        labels = [
-            f"{label} of group {i}"
-            for i, group in enumerate(self.param_groups)
-            for label in self._labels(group)
-        ]
-        theirs, ours = (
-            [x for g in groups for x in g["anchor_fingerprint"].split()] for groups in (saved, own)
+        refuse_other_anchors(
+            [group["anchor_fingerprint"] for group in saved],
+            [group["anchor_fingerprint"] for group in own],
+            [self._labels(group) for group in self.param_groups],
+            "anchors=Reference.open(pretrained_directory)",
         )
-        other = [n for n, a, b in zip(labels, theirs, ours, strict=True) if a != b]
-        if other:
-            which = "all of them" if len(other) == len(labels) else shorten(other)
-            raise ValueError(
-                "the saved state was made with other anchors than this optimizer has, for "
-                f"{which}. Anchors are the pretrained weights, not those of a checkpoint: make the "
-                "optimizer before loading tuned weights, or pass the pretrained Reference, "
-                "anchors=Reference.open(pretrained_directory). Is it only a new head, drawn at "
-                "random? Leave it without anchors from the start: Reference.of(model, "
-                'without="classifier"), or {"params": head, "anchored": False}'
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         # torch keeps only defaults, state and param_groups when it copies and pickles.
-        ours = ("state_dtype", "_reference", "_alignment", "_anchors")
+        ours = ("state_dtype", "_matcher", "_importances", "_anchors", "_weights")
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in ours}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -295,3 +248,16 @@ def _make_plain(_: Optimizer, saved: dict[str, Any]) -> None:
                 group[name] = value.to_dict()
             elif isinstance(value, np.generic):
                 group[name] = value.item()
+
+
+def _as_reference(
+    given: Reference | Mapping[str, Tensor] | None, name: str, how: str
+) -> Reference | None:
+    if given is None or isinstance(given, Reference):
+        return given
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{name} must be a Reference ({how}) or a mapping from parameter names to tensors, "
+            f"got {type(given).__name__}"
+        )
+    return Reference(given)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils.data import Subset
 
-from holdfast._batch import batch_length, evaluating, inputs_and_labels, take, to_device
+from holdfast._batch import batch_length, evaluating, inputs_and_labels, logits_of, take, to_device
 from holdfast._progress import progress_bar
-from holdfast.objective.data import Collate, as_source
+from holdfast.data import Batches, Collate, Samples, as_source
 from holdfast.reference import Reference
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
 
 _ELEMENTS = 1 << 28  # of per-sample gradients at a time: 1 GB in float32
 
@@ -26,20 +30,29 @@ def mean_over_samples(
     scalar: Callable[[Tensor, Tensor], Tensor],
     transform: Callable[[Tensor], Tensor],
     *,
+    samples: int | None,
+    seed: int,
     normalize: bool,
     progress: bool,
 ) -> Reference:
     """E[transform(∂ scalar(logits, labels)/∂θ)] over the samples, by parameter name.
 
+    Only parameters that require gradients are looked at: a frozen or quantised base costs nothing.
     ``relabel`` gives the labels of a batch of inputs; ``scalar`` sees one sample at a time, as a
-    batch of one.
+    batch of one; ``samples`` is how many to draw, None is all.
     """
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    live = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not live:
+        raise ValueError(
+            f"no parameter of {type(model).__name__} requires a gradient: there is nothing whose "
+            "importance could be taken"
+        )
+    parameters = {name: p.detach() for name, p in live.items()}
     buffers = dict(model.named_buffers())
-    totals = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
+    totals = {name: torch.zeros_like(p, dtype=wide(p)) for name, p in parameters.items()}
     device = next(iter(parameters.values())).device
     pad_id = getattr(getattr(model, "config", None), "pad_token_id", None)
-    source = as_source(data, collate, batch_size, pad_id)
+    source = drawn(as_source(data, collate, batch_size, pad_id), samples, seed)
 
     def of_one(weights: dict[str, Tensor], inputs: Any, labels: Tensor) -> Tensor:
         one = _map(inputs, lambda t: t.unsqueeze(0))
@@ -48,51 +61,106 @@ def mean_over_samples(
         logits = outputs if isinstance(outputs, Tensor) else outputs.logits
         return scalar(logits, labels.unsqueeze(0))
 
+    def one_by_one(inputs: Any, labels: Tensor) -> dict[str, Tensor]:
+        found: dict[str, list[Tensor]] = {name: [] for name in live}
+        for i in range(size := len(labels)):
+            with torch.enable_grad():
+                logits = logits_of(model, take(inputs, slice(i, i + 1), size))
+                value = scalar(logits, labels[i : i + 1])
+            gradients = torch.autograd.grad(value, list(live.values()), allow_unused=True)
+            for (name, p), g in zip(live.items(), gradients, strict=True):
+                found[name].append(torch.zeros_like(p) if g is None else g)
+        return {name: torch.stack(some) for name, some in found.items()}
+
     rows = max(1, _ELEMENTS // sum(p.numel() for p in parameters.values()))
     together = vmap(grad(of_one), (None, 0, 0), chunk_size=rows, randomness="different")
-    samples, works_together = 0, True
+    count, works_together = 0, True
     bar = progress_bar(source.total, "importance", shown=progress)
     with evaluating(model):
         for indices, read in source:
-            batch = to_device(read(), device)
-            inputs, labels = inputs_and_labels(model, batch)
+            inputs, labels = inputs_and_labels(model, to_device(read(), device))
             labels = relabel(inputs, labels)
             size = batch_length((inputs, labels))
+            gradients: Iterable[dict[str, Tensor]] = ()
             if works_together:
                 try:
                     gradients = [together(parameters, inputs, labels)]
-                except RuntimeError:  # the model does something that cannot be mapped over samples
+                except RuntimeError:
+                    # The model does something that cannot be mapped over samples: branches on
+                    # data, or a kernel of its own, as quantised layers have.
                     works_together = False
             if not works_together:
-                singles = [take(inputs, slice(i, i + 1), size) for i in range(size)]
-                gradients = [
-                    {name: g[None] for name, g in grad(of_one)(parameters, x, y).items()}
-                    for x, y in zip((_map(s, _first) for s in singles), labels, strict=True)
-                ]
+                parts = [slice(i, i + rows) for i in range(0, size, rows)]
+                gradients = (one_by_one(take(inputs, s, size), labels[s]) for s in parts)
             for some in gradients:
                 for name, g in some.items():
-                    totals[name] += transform(g.float()).sum(0)
-            samples += size
+                    totals[name] += transform(g.to(totals[name].dtype)).sum(0)
+            count += size
             bar.update(len(indices))
     bar.close()
-    if not samples:
+    if not count:
         raise ValueError("there is nothing to take importance from: the data is empty")
-    found = {name: total / samples for name, total in totals.items()}
+    found = {name: total / count for name, total in totals.items()}
     if not all(bool(f.isfinite().all()) for f in found.values()):
         raise ValueError("the importance is not finite: look at the data and at the model's dtype")
-    if normalize:
-        mean = sum(float(f.sum()) for f in found.values()) / sum(f.numel() for f in found.values())
-        if mean == 0:
-            raise ValueError("the importance is 0 everywhere: it cannot be scaled to a mean of 1")
-        found = {name: f / mean for name, f in found.items()}
-    return Reference(found)
+    return Reference(mean_one(found) if normalize else found).bind(model)
+
+
+def measured(
+    run: Run, normalize: bool, take: Callable[..., Reference], **options: Any
+) -> Reference | None:
+    """The importance of what a run pulls to θ*; ``take`` is the function that takes it.
+
+    What is not pulled is left out, before it is scaled to a mean of 1: gradients of a new head are
+    far larger than those of the body, and would shrink all others.
+    """
+    if run.anchors is None:
+        return None
+    found = take(
+        run.model, run.data, collate=run.collate, seed=run.seed, progress=run.progress, **options
+    )
+    parameters = dict(run.model.named_parameters())
+    anchors = run.anchors.match([parameters[name] for name in found], list(found))
+    kept = {n: f for (n, f), a in zip(found.items(), anchors, strict=True) if a is not None}
+    if not kept:
+        return None
+    return Reference(mean_one(kept) if normalize else kept).bind(run.model)
+
+
+def mean_one(importance: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Scaled to a mean of 1 over all coordinates."""
+    total = sum(float(f.sum(dtype=torch.float64)) for f in importance.values())
+    mean = total / sum(f.numel() for f in importance.values())
+    if mean == 0:
+        raise ValueError("the importance is 0 everywhere: it cannot be scaled to a mean of 1")
+    return {name: f / mean for name, f in importance.items()}
+
+
+def drawn(source: Samples | Batches, samples: int | None, seed: int) -> Samples | Batches:
+    """So many samples of a source, drawn without replacement; all of one that cannot be indexed."""
+    if samples is None or isinstance(source, Batches) or len(source.data) <= samples:
+        return source
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(source.data), generator=generator)[:samples].sort().values.tolist()
+    select = getattr(source.data, "select", None)  # datasets.Dataset: stays one
+    some = Subset(source.data, chosen) if select is None else select(chosen)
+    return Samples(some, source.collate, source.batch_size)
+
+
+def check_samples(samples: Any) -> None:
+    """None, or a whole number above 0."""
+    if samples is None:
+        return
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"samples must be a whole number above 0, or None (all), got {samples!r}")
+
+
+def wide(tensor: Tensor) -> torch.dtype:
+    """The tensor's dtype, or float32 if that is wider."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _map(inputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(inputs, Mapping):
         return {name: function(t) for name, t in inputs.items()}
     return function(inputs)
-
-
-def _first(tensor: Tensor) -> Tensor:
-    return tensor[0]

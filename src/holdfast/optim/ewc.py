@@ -11,18 +11,21 @@ model), or with the data's own labels (the empirical one).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast._batch import logits_of
-from holdfast.objective.data import Collate
-from holdfast.objective.losses import IGNORED, Task, infer_task
-from holdfast.optim._importance import mean_over_samples
+from holdfast.data import Collate
+from holdfast.losses import IGNORED, Task, infer_task
+from holdfast.optim._importance import check_samples, mean_over_samples, measured, wide
 from holdfast.optim.l2sp import L2SP
 from holdfast.reference import Reference
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
 
 __all__ = ["EWC", "fisher_importance"]
 
@@ -32,9 +35,36 @@ class EWC(L2SP):
     """½ · strength · Σ F·(θ − θ*)²; F comes from :func:`fisher_importance`.
 
     Decoupled: θ ← θ − min(1, lr · strength · F) · (θ − θ*).
+
+    Args:
+        strength, coupled: as in :class:`~holdfast.optim.L2SP`, whose strength it shares while F
+            has a mean of 1.
+        kind, samples: of :func:`fisher_importance`, which a recipe calls on the training data.
+        normalize: in a recipe, scale F to a mean of 1 over what is penalised.
+
+    Example:
+        >>> from holdfast.optim import EWC
+        >>> EWC(strength=50.0, kind="empirical").samples
+        1000
     """
 
     weighted: ClassVar[bool] = True
+
+    kind: Literal["true", "empirical"] = "true"
+    samples: int | None = 1000
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_kind(self.kind)
+        check_samples(self.samples)
+
+    def measure_importance(self, run: Run) -> Reference | None:
+        """The Fisher information at θ*."""
+        if not self.acts:
+            return None
+        options = {"kind": self.kind, "task": run.task, "samples": self.samples}
+        return measured(run, self.normalize, fisher_importance, **options)
 
 
 def fisher_importance(
@@ -45,6 +75,7 @@ def fisher_importance(
     task: Task | None = None,
     collate: Collate | None = None,
     batch_size: int = 8,
+    samples: int | None = None,
     seed: int = 0,
     normalize: bool = False,
     progress: bool = True,
@@ -52,7 +83,8 @@ def fisher_importance(
     """The diagonal Fisher information of a model on data, by parameter name.
 
     The gradient of each sample is squared on its own, through ``torch.func``; a sequence is one
-    sample, whose loss is the sum over its targets.
+    sample, whose loss is the sum over its targets. Only parameters that require gradients are
+    looked at.
 
     Args:
         model: holding its pretrained weights; run in eval mode.
@@ -60,7 +92,9 @@ def fisher_importance(
         kind: ``"true"`` draws labels from the model's own predictions (at the positions that have
             targets); ``"empirical"`` takes the data's.
         task: as for :func:`holdfast.score`; classification, causal_lm or token_classification.
-        seed: of the drawn labels.
+        samples: how many samples to take it on, drawn at random; None is all. An iterable of
+            batches is always read whole.
+        seed: of the drawn labels and samples.
         normalize: scale to a mean of 1, for ``RecAdam``-like pulls that are tuned without it.
 
     Example:
@@ -74,8 +108,8 @@ def fisher_importance(
     task = infer_task(model) if task is None else task
     if task not in ("classification", "causal_lm", "token_classification"):
         raise ValueError(f"the Fisher information is of class predictions, not of {task!r}")
-    if kind not in ("true", "empirical"):
-        raise ValueError(f"kind must be 'true' or 'empirical', got {kind!r}")
+    _check_kind(kind)
+    check_samples(samples)
     generator = torch.Generator().manual_seed(seed)
 
     def labels_of(inputs: Any, labels: Tensor) -> Tensor:
@@ -94,9 +128,16 @@ def fisher_importance(
             logits, labels = logits[:, :-1], labels[:, 1:]
         if task != "classification":
             logits, labels = logits.flatten(0, 1), labels.flatten()
-        return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+        return F.cross_entropy(
+            logits.to(wide(logits)), labels, ignore_index=IGNORED, reduction="sum"
+        )
 
     return mean_over_samples(
         model, data, collate, batch_size, labels_of, negative_log_likelihood, torch.square,
-        normalize=normalize, progress=progress,
+        samples=samples, seed=seed, normalize=normalize, progress=progress,
     )  # fmt: skip
+
+
+def _check_kind(kind: Any) -> None:
+    if kind not in ("true", "empirical"):
+        raise ValueError(f"kind must be 'true' or 'empirical', got {kind!r}")

@@ -10,25 +10,48 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from holdfast.optim.penalty import Penalty
+from holdfast.optim.penalty import ScaledPenalty
 
 __all__ = ["L2SP"]
 
 
 @dataclass(frozen=True)
-class L2SP(Penalty):
-    """½ · strength · ‖θ − θ*‖². Decoupled: θ ← θ − min(1, lr · strength) · (θ − θ*)."""
+class L2SP(ScaledPenalty):
+    """½ · strength · ‖θ − θ*‖². Decoupled: θ ← θ − min(1, lr · strength) · (θ − θ*).
+
+    Args:
+        strength: β. Decoupled, what happened 1/(lr·strength) updates ago is forgotten, and under
+            Adam, whose steps are of size lr, no coordinate gets further than about 1/strength
+            from θ*. None is 0.01 / lr at the run's peak: a memory of 100 updates, whatever the
+            optimizer and its learning rate. (The paper, coupled with SGD: 0.001 to 0.1.)
+        coupled: add the gradient to the parameter's, instead of moving the weights by themselves.
+
+    Example:
+        >>> from holdfast.optim import L2SP
+        >>> L2SP(0.01, coupled=True)
+        L2SP(strength=0.01, coupled=True)
+    """
 
     def value(self, difference: Tensor, importance: Tensor | float) -> Tensor:
         """½ · strength · Σ F·d²."""
-        return 0.5 * self.strength * (importance * difference.square()).sum()
+        return 0.5 * self.beta * (importance * difference.square()).sum()
 
     def gradient(self, difference: Tensor, importance: Tensor | float) -> Tensor:
         """The derivative, strength · F·d."""
-        return self.strength * importance * difference
+        return self.beta * importance * difference
 
     def move(self, difference: Tensor, importance: Tensor | float, lr: float) -> Tensor:
         """The share lr · strength · F of the way back, no further than θ*."""
-        share = lr * self.strength * importance
+        share = lr * self.beta * importance
         share = share.clamp(max=1.0) if isinstance(share, Tensor) else min(1.0, share)
         return difference * (1 - share)
+
+    def warning(self, lr: float) -> str | None:
+        """That nothing can be learned."""
+        if self.coupled or lr * self.beta <= 1:
+            return None
+        return (
+            f"{type(self).__name__}: lr·strength = {lr * self.beta:g} is above 1: every "
+            "update puts the weights back onto the pretrained ones. Take a strength well below "
+            f"1/lr = {1 / lr:g}"
+        )

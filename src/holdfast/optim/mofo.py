@@ -15,7 +15,8 @@ of θ*.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -23,9 +24,12 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
 from holdfast._checks import above_zero
-from holdfast.optim._adam import check_adam_group, make_adam_state
+from holdfast.optim._adam import AdamUpdate, check_adam_group, make_adam_state
 
-__all__ = ["MoFO"]
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+__all__ = ["MoFO", "MoFOUpdate"]
 
 _OPTIONS = ("lr", "eps", "weight_decay", "maximize", "foreach", "fused", "capturable")
 
@@ -85,8 +89,7 @@ class MoFO(Optimizer):
         super().add_param_group(param_group)
         try:
             check_adam_group(param_group)
-            if above_zero("fraction", param_group["fraction"]) > 1:
-                raise ValueError(f"fraction must lie in (0, 1], got {param_group['fraction']!r}")
+            _share(param_group["fraction"])
         except BaseException:
             self.param_groups.pop()
             raise
@@ -118,6 +121,34 @@ class MoFO(Optimizer):
                 **{name: group[name] for name in _OPTIONS},
             )
         return loss
+
+
+@dataclass(frozen=True)
+class MoFOUpdate(AdamUpdate):
+    """:class:`MoFO` in a recipe. It keeps near θ* without a copy of θ*.
+
+    Args:
+        lr, weight_decay, layer_decay: as in :class:`~holdfast.stages.Update`.
+        betas, eps: Adam's.
+        fraction: α, the share of each matrix that moves in an update. 1 is AdamW.
+
+    Example:
+        >>> from holdfast.optim import MoFOUpdate
+        >>> MoFOUpdate(lr=1e-5).fraction
+        0.15
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = {"fraction": 1.0}
+
+    fraction: float = 0.15
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "fraction", _share(self.fraction))
+
+    def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
+        """MoFO over the groups."""
+        return MoFO(groups, lr=run.lr, betas=self.betas, eps=self.eps, fraction=self.fraction)
 
 
 def mofo(
@@ -153,3 +184,9 @@ def largest(values: Tensor, k: int) -> Tensor:
     above, level = flat > threshold, flat == threshold
     first_of_level = level.cumsum(0) <= k - above.sum()
     return (above | (level & first_of_level)).view_as(values)
+
+
+def _share(fraction: Any) -> float:
+    if above_zero("fraction", fraction) > 1:
+        raise ValueError(f"fraction must lie in (0, 1], got {fraction!r}")
+    return float(fraction)

@@ -12,37 +12,120 @@ micro-batch under gradient accumulation, and would see placeholders under parame
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from holdfast._checks import at_least_zero
-from holdfast._names import align
+from holdfast.optim._attached import AttachedPenalties
 from holdfast.reference import Reference
+from holdfast.stages import Method
 
-__all__ = ["AttachedPenalties", "Penalty", "attach_penalties"]
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+__all__ = ["AttachedPenalties", "Penalty", "ScaledPenalty", "attach_penalties"]
+
+#: The share of the way back to θ* that an update goes, of penalties whose strength is not given.
+SHARE = 0.01
 
 
 @dataclass(frozen=True)
-class Penalty(ABC):
-    """A penalty strength · P(θ − θ*). A method defines P three times: value, gradient, step.
+class Penalty(Method, ABC):
+    """What draws the weights to θ* in the step of any optimizer.
 
-    Args:
-        strength: 0 is no penalty.
-        coupled: add the gradient to the parameter's, instead of moving the weights by themselves.
+    A method says how far an update leaves them from θ* (:meth:`move`), and perhaps at which updates
+    it acts, what it amounts to, and what it adds to the gradient instead.
     """
 
-    strength: float
-    coupled: bool = False
+    needs_reference: ClassVar[bool] = True
     #: Whether each coordinate counts by its importance (EWC, MAS) or all count alike.
     weighted: ClassVar[bool] = False
 
+    @property
+    def acts(self) -> bool:
+        """False if its settings make it do nothing."""
+        return True
+
+    @property
+    def coupled(self) -> bool:
+        """Whether it adds its gradient to the parameter's, instead of moving the weights."""
+        return False
+
+    def acts_at(self, update: int, total_updates: int | None) -> bool:
+        """Whether it acts at an update, counted from 1."""
+        return True
+
+    def measure_importance(self, run: Run) -> Reference | None:
+        """How much each coordinate matters, taken at θ*, where the penalty weighs them."""
+        return None
+
+    def value(self, difference: Tensor, importance: Tensor | float) -> Tensor | None:
+        """What it amounts to, for the log; None if that means nothing.
+
+        ``difference`` is θ − θ*, ``importance`` 1 if all count alike.
+        """
+        return None
+
+    def gradient(self, difference: Tensor, importance: Tensor | float) -> Tensor:
+        """What is added to the gradient if it is coupled."""
+        return torch.zeros_like(difference)
+
+    @abstractmethod
+    def move(self, difference: Tensor, importance: Tensor | float, lr: float) -> Tensor:
+        """θ − θ* after a decoupled step of rate ``lr``."""
+
+    def at(self, lr: float) -> Penalty:
+        """This penalty with all settings given, at a run's peak learning rate."""
+        return self
+
+    def warning(self, lr: float) -> str | None:
+        """What to warn of at a learning rate, if anything."""
+        return None
+
+
+@dataclass(frozen=True)
+class ScaledPenalty(Penalty, ABC):
+    """A penalty strength · P(θ − θ*). A method defines P three times: value, gradient, step.
+
+    Args:
+        strength: β; 0 is no penalty. None is what an update goes :data:`SHARE` of the way back by,
+            SHARE / lr at the run's peak learning rate.
+        coupled: add the gradient to the parameter's, instead of moving the weights by themselves.
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = {"strength": 0.0}
+
+    strength: float | None = None
+    coupled: bool = False
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "strength", at_least_zero("strength", self.strength))
+        if self.strength is not None:
+            object.__setattr__(self, "strength", at_least_zero("strength", self.strength))
+        if not isinstance(self.coupled, bool):
+            raise TypeError(f"coupled must be True or False, got {self.coupled!r}")
+
+    @property
+    def acts(self) -> bool:
+        """False at strength 0."""
+        return self.strength != 0
+
+    def at(self, lr: float) -> ScaledPenalty:
+        """With its strength given."""
+        if self.strength is not None:
+            return self
+        return replace(self, strength=SHARE / lr if lr > 0 else 0.0)
+
+    @property
+    def beta(self) -> float:
+        """The strength, once it is given."""
+        if self.strength is None:
+            raise ValueError("the strength depends on the learning rate of a run: see at(lr)")
+        return self.strength
 
     @abstractmethod
     def value(self, difference: Tensor, importance: Tensor | float) -> Tensor:
@@ -52,107 +135,29 @@ class Penalty(ABC):
     def gradient(self, difference: Tensor, importance: Tensor | float) -> Tensor:
         """strength · ∇P."""
 
-    @abstractmethod
-    def move(self, difference: Tensor, importance: Tensor | float, lr: float) -> Tensor:
-        """θ − θ* after a decoupled step of rate ``lr``."""
-
-
-class AttachedPenalties:
-    """Penalties that act in an optimizer's step, until :meth:`remove`."""
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        penalties: Sequence[Penalty],
-        reference: Reference,
-        importance: Reference | None,
-    ) -> None:
-        self.optimizer, self.penalties = optimizer, tuple(penalties)
-        needy = [type(p).__name__ for p in penalties if p.weighted]
-        if needy and importance is None:
-            raise ValueError(
-                f"{', '.join(needy)} weighs each coordinate: pass importance=, from "
-                "fisher_importance(model, data) or mas_importance(model, data)"
-            )
-        self._anchors = _match_groups(optimizer, reference)
-        self._importance: list[list[Tensor | None]] = [[None] * len(a) for a in self._anchors]
-        if importance is not None:
-            self._importance = _match_groups(optimizer, importance)
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
-        ]
-
-    def remove(self) -> None:
-        """Let the optimizer go on without them."""
-        for handle in self._handles:
-            handle.remove()
-
-    @torch.no_grad()
-    def values(self) -> dict[str, float]:
-        """What each penalty amounts to now, for the log."""
-        totals = dict.fromkeys((type(penalty).__name__ for penalty in self.penalties), 0.0)
-        for _, p, anchor, importance in self._parameters():
-            for penalty in self.penalties:
-                weight = importance if penalty.weighted else 1.0
-                value = penalty.value((p - anchor.to(p)).float(), weight)
-                totals[type(penalty).__name__] += float(value)
-        return totals
-
-    def _parameters(self) -> Iterator[tuple[dict[str, Any], Tensor, Tensor, Tensor | float]]:
-        """Every parameter that has an anchor, with it and its importance (0 where not known)."""
-        rows = zip(self.optimizer.param_groups, self._anchors, self._importance, strict=True)
-        for group, anchors, weights in rows:
-            for p, anchor, weight in zip(group["params"], anchors, weights, strict=True):
-                if anchor is not None:
-                    yield group, p, anchor, 0.0 if weight is None else weight.to(p)
-
-    @torch.no_grad()
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        coupled = [p for p in self.penalties if p.coupled and p.strength]
-        if not coupled:
-            return
-        # A fused step under a GradScaler starts with gradients that are still scaled.
-        scale = getattr(optimizer, "grad_scale", None)
-        for group, p, anchor, importance in self._parameters():
-            if p.grad is None:
-                continue
-            difference = p - anchor.to(p)
-            added = sum(x.gradient(difference, importance if x.weighted else 1.0) for x in coupled)
-            added = added if scale is None else added * scale.to(p.device)
-            p.grad.sub_(added) if group.get("maximize") else p.grad.add_(added)
-
-    @torch.no_grad()
-    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        decoupled = [p for p in self.penalties if not p.coupled and p.strength]
-        skipped = getattr(optimizer, "found_inf", None)
-        if not decoupled or (skipped is not None and bool(skipped)):
-            return
-        for group, p, anchor, importance in self._parameters():
-            if p.grad is None:
-                continue
-            here, lr = anchor.to(p), float(group["lr"])
-            for penalty in decoupled:
-                before = p - here
-                after = penalty.move(before, importance if penalty.weighted else 1.0, lr)
-                # What is not moved keeps its bits: θ* + (θ − θ*) is θ only up to rounding.
-                p.copy_(torch.where(after == before, p, here + after))
-
 
 def attach_penalties(
     optimizer: Optimizer,
     penalties: Sequence[Penalty],
-    reference: Reference,
-    importance: Reference | None = None,
+    reference: Reference | None,
+    importance: Reference | Sequence[Reference | None] | None = None,
+    *,
+    total_updates: int | None = None,
 ) -> AttachedPenalties:
     """Let penalties act in the step of an optimizer, whichever it is.
+
+    ``optimizer.state_dict()`` then carries the count of updates and a fingerprint of the
+    reference: to go on from it, attach the same penalties with the *pretrained* weights, then load
+    the state. A copy or pickle of the optimizer loses them, as torch does not copy hooks.
 
     Args:
         optimizer: any; made with ``model.named_parameters()``, unless the reference knows the
             parameters by identity.
         penalties: any number; they add up.
         reference: the pretrained weights. A parameter without one is not penalised.
-        importance: for EWC and MAS, how much each coordinate matters.
+        importance: for EWC and MAS, how much each coordinate matters: one for all of them, or a
+            sequence with one (or None) for each penalty. What has none is not penalised by them.
+        total_updates: how many updates the run will make, for penalties that act at shares of it.
 
     Example:
         >>> import torch
@@ -164,14 +169,4 @@ def attach_penalties(
         >>> attached.values()
         {'L2SP': 0.0}
     """
-    return AttachedPenalties(optimizer, penalties, reference, importance)
-
-
-def _match_groups(optimizer: Optimizer, reference: Reference) -> list[list[Tensor | None]]:
-    groups = optimizer.param_groups
-    names = [n for g in groups for n in g.get("param_names", ())]
-    alignment = align(names, reference) if names else None
-    found = [reference.match(g["params"], g.get("param_names"), alignment) for g in groups]
-    if all(anchor is None for anchors in found for anchor in anchors):
-        raise ValueError(reference.nothing_matches(names))
-    return found
+    return AttachedPenalties(optimizer, penalties, reference, importance, total_updates)

@@ -8,31 +8,40 @@ from Adam's moments. With u = m̂/(√v̂+ε), bias-corrected Adam on the gradie
 
     θ ← θ − lr·wd·θ
     θ ← θ − lr·λ·u
-    θ ← θ − c·(θ − θ*)          c = min(1, lr·(1−λ)·γ)
+    θ ← θ − c·(θ − θ*)          c = min(1, lr·(1−λ)·γ·F)
 
 The paper's Algorithm 1 prints the pull without the learning rate; its released code, which made
-its results, multiplies by it and pulls the weights after the step. That is the rule here.
+its results, multiplies by it and pulls the weights after the step. That is the rule here. F is 1:
+the paper drops the Fisher information for want of data. It can be given as ``importance=``.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
+from torch.optim.optimizer import Optimizer
 
 from holdfast._checks import at_least_zero
 from holdfast.anneal import Anneal, Constant, Sigmoid
-from holdfast.optim._adam import check_adam_group, make_adam_state
+from holdfast.optim._adam import AdamUpdate, check_adam_group, make_adam_state
 from holdfast.optim._anchored import AnchoredOptimizer
+from holdfast.optim._matching import part_anchored
+from holdfast.optim._recadam import current_lambda, pull_rate, recadam
+from holdfast.optim.ewc import EWC
+from holdfast.optim.mas import MAS
 from holdfast.reference import Reference
 
-__all__ = ["RecAdam"]
+if TYPE_CHECKING:
+    from holdfast.run import Run
 
-_Scalar = float | Tensor
+__all__ = ["RecAdam", "RecAdamUpdate"]
+
 _OPTIONS = (
     "lr", "gamma", "eps", "weight_decay", "maximize", "foreach", "fused", "capturable"
 )  # fmt: skip
@@ -59,6 +68,9 @@ class RecAdam(AnchoredOptimizer):
             (prefixes such as ``bert.`` or ``module.`` are resolved); a parameter without an
             anchor gets plain Adam. Anchors stay where they are: on another device they are
             copied over for each step.
+        importance: F, how much each coordinate matters, with a mean of 1 and found like the
+            anchors: ``fisher_importance`` or ``mas_importance`` of :mod:`holdfast.optim`, with
+            ``normalize=True``. Parameters without one have F = 1. It is not in checkpoints.
         foreach, fused: which of torch's implementations to use; None is torch's own choice.
         state_dtype: dtype of Adam's moments; None is the parameter's own. With another dtype the
             arithmetic is done in the wider one of the two and rounded once.
@@ -90,16 +102,13 @@ class RecAdam(AnchoredOptimizer):
         gamma: float = 5000.0,
         anneal: Anneal = Sigmoid(k=0.1, t0=250),  # noqa: B008 (frozen)
         anchors: Reference | Mapping[str, Tensor] | None = None,
+        importance: Reference | Mapping[str, Tensor] | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
         state_dtype: torch.dtype | None = None,
         maximize: bool = False,
         capturable: bool = False,
     ) -> None:
-        if foreach and fused:
-            raise ValueError(
-                "foreach and fused cannot both be True: choose one, or leave both None"
-            )
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -112,7 +121,7 @@ class RecAdam(AnchoredOptimizer):
             "maximize": maximize,
             "capturable": capturable,
         }
-        super().__init__(params, defaults, anchors, state_dtype)
+        super().__init__(params, defaults, anchors, state_dtype, importance)
         self._warn_of_fast_pull(self.param_groups)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -151,26 +160,30 @@ class RecAdam(AnchoredOptimizer):
                 loss = closure()
 
         moves = self._begin_update()
-        for group, anchors in zip(self.param_groups, self._anchors, strict=True):
+        for group, anchors, weights in zip(
+            self.param_groups, self._anchors, self._weights, strict=True
+        ):
             rows = [
-                (p, a, self._state_of(p, group))
-                for p, a in zip(group["params"], anchors, strict=True)
+                (p, a, weight, self._state_of(p, group))
+                for p, a, weight in zip(group["params"], anchors, weights, strict=True)
                 if p.grad is not None
             ]
             if not moves:
                 continue
-            lam = _current_lambda(group)
+            lam = current_lambda(group)
             for pulled in (True, False):
                 part = [row for row in rows if (row[1] is not None) == pulled]
                 if not part:
                     continue
+                states = [state for *_, state in part]
                 recadam(
-                    [p for p, _, _ in part],
-                    [cast(Tensor, p.grad) for p, _, _ in part],
-                    [s["exp_avg"] for _, _, s in part],
-                    [s["exp_avg_sq"] for _, _, s in part],
-                    [s["step"] for _, _, s in part],
-                    [cast(Tensor, a) for _, a, _ in part] if pulled else None,
+                    [p for p, *_ in part],
+                    [cast(Tensor, p.grad) for p, *_ in part],
+                    [s["exp_avg"] for s in states],
+                    [s["exp_avg_sq"] for s in states],
+                    [s["step"] for s in states],
+                    [cast(Tensor, a) for _, a, _, _ in part] if pulled else None,
+                    [weight for _, _, weight, _ in part],
                     lam=lam if pulled else 1.0,
                     beta1=group["betas"][0],
                     beta2=group["betas"][1],
@@ -193,9 +206,9 @@ class RecAdam(AnchoredOptimizer):
             group: the group to report; None is the first that has anchors.
 
         Returns:
-            ``updates`` so far; ``lam`` = λ and ``pull`` = c, the fraction of the way back to θ*,
-            of the last update (before the first one: of the first one) at the current learning
-            rate; and ``distance`` if asked for.
+            ``updates`` so far; ``lam`` = λ and ``pull`` = c, the fraction of the way back to θ*
+            (at F = 1), of the last update (before the first one: of the first one) at the current
+            learning rate; and ``distance`` if asked for.
         """
         pulled = [any(a is not None for a in anchors) for anchors in self._anchors]
         if group is not None and not 0 <= group < len(pulled):
@@ -215,109 +228,73 @@ class RecAdam(AnchoredOptimizer):
         return state
 
 
-def recadam(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    state_steps: Sequence[Tensor],
-    anchors: Sequence[Tensor] | None,
-    *,
-    lr: _Scalar,
-    lam: _Scalar,
-    gamma: float,
-    weight_decay: float,
-    foreach: bool | None,
-    fused: bool | None,
-    capturable: bool,
-    **adam: Any,
-) -> None:
-    """One RecAdam update of a list of tensors, in place: the functional form of the optimizer.
+@dataclass(frozen=True)
+class RecAdamUpdate(AdamUpdate):
+    """:class:`RecAdam` in a recipe, laid out over the run: no setting depends on lr or length.
 
-    Adam's part is torch's own implementation with the learning rate lr·λ, so that a neutral pull
-    is torch's AdamW to the last bit on every path. ``anchors=None`` is no pull; ``adam`` are its
-    remaining options (beta1, beta2, eps, maximize).
+    Args:
+        lr, weight_decay, layer_decay: as in :class:`~holdfast.stages.Update`. Under a layer decay
+            lower layers are pulled more slowly, as they learn more slowly.
+        betas, eps: Adam's.
+        pull: lr·γ at the peak learning rate, the fraction of the way back to θ* that an update
+            goes while λ is near 0. The paper and every good run since have 0.1; 0 is no pull.
+        gamma: γ itself, instead of ``pull``.
+        t0: when λ reaches ½, as a fraction of the run.
+        width: 1/k, the width of the shift from recalling to learning, as a fraction of the run.
+        anneal: λ(t) itself, in updates, instead of ``t0`` and ``width``.
+        importance: weigh the pull on each coordinate as EWC (``"fisher"``) or MAS (``"mas"``) do
+            by default: from 1000 samples of the training data at θ*, scaled to a mean of 1 over
+            what is pulled. None pulls on all alike.
+
+    Example:
+        >>> from holdfast.optim import RecAdamUpdate
+        >>> RecAdamUpdate(lr=2e-5, t0=0.3).pull
+        0.1
     """
-    if any(p.dtype != m.dtype for p, m in zip(params, exp_avgs, strict=True)):
-        # In the wider dtype of parameter and moments, rounded once at the end.
-        wide = [
-            torch.promote_types(p.dtype, m.dtype) for p, m in zip(params, exp_avgs, strict=True)
-        ]
-        theta, g, m, v = (
-            [t.to(dtype) for t, dtype in zip(tensors, wide, strict=True)]
-            for tensors in (params, grads, exp_avgs, exp_avg_sqs)
+
+    neutral: ClassVar[dict[str, Any] | None] = {"pull": 0.0, "anneal": Constant(1.0)}
+    needs_reference: ClassVar[bool] = True
+
+    pull: float = 0.1
+    gamma: float | None = None
+    t0: float = 0.25
+    width: float = 0.02
+    anneal: Anneal | None = None
+    importance: Literal["fisher", "mas"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "pull", at_least_zero("pull", self.pull))
+        if self.gamma is not None:
+            object.__setattr__(self, "gamma", at_least_zero("gamma", self.gamma))
+            if self.pull != RecAdamUpdate.pull:
+                raise ValueError(
+                    f"pull={self.pull:g} and gamma={self.gamma:g} say the same thing (gamma = "
+                    "pull / lr): give one of them"
+                )
+        Sigmoid.over(1, t0=self.t0, width=self.width)  # checks them
+        if self.anneal is not None and not isinstance(self.anneal, Anneal):
+            raise TypeError(f"anneal must be one of holdfast.anneal's, got {self.anneal!r}")
+        if self.importance not in (None, "fisher", "mas"):
+            raise ValueError(f"importance must be None, 'fisher' or 'mas', got {self.importance!r}")
+
+    def measure_importance(self, run: Run) -> Reference | None:
+        """F at θ*, with a mean of 1, where the pull is weighted."""
+        measure = {"fisher": EWC(), "mas": MAS(), None: None}[self.importance]
+        return measure.measure_importance(run) if measure and (self.gamma or self.pull) else None
+
+    def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
+        """RecAdam over the groups; what has no anchor (a new head, LoRA's A) is not pulled."""
+        if run.anchors is None:
+            raise ValueError("RecAdam pulls to the pretrained weights, but the run has none")
+        gamma = self.pull / (run.lr or math.inf) if self.gamma is None else self.gamma
+        return RecAdam(
+            part_anchored(groups, run.anchors),
+            lr=run.lr,
+            betas=self.betas,
+            eps=self.eps,
+            gamma=gamma,
+            anneal=self.anneal or Sigmoid.over(total_updates, t0=self.t0, width=self.width),
+            anchors=run.anchors,
+            importance=run.importance[self],
         )
-        foreach, fused = foreach or fused, False  # torch's fused kernel takes one dtype for all
-    else:
-        theta, g, m, v = list(params), list(grads), list(exp_avgs), list(exp_avg_sqs)
-    if fused and torch.compiler.is_compiling():
-        foreach, fused = True, False  # a compiled step cannot contain it: the compiler fuses
-
-    lr_step, decay = lr * lam, _decay_first(theta, lr, lam, weight_decay)
-    if isinstance(lr_step, Tensor):
-        # torch divides by a tensor learning rate: 0/0 where it is 0 and so is a second moment.
-        # Its fused kernel reads a float32. A compiled step has tensors for rates on any device,
-        # for which torch wants the flag.
-        lr_step = lr_step.clamp(min=1e-30)
-        lr_step = lr_step.float() if fused else lr_step
-        capturable = capturable or torch.compiler.is_compiling()
-    steps = list(state_steps)
-    adam |= {"foreach": foreach, "fused": fused, "capturable": capturable, "amsgrad": False}
-    adamw(theta, g, m, v, [], steps, lr=lr_step, weight_decay=decay, **adam)
-    if anchors is not None:
-        # On the CPU a foreach operation is the same loop, with more memory in use.
-        together = (fused or foreach is not False) and theta[0].device.type != "cpu"
-        _pull(theta, anchors, pull_rate(lr, lam, gamma), together)
-
-    narrow = [*params, *exp_avgs, *exp_avg_sqs]
-    if any(a is not b for a, b in zip(narrow, theta + m + v, strict=True)):
-        torch._foreach_copy_(narrow, theta + m + v)
-
-
-def _decay_first(theta: list[Tensor], lr: _Scalar, lam: _Scalar, weight_decay: float) -> float:
-    """θ ← θ − lr·wd·θ, here or in Adam: returns the weight decay that is left for Adam to do.
-
-    Adam is given the learning rate lr·λ and decays by lr·λ·(wd/λ). Where λ leaves too little to
-    divide by, or is a tensor, the weights are decayed here.
-    """
-    if weight_decay == 0 or not (isinstance(lam, Tensor) or lam < 1e-6):
-        return weight_decay / cast(float, lam) if weight_decay else 0.0
-    torch._foreach_mul_(theta, 1 - lr * weight_decay)
-    return 0.0
-
-
-def pull_rate(lr: _Scalar, lam: _Scalar, gamma: float) -> _Scalar:
-    """c = min(1, lr·(1−λ)·γ): the fraction of the way back to θ* that one update goes."""
-    c = lr * (1 - lam) * gamma
-    return c.clamp(max=1.0) if isinstance(c, Tensor) else min(1.0, c)
-
-
-def _pull(params: list[Tensor], anchors: Sequence[Tensor], c: _Scalar, foreach: bool) -> None:
-    """θ ← θ − c·(θ − θ*)."""
-    if not isinstance(c, Tensor) and c == 0:
-        return
-    if not foreach and len(params) > 1:
-        for p, anchor in zip(params, anchors, strict=True):
-            _pull([p], [anchor], c, foreach)
-        return
-    here = [_like(anchor, p) for p, anchor in zip(params, anchors, strict=True)]
-    if isinstance(c, Tensor):  # which _foreach_lerp_ does not take
-        differences = torch._foreach_sub(here, params)
-        torch._foreach_mul_(differences, c)
-        torch._foreach_add_(params, differences)
-    else:
-        torch._foreach_lerp_(params, here, c)
-
-
-def _like(anchor: Tensor, p: Tensor) -> Tensor:
-    """The anchor in the parameter's dtype and place. A Tensor.to that does nothing is not free."""
-    if anchor.dtype == p.dtype and anchor.device == p.device:
-        return anchor
-    return anchor.to(p.device, p.dtype, non_blocking=True)
-
-
-def _current_lambda(group: dict[str, Any]) -> _Scalar:
-    """λ(t): a float in eager runs; a tensor where Python numbers would be baked into the graph."""
-    updates: Tensor = group["updates"]
-    on_device = group["capturable"] or torch.compiler.is_compiling()
-    return cast(_Scalar, group["anneal"](updates if on_device else int(updates)))

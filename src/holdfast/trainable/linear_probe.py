@@ -21,8 +21,8 @@ from holdfast._batch import evaluating, inputs_and_labels, logits_of, to_device
 from holdfast._checks import at_least_zero
 from holdfast._names import shorten
 from holdfast._progress import progress_bar
-from holdfast.objective.data import Batches, Collate, Samples, as_source
-from holdfast.objective.losses import Task
+from holdfast.data import Batches, Collate, Samples, as_source
+from holdfast.losses import Task
 
 __all__ = ["PretrainedHead", "linear_probe"]
 

@@ -9,17 +9,61 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
 
+from holdfast._checks import whole
 from holdfast._fingerprint import tensor_fingerprint
 from holdfast._names import shorten
+from holdfast.stages import Start
 
-__all__ = ["random_init"]
+if TYPE_CHECKING:
+    from holdfast.recipe import Recipe
+    from holdfast.run import Run
+
+__all__ = ["RandomInit", "random_init"]
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class RandomInit(Start):
+    """Start from random weights; the pretrained ones are where the pull leads (the paper's RI).
+
+    Args:
+        seed: of the weights; None is the run's.
+
+    Example:
+        >>> from holdfast import RandomInit, RecAdamUpdate, Recipe
+        >>> Recipe(start=RandomInit(), update=RecAdamUpdate()).name
+        'random-init+recadam'
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = None
+    needs_reference: ClassVar[bool] = True
+
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed is not None:
+            object.__setattr__(self, "seed", whole("seed", self.seed, 0))
+
+    def conflict(self, recipe: Recipe) -> str | None:
+        """Without a pull the pretrained weights would not be used at all."""
+        if recipe.update.needs_reference or recipe.penalties:
+            return None
+        return (
+            "RandomInit throws the pretrained weights away, and nothing in the recipe pulls back "
+            "to them: add update=RecAdamUpdate() or a penalty such as L2SP(), or use "
+            "start=Pretrained()"
+        )
+
+    def apply(self, run: Run) -> None:
+        """Initialise the model anew; all that is taken at θ* has been taken."""
+        random_init(run.model, seed=run.seed if self.seed is None else self.seed)
 
 
 def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
@@ -44,9 +88,7 @@ def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
     if not isinstance(model, nn.Module):
         raise TypeError(f"random_init needs a model, got {type(model).__name__}")
     before = {name: tensor_fingerprint(p.shape, p) for name, p in model.named_parameters()}
-    with _generators_kept(seed is not None), torch.no_grad():
-        if seed is not None:
-            torch.manual_seed(seed)
+    with seeded(seed), torch.no_grad():
         transformers_models = list(_topmost(model, _is_transformers_model))
         covered = {id(p) for m in transformers_models for p in m.parameters()}
         resets = _find_resets(model, covered)
@@ -84,16 +126,20 @@ def _topmost(module: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> Itera
 
 
 @contextlib.contextmanager
-def _generators_kept(enabled: bool) -> Iterator[None]:
-    """Put torch's global generators back afterwards: manual_seed sets those of all devices."""
+def seeded(seed: int | None) -> Iterator[None]:
+    """Seed torch's global generators for a while, those of all devices; None leaves them alone."""
     kinds = [kind for kind in ("cuda", "xpu", "mps") if getattr(torch, kind).is_available()]
     with contextlib.ExitStack() as stack:
         for kind in kinds or ["cpu"]:
             count = 0 if kind == "cpu" else getattr(torch, kind).device_count()
             device_type = "cuda" if kind == "cpu" else kind
             stack.enter_context(
-                torch.random.fork_rng(range(count), enabled=enabled, device_type=device_type)
+                torch.random.fork_rng(
+                    range(count), enabled=seed is not None, device_type=device_type
+                )
             )
+        if seed is not None:
+            torch.manual_seed(seed)
         yield
 
 

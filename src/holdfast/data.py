@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from holdfast._batch import batch_length, normalized
-from holdfast.objective._content import arrow_fingerprint, content_fingerprint
-from holdfast.objective.losses import IGNORED
+from holdfast._content import arrow_fingerprint, content_fingerprint
+from holdfast.losses import IGNORED
 
 __all__ = ["Batches", "Samples", "as_source", "pad_collate"]
 

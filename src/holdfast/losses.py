@@ -7,11 +7,11 @@ whole batch, is what is trained on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 __all__ = [
@@ -20,11 +20,14 @@ __all__ = [
     "count_targets",
     "global_targets",
     "per_sample_loss",
+    "target_outputs",
     "token_losses",
     "weighted_loss",
 ]
 
 Task = Literal["causal_lm", "classification", "regression", "multi_label", "token_classification"]
+LossFunction = Callable[[nn.Module, Any], Tensor]  # of a user's own: one loss a sample
+TOKEN_TASKS = ("causal_lm", "token_classification")
 IGNORED = -100  # the label that transformers and torch pass over
 
 
@@ -67,20 +70,31 @@ def token_losses(logits: Tensor, labels: Tensor, task: Task) -> TokenLosses:
     """The loss of every target, in order; tasks without tokens have one target a sample."""
     where = target_mask(labels, task)
     sample = torch.arange(len(labels), device=labels.device)
+    if task == "multi_label":
+        _check_same_shape(logits, labels, task)
+    outputs = target_outputs(logits, labels, task)
     if task == "regression":
-        outputs, wanted = logits.float().reshape(len(labels), -1), labels.reshape(len(labels), -1)
+        wanted = labels.reshape(len(labels), -1)
         _check_same_shape(outputs, wanted, task)
         return TokenLosses((outputs - wanted).square().mean(1), sample)
     if task == "multi_label":
-        _check_same_shape(logits, labels, task)
-        loss = F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
-        return TokenLosses(loss.flatten(1).mean(1), sample)
-    if task == "causal_lm":  # the logits at t speak of the label at t + 1
-        logits, labels, where = logits[:, :-1], labels[:, 1:], where[:, 1:]
+        hot = labels.to(outputs).reshape(len(labels), -1)
+        loss = F.binary_cross_entropy_with_logits(outputs, hot, reduction="none")
+        return TokenLosses(loss.mean(1), sample)
     if task != "classification":
         sample = sample[:, None].expand_as(where)
-    nll = F.cross_entropy(logits[where].float(), labels[where].long(), reduction="none")
+    nll = F.cross_entropy(outputs, labels[where].long(), reduction="none")
     return TokenLosses(nll, sample[where])
+
+
+def target_outputs(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
+    """What a model says of every target: a row each, in order, in float32 at least."""
+    if task in ("regression", "multi_label"):
+        return _wide(logits).reshape(len(labels), -1)
+    where = target_mask(labels, task)
+    if task == "causal_lm":  # the logits at t speak of the label at t + 1
+        logits, where = logits[:, :-1], where[:, 1:]
+    return _wide(logits[where])
 
 
 def target_mask(labels: Tensor, task: Task) -> Tensor:
@@ -108,6 +122,11 @@ def count_targets(labels: Tensor, task: Task) -> Tensor:
     return target_mask(labels, task).reshape(len(labels), -1).sum(1)
 
 
+def _wide(tensor: Tensor) -> Tensor:
+    """At least float32: losses of half-precision logits are not taken in half precision."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
 def _check_same_shape(outputs: Tensor, labels: Tensor, task: str) -> None:
     if outputs.shape != labels.shape:
         raise ValueError(
@@ -119,7 +138,7 @@ def _check_same_shape(outputs: Tensor, labels: Tensor, task: str) -> None:
 def weighted_loss(
     logits: Tensor,
     labels: Tensor,
-    weights: Tensor,
+    weights: Tensor | None,
     task: Task,
     num_targets: Tensor | float | None = None,
 ) -> Tensor:
@@ -127,7 +146,8 @@ def weighted_loss(
 
     Args:
         logits, labels, task: as in :func:`per_sample_loss`.
-        weights: one a sample, or for token tasks one a label position, shaped as ``labels``.
+        weights: one a sample, or for token tasks one a label position, shaped as ``labels``; None
+            is 1 for all.
         num_targets: the targets of the *whole* update, over all micro-batches and devices
             (:func:`global_targets` counts them); None counts those of this batch. With it,
             gradients do not depend on how the update is cut into micro-batches.
@@ -139,7 +159,8 @@ def weighted_loss(
         tensor(1.0397)
     """
     losses = token_losses(logits, labels, task)
-    weights = torch.as_tensor(weights).to(losses.values)
+    weights = torch.ones(len(labels)) if weights is None else torch.as_tensor(weights)
+    weights = weights.to(losses.values)
     if weights.shape == labels.shape[:1]:
         weights = weights[losses.sample]
     elif weights.shape == labels.shape and labels.shape == target_mask(labels, task).shape:

@@ -1,0 +1,5 @@
+"""The command line: ``holdfast SUBCOMMAND``, one file a subcommand."""
+
+from holdfast.cli.main import main
+
+__all__ = ["main"]

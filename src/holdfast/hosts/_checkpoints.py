@@ -1,0 +1,81 @@
+"""One file that a run goes on from: there whole or not at all, and safe to load."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast._files import write_whole
+from holdfast.run import Run
+
+
+def save(path: str | os.PathLike[str], run: Run, update: int) -> None:
+    """Write all that a run needs to go on: what is trained, the optimizer, the random states."""
+    state = {
+        "recipe": run.recipe.to_dict(),
+        "update": update,
+        "total_updates": run.total_updates,
+        "model": _tensors(run),
+        "optimizer": run.optimizer.state_dict() if run.optimizer else {},
+        "criterion": run.criterion.state_dict(),
+        "random": torch.get_rng_state(),
+        "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(Path(path), lambda beside: torch.save(state, beside))
+
+
+def load(path: str | os.PathLike[str], run: Run) -> int:
+    """Go on from a file, if it is there. Returns the updates that are done."""
+    if not Path(path).exists():
+        return 0
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        saved, total = state["recipe"], state["total_updates"]
+    except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is not a checkpoint of finetune_loop: {error}") from error
+    if saved != run.recipe.to_dict():
+        raise ValueError(
+            f"{path} is of a run with another recipe:\n{_difference(saved, run.recipe.to_dict())}\n"
+            "Go on with that one, or give another checkpoint file"
+        )
+    if total != run.total_updates:
+        raise ValueError(
+            f"{path} is of a run of {total} updates, this one has {run.total_updates}: go on with "
+            "the same data, batch size and length, or give another checkpoint file"
+        )
+    own = _tensors(run)
+    if own.keys() != state["model"].keys():
+        raise ValueError(f"{path} is of another model, or of other parts that may change")
+    if run.optimizer is not None:
+        run.optimizer.load_state_dict(state["optimizer"])
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(state["model"][name])
+    run.criterion.load_state_dict(state["criterion"])
+    torch.set_rng_state(state["random"])
+    if state["random_cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["random_cuda"])
+    return int(state["update"])
+
+
+def _tensors(run: Run) -> dict[str, torch.Tensor]:
+    """What training changes: the optimizer's parameters and the buffers that a model saves."""
+    groups = run.optimizer.param_groups if run.optimizer else []
+    trained = {id(p) for group in groups for p in group["params"]}
+    saved = run.model.state_dict(keep_vars=True)
+    named = {n: p.detach() for n, p in run.model.named_parameters() if id(p) in trained}
+    return named | {n: b for n, b in run.model.named_buffers() if n in saved}
+
+
+def _difference(saved: dict[str, Any], ours: dict[str, Any]) -> str:
+    lines = [
+        f"  {stage}: {saved.get(stage)} there, {ours[stage]} here"
+        for stage in ours
+        if saved.get(stage) != ours[stage]
+    ]
+    return "\n".join(lines)

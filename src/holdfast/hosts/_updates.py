@@ -1,0 +1,70 @@
+"""Which samples make which update: a function of the seed and the update alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast._batch import batch_length, normalized, unwrapped
+from holdfast.data import Collate, Samples, as_source
+from holdfast.losses import global_targets
+from holdfast.objective.weights import keeping
+from holdfast.run import Run
+
+
+class Updates:
+    """The micro-batches of each update, and what their losses are divided by.
+
+    Every epoch goes through all samples in an order of its own. An update is cut into
+    ``accumulate`` micro-batches of at most ``batch_size`` samples; the last one of an epoch may be
+    smaller.
+    """
+
+    def __init__(
+        self, run: Run, collate: Collate, batch_size: int, accumulate: int, seed: int
+    ) -> None:
+        if batch_size < 1 or accumulate < 1:
+            raise ValueError(
+                f"batch_size and accumulate must be at least 1, got {batch_size}, {accumulate}"
+            )
+        self.data, self.task, self.seed = run.criterion.data, run.task, seed
+        column = run.criterion.column
+        self.collate = collate if column is None else keeping(collate, column)
+        self.batch_size, self.accumulate = batch_size, accumulate
+        self.per_epoch = math.ceil(len(self.data) / (batch_size * accumulate))
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
+
+    def batches(self, update: int) -> Iterator[Any]:
+        """The micro-batches of an update, counted from 1."""
+        epoch, number = divmod(update - 1, self.per_epoch)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._epoch, self._order = epoch, torch.randperm(len(self.data), generator=generator)
+        size = self.batch_size * self.accumulate
+        for indices in self._order[number * size : (number + 1) * size].split(self.batch_size):
+            yield normalized(self.collate([self.data[i] for i in indices.tolist()]))
+
+    def targets(self, batches: list[Any]) -> Tensor | float:
+        """The targets of all micro-batches of an update."""
+        if not isinstance(self.task, str):
+            return float(sum(map(batch_length, batches)))
+        labels = [b["labels"] if isinstance(b, dict) else b[1] for b in batches]
+        return global_targets(labels, self.task)
+
+
+def as_samples(data: Any, collate: Collate | None, batch_size: int, model: nn.Module) -> Samples:
+    """Data that can be read in any order, how to make batches of it, and of what size."""
+    pad_id = getattr(getattr(unwrapped(model), "config", None), "pad_token_id", None)
+    source = as_source(data, collate, batch_size, pad_id)
+    if not isinstance(source, Samples):
+        raise TypeError(
+            "the loop reads samples in an order of its own: pass a dataset with a length and an "
+            f"index (and collate= that makes batches of samples), not {type(data).__name__}"
+        )
+    if not len(source.data):
+        raise ValueError("the data is empty: there is nothing to train on")
+    return source

@@ -1,0 +1,138 @@
+"""The raw-PyTorch host: the architecture at work in one short loop.
+
+model = finetune_loop(model, Recipe.preset("recadam+flow"), dataset, lr=2e-5, epochs=3)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from holdfast._batch import to_device
+from holdfast._checks import above_zero
+from holdfast._progress import progress_bar
+from holdfast.data import Collate
+from holdfast.hosts import _checkpoints as checkpoints
+from holdfast.hosts._updates import Updates, as_samples
+from holdfast.losses import LossFunction, Task
+from holdfast.recipe import Recipe
+from holdfast.reference import Reference
+from holdfast.run import Run
+
+__all__ = ["finetune_loop"]
+
+Schedule = Callable[[int, int], float]
+
+
+def finetune_loop(
+    model: nn.Module,
+    recipe: Recipe,
+    data: Any,
+    *,
+    lr: float | None = None,
+    epochs: float = 1.0,
+    max_updates: int | None = None,
+    batch_size: int = 16,
+    accumulate: int = 1,
+    weight_decay: float = 0.0,
+    schedule: Schedule | None = None,
+    clip_norm: float | None = None,
+    autocast: torch.dtype | None = None,
+    task: Task | LossFunction | None = None,
+    collate: Collate | None = None,
+    new: str | Sequence[str] = (),
+    reference: Reference | None = None,
+    rehearsal: Any = None,
+    seed: int = 0,
+    checkpoint: str | os.PathLike[str] | None = None,
+    save_every: int | None = None,
+    log: Callable[[dict[str, float]], None] | None = None,
+    log_every: int = 10,
+    cache: bool | str | os.PathLike[str] = True,
+    progress: bool = True,
+) -> nn.Module:
+    """Fine-tune a model by a recipe, on one device, in a plain loop.
+
+    Args:
+        model: holding its pretrained weights, on the device to train on.
+        recipe: the methods; ``Recipe()`` is plain fine-tuning.
+        data: a dataset with a length and an index, or a DataLoader over one (its batch size and
+            collate function are taken, its order is not).
+        lr: the learning rate at its peak, unless the recipe says it.
+        epochs, max_updates: how long; ``max_updates`` wins.
+        batch_size, accumulate: an update is made from ``accumulate`` micro-batches of
+            ``batch_size`` samples; how it is cut does not change the result.
+        weight_decay: of matrices, unless the recipe says it.
+        schedule: a function (update, total updates) → factor of the learning rate, with updates
+            counted from 0, such as :func:`~holdfast.optim.slanted_triangular`; None is constant.
+        clip_norm: clip the gradient's norm to this.
+        autocast: run the model in this dtype.
+        task, collate, new, reference, rehearsal, cache: see :class:`~holdfast.run.Run`.
+        seed: of the order of the data, of dropout and of what methods draw.
+        checkpoint: a file to save the run's state in, and to go on from if it is there; the
+            result is that of a run without a stop, to the bit.
+        save_every: updates between saves; None saves at the end only.
+        log: called every ``log_every`` updates with ``update``, ``loss``, ``lr`` and what the
+            methods have to tell (λ, the pull, penalties).
+        progress: show progress bars.
+
+    Returns:
+        The model that stage 4 keeps: the given one, tuned in place (with LoRA: inside PEFT's).
+
+    Example:
+        >>> import torch, holdfast
+        >>> model = torch.nn.Linear(4, 2)
+        >>> data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.arange(32) % 2)
+        >>> recipe = holdfast.Recipe.preset("recadam+wise-ft")
+        >>> model = holdfast.finetune_loop(
+        ...     model, recipe, data, lr=1e-2, task="classification", progress=False
+        ... )
+    """
+    torch.manual_seed(seed)
+    source = as_samples(data, collate, batch_size, model)
+    run = Run(
+        recipe, model, source.data, lr=lr, weight_decay=weight_decay, task=task,
+        collate=source.collate, new=new, reference=reference, rehearsal=rehearsal, seed=seed,
+        cache=cache, progress=progress,
+    )  # fmt: skip
+    updates = Updates(run, source.collate, source.batch_size, accumulate, seed)
+    total = max_updates or max(1, math.ceil(above_zero("epochs", epochs) * updates.per_epoch))
+    optimizer = run.make_optimizer(total)
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    done = checkpoints.load(checkpoint, run) if checkpoint else 0
+
+    device = next(run.model.parameters()).device
+    precision = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None)
+    bar = progress_bar(total, "fine-tuning", shown=progress, unit="update")
+    bar.update(done)
+    was_training = run.model.training
+    run.model.train()
+    for update in range(done + 1, total + 1):
+        run.advance(update)
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak * (schedule(update - 1, total) if schedule else 1.0)
+        batches = [to_device(batch, device) for batch in updates.batches(update)]
+        targets = updates.targets(batches)
+        losses = []
+        for batch in batches:
+            with precision:
+                loss = run.loss(batch, targets, update)
+            loss.backward()
+            losses.append(loss.detach())
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(run.model.parameters(), clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        bar.update(1)
+        if log and (update % log_every == 0 or update == total):
+            rate = optimizer.param_groups[0]["lr"]
+            log({"update": update, "loss": float(sum(losses)), "lr": rate, **run.log()})
+        if checkpoint and (update == total or (save_every and update % save_every == 0)):
+            checkpoints.save(checkpoint, run, update)
+    bar.close()
+    return run.finish().train(was_training)

@@ -1,0 +1,42 @@
+"""What objectives share that look at the data, or at what the pretrained model says of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast._batch import unwrapped
+from holdfast.data import Batches, Samples, as_source
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+
+def check_head_is_fitted(run: Run, who: str) -> None:
+    """Refuse a new head that nobody has fitted: what is predicted through it means nothing."""
+    from holdfast.trainable import LPFT
+
+    if run.new and not isinstance(run.recipe.trainable, LPFT):
+        raise ValueError(
+            f"{who} asks the pretrained model what it makes of the data, but {', '.join(run.new)} "
+            "is new and its predictions are random. Fit it first: with trainable=LPFT() (in a "
+            f'preset "lp-ft+{who.lower()}"), or by holdfast.linear_probe, and then do not declare '
+            "it new"
+        )
+
+
+def source_of(run: Run, data: Any, batch_size: int = 32) -> Samples | Batches:
+    """Data as one that can be read, in the way in which the model is trained on it."""
+    pad_id = getattr(getattr(unwrapped(run.model), "config", None), "pad_token_id", None)
+    return as_source(data, run.collate, batch_size, pad_id)
+
+
+def samples_of(run: Run, data: Any, who: str, name: str = "data") -> Samples:
+    """Data that can be read by index, or an error."""
+    source = source_of(run, data)
+    if isinstance(source, Samples):
+        return source
+    raise ValueError(
+        f"{who} adds a value to each sample, so {name} must hold samples by their index, not a "
+        f"stream or ready-made batches: pass a dataset as {name}= and what makes batches of its "
+        "samples as collate="
+    )

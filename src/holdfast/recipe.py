@@ -1,0 +1,245 @@
+"""Recipe: one slot for each stage, so that methods compose.
+
+>>> from holdfast import Flow, Recipe, RecAdamUpdate, WiseFT
+>>> recipe = Recipe(objective=Flow(), update=RecAdamUpdate(), merging=WiseFT(alpha=0.8))
+>>> Recipe.from_dict(recipe.to_dict()) == recipe
+True
+>>> print(Recipe.preset("recadam+flow").name)
+flow+recadam
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from holdfast import registry
+from holdfast.anneal import Anneal
+from holdfast.merging import Keep
+from holdfast.objective import Uniform
+from holdfast.optim import AdamWUpdate
+from holdfast.optim.penalty import Penalty
+from holdfast.registry import STAGES, Stage, entry_of, nearest
+from holdfast.stages import Merging, Method, Objective, Start, Trainable, Update
+from holdfast.trainable import Full, Pretrained
+
+__all__ = ["Recipe"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Which method at each stage. The defaults are plain fine-tuning.
+
+    Args:
+        trainable: stage 1, what may change.
+        start: stage 1, from where.
+        objective: stage 2, what is minimised.
+        update: stage 3, how the weights move.
+        penalties: stage 3, any number; they add up.
+        merging: stage 4, what is kept.
+
+    A combination that makes no sense is an error that says why.
+    """
+
+    trainable: Trainable = Full()  # noqa: RUF009 (frozen)
+    start: Start = Pretrained()  # noqa: RUF009
+    objective: Objective = Uniform()  # noqa: RUF009
+    update: Update = AdamWUpdate()  # noqa: RUF009
+    penalties: Sequence[Penalty] = ()
+    merging: Merging = Keep()  # noqa: RUF009
+
+    def __post_init__(self) -> None:
+        given = self.penalties
+        object.__setattr__(self, "penalties", (given,) if _is(given, Penalty) else tuple(given))
+        for stage, method in self:
+            if not _is(method, _KINDS[stage]):
+                raise TypeError(_wrong_kind(stage, method))
+        twice = [type(p).__name__ for p in self.penalties]
+        if len(set(twice)) < len(twice):
+            raise ValueError(f"the same penalty twice: {', '.join(twice)}; add their strengths")
+        for _, method in self:
+            if reason := method.conflict(self):
+                raise ValueError(reason)
+
+    def __iter__(self) -> Iterator[tuple[Stage, Method]]:
+        """Stage and method, in the order of the stages."""
+        for stage in STAGES:
+            chosen = getattr(self, stage)
+            yield from ((stage, m) for m in (chosen if stage == "penalties" else (chosen,)))
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a method looks at the pretrained weights after training has begun."""
+        return any(method.needs_reference for _, method in self)
+
+    @property
+    def name(self) -> str:
+        """The names of all methods that are not the defaults, joined by "+"; else "standard"."""
+        plain = [type(method) for _, method in _defaults()]
+        names = [entry_of(m).name for _, m in self if type(m) not in plain]
+        return "+".join(names) or "standard"
+
+    def describe(self) -> str:
+        """One line a stage: the method, its settings, and what it does."""
+        lines = []
+        for stage, method in self:
+            entry = entry_of(method)
+            lines.append(f"{stage:<10} {entry.name:<18} {_settings(method)}{entry.summary}")
+        return "\n".join(lines)
+
+    @classmethod
+    def preset(cls, names: str) -> Recipe:
+        """A recipe by the names of its methods, each with its defaults.
+
+        Args:
+            names: joined by "+", such as ``"recadam+flow+wise-ft"``; ``"standard"`` is plain
+                fine-tuning. :func:`holdfast.registry.methods` lists them.
+        """
+        slots: dict[str, Any] = {}
+        for name in names.split("+"):
+            if name.strip().lower() == "standard":
+                continue
+            try:
+                entry = registry.find(name)
+            except ValueError as error:
+                raise ValueError(f"{error} (in the preset {names!r})") from None
+            method = entry.cls()
+            if entry.stage == "penalties":
+                slots["penalties"] = (*slots.get("penalties", ()), method)
+            elif entry.stage in slots:
+                other = entry_of(slots[entry.stage]).name
+                raise ValueError(
+                    f"{other} and {entry.name} are both of the stage {entry.stage}: a recipe has "
+                    f"one. {_QUESTIONS[entry.stage]}"
+                )
+            else:
+                slots[entry.stage] = method
+        return cls(**slots)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: each method's name and all its settings."""
+        saved: dict[str, Any] = {"penalties": []}
+        for stage, method in self:
+            fields = {f.name: getattr(method, f.name) for f in _fields(method)}
+            plain = {n: v.to_dict() if isinstance(v, Anneal) else v for n, v in fields.items()}
+            one = {"name": entry_of(method).name, **plain}
+            saved[stage] = [*saved[stage], one] if stage == "penalties" else one
+        return {stage: saved[stage] for stage in STAGES}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Recipe:
+        """The inverse of :meth:`to_dict`. Slots and settings left out have their defaults.
+
+        A method may be its name alone: ``{"update": "recadam", "merging": {"name": "wise-ft"}}``.
+        """
+        if not isinstance(saved, Mapping):
+            raise TypeError(f"a recipe is a mapping of stages to methods, got {saved!r}")
+        for stage in saved:
+            if stage not in STAGES:
+                raise ValueError(f"a recipe has no stage {stage!r}{nearest(str(stage), STAGES)}")
+        slots: dict[str, Any] = {}
+        for stage, given in saved.items():
+            if stage == "penalties":
+                several = given if isinstance(given, list | tuple) else [given]
+                slots[stage] = tuple(_method("penalties", one) for one in several)
+            else:
+                slots[stage] = _method(cast(Stage, stage), given)
+        return cls(**slots)
+
+    def to_yaml(self) -> str:
+        """As a YAML text, which :meth:`from_yaml` reads."""
+        text: str = _yaml().safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+        return text
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Recipe:
+        """A recipe from a YAML text (not a file's name)."""
+        yaml = _yaml()
+        try:
+            saved = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(f"the recipe is not YAML: {error}") from error
+        return cls.from_dict({} if saved is None else saved)
+
+
+_KINDS: dict[Stage, type] = {
+    "trainable": Trainable,
+    "start": Start,
+    "objective": Objective,
+    "update": Update,
+    "penalties": Penalty,
+    "merging": Merging,
+}
+_QUESTIONS = {
+    "trainable": "Both answer the question what may change, and the answers exclude each other",
+    "start": "A model starts from one place",
+    "objective": "One loss is minimised",
+    "update": "One optimizer moves the weights; penalties add to any of them",
+    "merging": "One model is kept",
+}
+
+
+def _defaults() -> Recipe:
+    return Recipe()
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind)
+
+
+def _fields(method: Method) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(method) if field.init]
+
+
+def _settings(method: Method) -> str:
+    """The settings that are not the defaults."""
+    changed = [
+        f"{f.name}={getattr(method, f.name)!r}"
+        for f in _fields(method)
+        if getattr(method, f.name) != f.default
+    ]
+    return f"({', '.join(changed)}) " if changed else ""
+
+
+def _wrong_kind(stage: Stage, given: Any) -> str:
+    wanted = ", ".join(e.cls.__name__ for e in registry.methods(stage))
+    hint = ""
+    if isinstance(given, type) and issubclass(given, Method):
+        hint = f"; write {given.__name__}(), with the brackets"
+    elif isinstance(given, Method):
+        hint = f"; {type(given).__name__} goes into {entry_of(given).stage}="
+    elif isinstance(given, str):
+        hint = "; for names there is Recipe.preset"
+    return f"{stage} must be one of {wanted}, got {given!r}{hint}"
+
+
+def _method(stage: Stage, given: Any) -> Method:
+    """One method from a name, or from a mapping of its name and settings."""
+    if isinstance(given, str):
+        given = {"name": given}
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise ValueError(f"{stage} must be a name, or a mapping with a name, got {given!r}")
+    settings = {n: v for n, v in given.items() if n != "name"}
+    entry = registry.find(given["name"], stage)
+    known = [f.name for f in dataclasses.fields(entry.cls) if f.init]
+    for name, value in settings.items():
+        if name not in known:
+            raise ValueError(f"{entry.name} has no setting {name!r}{nearest(str(name), known)}")
+        if isinstance(value, Mapping) and value.get("name") in Anneal._known:
+            settings[name] = Anneal.from_dict(dict(value))
+        elif isinstance(value, list):
+            settings[name] = tuple(value)
+    try:
+        return entry.cls(**settings)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{stage} {entry.name}: {error}") from error
+
+
+def _yaml() -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ImportError('recipes as YAML need PyYAML: pip install "holdfast[hf]"') from error
+    return yaml

@@ -1,0 +1,165 @@
+"""Every method: its name, stage, class, paper and one line. The tables of all pages come from here.
+
+A new method is a file of its own and a line here; see CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from holdfast.merging import Keep, WiseFT
+from holdfast.objective import Distill, Flow, Rehearsal, Uniform
+from holdfast.optim import (
+    EWC,
+    L1SP,
+    L2SP,
+    MAS,
+    AdamWUpdate,
+    MoFOUpdate,
+    PeriodicAverage,
+    RecAdamUpdate,
+    SGDUpdate,
+)
+from holdfast.stages import Method
+from holdfast.trainable import (
+    LPFT,
+    Full,
+    GradualUnfreezing,
+    HalfFineTuning,
+    LinearProbe,
+    LoRA,
+    Mixout,
+    Pretrained,
+    RandomInit,
+)
+
+__all__ = ["STAGES", "Entry", "Stage", "entry_of", "find", "methods", "nearest", "register"]
+
+Stage = Literal["trainable", "start", "objective", "update", "penalties", "merging"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known about a method.
+
+    Attributes:
+        name: in presets and recipe files.
+        stage: the slot of a :class:`~holdfast.Recipe` that it goes into.
+        cls: its class.
+        paper: an arXiv number, or the address of another source; empty for what needs none.
+        summary: one line.
+    """
+
+    name: str
+    stage: Stage
+    cls: type[Method]
+    paper: str
+    summary: str
+
+    @property
+    def url(self) -> str:
+        """Where to read the paper."""
+        arxiv = re.fullmatch(r"\d{4}\.\d{5}", self.paper)
+        return f"https://arxiv.org/abs/{self.paper}" if arxiv else self.paper
+
+
+_entries: dict[str, Entry] = {}
+
+
+def register(name: str, stage: Stage, cls: type[Method], paper: str, summary: str) -> Entry:
+    """Make a method known by its name. A name or a class that is known already is an error."""
+    if stage not in STAGES:
+        raise ValueError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}")
+    if name != _normal(name):
+        raise ValueError(f"a name is of a-z, 0-9 and hyphens, got {name!r}: {_normal(name)!r}?")
+    for known in _entries.values():
+        if known.name == name or known.cls is cls:
+            raise ValueError(f"{name!r} ({cls.__name__}) is registered already, as {known}")
+    _entries[name] = Entry(name, stage, cls, paper, summary)
+    return _entries[name]
+
+
+def methods(stage: Stage | None = None) -> list[Entry]:
+    """All methods, by stage and in the order of registration.
+
+    >>> [entry.name for entry in methods("start")]
+    ['pretrained', 'random-init']
+    """
+    return [e for s in STAGES if stage in (None, s) for e in _entries.values() if e.stage == s]
+
+
+def find(name: str, stage: Stage | None = None) -> Entry:
+    """A method by its name, however it is spelt; an unknown one raises with the nearest names.
+
+    >>> find("WiSE_FT").cls.__name__
+    'WiseFT'
+    """
+    entry = _entries.get(_normal(name))
+    if entry is None:
+        by_class = {e.cls.__name__.lower(): e for e in _entries.values()}
+        entry = by_class.get(name.lower())
+    if entry is None or stage not in (None, entry.stage):
+        known = [e.name for e in methods(stage)]
+        what = "method" if stage is None else f"method of the stage {stage}"
+        reason = f"; {entry.name} belongs to the stage {entry.stage}" if entry else ""
+        raise ValueError(f"unknown {what} {name!r}{nearest(name, known)}{reason}")
+    return entry
+
+
+def entry_of(method: Method) -> Entry:
+    """The entry of a method's class."""
+    for entry in _entries.values():
+        if entry.cls is type(method):
+            return entry
+    raise ValueError(
+        f"{type(method).__name__} is not registered: holdfast.registry.register it under a name"
+    )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an error about an unknown name.
+
+    >>> nearest("recadm", ["recadam", "mofo"])
+    "; did you mean 'recadam'?"
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(_normal(name), known, n=3, cutoff=0.5)
+    if near:
+        return f"; did you mean {' or '.join(map(repr, near))}?"
+    return f"; known: {', '.join(known)}" if known else ""
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.strip().lower()).strip("-")
+
+
+# fmt: off
+register("full", "trainable", Full, "", "everything may change")
+register("linear-probe", "trainable", LinearProbe, "2202.10054", "only the head; the body is frozen")
+register("lp-ft", "trainable", LPFT, "2202.10054", "fit the head on frozen features first, then train everything")
+register("hft", "trainable", HalfFineTuning, "2404.18466", "a random half of each layer's matrices is frozen")
+register("gradual-unfreezing", "trainable", GradualUnfreezing, "1801.06146", "from the head down, one layer after another")
+register("lora", "trainable", LoRA, "2106.09685", "low-rank adapters beside frozen weights, through PEFT")
+register("mixout", "trainable", Mixout, "1909.11299", "in each forward pass a random share of the weights is the pretrained ones")
+register("pretrained", "start", Pretrained, "", "start from the pretrained weights")
+register("random-init", "start", RandomInit, "2004.12651", "start from random weights and be pulled to the pretrained ones")
+register("uniform", "objective", Uniform, "", "every sample counts the same")
+register("flow", "objective", Flow, "2502.02797", "samples weigh exp(−their loss under the pretrained model / τ)")
+register("distill", "objective", Distill, "1606.09282", "stay near the pretrained model's predictions on the new data (LwF)")
+register("rehearsal", "objective", Rehearsal, "2004.12651", "train on data of the old task as well, with a shift from old to new")
+register("adamw", "update", AdamWUpdate, "1711.05101", "AdamW")
+register("sgd", "update", SGDUpdate, "", "SGD with momentum")
+register("recadam", "update", RecAdamUpdate, "2004.12651", "Adam with a decoupled, annealed pull to the pretrained weights")
+register("mofo", "update", MoFOUpdate, "2407.20999", "Adam that moves only the coordinates with the largest momentum")
+register("l2-sp", "penalties", L2SP, "1802.01483", "a quadratic penalty on the distance to the pretrained weights")
+register("l1-sp", "penalties", L1SP, "1802.01483", "a penalty that leaves most weights exactly at their pretrained values")
+register("ewc", "penalties", EWC, "1612.00796", "a quadratic penalty weighted by the Fisher information")
+register("mas", "penalties", MAS, "1711.09601", "a quadratic penalty weighted by how much the outputs depend on a weight")
+register("sfa", "penalties", PeriodicAverage, "2501.05559", "average with the pretrained weights a few times during training")
+register("keep", "merging", Keep, "", "keep the tuned model")
+register("wise-ft", "merging", WiseFT, "2109.01903", "keep a point between the pretrained and the tuned weights")

@@ -1,0 +1,198 @@
+"""A recipe at work: the order of the stages, the same in every host.
+
+A host makes a :class:`Run` from the pretrained model, trains ``run.model`` on ``run.criterion``'s
+data with ``run.make_optimizer(total_updates)``, calls ``run.advance`` before each update, and keeps
+what ``run.finish()`` returns. :func:`holdfast.finetune_loop` is the shortest example.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from holdfast._batch import unwrapped
+from holdfast._layers import layer_of
+from holdfast.data import Collate
+from holdfast.losses import LossFunction, Task, infer_task
+from holdfast.optim.penalty import AttachedPenalties, Penalty, attach_penalties
+from holdfast.optim.recadam import RecAdam
+from holdfast.recipe import Recipe
+from holdfast.reference import Reference
+from holdfast.stages import Criterion, Update
+
+__all__ = ["Run"]
+
+
+class Run:
+    """A recipe, a pretrained model and data; stages 1 and 2 are done when it is made.
+
+    Args:
+        recipe: the methods.
+        model: holding its pretrained weights, also when a stopped run goes on: the tuned ones are
+            loaded into ``run.model`` afterwards.
+        data, collate: as for :func:`holdfast.score`.
+        lr: the host's learning rate, at its peak; None if the recipe says it.
+        weight_decay: the host's, unless the recipe says it.
+        task: as for :func:`holdfast.score`; None asks a transformers model.
+        new: parts of the model that are new and hold no pretrained weights, such as
+            ``"classifier"``. They are trained freely: nothing pulls them anywhere.
+        reference: the pretrained weights, where they lie elsewhere already
+            (``Reference.open(path)``); None copies those of the model if a method needs them.
+        rehearsal: for :class:`~holdfast.Rehearsal`, data of the old task, like ``data``.
+        seed: of all that a method draws at random.
+        cache: where :func:`holdfast.score` keeps its results.
+        progress: show progress bars.
+
+    Attributes:
+        model: the model to train.
+        anchors: θ* of what is trained, if a method needs it.
+        criterion: the data to train on and the loss.
+        optimizer, penalties: once they are made.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        data: Any,
+        *,
+        lr: float | None = None,
+        weight_decay: float = 0.0,
+        task: Task | LossFunction | None = None,
+        collate: Collate | None = None,
+        new: str | Sequence[str] = (),
+        reference: Reference | None = None,
+        rehearsal: Any = None,
+        seed: int = 0,
+        cache: bool | str | os.PathLike[str] = True,
+        progress: bool = True,
+    ) -> None:
+        self.recipe, self.model, self.data, self.collate = recipe, model, data, collate
+        self.lr = _one_of("lr", recipe.update.lr, lr)
+        self.weight_decay = recipe.update.weight_decay
+        if self.weight_decay is None:
+            self.weight_decay = weight_decay
+        self.task = infer_task(unwrapped(model)) if task is None else task
+        self.new = (new,) if isinstance(new, str) else tuple(new)
+        self.rehearsal, self.seed, self.cache, self.progress = rehearsal, seed, cache, progress
+
+        self.reference = reference
+        if reference is not None:
+            self.reference = reference.without(self.new)
+        elif recipe.needs_reference and not recipe.trainable.keeps_base:
+            self.reference = Reference.of(model, without=self.new)
+        self.model = recipe.trainable.prepare(self)
+        self.anchors = recipe.trainable.anchors(self)
+        self.criterion: Criterion = recipe.objective.prepare(self)
+        weighing: list[Update | Penalty] = [recipe.update, *recipe.penalties]
+        self.importance = {method: method.measure_importance(self) for method in weighing}
+        recipe.start.apply(self)
+        self.optimizer: Optimizer | None = None
+        self.penalties: AttachedPenalties | None = None
+        self.total_updates = 0
+
+    def make_optimizer(
+        self, total_updates: int, groups: list[dict[str, Any]] | None = None
+    ) -> Optimizer:
+        """Stage 3: the optimizer of the recipe, with its penalties in its step.
+
+        Args:
+            total_updates: how many updates the run will make.
+            groups: named parameters as the host groups them, ``{"params": [(name, p), …]}``; None
+                is all that may change, matrices with weight decay and the rest without.
+        """
+        self.total_updates = total_updates
+        update = self.recipe.update
+        groups = self._groups() if groups is None else groups
+        groups = discriminative_groups(groups, self.model, self.lr, update.layer_decay)
+        self.optimizer = update.optimizer(groups, self, total_updates)
+        if self.recipe.penalties:
+            self.penalties = attach_penalties(
+                self.optimizer,
+                self.recipe.penalties,
+                self.anchors,
+                [self.importance[penalty] for penalty in self.recipe.penalties],
+                total_updates=total_updates,
+            )
+        return self.optimizer
+
+    def advance(self, update: int) -> None:
+        """Before each update, counted from 1: what may change now."""
+        self.recipe.trainable.advance(self.model, update, self.total_updates)
+
+    def loss(self, batch: Any, num_targets: Tensor | float, update: int) -> Tensor:
+        """The loss of one micro-batch, see :meth:`holdfast.stages.Criterion.loss`."""
+        return self.criterion.loss(self.model, batch, num_targets, update)
+
+    def log(self, *, distance: bool = False) -> dict[str, float]:
+        """Where the methods stand: λ, the pull, the distance to θ*, the penalties."""
+        values: dict[str, float] = {}
+        if isinstance(self.optimizer, RecAdam):
+            values |= self.optimizer.recall_state()
+        if self.penalties is not None:
+            values |= {f"penalty/{name}": v for name, v in self.penalties.values().items()}
+        if distance and self.anchors is not None:
+            values["distance"] = self.anchors.distance(self.model).total
+        return values
+
+    def finish(self) -> nn.Module:
+        """Stage 4: what is kept of the trained model."""
+        model = self.recipe.merging.merge(
+            self.model, self.anchors, data=self.data, collate=self.collate
+        )
+        self.model = self.recipe.trainable.finish(model)
+        return self.model
+
+    def _groups(self) -> list[dict[str, Any]]:
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        if not named:
+            raise ValueError("no parameter requires a gradient: there is nothing to train")
+        matrices = [row for row in named if row[1].dim() > 1]
+        others = [row for row in named if row[1].dim() <= 1]
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "weight_decay": self.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+
+def discriminative_groups(
+    groups: list[dict[str, Any]], model: nn.Module, lr: float, layer_decay: float
+) -> list[dict[str, Any]]:
+    """Groups with a learning rate for each layer, lr / layer_decayᵈ at d layers below the top.
+
+    The discriminative fine-tuning of ULMFiT, https://arxiv.org/abs/1801.06146.
+
+    Args:
+        groups: of named parameters.
+        model: which the parameters are of; tells their layers.
+        lr: the top layer's learning rate.
+        layer_decay: 1 leaves the groups as they are, at ``lr``.
+    """
+    if layer_decay == 1:
+        return [{**group, "lr": lr} for group in groups]
+    layers = layer_of(model)
+    top = max(layers.values())
+    split = []
+    for group in groups:
+        for layer in sorted({layers[name] for name, _ in group["params"]}, reverse=True):
+            params = [(name, p) for name, p in group["params"] if layers[name] == layer]
+            split.append({**group, "params": params, "lr": lr / layer_decay ** (top - layer)})
+    return split
+
+
+def _one_of(name: str, recipes: float | None, hosts: float | None) -> float:
+    """The recipe's setting or the host's; they must not contradict each other."""
+    if recipes is None and hosts is None:
+        raise ValueError(f"neither the recipe nor the host says {name}: pass {name}=")
+    if recipes is not None and hosts is not None and recipes != hosts:
+        raise ValueError(
+            f"the recipe has {name}={recipes:g} and the host {name}={hosts:g}: set it in one place"
+        )
+    chosen = recipes if recipes is not None else hosts
+    assert chosen is not None
+    return chosen

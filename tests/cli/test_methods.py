@@ -1,0 +1,35 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from holdfast import registry
+from holdfast.cli import main
+
+
+def test_json(capsys):
+    assert main(["methods", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == [e.name for e in registry.methods()]
+    assert all(set(row) == {"name", "stage", "paper", "summary"} for row in rows)
+
+
+def test_table(capsys):
+    main(["methods"])
+    out = capsys.readouterr().out
+    assert all(entry.name in out and entry.summary in out for entry in registry.methods())
+
+
+def test_help_and_module():
+    run = [sys.executable, "-m", "holdfast"]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert "methods" in done.stdout
+    done = subprocess.run([*run, "methods"], capture_output=True, text=True, check=True)
+    assert "recadam" in done.stdout
+
+
+def test_unknown_subcommand():
+    with pytest.raises(SystemExit) as stopped:
+        main(["metods"])
+    assert stopped.value.code == 2

@@ -1,0 +1,160 @@
+"""What every method of the registry promises, whoever wrote it."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+from setting import (
+    ENTRIES,
+    NAMES,
+    Stopped,
+    assert_same_bits,
+    make_data,
+    make_model,
+    recipe_of,
+    stop_at,
+    train,
+)
+
+from holdfast import Mixout, Recipe
+from holdfast.registry import methods
+
+every_method = pytest.mark.parametrize("entry", ENTRIES, ids=NAMES)
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize(
+    "entry", [e for e in ENTRIES if e.cls.neutral is not None], ids=lambda e: e.name
+)
+def test_the_neutral_setting_is_the_stages_identity_to_the_bit(entry):
+    neutral = entry.cls(**entry.cls.neutral)
+    assert_same_bits(train(recipe_of(neutral)), train(Recipe()))
+
+
+def test_methods_without_a_neutral_setting_are_few():
+    """What changes the parameters or the start itself; all others have one."""
+    without = {e.name for e in ENTRIES if e.cls.neutral is None}
+    assert without == {"linear-probe", "lp-ft", "lora", "random-init", "sgd"}
+
+
+@every_method
+def test_it_changes_something(entry):
+    """Every default does more than nothing, but for the identities."""
+    identities = {"full", "pretrained", "uniform", "adamw", "keep"}
+    ours, plain = train(recipe_of(entry.cls())), train(Recipe())
+    same = ours.state_dict().keys() == plain.state_dict().keys() and all(
+        torch.equal(a, b)
+        for a, b in zip(ours.state_dict().values(), plain.state_dict().values(), strict=True)
+    )
+    assert same == (entry.name in identities)
+
+
+@every_method
+@pytest.mark.parametrize("cut", [(3, 2), (2, 3), (1, 6)], ids=str)
+def test_how_an_update_is_cut_does_not_matter(entry, cut):
+    # Mixout draws a mask for each forward pass, as dropout does: what is the same is the rest.
+    method = Mixout(p=0.0) if entry.cls is Mixout else entry.cls()
+    recipe = recipe_of(method)
+    results = []
+    for batch_size, accumulate in [(6, 1), cut]:
+        model = make_model(dropout=0.0, statistics=False)
+        model = train(recipe, model, batch_size=batch_size, accumulate=accumulate)
+        results.append(model.state_dict())
+    for name, tensor in results[0].items():
+        assert (tensor - results[1][name]).abs().max() <= 1e-9, name
+
+
+@every_method
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_dtype_and_device_are_kept(entry, dtype, device):
+    model = make_model(dtype).to(device)
+    before = {name: (t.dtype, t.device) for name, t in model.state_dict().items()}
+    model = train(recipe_of(entry.cls()), model)
+    for name, p in model.named_parameters():
+        assert p.isfinite().all(), name
+        assert p.device.type == device
+        if "lora" not in name:  # PEFT keeps adapters of half-precision models in float32
+            assert p.dtype == dtype
+    if entry.name != "lora":
+        assert {name: (t.dtype, t.device) for name, t in model.state_dict().items()} == before
+
+
+@every_method
+def test_groups_and_frozen_parameters(entry):
+    """With a learning rate for each layer; what the user froze stays to the bit."""
+    model = make_model()
+    model.stem.requires_grad_(False)
+    stem = model.stem.weight.detach().clone()
+    recipe = recipe_of(entry.cls())
+    update = type(recipe.update)(layer_decay=2.6)
+    slots = {stage: getattr(recipe, stage) for stage in recipe.to_dict()}
+    if entry.name == "random-init":
+        pytest.skip("a random start of frozen weights is refused elsewhere")
+    train(Recipe(**{**slots, "update": update}), model)
+    assert torch.equal(model.stem.weight, stem)
+
+
+def _resumed_equals_uninterrupted(recipe, stop, folder, seed=0):
+    options = {"seed": seed, "log_every": 1}
+    whole = train(recipe, **options)
+    path = folder / "run.pt"
+    with pytest.raises(Stopped):
+        train(recipe, checkpoint=path, save_every=1, log=stop_at(stop), **options)
+    torch.manual_seed(999)
+    assert_same_bits(train(recipe, checkpoint=path, save_every=1, **options), whole)
+
+
+@every_method
+def test_resume_at_a_random_step(entry, tmp_path):
+    stop = random.Random(entry.name).randint(1, 6)
+    _resumed_equals_uninterrupted(recipe_of(entry.cls()), stop, tmp_path)
+
+
+@pytest.mark.soak
+@every_method
+@pytest.mark.parametrize("stop", range(1, 8))
+def test_resume_at_every_step(entry, stop, tmp_path):
+    _resumed_equals_uninterrupted(recipe_of(entry.cls()), stop, tmp_path, seed=stop)
+
+
+@every_method
+def test_the_recipe_file_says_all_of_it(entry):
+    recipe = recipe_of(entry.cls())
+    assert Recipe.from_yaml(recipe.to_yaml()) == recipe
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    assert hash(entry.cls()) == hash(entry.cls())
+    assert entry.name in recipe.describe()
+
+
+@every_method
+def test_the_preset_of_its_name(entry):
+    if entry.name == "random-init":
+        with pytest.raises(ValueError, match="RecAdam"):
+            Recipe.preset(entry.name)
+        recipe = Recipe.preset("random-init+recadam")
+    else:
+        recipe = Recipe.preset(entry.name)
+        assert recipe.name in (entry.name, "standard")
+    assert entry.cls() in [method for _, method in recipe]
+
+
+@every_method
+def test_it_is_documented(entry):
+    assert entry.cls.__module__.startswith("holdfast.")
+    assert "Args:" in entry.cls.__doc__ or not dataclasses.fields(entry.cls)
+    assert len(entry.summary) < 90
+    assert entry.url == "" or entry.url.startswith("https://")
+
+
+def test_no_two_methods_share_a_name():
+    assert len({e.cls.__name__ for e in methods()}) == len(methods())
+
+
+def test_the_data_is_left_alone():
+    data = make_data()
+    before = [t.clone() for t in data.tensors]
+    for entry in ENTRIES:
+        train(recipe_of(entry.cls()), data=data)
+    assert all(torch.equal(a, b) for a, b in zip(before, data.tensors, strict=True))

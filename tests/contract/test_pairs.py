@@ -1,0 +1,60 @@
+"""All pairs of methods across the stages train together, and go on after a stop."""
+
+import itertools
+
+import pytest
+import torch
+from setting import ENTRIES, Stopped, assert_same_bits, recipe_of, stop_at, train
+
+PAIRS = [
+    (a, b)
+    for a, b in itertools.combinations(ENTRIES, 2)
+    if a.stage != b.stage or a.stage == "penalties"
+]
+#: What makes no sense together, and a word of the reason.
+REFUSED = {
+    ("linear-probe", "random-init"): "random",
+    ("lp-ft", "random-init"): "random",
+    ("hft", "random-init"): "random",
+    ("gradual-unfreezing", "random-init"): "random",
+    ("lora", "random-init"): "random",
+    ("random-init", "adamw"): "pull",
+    ("random-init", "sgd"): "pull",
+    ("random-init", "mofo"): "pull",
+}
+
+
+def pair_id(pair):
+    return f"{pair[0].name}+{pair[1].name}"
+
+
+def make_sense(pair):
+    return (pair[0].name, pair[1].name) not in REFUSED
+
+
+SENSIBLE = list(filter(make_sense, PAIRS))
+
+
+@pytest.mark.parametrize("pair", SENSIBLE, ids=pair_id)
+def test_a_pair_trains_and_resumes(pair, tmp_path):
+    recipe = recipe_of(*(entry.cls() for entry in pair))
+    assert type(recipe).from_yaml(recipe.to_yaml()) == recipe
+    options = {"max_updates": 20, "log_every": 1}
+    whole = train(recipe, **options)
+    assert all(p.isfinite().all() for p in whole.parameters())
+    path = tmp_path / "run.pt"
+    with pytest.raises(Stopped):
+        train(recipe, checkpoint=path, save_every=3, log=stop_at(11), **options)
+    torch.manual_seed(999)
+    assert_same_bits(train(recipe, checkpoint=path, **options), whole)
+
+
+@pytest.mark.parametrize("pair", list(REFUSED), ids="+".join)
+def test_a_pair_that_makes_no_sense_is_refused_with_the_reason(pair):
+    by_name = {entry.name: entry for entry in ENTRIES}
+    with pytest.raises(ValueError, match=REFUSED[pair]):
+        recipe_of(*(by_name[name].cls() for name in pair))
+
+
+def test_all_pairs_are_here():
+    assert len(PAIRS) == 241

@@ -1,0 +1,216 @@
+"""finetune_loop: equal to a loop written by hand, and clear about what it cannot do."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import DataLoader, TensorDataset
+
+from holdfast import (
+    L2SP,
+    AdamWUpdate,
+    Flow,
+    RecAdam,
+    RecAdamUpdate,
+    Recipe,
+    Reference,
+    Sigmoid,
+    WiseFT,
+    finetune_loop,
+)
+from holdfast.optim import slanted_triangular
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+@pytest.fixture
+def data():
+    x = torch.randn(20, 4, dtype=torch.float64)
+    return TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long())
+
+
+def tune(model, recipe, data, **options):
+    settings = {"lr": 0.01, "task": "classification", "progress": False, "cache": False}
+    return finetune_loop(model, recipe, data, **(settings | options))
+
+
+def orders(n, epochs, seed=0):
+    for epoch in range(epochs):
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        yield torch.randperm(n, generator=generator)
+
+
+def by_hand(model, data, make_optimizer, batch_size=8, epochs=2):
+    optimizer = make_optimizer(model)
+    x, y = data.tensors
+    for order in orders(len(x), epochs):
+        for rows in order.split(batch_size):
+            F.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def assert_close(a, b, tolerance=1e-12):
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        assert (p - q).abs().max() <= tolerance
+
+
+def test_standard_is_a_loop_with_adamw(data):
+    ours = tune(make_model(), Recipe(), data, batch_size=8, epochs=2)
+    hand = by_hand(
+        make_model(), data, lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0)
+    )
+    assert_close(ours, hand)
+
+
+def test_recadam_is_a_loop_with_recadam(data):
+    recipe = Recipe(update=RecAdamUpdate(pull=0.3, t0=0.5, width=0.1))
+    ours = tune(make_model(), recipe, data, batch_size=8, epochs=2)
+    hand = by_hand(
+        make_model(),
+        data,
+        lambda m: RecAdam(
+            m.parameters(), lr=0.01, gamma=30.0, anneal=Sigmoid.over(6, t0=0.5, width=0.1)
+        ),
+    )
+    assert_close(ours, hand)
+
+
+def test_flow_is_a_loop_with_weights(data):
+    model = make_model()
+    x, y = data.tensors
+    with torch.no_grad():
+        f = F.cross_entropy(model(x).float(), y, reduction="none").double()
+    w = Flow().weigh(f)
+    ours = tune(model, Recipe(objective=Flow()), data, batch_size=8, epochs=1)
+    hand = make_model()
+    optimizer = torch.optim.AdamW(hand.parameters(), lr=0.01, weight_decay=0)
+    for rows in next(orders(20, 1)).split(8):
+        losses = F.cross_entropy(hand(x[rows]), y[rows], reduction="none")
+        ((w[rows] * losses).sum() / len(rows)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_close(ours, hand, 1e-6)  # scores are kept in float32
+
+
+def test_merging_and_the_reference(data):
+    pretrained = make_model()
+    full = tune(copy.deepcopy(pretrained), Recipe(), data)
+    half = tune(copy.deepcopy(pretrained), Recipe(merging=WiseFT(0.5)), data)
+    for a, b, base in zip(
+        half.parameters(), full.parameters(), pretrained.parameters(), strict=True
+    ):
+        assert torch.allclose(a, (b + base) / 2)
+
+
+def test_a_reference_of_the_users(data, tmp_path):
+    model = make_model()
+    Reference.of(model).save(tmp_path / "model.safetensors")
+    recipe = Recipe(penalties=L2SP(50.0))
+    mapped = Reference.open(tmp_path / "model.safetensors")
+    assert_close(
+        tune(make_model(), recipe, data, reference=mapped), tune(model, recipe, data), 1e-15
+    )
+
+
+def test_schedule_log_and_clip(data):
+    seen = []
+    tune(
+        make_model(), Recipe(update=RecAdamUpdate(lr=0.02)), data, lr=None, log=seen.append,
+        schedule=slanted_triangular, max_updates=10, batch_size=5, log_every=1, clip_norm=1e-9,
+    )  # fmt: skip
+    assert [row["update"] for row in seen] == list(range(1, 11))
+    assert [row["lr"] for row in seen] == [0.02 * slanted_triangular(t, 10) for t in range(10)]
+    assert {"loss", "lam", "pull"} <= seen[0].keys()
+
+
+def test_penalties_are_in_the_log(data):
+    seen = []
+    tune(make_model(), Recipe(penalties=L2SP(1.0)), data, log=seen.append, log_every=1)
+    assert seen[-1]["penalty/L2SP"] > 0
+
+
+def test_a_data_loader_gives_its_batch_size_and_collate(data):
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    assert_close(
+        tune(make_model(), Recipe(), loader), tune(make_model(), Recipe(), data, batch_size=8)
+    )
+
+
+def test_a_task_of_the_users_own(data):
+    def task(model, batch):
+        x, y = batch
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    assert_close(
+        tune(make_model(), Recipe(), data, task=task), tune(make_model(), Recipe(), data), 1e-12
+    )
+
+
+def test_the_generator_and_mode_of_the_model_are_reproducible(data):
+    model = make_model().eval()
+    assert tune(model, Recipe(), data).training is False
+    first = tune(make_model(), Recipe(), data, seed=3)
+    torch.randn(5)
+    assert_close(tune(make_model(), Recipe(), data, seed=3), first, 0.0)
+
+
+def test_learning_rate_in_one_place(data):
+    with pytest.raises(ValueError, match="in one place"):
+        tune(make_model(), Recipe(update=AdamWUpdate(lr=0.5)), data)
+    with pytest.raises(ValueError, match="pass lr="):
+        tune(make_model(), Recipe(), data, lr=None)
+    tune(make_model(), Recipe(update=AdamWUpdate(lr=0.01)), data)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"epochs": 0}, "epochs"),
+        ({"task": "clasification"}, "task must be"),
+        ({"new": "hed"}, "hed"),
+    ],
+)
+def test_bad_settings(data, options, message):
+    with pytest.raises(ValueError, match=message):
+        tune(make_model(), Recipe(merging=WiseFT()), data, **options)
+
+
+def test_bad_data():
+    batches = [(torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))]
+    with pytest.raises(TypeError, match="dataset with a length"):
+        tune(make_model(), Recipe(), iter(batches))
+    with pytest.raises(ValueError, match="empty"):
+        tune(make_model(), Recipe(), TensorDataset(torch.zeros(0, 4), torch.zeros(0)))
+
+
+def test_checkpoints_of_other_runs_are_refused(data, tmp_path):
+    path = tmp_path / "a" / "run.pt"
+    tune(make_model(), Recipe(), data, checkpoint=path, epochs=1)
+    with pytest.raises(ValueError, match=r"another recipe:\n  merging: .*keep.*wise-ft"):
+        tune(make_model(), Recipe(merging=WiseFT()), data, checkpoint=path)
+    with pytest.raises(ValueError, match="of 2 updates, this one has 4"):
+        tune(make_model(), Recipe(), data, checkpoint=path, epochs=2)
+    other = nn.Sequential(nn.Linear(4, 3)).double()
+    with pytest.raises(ValueError, match="another model"):
+        tune(other, Recipe(), data, checkpoint=path)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="not a checkpoint"):
+        tune(make_model(), Recipe(), data, checkpoint=path)
+    assert [p.name for p in path.parent.iterdir()] == ["run.pt"]
+
+
+def test_going_on_from_tuned_weights_is_refused(data, tmp_path):
+    """The model must be the pretrained one again: its weights are the anchors."""
+    path = tmp_path / "run.pt"
+    recipe = Recipe(update=RecAdamUpdate())
+    tuned = tune(make_model(), recipe, data, checkpoint=path)
+    with pytest.raises(ValueError, match="pretrained"):
+        tune(tuned, recipe, data, checkpoint=path)

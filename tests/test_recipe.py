@@ -1,0 +1,164 @@
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import (
+    EWC,
+    L2SP,
+    LPFT,
+    AdamWUpdate,
+    Constant,
+    Distill,
+    Flow,
+    Full,
+    LoRA,
+    Mixout,
+    MoFOUpdate,
+    RandomInit,
+    RecAdamUpdate,
+    Recipe,
+    Rehearsal,
+    SGDUpdate,
+    Sigmoid,
+    WiseFT,
+)
+from holdfast.registry import STAGES
+
+
+def test_the_default_is_plain_fine_tuning():
+    recipe = Recipe()
+    assert recipe.name == "standard"
+    assert not recipe.needs_reference
+    assert recipe == Recipe.preset("standard")
+    assert recipe == Recipe(trainable=Full(), update=AdamWUpdate(), penalties=[])
+
+
+def test_preset():
+    recipe = Recipe.preset("recadam+flow+wise-ft")
+    assert recipe == Recipe(objective=Flow(), update=RecAdamUpdate(), merging=WiseFT())
+    assert recipe.name == "flow+recadam+wise-ft"
+    assert Recipe.preset(recipe.name) == recipe
+    assert Recipe.preset(" RecAdam + FLOW + WiSE_FT ") == recipe
+    assert Recipe.preset("l2-sp+ewc").penalties == (L2SP(), EWC())
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("recadm", "did you mean 'recadam'"),
+        ("flow+wiseft2", "wise-ft"),
+        ("mixout+lora", "what may change"),
+        ("recadam+mofo", "both of the stage update"),
+        ("flow+distill", "One loss"),
+        ("lora+random-init+recadam", "LoRA"),
+        ("", "unknown method ''"),
+    ],
+)
+def test_bad_presets_say_why(names, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe.preset(names)
+
+
+def test_describe_has_a_line_a_stage():
+    recipe = Recipe(update=RecAdamUpdate(pull=0.2), penalties=(L2SP(1.0), EWC(2.0)))
+    lines = recipe.describe().splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "trainable", "start", "objective", "update", "penalties", "penalties", "merging",
+    ]  # fmt: skip
+    assert "pull=0.2" in lines[3]
+
+
+def test_wrong_slots_say_where_a_method_goes():
+    with pytest.raises(TypeError, match="Flow goes into objective="):
+        Recipe(update=Flow())
+    with pytest.raises(TypeError, match=r"write Flow\(\)"):
+        Recipe(objective=Flow)
+    with pytest.raises(TypeError, match=r"Recipe\.preset"):
+        Recipe(objective="flow")
+    with pytest.raises(TypeError, match="penalties"):
+        Recipe(penalties=[WiseFT()])
+    with pytest.raises(ValueError, match="twice"):
+        Recipe(penalties=[L2SP(1.0), L2SP(2.0)])
+    assert Recipe(penalties=L2SP(1.0)) == Recipe(penalties=[L2SP(1.0)])
+
+
+def test_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Recipe().update = SGDUpdate()
+
+
+number = st.floats(0.01, 0.99)
+recipes = st.builds(
+    Recipe,
+    trainable=st.one_of(
+        st.builds(Full), st.builds(LPFT, l2=number), st.builds(Mixout, p=number),
+        st.builds(LoRA, r=st.integers(1, 64), dropout=number),
+    ),
+    objective=st.one_of(
+        st.builds(Flow, tau=st.one_of(number, st.just(math.inf), st.just("batch_median"))),
+        st.builds(Distill, strength=number, temperature=st.floats(1, 9)),
+        st.builds(Rehearsal, ratio=number, anneal=st.builds(Constant, number)),
+    ),
+    update=st.one_of(
+        st.builds(AdamWUpdate, lr=number, betas=st.tuples(number, number)),
+        st.builds(SGDUpdate, momentum=number, layer_decay=st.floats(1, 3)),
+        st.builds(RecAdamUpdate, pull=number, anneal=st.builds(Sigmoid, number, number)),
+        st.builds(MoFOUpdate, fraction=number),
+    ),
+    penalties=st.lists(
+        st.one_of(st.builds(L2SP, number), st.builds(EWC, number, st.booleans())),
+        max_size=2, unique_by=type,
+    ),
+    merging=st.builds(WiseFT, alpha=number),
+)  # fmt: skip
+
+
+@given(recipes)
+def test_round_trips(recipe):
+    assert Recipe.from_yaml(recipe.to_yaml()) == recipe
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    assert list(recipe.to_dict()) == list(STAGES)
+
+
+def test_short_forms():
+    text = """
+    objective: flow
+    update: {name: recadam, pull: 0.2}
+    penalties:
+      - l2-sp
+      - {name: ewc, strength: 3}
+    """
+    expected = Recipe(
+        objective=Flow(), update=RecAdamUpdate(pull=0.2), penalties=[L2SP(), EWC(3.0)]
+    )
+    assert Recipe.from_yaml(text) == expected
+    assert Recipe.from_yaml("") == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("updates: adamw", "did you mean 'update'"),
+        ("update: {name: recadam, pul: 1}", "did you mean 'pull'"),
+        ("update: {name: wise-ft}", "belongs to the stage merging"),
+        ("update: {name: recadam, pull: -1}", "update recadam: pull"),
+        ("update: {pull: 1}", "with a name"),
+        ("[1, 2", "not YAML"),
+        ("just a word", "mapping"),
+        ("update: !!python/object/apply:os.system ['true']", "not YAML"),
+    ],
+)
+def test_bad_files_say_what_is_wrong(text, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        Recipe.from_yaml(text)
+
+
+def test_cross_stage_checks_say_why():
+    with pytest.raises(ValueError, match="LoRA"):
+        Recipe(trainable=LoRA(), start=RandomInit(), update=RecAdamUpdate())
+    with pytest.raises(ValueError, match="pull"):
+        Recipe(start=RandomInit())
+    Recipe(start=RandomInit(), penalties=[L2SP(1.0)])
