@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LinearLR
+from torch.utils.data import TensorDataset
 
 import holdfast
 from holdfast import Anneal, Constant, RecAdam, Reference, Sigmoid
@@ -75,8 +76,8 @@ def tilt(images: Tensor) -> Tensor:
     return F.grid_sample(images, grid, align_corners=False)
 
 
-def run(seed: int, lr: float) -> dict[str, Figures]:
-    """Pretrain once, fine-tune by each method, and measure on the test images."""
+def pretrain(seed: int) -> tuple[nn.Module, TensorDataset, TensorDataset]:
+    """A network that knows upright digits, tilted ones to train on, and upright ones to test."""
     digits = load_digits()
     x = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)
     y = torch.tensor(digits.target)
@@ -84,24 +85,30 @@ def run(seed: int, lr: float) -> dict[str, Figures]:
     source, target = train_test_split(
         rest, test_size=TARGET_IMAGES, stratify=y[rest], random_state=seed
     )
-
     torch.manual_seed(seed)
     body = [nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()]
-    pretrained = nn.Sequential(*body, nn.Linear(128, 10))
-    train(pretrained, x[source], y[source], 1e-3, None, seed)
+    model = nn.Sequential(*body, nn.Linear(128, 10))
+    train(model, x[source], y[source], 1e-3, None, seed)
+    return model, TensorDataset(tilt(x[target]), y[target]), TensorDataset(x[test], y[test])
+
+
+def run(seed: int, lr: float) -> dict[str, Figures]:
+    """Pretrain once, fine-tune by each method, and measure on the test images."""
+    pretrained, target, test = pretrain(seed)
+    images, labels = test.tensors
     reference = Reference.of(pretrained)
 
     def measure(model: nn.Module) -> Figures:
         return {
-            "target": accuracy(model, tilt(x[test]), y[test]),
-            "retained": accuracy(model, x[test], y[test]),
+            "target": accuracy(model, tilt(images), labels),
+            "retained": accuracy(model, images, labels),
             "distance": reference.distance(model).total,
         }
 
     results = {"pretrained": measure(pretrained)}
     for name, (anneal, share) in METHODS.items():
         model = copy.deepcopy(pretrained)
-        train(model, tilt(x[target]), y[target], lr * share, anneal, seed)
+        train(model, target.tensors[0], target.tensors[1], lr * share, anneal, seed)
         results[name] = measure(model)
     return results
 

@@ -1,5 +1,6 @@
 """What the pages say is what was measured, and what they show runs."""
 
+import copy
 import re
 import subprocess
 import sys
@@ -34,13 +35,17 @@ def test_the_readmes_first_examples_run(monkeypatch, tmp_path):
     batch = dataset.with_format("torch")[:]
     names = {"model": model, "loader": [batch] * 3, "total_steps": 3, "dataset": dataset}
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    for block in blocks[:2]:
+    exec(blocks[0], names | {"model": copy.deepcopy(model)})
+    for block in blocks[1:3]:
         exec(block, names)
     assert names["optimizer"].recall_state()["updates"] == 3
     assert "weight" in names["dataset"].column_names
     whole = next(block for block in blocks if "global_targets" in block)
     exec(whole, names | {"dataset": datasets.Dataset.from_list(rows * 8), "torch": torch})
     assert names["optimizer"].recall_state()["updates"] == 6
+    composed = next(block for block in blocks if "describe()" in block)
+    exec(composed, names)
+    assert names["recipe"].name == "lora+flow+recadam+ewc+wise-ft"
     others = next(block for block in blocks if "attach_penalties" in block)
     exec(others, names | {"pretrained": Reference.of(model), "evaluate": lambda m: 0.0})
 
