@@ -7,7 +7,7 @@ whole batch, is what is trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -203,6 +203,15 @@ def global_targets(micro_batches: Iterable[Tensor], task: Task) -> Tensor:
             total = total.cuda()
         torch.distributed.all_reduce(total)
     return total.clamp(min=1).float() / world
+
+
+def count_all(micro_batches: Sequence[Tensor], task: Task | LossFunction) -> Tensor:
+    """:func:`global_targets`, also for a loss function of the user's: a target a sample."""
+    if isinstance(task, str):
+        return global_targets(micro_batches, task)
+    return global_targets(
+        [torch.zeros(len(x), device=x.device) for x in micro_batches], "regression"
+    )
 
 
 def infer_task(model: Any) -> Task:

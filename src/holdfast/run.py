@@ -28,13 +28,14 @@ __all__ = ["Run"]
 
 
 class Run:
-    """A recipe, a pretrained model and data; stages 1 and 2 are done when it is made.
+    """A recipe and a pretrained model; stage 1 is done when it is made, and stage 2 with data.
 
     Args:
         recipe: the methods.
         model: holding its pretrained weights, also when a stopped run goes on: the tuned ones are
             loaded into ``run.model`` afterwards.
-        data, collate: as for :func:`holdfast.score`.
+        data, collate: as for :func:`holdfast.score`. None if the host makes its data later from
+            what it was given: then :meth:`prepare_data` is stage 2.
         lr: the host's learning rate, at its peak; None if the recipe says it.
         weight_decay: the host's, unless the recipe says it.
         task: as for :func:`holdfast.score`; None asks a transformers model.
@@ -54,11 +55,13 @@ class Run:
         optimizer, penalties: once they are made.
     """
 
+    criterion: Criterion
+
     def __init__(
         self,
         recipe: Recipe,
         model: nn.Module,
-        data: Any,
+        data: Any = None,
         *,
         lr: float | None = None,
         weight_decay: float = 0.0,
@@ -82,18 +85,27 @@ class Run:
 
         self.reference = reference
         if reference is not None:
-            self.reference = reference.without(self.new)
+            self.reference = reference.without(self.new).bind(model)
         elif recipe.needs_reference and not recipe.trainable.keeps_base:
             self.reference = Reference.of(model, without=self.new)
         self.model = recipe.trainable.prepare(self)
         self.anchors = recipe.trainable.anchors(self)
-        self.criterion: Criterion = recipe.objective.prepare(self)
-        weighing: list[Update | Penalty] = [recipe.update, *recipe.penalties]
-        self.importance = {method: method.measure_importance(self) for method in weighing}
-        recipe.start.apply(self)
+        self.importance: dict[Update | Penalty, Reference | None] = {}
         self.optimizer: Optimizer | None = None
         self.penalties: AttachedPenalties | None = None
         self.total_updates = 0
+        if data is not None:
+            self.prepare_data(data, collate)
+
+    def prepare_data(self, data: Any, collate: Collate | None) -> None:
+        """Stage 2, and what else is taken from the data at θ*."""
+        self.data, self.collate = data, collate
+        self.recipe.trainable.fit(self)
+        self.criterion = self.recipe.objective.prepare(self)
+        weighing: list[Update | Penalty] = [self.recipe.update, *self.recipe.penalties]
+        for method in weighing:
+            self.importance[method] = method.measure_importance(self)
+        self.recipe.start.apply(self)
 
     def make_optimizer(
         self, total_updates: int, groups: list[dict[str, Any]] | None = None
@@ -105,20 +117,23 @@ class Run:
             groups: named parameters as the host groups them, ``{"params": [(name, p), …]}``; None
                 is all that may change, matrices with weight decay and the rest without.
         """
-        self.total_updates = total_updates
         update = self.recipe.update
         groups = self._groups() if groups is None else groups
         groups = discriminative_groups(groups, self.model, self.lr, update.layer_decay)
-        self.optimizer = update.optimizer(groups, self, total_updates)
-        if self.recipe.penalties:
+        return self.use_optimizer(update.optimizer(groups, self, total_updates), total_updates)
+
+    def use_optimizer(self, optimizer: Optimizer, total_updates: int) -> Optimizer:
+        """Stage 3 with an optimizer of the host's own: the penalties act in its step."""
+        self.total_updates, self.optimizer = total_updates, optimizer
+        if penalties := self.recipe.penalties:
             self.penalties = attach_penalties(
-                self.optimizer,
-                self.recipe.penalties,
+                optimizer,
+                penalties,
                 self.anchors,
-                [self.importance[penalty] for penalty in self.recipe.penalties],
+                [self.importance[penalty] for penalty in penalties],
                 total_updates=total_updates,
             )
-        return self.optimizer
+        return optimizer
 
     def advance(self, update: int) -> None:
         """Before each update, counted from 1: what may change now."""
@@ -146,6 +161,30 @@ class Run:
         )
         self.model = self.recipe.trainable.finish(model)
         return self.model
+
+    def identity(self) -> dict[str, Any]:
+        """What a stopped run must have in common with the one that goes on, as plain values."""
+        pretrained = None
+        if self.reference is not None:
+            pretrained = self.reference.fingerprint()
+        return {"recipe": self.recipe.to_dict(), "pretrained": pretrained}
+
+    def check_identity(self, saved: dict[str, Any], where: str) -> None:
+        """Refuse to go on from what another run has saved."""
+        ours = self.identity()
+        if saved["recipe"] != ours["recipe"]:
+            raise ValueError(
+                f"{where} is of a run with another recipe:\n"
+                f"{_difference(saved['recipe'], ours['recipe'])}\n"
+                "Go on with that one, or start a run of its own elsewhere"
+            )
+        if saved["pretrained"] != ours["pretrained"]:
+            raise ValueError(
+                f"{where} is of a run from other pretrained weights. The model must hold the "
+                "pretrained weights when the run is made, also when it goes on; those of the "
+                "checkpoint are loaded by the host. Is it only a new head, drawn at random? Name "
+                'it: new="classifier"'
+            )
 
     def _groups(self) -> list[dict[str, Any]]:
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -196,3 +235,12 @@ def _one_of(name: str, recipes: float | None, hosts: float | None) -> float:
     chosen = recipes if recipes is not None else hosts
     assert chosen is not None
     return chosen
+
+
+def _difference(saved: dict[str, Any], ours: dict[str, Any]) -> str:
+    """The stages in which two recipes differ."""
+    return "\n".join(
+        f"  {stage}: {saved.get(stage)} there, {ours[stage]} here"
+        for stage in ours
+        if saved.get(stage) != ours[stage]
+    )

@@ -69,6 +69,9 @@ class Trainable(Method):
         model: nn.Module = run.model
         return model
 
+    def fit(self, run: Run) -> None:
+        """What must be fitted to the data before anything is scored on it at θ*."""
+
     def anchors(self, run: Run) -> Reference | None:
         """θ* of what is trained: where pulls and merging lead. None without a reference."""
         return run.reference

@@ -106,7 +106,7 @@ class TestLPFT:
         model, data = ResNet(), TensorDataset(*images(60))
         before = state(model)
         run = make_run(model, data=data, new=("fc",))
-        assert LPFT().prepare(run) is model
+        LPFT().fit(run)
         changed = {n for n, t in state(model).items() if not torch.equal(t, before[n])}
         assert changed == {"fc.weight", "fc.bias"}
         assert len(free(model)) == len(list(model.parameters()))
@@ -121,7 +121,7 @@ class TestLPFT:
         for l2 in (1e-4, 1.0):
             torch.manual_seed(0)
             model = ResNet()
-            LPFT(l2=l2).prepare(make_run(model, data=TensorDataset(*images(60))))
+            LPFT(l2=l2).fit(make_run(model, data=TensorDataset(*images(60))))
             sizes.append(model.fc.weight.norm().item())
         assert sizes[1] < sizes[0] / 2
 
@@ -135,21 +135,21 @@ class TestLPFT:
         def collate(samples):
             return {name: torch.stack([s[name] for s in samples]) for name in samples[0]}
 
-        LPFT().prepare(make_run(model, data=data, collate=collate))
+        LPFT().fit(make_run(model, data=data, collate=collate))
         changed = {n for n, t in state(model).items() if not torch.equal(t, before[n])}
         assert changed == {"classifier.weight", "classifier.bias"}
 
     def test_bad_input(self):
         with pytest.raises(ValueError, match=r"the task is causal_lm\. Use Full"):
-            LPFT().prepare(make_run(llama(), task="causal_lm"))
+            LPFT().fit(make_run(llama(), task="causal_lm"))
         with pytest.raises(ValueError, match="the task is a function"):
-            LPFT().prepare(make_run(ResNet(), task=lambda model, batch: batch))
+            LPFT().fit(make_run(ResNet(), task=lambda model, batch: batch))
         with pytest.raises(ValueError, match="LPFT fits one head, but fc, layer2 are new"):
-            LPFT().prepare(make_run(ResNet(), new=("fc", "layer2")))
+            LPFT().fit(make_run(ResNet(), new=("fc", "layer2")))
         with pytest.raises(ValueError, match="l2 must be a finite number"):
             LPFT(l2=-1)
         model = ResNet()
         before = state(model)
         with pytest.raises(ValueError, match="the data is empty"):
-            LPFT().prepare(make_run(model, data=[]))
+            LPFT().fit(make_run(model, data=[]))
         assert same(before, state(model))

@@ -16,7 +16,7 @@ from holdfast.run import Run
 def save(path: str | os.PathLike[str], run: Run, update: int) -> None:
     """Write all that a run needs to go on: what is trained, the optimizer, the random states."""
     state = {
-        "recipe": run.recipe.to_dict(),
+        "run": run.identity(),
         "update": update,
         "total_updates": run.total_updates,
         "model": _tensors(run),
@@ -35,14 +35,10 @@ def load(path: str | os.PathLike[str], run: Run) -> int:
         return 0
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        saved, total = state["recipe"], state["total_updates"]
+        saved, total = state["run"], state["total_updates"]
     except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
         raise ValueError(f"{path} is not a checkpoint of finetune_loop: {error}") from error
-    if saved != run.recipe.to_dict():
-        raise ValueError(
-            f"{path} is of a run with another recipe:\n{_difference(saved, run.recipe.to_dict())}\n"
-            "Go on with that one, or give another checkpoint file"
-        )
+    run.check_identity(saved, str(path))
     if total != run.total_updates:
         raise ValueError(
             f"{path} is of a run of {total} updates, this one has {run.total_updates}: go on with "
@@ -70,12 +66,3 @@ def _tensors(run: Run) -> dict[str, torch.Tensor]:
     saved = run.model.state_dict(keep_vars=True)
     named = {n: p.detach() for n, p in run.model.named_parameters() if id(p) in trained}
     return named | {n: b for n, b in run.model.named_buffers() if n in saved}
-
-
-def _difference(saved: dict[str, Any], ours: dict[str, Any]) -> str:
-    lines = [
-        f"  {stage}: {saved.get(stage)} there, {ours[stage]} here"
-        for stage in ours
-        if saved.get(stage) != ours[stage]
-    ]
-    return "\n".join(lines)

@@ -91,7 +91,7 @@ def with_column(dataset: Any, values: Sequence[Any], column: str) -> Any:
     return _WithColumn(dataset, values, column)
 
 
-def keeping(collate: Collate, column: str | None) -> Collate:
+def keeping(collate: Collate, column: str | None, *, optional: bool = False) -> Collate:
     """A collate function that brings a column through another one, which need not know of it.
 
     The values come out of the samples, the rest is collated, and the batch gets their tensor: as
@@ -101,6 +101,7 @@ def keeping(collate: Collate, column: str | None) -> Collate:
     Args:
         collate: makes a batch of samples.
         column: its name; None changes nothing.
+        optional: let samples pass that do not have it, for a collator that evaluation shares.
 
     Example:
         >>> from torch.utils.data import default_collate
@@ -108,7 +109,7 @@ def keeping(collate: Collate, column: str | None) -> Collate:
         >>> collate([{"x": 1, "weight": 0.5}, {"x": 2, "weight": 0.25}])
         {'x': tensor([1, 2]), 'weight': tensor([0.5000, 0.2500])}
     """
-    return collate if column is None else _Keeping(collate, column)
+    return collate if column is None else _Keeping(collate, column, optional)
 
 
 def take_column(batch: Any, column: str) -> tuple[Any, Tensor]:
@@ -154,10 +155,12 @@ class _WithColumn(Dataset[Any]):
 class _Keeping:
     """A class and no closure, so that the workers of a DataLoader can be sent one."""
 
-    def __init__(self, collate: Collate, column: str) -> None:
-        self.collate, self.column = collate, column
+    def __init__(self, collate: Collate, column: str, optional: bool) -> None:
+        self.collate, self.column, self.optional = collate, column, optional
 
     def __call__(self, samples: Sequence[Any]) -> Any:
+        if self.optional and not any(self.column in sample for sample in samples):
+            return self.collate(list(samples))
         parts = [self._part(sample) for sample in samples]
         batch = self.collate([rest for rest, _ in parts])
         values = _batched([torch.as_tensor(value) for _, value in parts], batch, self.column)

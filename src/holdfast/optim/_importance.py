@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,9 @@ def mean_over_samples(
     together = vmap(grad(of_one), (None, 0, 0), chunk_size=rows, randomness="different")
     count, works_together = 0, True
     bar = progress_bar(source.total, "importance", shown=progress)
-    with evaluating(model):
+    with evaluating(model), warnings.catch_warnings():
+        # torch.func says which kernels it loops over: right, if slower.
+        warnings.filterwarnings("ignore", "There is a performance drop")
         for indices, read in source:
             inputs, labels = inputs_and_labels(model, to_device(read(), device))
             labels = relabel(inputs, labels)

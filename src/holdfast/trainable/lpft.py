@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
-
 from holdfast._checks import at_least_zero
 from holdfast.stages import Trainable
 from holdfast.trainable.linear_probe import linear_probe
@@ -58,7 +56,7 @@ class LPFT(Trainable):
             )
         return None
 
-    def prepare(self, run: Run) -> nn.Module:
+    def fit(self, run: Run) -> None:
         """Fit the head; the body stays as it is for now."""
         task: Any = run.task
         if task not in ("classification", "regression", "multi_label"):
@@ -81,5 +79,3 @@ class LPFT(Trainable):
             l2=self.l2,
             progress=run.progress,
         )
-        model: nn.Module = run.model
-        return model

@@ -1,0 +1,257 @@
+"""Recipes in the Hugging Face Trainer.
+
+    trainer = HoldfastTrainer(model=model, recipe=recipe, args=args, train_dataset=dataset)
+    trainer.train()
+
+:class:`WithRecipe` gives the same to any other subclass of ``transformers.Trainer``:
+
+    class MyTrainer(WithRecipe, SomeTrainer): ...
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from holdfast._files import write_whole
+from holdfast.losses import count_all
+from holdfast.objective.weights import keeping
+from holdfast.optim import AdamWUpdate
+from holdfast.recipe import Recipe
+from holdfast.reference import Reference
+from holdfast.run import Run
+from holdfast.stages import Criterion
+
+try:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+except ImportError as error:
+    raise ImportError(
+        'the Hugging Face host needs transformers: pip install "holdfast[hf]"'
+    ) from error
+
+__all__ = ["HoldfastTrainer", "WithRecipe"]
+
+STATE_FILE = "holdfast.pt"
+
+
+class WithRecipe(Trainer):
+    """A recipe for any Trainer; write it before the trainer in the list of bases.
+
+    Args:
+        recipe: the methods. ``Recipe()`` changes nothing, to the bit.
+        new, reference, rehearsal, task: see :class:`~holdfast.run.Run`.
+        args, kwargs: the trainer's own.
+
+    Stage 1 is done before the trainer is made, stage 2 (scoring, cached) as soon as it has its
+    data. The learning rate is ``TrainingArguments.learning_rate``, unless the recipe sets one.
+    ``args.optim`` is honoured while the recipe's update is the default, ``AdamWUpdate()``.
+    λ, the pull, the distance and the penalties are in the log. After ``train()`` the model is the
+    merged one; what was trained stays in its checkpoint.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        recipe: Recipe,
+        new: str | Sequence[str] = (),
+        reference: Reference | None = None,
+        rehearsal: Any = None,
+        task: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        bound = inspect.signature(super().__init__).bind_partial(*args, **kwargs)
+        given = bound.arguments
+        model, settings = given.get("model"), given.get("args")
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                "pass model= the pretrained model itself: a recipe must see it before training "
+                f"(model_init= and names are not supported), got {type(model).__name__}"
+            )
+        if settings is None:
+            settings = given["args"] = TrainingArguments("trainer_output")
+        if given.get("optimizers", (None, None))[0] is not None:
+            raise ValueError("the optimizer comes from the recipe: do not pass optimizers= as well")
+        _take_learning_rate(settings, recipe)
+        self._total_updates: int | None = None
+        if settings.place_model_on_device and not hasattr(model, "hf_device_map"):
+            model.to(settings.device)
+        self.run = Run(
+            recipe,
+            model,
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            task=task,
+            new=new,
+            reference=reference,
+            rehearsal=rehearsal,
+            seed=settings.seed,
+            progress=not settings.disable_tqdm,
+        )
+        given["model"] = self.run.model
+        super().__init__(*bound.args, **bound.kwargs)
+        if self.train_dataset is not None:
+            self._prepare_data()
+        self.add_callback(_Advance(self.run))
+
+    def _prepare_data(self) -> None:
+        """Stage 2, on the data and with the collator that the trainer has."""
+        self.run.prepare_data(self.train_dataset, self.data_collator)
+        criterion = self.run.criterion
+        if type(criterion) is Criterion:
+            return
+        if self.args.label_smoothing_factor:
+            raise ValueError(
+                "label smoothing changes the loss that the objective weighs: set "
+                f"label_smoothing_factor=0 with {type(self.run.recipe.objective).__name__}"
+            )
+        if self.compute_loss_func is not None:
+            raise ValueError(
+                "compute_loss_func and the recipe's objective are two losses: pass one of them"
+            )
+        self.train_dataset = criterion.data
+        self.data_collator = keeping(self.data_collator, criterion.column, optional=True)
+        # The loss is divided by the targets of the whole update already.
+        self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        columns: list[str] = self._signature_columns or []
+        column = self.run.criterion.column
+        if column and column not in columns:
+            columns.append(column)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        if not batch_samples or type(self.run.criterion) is Criterion:
+            return super()._get_num_items_in_batch(batch_samples, device)
+        labels = [batch["labels"].to(device) for batch in batch_samples]
+        return count_all(labels, self.run.task)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """The objective's loss in training, the trainer's own otherwise."""
+        criterion = self.run.criterion
+        if type(criterion) is not Criterion and model.training and not return_outputs:
+            return criterion.loss(model, inputs, num_items_in_batch, self.state.global_step + 1)
+        inputs = {name: value for name, value in inputs.items() if name != criterion.column}
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """As the trainer's, with the run's length for the recipe."""
+        self._total_updates = num_training_steps
+        super().create_optimizer_and_scheduler(num_training_steps)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        """The recipe's optimizer in the trainer's groups, or the trainer's with the penalties."""
+        if self.optimizer is not None:
+            return self.optimizer
+        total = self._total_updates or self.state.max_steps
+        if replace(self.run.recipe.update, lr=None) == AdamWUpdate():
+            optimizer = super().create_optimizer(model)
+            self.run.use_optimizer(optimizer, total)
+        else:
+            trained: nn.Module = self.run.model if model is None else model
+            decayed = set(self.get_decay_parameter_names(trained))
+            named = [(n, p) for n, p in trained.named_parameters() if p.requires_grad]
+            groups: list[dict[str, Any]] = [
+                {
+                    "params": [row for row in named if (row[0] in decayed) == decays],
+                    "weight_decay": self.run.weight_decay if decays else 0.0,
+                }
+                for decays in (True, False)
+            ]
+            self.optimizer = self.run.make_optimizer(total, [g for g in groups if g["params"]])
+        return cast(Optimizer, self.run.optimizer)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """The trainer's log, with where the methods stand."""
+        if "loss" in logs and self.run.optimizer is not None:
+            logs |= self.run.log(distance=True)
+        super().log(logs, *args, **kwargs)
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Train, then keep what the recipe keeps.
+
+        ``resume_from_checkpoint=True`` goes on from the newest checkpoint that is complete: one
+        that a kill cut short is passed over.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = newest_complete(str(self.args.output_dir))
+        output = super().train(resume_from_checkpoint, *args, **kwargs)
+        self.run.finish()
+        return output
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.args.should_save:
+            state = {"run": self.run.identity(), "criterion": self.run.criterion.state_dict()}
+            write_whole(Path(output_dir) / STATE_FILE, lambda path: torch.save(state, path))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and (file := Path(checkpoint) / STATE_FILE).exists():
+            state = torch.load(file, weights_only=True)
+            self.run.check_identity(state["run"], str(checkpoint))
+            self.run.criterion.load_state_dict(state["criterion"])
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+
+class HoldfastTrainer(WithRecipe):
+    """The Hugging Face Trainer with a recipe.
+
+    Example:
+        >>> from holdfast import Recipe
+        >>> from holdfast.hosts.hf import HoldfastTrainer
+        >>> # trainer = HoldfastTrainer(model=model, recipe=Recipe.preset("recadam+flow"),
+        >>> #                           args=TrainingArguments(...), train_dataset=dataset)
+    """
+
+
+class _Advance(TrainerCallback):
+    """Stage 1 before each update."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """What may change in the update that begins."""
+        self.run.advance(state.global_step + 1)
+
+
+def newest_complete(folder: str) -> str | None:
+    """The newest checkpoint that was written to its end; None if there is none.
+
+    The trainer writes ``trainer_state.json`` last.
+    """
+
+    def number(path: Path) -> int:
+        return int(path.name.rpartition("-")[2])
+
+    found = [p for p in Path(folder).glob("checkpoint-*") if p.name.rpartition("-")[2].isdigit()]
+    for path in sorted(found, key=number, reverse=True):
+        try:
+            json.loads((path / "trainer_state.json").read_text())
+        except (OSError, ValueError):
+            continue
+        return str(path)
+    return None
+
+
+def _take_learning_rate(settings: TrainingArguments, recipe: Recipe) -> None:
+    """The recipe's learning rate, where the arguments were left at their default."""
+    default = next(f.default for f in fields(settings) if f.name == "learning_rate")
+    if recipe.update.lr is not None and settings.learning_rate == default:
+        settings.learning_rate = recipe.update.lr

@@ -1,0 +1,264 @@
+"""Recipes in the Hugging Face Trainer: the real one, on a small BERT."""
+
+import copy
+import shutil
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+datasets = pytest.importorskip("datasets", reason="the hf extra is not installed")
+
+from transformers import Trainer, TrainingArguments  # noqa: E402
+
+from holdfast import (  # noqa: E402
+    L2SP,
+    AdamWUpdate,
+    Constant,
+    Flow,
+    LoRA,
+    RecAdamUpdate,
+    Recipe,
+    Rehearsal,
+    WiseFT,
+    finetune_loop,
+)
+from holdfast.hosts.hf import HoldfastTrainer, WithRecipe, newest_complete  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+
+
+def make_model(dtype=torch.float64, dropout=0.0):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=16, num_labels=3,
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config).to(dtype)
+
+
+def make_data(n=12, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, 40, (n, 6), generator=generator)
+    rows = [{"input_ids": row.tolist(), "label": int(row[0]) % 3} for row in ids]
+    return datasets.Dataset.from_list(rows)
+
+
+def make_args(folder, **options):
+    settings = {
+        "output_dir": str(folder), "learning_rate": 1e-2, "num_train_epochs": 5,
+        "per_device_train_batch_size": 12, "lr_scheduler_type": "constant", "max_grad_norm": 0,
+        "use_cpu": True, "report_to": [], "save_strategy": "no", "logging_steps": 1,
+        "disable_tqdm": True, "seed": 3, "optim": "adamw_torch",
+    }  # fmt: skip
+    return TrainingArguments(**(settings | options))
+
+
+def make_trainer(recipe, folder, model=None, data=None, cls=HoldfastTrainer, options=None, **more):
+    return cls(
+        model=make_model() if model is None else model,
+        recipe=recipe,
+        args=make_args(folder, **(options or {})),
+        train_dataset=make_data() if data is None else data,
+        **more,
+    )
+
+
+def assert_same_bits(ours, theirs):
+    ours, theirs = ours.state_dict(), theirs.state_dict()
+    assert [n for n in theirs if not torch.equal(ours[n], theirs[n])] == []
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", "sgd", "adafactor"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_neutral_recipe_is_the_trainer_to_the_bit(tmp_path, optim, steps):
+    options = {
+        "optim": optim, "gradient_accumulation_steps": steps, "per_device_train_batch_size": 3,
+        "weight_decay": 0.1, "max_grad_norm": 1.0, "lr_scheduler_type": "cosine",
+    }  # fmt: skip
+    ours = make_trainer(Recipe(), tmp_path, make_model(torch.float32, 0.1), options=options)
+    ours.train()
+    theirs = Trainer(
+        model=make_model(torch.float32, 0.1),
+        args=make_args(tmp_path, **options),
+        train_dataset=make_data(),
+    )
+    theirs.train()
+    assert_same_bits(ours.model, theirs.model)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "mas", "l1-sp", "sfa", "hft", "distill",
+        "gradual-unfreezing", "linear-probe", "wise-ft", "sgd", "lp-ft+flow", "random-init+recadam",
+        "lora+recadam+flow+l2-sp+wise-ft",
+    ],
+)  # fmt: skip
+def test_a_recipe_in_the_trainer_is_the_raw_loop(tmp_path, names):
+    recipe = Recipe.preset(names)
+    trainer = make_trainer(recipe, tmp_path)
+    trainer.train()
+    data = [{**row, "label": int(row["label"])} for row in make_data()]
+    raw = finetune_loop(
+        make_model(), recipe, data, lr=1e-2, epochs=5, batch_size=12, seed=3, progress=False
+    )
+    for (name, p), q in zip(trainer.model.named_parameters(), raw.parameters(), strict=True):
+        assert (p - q).abs().max() < 1e-6, name
+
+
+def test_accumulation_does_not_matter(tmp_path):
+    recipe = Recipe(objective=Flow(), update=RecAdamUpdate(t0=0.1))
+    models = []
+    for size, steps in [(12, 1), (4, 3)]:
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+        trainer = make_trainer(recipe, tmp_path, options=options)
+        trainer.train()
+        models.append(trainer.model)
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert (p - q).abs().max() < 1e-6
+
+
+def test_rehearsal(tmp_path):
+    recipe = Recipe(objective=Rehearsal(ratio=0.5, anneal=Constant(0.7)))
+    trainer = make_trainer(recipe, tmp_path, rehearsal=make_data(8, seed=1))
+    assert len(trainer.train_dataset) == 18
+    trainer.train()
+
+
+def test_the_log_tells_where_the_methods_stand(tmp_path):
+    recipe = Recipe(update=RecAdamUpdate(), penalties=[L2SP()])
+    trainer = make_trainer(recipe, tmp_path)
+    trainer.train()
+    last = [row for row in trainer.state.log_history if "loss" in row][-1]
+    assert {"lam", "pull", "distance", "penalty/L2SP"} <= last.keys()
+
+
+def test_evaluation_is_the_trainers_own(tmp_path):
+    trainer = make_trainer(Recipe(objective=Flow()), tmp_path, eval_dataset=make_data(6, seed=2))
+    plain = Trainer(model=make_model(), args=make_args(tmp_path), eval_dataset=make_data(6, seed=2))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"])
+
+
+def test_merging_keeps_the_best_model(tmp_path):
+    options = {
+        "save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True,
+        "learning_rate": 0.1, "num_train_epochs": 3,
+    }  # fmt: skip
+    recipe = Recipe(merging=WiseFT(0.5))
+    base = make_model()
+    trainer = make_trainer(
+        recipe, tmp_path, copy.deepcopy(base), eval_dataset=make_data(6, seed=2), options=options
+    )
+    trainer.train()
+    best = transformers.BertForSequenceClassification.from_pretrained(
+        trainer.state.best_model_checkpoint, dtype=torch.float64
+    )
+    for p, q, b in zip(
+        trainer.model.parameters(), best.parameters(), base.parameters(), strict=True
+    ):
+        assert torch.allclose(p, (q + b) / 2)
+
+
+class Stopped(Exception):
+    pass
+
+
+class StopAt(transformers.TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == self.step:
+            raise Stopped
+
+
+@pytest.mark.parametrize(
+    "names", ["standard", "recadam", "flow+l2-sp", "mofo", "lora+wise-ft", "mixout", "sfa", "ewc"]
+)
+def test_resume_is_exact(tmp_path, names):
+    recipe = Recipe.preset(names)
+    options = {
+        "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1, "lr_scheduler_type": "linear",
+    }  # fmt: skip
+
+    def fresh(folder, **more):
+        model = make_model(torch.float32, 0.1)
+        return make_trainer(recipe, folder, model, options=options, **more)
+
+    whole = fresh(tmp_path / "whole")
+    whole.train()
+    with pytest.raises(Stopped):
+        fresh(tmp_path / "cut", callbacks=[StopAt(7)]).train()
+    (tmp_path / "cut" / "checkpoint-8").mkdir()  # of which the kill left a beginning
+    again = fresh(tmp_path / "cut")
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 15
+    assert_same_bits(again.model, whole.model)
+
+
+def test_resume_with_something_else_is_refused(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 2}
+    recipe = Recipe(update=RecAdamUpdate())
+    make_trainer(recipe, tmp_path, options=options).train()
+    with pytest.raises(ValueError, match="another recipe"):
+        make_trainer(Recipe(merging=WiseFT()), tmp_path, options=options).train(True)
+    other = make_model()
+    other.bert.pooler.dense.weight.data += 1
+    with pytest.raises(ValueError, match="other pretrained weights"):
+        make_trainer(recipe, tmp_path, other, options=options).train(True)
+
+
+def test_the_newest_complete_checkpoint(tmp_path):
+    assert newest_complete(str(tmp_path)) is None
+    for step, text in [(2, "{}"), (10, "{}"), (12, '{"cut')]:
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(text)
+    assert newest_complete(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+    shutil.rmtree(tmp_path / "checkpoint-10")
+    assert newest_complete(str(tmp_path)) == str(tmp_path / "checkpoint-2")
+
+
+def test_any_trainer_can_have_a_recipe(tmp_path):
+    class Mine(Trainer):
+        def get_train_dataloader(self):
+            self.called = True
+            return super().get_train_dataloader()
+
+    class Both(WithRecipe, Mine):
+        pass
+
+    trainer = make_trainer(Recipe(objective=Flow()), tmp_path, cls=Both)
+    trainer.train()
+    assert trainer.called
+
+
+def test_wrong_use_says_what_to_do(tmp_path):
+    with pytest.raises(TypeError, match="the pretrained model itself"):
+        HoldfastTrainer(recipe=Recipe(), model_init=make_model, args=make_args(tmp_path))
+    with pytest.raises(ValueError, match="label_smoothing_factor=0 with Flow"):
+        make_trainer(Recipe(objective=Flow()), tmp_path, options={"label_smoothing_factor": 0.1})
+    with pytest.raises(ValueError, match="in one place"):
+        make_trainer(Recipe(update=AdamWUpdate(lr=0.5)), tmp_path)
+    trainer = make_trainer(Recipe(objective=Flow()), tmp_path)
+    trainer.train_dataset = trainer.train_dataset.remove_columns("weight")
+    with pytest.raises(ValueError, match="weight"):
+        trainer.train()
+
+
+def test_the_recipes_learning_rate(tmp_path):
+    args = {"learning_rate": 5e-5}  # the default: not set
+    trainer = make_trainer(Recipe(update=AdamWUpdate(lr=0.5)), tmp_path, options=args)
+    assert trainer.args.learning_rate == 0.5
+
+
+def test_lora_saves_adapters(tmp_path):
+    trainer = make_trainer(Recipe(trainable=LoRA(r=2)), tmp_path)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "adapters"))
+    assert (tmp_path / "adapters" / "adapter_model.safetensors").exists()
