@@ -46,6 +46,19 @@ def test_the_readmes_first_examples_run(monkeypatch, tmp_path):
     composed = next(block for block in blocks if "describe()" in block)
     exec(composed, names)
     assert names["recipe"].name == "lora+flow+recadam+ewc+wise-ft"
+    loop = next(block for block in blocks if "slanted_triangular" in block)
+    bert = transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+            num_attention_heads=2,
+        )
+    )  # fmt: skip
+    labelled = [{"input_ids": [1, i], "label": i % 2} for i in range(3, 40)]
+    monkeypatch.chdir(tmp_path)
+    exec(loop, names | {"model": bert, "dataset": labelled})
+    host = next(block for block in blocks if "HoldfastTrainer" in block)
+    args = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    exec(host, names | {"args": args, "dataset": datasets.Dataset.from_list(rows)})
     others = next(block for block in blocks if "attach_penalties" in block)
     exec(others, names | {"pretrained": Reference.of(model), "evaluate": lambda m: 0.0})
 

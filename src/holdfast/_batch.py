@@ -88,12 +88,15 @@ def inputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
     )
 
 
-def logits_of(model: nn.Module, inputs: Any) -> Tensor:
-    """Run a model on inputs and return its logits, or whatever tensor it returns."""
+def logits_of(model: nn.Module, inputs: Any, *, features: bool = False) -> Tensor:
+    """Run a model on inputs and return its logits, or the tensor it returns.
+
+    Of a body without a head there are only ``features``.
+    """
     outputs = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
     if isinstance(outputs, Tensor):
         return outputs
-    for name in ("logits", "pooler_output", "last_hidden_state"):
+    for name in ("logits", "pooler_output", "last_hidden_state") if features else ("logits",):
         if isinstance(found := getattr(outputs, name, None), Tensor):
             return found
     raise ValueError(f"{type(model).__name__} returns no logits but a {type(outputs).__name__}")

@@ -216,6 +216,8 @@ def count_all(micro_batches: Sequence[Tensor], task: Task | LossFunction) -> Ten
 
 def infer_task(model: Any) -> Task:
     """The task of a transformers model, from its class and configuration."""
+    if hasattr(model, "get_base_model"):  # PEFT's
+        model = model.get_base_model()
     name, config = type(model).__name__, getattr(model, "config", None)
     if "ForCausalLM" in name or name in ("GPT2LMHeadModel", "BertLMHeadModel"):
         return "causal_lm"

@@ -11,6 +11,7 @@ flow+recadam
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -52,9 +53,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         given = self.penalties
-        object.__setattr__(self, "penalties", (given,) if _is(given, Penalty) else tuple(given))
+        alone = isinstance(given, Penalty | str | type)
+        object.__setattr__(self, "penalties", (given,) if alone else tuple(given))
         for stage, method in self:
-            if not _is(method, _KINDS[stage]):
+            if not isinstance(method, _KINDS[stage]):
                 raise TypeError(_wrong_kind(stage, method))
         twice = [type(p).__name__ for p in self.penalties]
         if len(set(twice)) < len(twice):
@@ -77,7 +79,7 @@ class Recipe:
     @property
     def name(self) -> str:
         """The names of all methods that are not the defaults, joined by "+"; else "standard"."""
-        plain = [type(method) for _, method in _defaults()]
+        plain = [type(method) for _, method in Recipe()]
         names = [entry_of(m).name for _, m in self if type(m) not in plain]
         return "+".join(names) or "standard"
 
@@ -86,7 +88,7 @@ class Recipe:
         lines = []
         for stage, method in self:
             entry = entry_of(method)
-            lines.append(f"{stage:<10} {entry.name:<18} {_settings(method)}{entry.summary}")
+            lines.append(f"{stage:<10} {entry.name}{_settings(method)}: {entry.summary}")
         return "\n".join(lines)
 
     @classmethod
@@ -97,6 +99,10 @@ class Recipe:
             names: joined by "+", such as ``"recadam+flow+wise-ft"``; ``"standard"`` is plain
                 fine-tuning. :func:`holdfast.registry.methods` lists them.
         """
+        if not isinstance(names, str):
+            raise TypeError(
+                f'a preset is names joined by "+", such as "recadam+flow", got {names!r}'
+            )
         slots: dict[str, Any] = {}
         for name in names.split("+"):
             if name.strip().lower() == "standard":
@@ -156,11 +162,17 @@ class Recipe:
     @classmethod
     def from_yaml(cls, text: str) -> Recipe:
         """A recipe from a YAML text (not a file's name)."""
+        if not isinstance(text, str):
+            raise TypeError(f"pass the YAML text itself, path.read_text(), got {text!r}")
         yaml = _yaml()
         try:
             saved = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ValueError(f"the recipe is not YAML: {error}") from error
+        if isinstance(saved, str) and saved.endswith((".yaml", ".yml")):
+            raise ValueError(
+                f"{saved} looks like a file: pass its text, Path({saved!r}).read_text()"
+            )
         return cls.from_dict({} if saved is None else saved)
 
 
@@ -181,26 +193,18 @@ _QUESTIONS = {
 }
 
 
-def _defaults() -> Recipe:
-    return Recipe()
-
-
-def _is(value: Any, kind: type) -> bool:
-    return isinstance(value, kind)
-
-
 def _fields(method: Method) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(method) if field.init]
 
 
 def _settings(method: Method) -> str:
-    """The settings that are not the defaults."""
-    changed = [
-        f"{f.name}={getattr(method, f.name)!r}"
+    """All settings that are given, in brackets."""
+    given = [
+        f"{f.name}={value!r}"
         for f in _fields(method)
-        if getattr(method, f.name) != f.default
+        if (value := getattr(method, f.name)) is not None
     ]
-    return f"({', '.join(changed)}) " if changed else ""
+    return f"({', '.join(given)})" if given else ""
 
 
 def _wrong_kind(stage: Stage, given: Any) -> str:
@@ -210,6 +214,8 @@ def _wrong_kind(stage: Stage, given: Any) -> str:
         hint = f"; write {given.__name__}(), with the brackets"
     elif isinstance(given, Method):
         hint = f"; {type(given).__name__} goes into {entry_of(given).stage}="
+    elif isinstance(given, type) and f"{given.__name__}Update" in wanted:
+        hint = f"; a recipe describes it: {given.__name__}Update()"
     elif isinstance(given, str):
         hint = "; for names there is Recipe.preset"
     return f"{stage} must be one of {wanted}, got {given!r}{hint}"
@@ -231,6 +237,8 @@ def _method(stage: Stage, given: Any) -> Method:
             settings[name] = Anneal.from_dict(dict(value))
         elif isinstance(value, list):
             settings[name] = tuple(value)
+        elif isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
+            settings[name] = float(value)  # YAML takes 2e-5, without a dot, for a text
     try:
         return entry.cls(**settings)
     except (TypeError, ValueError) as error:

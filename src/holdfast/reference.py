@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from holdfast._files import write_whole
 from holdfast._fingerprint import fingerprint
+from holdfast._layers import within
 from holdfast._names import Alignment, align, shorten
 from holdfast._safetensors import map_safetensors
 
@@ -147,6 +148,24 @@ class Reference(Mapping[str, Tensor]):
         kept._owners, kept._names = WeakTensorKeyDictionary(), self._names
         kept._owners.update((p, name) for p, name in self._owners.items() if name in kept)
         kept._path = self._path
+        return kept
+
+    def with_part(self, model: nn.Module, part: str) -> Reference:
+        """These weights, but those of one part as the model has them now."""
+        kept = self.without(())
+        for name, p in model.named_parameters():
+            if within(name, (part,)) and (key := self._owners.get(p)) is not None:
+                kept._tensors[key] = p.detach().clone()
+                kept._path = None
+        return kept
+
+    def apart_from(self, model: nn.Module) -> Reference:
+        """These weights, copied where they are the model's own tensors and would move with it."""
+        live = {storage_of(t) for t in [*model.parameters(), *model.buffers()]}
+        kept = self.without(())
+        for name, tensor in self.items():
+            if storage_of(tensor) in live:
+                kept._tensors[name] = tensor.clone()
         return kept
 
     def bind(self, model: nn.Module) -> Reference:
@@ -284,6 +303,11 @@ class Reference(Mapping[str, Tensor]):
         )
 
 
+def storage_of(tensor: Tensor) -> int:
+    """Where a tensor's values lie."""
+    return tensor.untyped_storage().data_ptr()
+
+
 def distance(param: Tensor, anchor: Tensor) -> float:
     """‖θ − θ*‖ of one parameter, in at least float32."""
     dtype = torch.promote_types(torch.promote_types(param.dtype, anchor.dtype), torch.float32)
@@ -291,22 +315,25 @@ def distance(param: Tensor, anchor: Tensor) -> float:
     return float(torch.linalg.vector_norm(difference))
 
 
+def check_parts(parts: Sequence[str], names: Iterable[str], what: str) -> None:
+    """Raise if a part is none of a model's, with the nearest that is."""
+    names = list(names)
+    known = {n.rpartition(".")[0] for n in names} | {n.split(".")[0] for n in names}
+    for part in parts:
+        if not any(within(name, (part,)) for name in names):
+            near = difflib.get_close_matches(part, sorted(known), n=3, cutoff=0.4)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            raise ValueError(f"{what}={part!r} names no part of the model{hint}")
+
+
 def _leave_out(
     tensors: Mapping[str, Tensor], without: str | Sequence[str], *, missing_ok: bool = False
 ) -> dict[str, Tensor]:
     """The tensors that belong to none of the parts named."""
-    parts = {n.rpartition(".")[0] for n in tensors} | {n.split(".")[0] for n in tensors}
-    left_out = (without,) if isinstance(without, str) else tuple(without)
-
-    def belongs(name: str, part: str) -> bool:
-        return name == part or name.startswith(part.rstrip(".") + ".")
-
-    for part in left_out:
-        if not missing_ok and not any(belongs(name, part) for name in tensors):
-            near = difflib.get_close_matches(part, sorted(parts), n=3, cutoff=0.4)
-            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-            raise ValueError(f"without={part!r} names no part of the model{hint}")
-    kept = {n: t for n, t in tensors.items() if not any(belongs(n, part) for part in left_out)}
+    parts = (without,) if isinstance(without, str) else tuple(without)
+    if not missing_ok:
+        check_parts(parts, tensors, "without")
+    kept = {name: tensor for name, tensor in tensors.items() if not within(name, parts)}
     if not kept:
         raise ValueError(f"without={without!r} leaves nothing to refer to")
     return kept

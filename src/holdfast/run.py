@@ -15,13 +15,16 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from holdfast._batch import unwrapped
-from holdfast._layers import layer_of
+from holdfast._checks import at_least_zero
+from holdfast._fingerprint import fingerprint
+from holdfast._layers import layer_of, within
+from holdfast._names import plain_name, shorten
 from holdfast.data import Collate
 from holdfast.losses import LossFunction, Task, infer_task
 from holdfast.optim.penalty import AttachedPenalties, Penalty, attach_penalties
 from holdfast.optim.recadam import RecAdam
 from holdfast.recipe import Recipe
-from holdfast.reference import Reference
+from holdfast.reference import Reference, check_parts
 from holdfast.stages import Criterion, Update
 
 __all__ = ["Run"]
@@ -74,6 +77,16 @@ class Run:
         cache: bool | str | os.PathLike[str] = True,
         progress: bool = True,
     ) -> None:
+        if not isinstance(recipe, Recipe):
+            raise TypeError(
+                f"recipe must be a Recipe, got {recipe!r}; of names one is made with "
+                'Recipe.preset("recadam+flow")'
+            )
+        if reference is not None and not isinstance(reference, Reference):
+            raise TypeError(
+                f"reference must be a Reference, got {reference!r}; of files one is made with "
+                'Reference.open("path")'
+            )
         self.recipe, self.model, self.data, self.collate = recipe, model, data, collate
         self.lr = _one_of("lr", recipe.update.lr, lr)
         self.weight_decay = recipe.update.weight_decay
@@ -83,13 +96,16 @@ class Run:
         self.new = (new,) if isinstance(new, str) else tuple(new)
         self.rehearsal, self.seed, self.cache, self.progress = rehearsal, seed, cache, progress
 
+        check_parts(self.new, [name for name, _ in model.named_parameters()], "new")
         self.reference = reference
         if reference is not None:
-            self.reference = reference.without(self.new).bind(model)
+            self.reference = reference.without(self.new).apart_from(model).bind(model)
         elif recipe.needs_reference and not recipe.trainable.keeps_base:
             self.reference = Reference.of(model, without=self.new)
+        self._base = self._fingerprint_of_base()
         self.model = recipe.trainable.prepare(self)
         self.anchors = recipe.trainable.anchors(self)
+        self._check_that_something_is_pulled()
         self.importance: dict[Update | Penalty, Reference | None] = {}
         self.optimizer: Optimizer | None = None
         self.penalties: AttachedPenalties | None = None
@@ -101,6 +117,7 @@ class Run:
         """Stage 2, and what else is taken from the data at θ*."""
         self.data, self.collate = data, collate
         self.recipe.trainable.fit(self)
+        self.anchors = self.recipe.trainable.anchors(self)
         self.criterion = self.recipe.objective.prepare(self)
         weighing: list[Update | Penalty] = [self.recipe.update, *self.recipe.penalties]
         for method in weighing:
@@ -147,7 +164,8 @@ class Run:
         """Where the methods stand: λ, the pull, the distance to θ*, the penalties."""
         values: dict[str, float] = {}
         if isinstance(self.optimizer, RecAdam):
-            values |= self.optimizer.recall_state()
+            state = self.optimizer.recall_state()
+            values |= {"lam": state["lam"], "pull": state["pull"]}
         if self.penalties is not None:
             values |= {f"penalty/{name}": v for name, v in self.penalties.values().items()}
         if distance and self.anchors is not None:
@@ -162,12 +180,32 @@ class Run:
         self.model = self.recipe.trainable.finish(model)
         return self.model
 
+    def _fingerprint_of_base(self) -> str | None:
+        """Of θ*, if the recipe looks at it; a head that is new may be drawn anew."""
+        if self.reference is not None:
+            return self.reference.fingerprint()
+        if not any(method.uses_base for _, method in self.recipe):
+            return None
+        named = sorted(self.model.named_parameters())
+        return fingerprint(p for name, p in named if not within(name, self.new))
+
+    def _check_that_something_is_pulled(self) -> None:
+        recipe = self.recipe
+        if self.anchors is None or not (recipe.update.needs_reference or recipe.penalties):
+            return
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        anchors = self.anchors.match([p for _, p in named], [name for name, _ in named])
+        if all(anchor is None for anchor in anchors):
+            pulling = [m for m in (recipe.update, *recipe.penalties) if m.needs_reference]
+            names = ", ".join(type(method).__name__ for method in pulling)
+            raise ValueError(
+                f"{names} would do nothing: all that is trained ({shorten([n for n, _ in named])}) "
+                "is new and has no pretrained weights"
+            )
+
     def identity(self) -> dict[str, Any]:
         """What a stopped run must have in common with the one that goes on, as plain values."""
-        pretrained = None
-        if self.reference is not None:
-            pretrained = self.reference.fingerprint()
-        return {"recipe": self.recipe.to_dict(), "pretrained": pretrained}
+        return {"recipe": self.recipe.to_dict(), "pretrained": self._base}
 
     def check_identity(self, saved: dict[str, Any], where: str) -> None:
         """Refuse to go on from what another run has saved."""
@@ -213,14 +251,16 @@ def discriminative_groups(
         layer_decay: 1 leaves the groups as they are, at ``lr``.
     """
     if layer_decay == 1:
-        return [{**group, "lr": lr} for group in groups]
-    layers = layer_of(model)
+        return [{"lr": lr, **group} for group in groups]
+    layers = {plain_name(name): layer for name, layer in layer_of(model).items()}
     top = max(layers.values())
     split = []
     for group in groups:
-        for layer in sorted({layers[name] for name, _ in group["params"]}, reverse=True):
-            params = [(name, p) for name, p in group["params"] if layers[name] == layer]
-            split.append({**group, "params": params, "lr": lr / layer_decay ** (top - layer)})
+        where = {name: layers[plain_name(name)] for name, _ in group["params"]}
+        for layer in sorted(set(where.values()), reverse=True):
+            params = [(name, p) for name, p in group["params"] if where[name] == layer]
+            rate = group.get("lr", lr) / layer_decay ** (top - layer)
+            split.append({**group, "params": params, "lr": rate})
     return split
 
 
@@ -232,9 +272,7 @@ def _one_of(name: str, recipes: float | None, hosts: float | None) -> float:
         raise ValueError(
             f"the recipe has {name}={recipes:g} and the host {name}={hosts:g}: set it in one place"
         )
-    chosen = recipes if recipes is not None else hosts
-    assert chosen is not None
-    return chosen
+    return at_least_zero(name, hosts if recipes is None else recipes)
 
 
 def _difference(saved: dict[str, Any], ours: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from holdfast._batch import inputs_and_labels, logits_of
+from holdfast._batch import batch_length, inputs_and_labels, logits_of
 from holdfast._checks import above_zero, at_least_zero
 from holdfast.data import Collate
 from holdfast.losses import weighted_loss
@@ -51,6 +51,8 @@ class Method:
     neutral: ClassVar[dict[str, Any] | None] = {}
     #: Whether the method looks at the pretrained weights after training has begun.
     needs_reference: ClassVar[bool] = False
+    #: Whether it takes something at the pretrained weights once, or keeps them in the model.
+    uses_base: ClassVar[bool] = False
 
     def conflict(self, recipe: Recipe) -> str | None:
         """Why this method makes no sense in a recipe, if it does not."""
@@ -134,6 +136,11 @@ class Criterion:
         """Σ weight · loss over the targets of a batch, divided by ``num_targets``."""
         if not isinstance(self.task, str):  # a function of the user's: a loss for each sample
             losses = self.task(model, batch)
+            if losses.shape != (batch_length(batch),):
+                raise ValueError(
+                    "the task's function must return one loss a sample (reduction='none'), "
+                    f"{(batch_length(batch),)}, got {tuple(losses.shape)}"
+                )
             return (losses if weights is None else weights.to(losses) * losses).sum() / num_targets
         inputs, labels = inputs_and_labels(model, batch)
         return weighted_loss(logits_of(model, inputs), labels, weights, self.task, num_targets)
@@ -160,6 +167,11 @@ class Update(Method, ABC):
     lr: float | None = None
     weight_decay: float | None = None
     layer_decay: float = 1.0
+
+    @property
+    def pulls(self) -> bool:
+        """Whether it draws the weights to θ*."""
+        return False
 
     def __post_init__(self) -> None:
         for name in ("lr", "weight_decay"):

@@ -17,7 +17,7 @@ from setting import (
     train,
 )
 
-from holdfast import Mixout, Recipe
+from holdfast import Mixout, RecAdamUpdate, Recipe, Run
 from holdfast.registry import methods
 
 every_method = pytest.mark.parametrize("entry", ENTRIES, ids=NAMES)
@@ -42,11 +42,9 @@ def test_methods_without_a_neutral_setting_are_few():
 def test_it_changes_something(entry):
     """Every default does more than nothing, but for the identities."""
     identities = {"full", "pretrained", "uniform", "adamw", "keep"}
-    ours, plain = train(recipe_of(entry.cls())), train(Recipe())
-    same = ours.state_dict().keys() == plain.state_dict().keys() and all(
-        torch.equal(a, b)
-        for a, b in zip(ours.state_dict().values(), plain.state_dict().values(), strict=True)
-    )
+    ours, plain = train(recipe_of(entry.cls())).eval(), train(Recipe()).eval()
+    x = make_data().tensors[0]
+    same = torch.equal(ours(x), plain(x))
     assert same == (entry.name in identities)
 
 
@@ -71,14 +69,25 @@ def test_how_an_update_is_cut_does_not_matter(entry, cut):
 def test_dtype_and_device_are_kept(entry, dtype, device):
     model = make_model(dtype).to(device)
     before = {name: (t.dtype, t.device) for name, t in model.state_dict().items()}
-    model = train(recipe_of(entry.cls()), model)
+    start = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
+    model, moved = train(recipe_of(entry.cls()), model), False
     for name, p in model.named_parameters():
         assert p.isfinite().all(), name
+        moved = moved or name not in start or not torch.equal(p.cpu(), start[name])
         assert p.device.type == device
         if "lora" not in name:  # PEFT keeps adapters of half-precision models in float32
             assert p.dtype == dtype
+    assert moved
     if entry.name != "lora":
         assert {name: (t.dtype, t.device) for name, t in model.state_dict().items()} == before
+
+
+@pytest.mark.parametrize("entry", methods("trainable"), ids=lambda e: e.name)
+def test_a_run_begins_at_its_anchors(entry):
+    """What is fitted before training, such as a head, belongs to θ*."""
+    recipe = recipe_of(entry.cls(), RecAdamUpdate())
+    run = Run(recipe, make_model(), make_data(), lr=0.01, task="classification", progress=False)
+    assert run.anchors.distance(run.model).total == 0
 
 
 @every_method
@@ -90,8 +99,6 @@ def test_groups_and_frozen_parameters(entry):
     recipe = recipe_of(entry.cls())
     update = type(recipe.update)(layer_decay=2.6)
     slots = {stage: getattr(recipe, stage) for stage in recipe.to_dict()}
-    if entry.name == "random-init":
-        pytest.skip("a random start of frozen weights is refused elsewhere")
     train(Recipe(**{**slots, "update": update}), model)
     assert torch.equal(model.stem.weight, stem)
 

@@ -246,7 +246,7 @@ def test_wrong_use_says_what_to_do(tmp_path):
     with pytest.raises(ValueError, match="in one place"):
         make_trainer(Recipe(update=AdamWUpdate(lr=0.5)), tmp_path)
     trainer = make_trainer(Recipe(objective=Flow()), tmp_path)
-    trainer.train_dataset = trainer.train_dataset.remove_columns("weight")
+    trainer.train_dataset = trainer.train_dataset.remove_columns("holdfast_weight")
     with pytest.raises(ValueError, match="weight"):
         trainer.train()
 

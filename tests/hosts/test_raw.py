@@ -11,7 +11,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from holdfast import (
     L2SP,
     AdamWUpdate,
+    Distill,
     Flow,
+    LinearProbe,
+    LoRA,
+    Mixout,
     RecAdam,
     RecAdamUpdate,
     Recipe,
@@ -175,7 +179,11 @@ def test_learning_rate_in_one_place(data):
         ({"batch_size": 0}, "batch_size"),
         ({"epochs": 0}, "epochs"),
         ({"task": "clasification"}, "task must be"),
-        ({"new": "hed"}, "hed"),
+        ({"new": "hed"}, "new='hed' names no part"),
+        ({"max_updates": 0}, "max_updates"),
+        ({"log_every": 0}, "log_every"),
+        ({"autocast": torch.float16}, "GradScaler"),
+        ({"task": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])}, "reduction"),
     ],
 )
 def test_bad_settings(data, options, message):
@@ -183,7 +191,28 @@ def test_bad_settings(data, options, message):
         tune(make_model(), Recipe(merging=WiseFT()), data, **options)
 
 
+def test_wrong_types_say_what_to_pass(data):
+    with pytest.raises(TypeError, match=r"Recipe\.preset"):
+        tune(make_model(), "recadam", data)
+    with pytest.raises(TypeError, match=r"Reference\.open"):
+        tune(make_model(), Recipe(), data, reference="path")
+    with pytest.raises(TypeError, match="lr must be a number"):
+        tune(make_model(), Recipe(), data, lr="2e-5")
+
+
+def test_nothing_to_pull(data):
+    recipe = Recipe(trainable=LinearProbe(head="2"), update=RecAdamUpdate())
+    with pytest.raises(ValueError, match="RecAdamUpdate would do nothing"):
+        tune(make_model(), recipe, data, new="2")
+
+
 def test_bad_data():
+    with pytest.raises(ValueError, match="empty"):
+        tune(make_model(), Recipe(), [])
+    with pytest.raises(TypeError, match="default_collate"):
+        tune(make_model(), Recipe(), [(torch.zeros(4), 1)] * 3)
+    with pytest.raises(ValueError, match="no tensor of labels"):
+        tune(make_model(), Recipe(), TensorDataset(torch.zeros(3, 4)))
     batches = [(torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))]
     with pytest.raises(TypeError, match="dataset with a length"):
         tune(make_model(), Recipe(), iter(batches))
@@ -196,7 +225,7 @@ def test_checkpoints_of_other_runs_are_refused(data, tmp_path):
     tune(make_model(), Recipe(), data, checkpoint=path, epochs=1)
     with pytest.raises(ValueError, match=r"another recipe:\n  merging: .*keep.*wise-ft"):
         tune(make_model(), Recipe(merging=WiseFT()), data, checkpoint=path)
-    with pytest.raises(ValueError, match="of 2 updates, this one has 4"):
+    with pytest.raises(ValueError, match="updates=2 there and 4 here"):
         tune(make_model(), Recipe(), data, checkpoint=path, epochs=2)
     other = nn.Sequential(nn.Linear(4, 3)).double()
     with pytest.raises(ValueError, match="another model"):
@@ -205,6 +234,59 @@ def test_checkpoints_of_other_runs_are_refused(data, tmp_path):
     with pytest.raises(ValueError, match="not a checkpoint"):
         tune(make_model(), Recipe(), data, checkpoint=path)
     assert [p.name for p in path.parent.iterdir()] == ["run.pt"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"lr": 0.02}, {"batch_size": 5}, {"seed": 1}, {"schedule": slanted_triangular}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_going_on_with_other_settings_is_refused(data, tmp_path, changed):
+    options = {"checkpoint": tmp_path / "run.pt", "max_updates": 3}
+    tune(make_model(), Recipe(), data, **options)
+    with pytest.raises(ValueError, match="other settings"):
+        tune(make_model(), Recipe(), data, **(options | changed))
+    backwards = TensorDataset(*(t.flip(0) for t in data.tensors))
+    with pytest.raises(ValueError, match="data="):
+        tune(make_model(), Recipe(), backwards, **options)
+
+
+@pytest.mark.parametrize("objective", [Flow(), Distill()])
+def test_a_tuned_model_is_not_the_base(data, tmp_path, objective):
+    """Where no copy of the pretrained weights is kept, it is noticed too."""
+    recipe = Recipe(objective=objective)
+    tuned = tune(make_model(), recipe, data, checkpoint=tmp_path / "run.pt")
+    with pytest.raises(ValueError, match="other pretrained weights"):
+        tune(tuned, recipe, data, checkpoint=tmp_path / "run.pt")
+
+
+def test_an_interrupted_run_leaves_a_plain_model(data):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    for recipe in (Recipe(trainable=Mixout()), Recipe(trainable=LinearProbe(head="2"))):
+        model = make_model()
+        with pytest.raises(KeyboardInterrupt):
+            tune(model, recipe, data, log=stop, log_every=1)
+        assert [type(m) for m in model] == [nn.Linear, nn.Tanh, nn.Linear]
+        assert not model._forward_pre_hooks
+
+
+def test_gradients_of_before_do_not_count(data):
+    model = make_model()
+    model(data.tensors[0]).sum().backward()
+    assert_close(tune(model, Recipe(), data), tune(make_model(), Recipe(), data), 0.0)
+
+
+def test_a_live_reference_does_not_move_with_the_model(data):
+    model = make_model()
+    live = Reference(model.state_dict())
+    tuned = tune(model, Recipe(merging=WiseFT(0.0)), data, reference=live)
+    assert_close(tuned, make_model(), 0.0)
+
+
+def test_lora_comes_back_in_the_mode_it_came_in(data):
+    assert not tune(make_model().eval(), Recipe(trainable=LoRA(r=2)), data).training
 
 
 def test_going_on_from_tuned_weights_is_refused(data, tmp_path):

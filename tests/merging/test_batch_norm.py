@@ -1,11 +1,12 @@
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from holdfast import Reference, WiseFT
+from holdfast import LinearProbe, LoRA, Reference, WiseFT, finetune_loop
 from holdfast.merging import reestimate_statistics
 from holdfast.recipe import Recipe
 from holdfast.run import Run
@@ -118,3 +119,20 @@ class TestInWiseFT:
         kept = Run(recipe, net, data, lr=1e-3, **options).finish()
         features = kept[0](x).transpose(0, 1).flatten(1)
         assert torch.allclose(kept[1].running_mean, features.mean(1), atol=1e-5)
+
+
+@pytest.mark.parametrize("trainable", [LinearProbe(head="head"), LoRA(r=2)], ids=["probe", "lora"])
+def test_statistics_of_a_frozen_body_stay(trainable):
+    torch.manual_seed(0)
+    layers = {"norm": nn.BatchNorm1d(4), "body": nn.Linear(4, 4), "head": nn.Linear(4, 2)}
+    model = nn.Sequential(OrderedDict(layers))
+    x = torch.randn(20, 4) + 5
+    with torch.no_grad():
+        model(x)
+    mean = model.norm.running_mean.clone()
+    tuned = finetune_loop(
+        model, Recipe(trainable=trainable, merging=WiseFT(0.5, "reestimate")),
+        TensorDataset(x - 5, torch.arange(20) % 2), lr=0.1, task="classification", progress=False,
+    )  # fmt: skip
+    norm = next(m for m in tuned.modules() if isinstance(m, nn.BatchNorm1d))
+    assert torch.equal(norm.running_mean, mean)

@@ -141,7 +141,7 @@ def test_a_table_and_a_loader():
     samples = make_samples("causal_lm", SAMPLES)
     expected, model = prepared("causal_lm", Flow())
     table, _ = prepared("causal_lm", Flow(), datasets.Dataset.from_list(samples))
-    assert table.data.column_names == ["input_ids", "labels", "weight"]
+    assert table.data.column_names == ["input_ids", "labels", "holdfast_weight"]
     loader = DataLoader(samples, 2, shuffle=True, collate_fn=pad_collate)
     opened, _ = prepared("causal_lm", Flow(), loader)
     for one in (table, opened):

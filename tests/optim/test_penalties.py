@@ -212,3 +212,15 @@ def test_without_a_strength_an_update_goes_one_per_cent_of_the_way_back(lr):
     opt.step()
     for n, p in net.named_parameters():
         assert torch.allclose(reference[n] - p, torch.full_like(p, 0.99), atol=1e-12)
+
+
+def test_the_strength_is_set_by_the_peak_learning_rate():
+    net = make_net()
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LinearLR(opt, 0.25, total_iters=10)
+    assert opt.param_groups[0]["lr"] < 0.1
+    (penalty,) = attach_penalties(opt, [L2SP()], Reference.of(net)).penalties
+    assert penalty.strength == pytest.approx(0.1)
+    del scheduler
+    with pytest.raises(ValueError, match="the learning rate is 0"):
+        attach_penalties(torch.optim.SGD(net.parameters(), lr=0.0), [L2SP()], Reference.of(net))

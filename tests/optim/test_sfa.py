@@ -89,7 +89,7 @@ def test_a_restart_keeps_its_place(cls, at, tmp_path):
 
 
 def test_it_does_not_ask_for_a_learning_rate():
-    """An average at lr 0 is an average all the same; a parameter without a gradient stays."""
+    """Nor for a gradient: what is frozen for a while is averaged with the rest."""
     net = make_net()
     reference = Reference.of(net)
     with torch.no_grad():
@@ -100,9 +100,7 @@ def test_it_does_not_ask_for_a_learning_rate():
     net.body[0].weight.requires_grad_(False)
     backward(net, 0)
     opt.step()
-    moved = reference.distance(net).per_parameter
-    assert moved.pop("body.0.weight") == pytest.approx(math.sqrt(54))
-    for name, distance in moved.items():
+    for name, distance in reference.distance(net).per_parameter.items():
         assert distance == pytest.approx(0.5 * math.sqrt(reference[name].numel()))
 
 

@@ -21,7 +21,7 @@ from holdfast.optim import (
 )
 from holdfast.recipe import Recipe
 from holdfast.run import Run
-from holdfast.trainable import LoRA
+from holdfast.trainable import LPFT, LoRA
 from optim.problems import backward, far, make_net
 
 UPDATES = [AdamWUpdate, SGDUpdate, RecAdamUpdate, MoFOUpdate]
@@ -158,7 +158,7 @@ class TestRecAdam:
 
     def test_lora(self):
         pytest.importorskip("peft", reason="the peft extra is not installed")
-        run = make_run(RecAdamUpdate(importance="mas"), [EWC(3.0)], trainable=LoRA(r=2), new="head")
+        run = make_run(RecAdamUpdate(importance="mas"), [EWC(3.0)], trainable=LoRA(r=2))
         opt = run.make_optimizer(10)
         pulled = {n for g in opt.param_groups if g["anchored"] for n in g["param_names"]}
         assert pulled
@@ -192,7 +192,7 @@ class TestImportance:
     @pytest.mark.parametrize("update", [RecAdamUpdate(importance="fisher"), AdamWUpdate()])
     def test_the_mean_is_over_what_is_pulled(self, update):
         """Gradients of a new head would shrink all others."""
-        run = make_run(update, [EWC(), MAS()], new="head", lr=1e-3)
+        run = make_run(update, [EWC(), MAS()], trainable=LPFT(), new="head", lr=1e-3)
         for found in run.importance.values():
             if found is not None:
                 assert not any("head" in name for name in found)

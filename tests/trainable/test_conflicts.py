@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from holdfast import L2SP, Constant, RecAdamUpdate
 from holdfast.merging import WiseFT
 from holdfast.trainable import (
     LPFT,
@@ -22,7 +23,7 @@ FREEZING = [LinearProbe(), LPFT(), HalfFineTuning(), GradualUnfreezing(), LoRA()
 
 
 def recipe(start=Pretrained(), *, pulls=True, penalties=(), merging=None):  # noqa: B008
-    update = SimpleNamespace(needs_reference=pulls)
+    update = SimpleNamespace(pulls=pulls)
     return SimpleNamespace(start=start, update=update, penalties=penalties, merging=merging)
 
 
@@ -44,7 +45,10 @@ def test_a_random_start_needs_a_pull():
     assert start.needs_reference
     assert "nothing in the recipe pulls back" in start.conflict(recipe(start, pulls=False))
     assert start.conflict(recipe(start)) is None
-    assert start.conflict(recipe(start, pulls=False, penalties=("a penalty",))) is None
+    assert start.conflict(recipe(start, pulls=False, penalties=(L2SP(),))) is None
+    assert start.conflict(recipe(start, pulls=False, penalties=(L2SP(0.0),)))
+    assert not RecAdamUpdate(pull=0.0).pulls
+    assert not RecAdamUpdate(anneal=Constant(1.0)).pulls
 
 
 def test_dora_cannot_be_interpolated():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -16,10 +17,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status."""
     parser = argparse.ArgumentParser(prog="holdfast", description=holdfast.__doc__)
     parser.add_argument("--version", action="version", version=f"holdfast {holdfast.__version__}")
-    subcommands = parser.add_subparsers(title="subcommands", metavar="")
+    subcommands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
     for module in (methods,):
         module.add_to(subcommands)
     chosen = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # θ and τ, on a terminal that has none
     if not hasattr(chosen, "run"):
         parser.print_help()
         return 0

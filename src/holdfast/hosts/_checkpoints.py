@@ -13,12 +13,12 @@ from holdfast._files import write_whole
 from holdfast.run import Run
 
 
-def save(path: str | os.PathLike[str], run: Run, update: int) -> None:
+def save(path: str | os.PathLike[str], run: Run, update: int, settings: dict[str, Any]) -> None:
     """Write all that a run needs to go on: what is trained, the optimizer, the random states."""
     state = {
         "run": run.identity(),
         "update": update,
-        "total_updates": run.total_updates,
+        "settings": settings,
         "model": _tensors(run),
         "optimizer": run.optimizer.state_dict() if run.optimizer else {},
         "criterion": run.criterion.state_dict(),
@@ -29,23 +29,28 @@ def save(path: str | os.PathLike[str], run: Run, update: int) -> None:
     write_whole(Path(path), lambda beside: torch.save(state, beside))
 
 
-def load(path: str | os.PathLike[str], run: Run) -> int:
+def load(path: str | os.PathLike[str], run: Run, settings: dict[str, Any]) -> int:
     """Go on from a file, if it is there. Returns the updates that are done."""
     if not Path(path).exists():
         return 0
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        saved, total = state["run"], state["total_updates"]
+        saved, before = state["run"], state["settings"]
     except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
         raise ValueError(f"{path} is not a checkpoint of finetune_loop: {error}") from error
     run.check_identity(saved, str(path))
-    if total != run.total_updates:
+    other = [name for name in settings if before.get(name) != settings[name]]
+    if other:
+        told = [
+            f"{n}={before.get(n)} there and {settings[n]} here" for n in other if n != "schedule"
+        ]
         raise ValueError(
-            f"{path} is of a run of {total} updates, this one has {run.total_updates}: go on with "
-            "the same data, batch size and length, or give another checkpoint file"
+            f"{path} is of a run with other settings: {'; '.join(told) or 'another schedule'}. Go "
+            "on with the same ones, or give another checkpoint file"
         )
     own = _tensors(run)
-    if own.keys() != state["model"].keys():
+    shapes = {name: tensor.shape for name, tensor in own.items()}
+    if shapes != {name: tensor.shape for name, tensor in state["model"].items()}:
         raise ValueError(f"{path} is of another model, or of other parts that may change")
     if run.optimizer is not None:
         run.optimizer.load_state_dict(state["optimizer"])

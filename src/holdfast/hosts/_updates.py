@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from holdfast._batch import batch_length, normalized, unwrapped
 from holdfast.data import Collate, Samples, as_source
@@ -52,18 +54,41 @@ class Updates:
         """The targets of all micro-batches of an update."""
         if not isinstance(self.task, str):
             return float(sum(map(batch_length, batches)))
-        labels = [b["labels"] if isinstance(b, dict) else b[1] for b in batches]
-        return global_targets(labels, self.task)
+        return global_targets([_labels(batch) for batch in batches], self.task)
+
+
+def _labels(batch: Any) -> Tensor:
+    labels = (
+        batch.get("labels") if isinstance(batch, dict) else batch[1] if len(batch) > 1 else None
+    )
+    if not isinstance(labels, Tensor):
+        what = f"with {', '.join(batch)}" if isinstance(batch, dict) else "that came"
+        raise ValueError(
+            f"the batch {what} has no tensor of labels: call the column labels (or label), as "
+            "numbers, or pass task= a function (model, batch) -> one loss a sample"
+        )
+    return labels
 
 
 def as_samples(data: Any, collate: Collate | None, batch_size: int, model: nn.Module) -> Samples:
     """Data that can be read in any order, how to make batches of it, and of what size."""
+    if isinstance(data, list | tuple) and not data:
+        raise ValueError("the data is empty: there is nothing to train on")
+    if isinstance(data, DataLoader) and not isinstance(
+        data.sampler, SequentialSampler | RandomSampler
+    ):
+        warnings.warn(
+            f"the loop reads the loader's dataset in an order of its own: {data.sampler} is not "
+            "used",
+            stacklevel=3,
+        )
     pad_id = getattr(getattr(unwrapped(model), "config", None), "pad_token_id", None)
     source = as_source(data, collate, batch_size, pad_id)
     if not isinstance(source, Samples):
         raise TypeError(
             "the loop reads samples in an order of its own: pass a dataset with a length and an "
-            f"index (and collate= that makes batches of samples), not {type(data).__name__}"
+            f"index, not {type(data).__name__}; for a list of samples, with collate= what makes "
+            "batches of them, such as torch.utils.data.default_collate"
         )
     if not len(source.data):
         raise ValueError("the data is empty: there is nothing to train on")

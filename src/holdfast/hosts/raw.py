@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from holdfast._batch import to_device
-from holdfast._checks import above_zero
+from holdfast._checks import above_zero, whole
 from holdfast._progress import progress_bar
 from holdfast.data import Collate
 from holdfast.hosts import _checkpoints as checkpoints
@@ -66,19 +66,20 @@ def finetune_loop(
         lr: the learning rate at its peak, unless the recipe says it.
         epochs, max_updates: how long; ``max_updates`` wins.
         batch_size, accumulate: an update is made from ``accumulate`` micro-batches of
-            ``batch_size`` samples; how it is cut does not change the result.
+            ``batch_size`` samples; how it is cut does not change the result (but for what is
+            drawn or taken a micro-batch at a time: dropout, Mixout, FLOW's batch medians).
         weight_decay: of matrices, unless the recipe says it.
         schedule: a function (update, total updates) → factor of the learning rate, with updates
             counted from 0, such as :func:`~holdfast.optim.slanted_triangular`; None is constant.
         clip_norm: clip the gradient's norm to this.
-        autocast: run the model in this dtype.
+        autocast: run the model in this dtype; torch.bfloat16 (float16 would need a GradScaler).
         task, collate, new, reference, rehearsal, cache: see :class:`~holdfast.run.Run`.
         seed: of the order of the data, of dropout and of what methods draw.
         checkpoint: a file to save the run's state in, and to go on from if it is there; the
             result is that of a run without a stop, to the bit.
-        save_every: updates between saves; None saves at the end only.
+        save_every: updates between saves; None saves about twenty times.
         log: called every ``log_every`` updates with ``update``, ``loss``, ``lr`` and what the
-            methods have to tell (λ, the pull, penalties).
+            methods have to tell: ``lam`` (λ), the ``pull``, penalties.
         progress: show progress bars.
 
     Returns:
@@ -93,6 +94,9 @@ def finetune_loop(
         ...     model, recipe, data, lr=1e-2, task="classification", progress=False
         ... )
     """
+    if autocast is torch.float16:
+        raise ValueError("the loop has no GradScaler, which float16 needs: autocast=torch.bfloat16")
+    was_training = model.training
     torch.manual_seed(seed)
     source = as_samples(data, collate, batch_size, model)
     run = Run(
@@ -101,38 +105,53 @@ def finetune_loop(
         cache=cache, progress=progress,
     )  # fmt: skip
     updates = Updates(run, source.collate, source.batch_size, accumulate, seed)
-    total = max_updates or max(1, math.ceil(above_zero("epochs", epochs) * updates.per_epoch))
+    if max_updates is None:
+        max_updates = math.ceil(above_zero("epochs", epochs) * updates.per_epoch)
+    total = whole("max_updates", max_updates, 1)
+    save_every = whole("save_every", -(-total // 20) if save_every is None else save_every, 1)
+    log_every = whole("log_every", log_every, 1)
     optimizer = run.make_optimizer(total)
     peaks = [group["lr"] for group in optimizer.param_groups]
-    done = checkpoints.load(checkpoint, run) if checkpoint else 0
+    factors = [schedule(update, total) if schedule else 1.0 for update in range(total)]
+    settings = {
+        "updates": total, "lr": run.lr, "weight_decay": run.weight_decay, "clip_norm": clip_norm,
+        "batch": source.batch_size * accumulate, "samples": len(run.criterion.data),
+        "seed": seed, "schedule": factors, "data": source.probe(),
+    }  # fmt: skip
+    done = checkpoints.load(checkpoint, run, settings) if checkpoint else 0
 
     device = next(run.model.parameters()).device
     precision = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None)
     bar = progress_bar(total, "fine-tuning", shown=progress, unit="update")
     bar.update(done)
-    was_training = run.model.training
     run.model.train()
-    for update in range(done + 1, total + 1):
-        run.advance(update)
-        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-            group["lr"] = peak * (schedule(update - 1, total) if schedule else 1.0)
-        batches = [to_device(batch, device) for batch in updates.batches(update)]
-        targets = updates.targets(batches)
-        losses = []
-        for batch in batches:
-            with precision:
-                loss = run.loss(batch, targets, update)
-            loss.backward()
-            losses.append(loss.detach())
-        if clip_norm is not None:
-            nn.utils.clip_grad_norm_(run.model.parameters(), clip_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        bar.update(1)
-        if log and (update % log_every == 0 or update == total):
-            rate = optimizer.param_groups[0]["lr"]
-            log({"update": update, "loss": float(sum(losses)), "lr": rate, **run.log()})
-        if checkpoint and (update == total or (save_every and update % save_every == 0)):
-            checkpoints.save(checkpoint, run, update)
-    bar.close()
+    optimizer.zero_grad()
+    try:
+        for update in range(done + 1, total + 1):
+            run.advance(update)
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * factors[update - 1]
+            batches = [to_device(batch, device) for batch in updates.batches(update)]
+            targets = updates.targets(batches)
+            losses = []
+            for batch in batches:
+                with precision:
+                    loss = run.loss(batch, targets, update)
+                loss.backward()
+                losses.append(loss.detach())
+            if clip_norm is not None:
+                nn.utils.clip_grad_norm_(run.model.parameters(), clip_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            bar.update(1)
+            if log and (update % log_every == 0 or update == total):
+                rate = optimizer.param_groups[0]["lr"]
+                log({"update": update, "loss": float(sum(losses)), "lr": rate, **run.log()})
+            if checkpoint and (update == total or update % save_every == 0):
+                checkpoints.save(checkpoint, run, update, settings)
+    except BaseException:
+        recipe.trainable.finish(run.model)  # an interrupted run leaves a plain model behind
+        raise
+    finally:
+        bar.close()
     return run.finish().train(was_training)

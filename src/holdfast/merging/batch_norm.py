@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from holdfast._batch import batch_length, evaluating, inputs_and_labels, to_device
+from holdfast._eval import held_in_eval
 from holdfast.data import Collate, as_source
 
 __all__ = ["reestimate_statistics"]
@@ -30,7 +31,8 @@ def reestimate_statistics(
 ) -> nn.Module:
     """Set BatchNorm's running statistics to their means over the batches of one pass, in place.
 
-    Everything else runs as in evaluation, and no weight changes. If it fails, nothing has changed.
+    Everything else runs as in evaluation, and no weight changes. Statistics that training has kept
+    as they were (of a frozen body) stay so. If it fails, nothing has changed.
 
     Args:
         model: with BatchNorm layers; without any, nothing is done.
@@ -45,7 +47,8 @@ def reestimate_statistics(
         >>> reestimate_statistics(model, [(x, torch.zeros(3))])[0].running_mean
         tensor([2.])
     """
-    norms = statistics_of(model)
+    held = held_in_eval(model)
+    norms = [norm for norm in statistics_of(model) if norm not in held]
     if not norms:
         return model
     device = next(tensor for tensor in model.state_dict().values()).device

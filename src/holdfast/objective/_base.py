@@ -19,8 +19,8 @@ def check_head_is_fitted(run: Run, who: str) -> None:
         raise ValueError(
             f"{who} asks the pretrained model what it makes of the data, but {', '.join(run.new)} "
             "is new and its predictions are random. Fit it first: with trainable=LPFT() (in a "
-            f'preset "lp-ft+{who.lower()}"), or by holdfast.linear_probe, and then do not declare '
-            "it new"
+            f'preset "lp-ft+{who.lower()}"), or, with LoRA and others, by linear_probe(model, '
+            f'"{run.new[0]}", data) before, and then without new='
         )
 
 

@@ -70,6 +70,7 @@ class Distill(Objective):
     """
 
     neutral: ClassVar[dict[str, Any] | None] = {"strength": 0.0}
+    uses_base: ClassVar[bool] = True
 
     strength: float = 1.0
     temperature: float = 2.0

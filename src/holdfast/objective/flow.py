@@ -96,6 +96,7 @@ class Flow(Objective):
     """
 
     neutral: ClassVar[dict[str, Any] | None] = {"tau": math.inf}
+    uses_base: ClassVar[bool] = True
 
     tau: TauRule | float = "median"
     level: Level = "sequence"
@@ -191,7 +192,7 @@ class Flow(Objective):
 class FlowCriterion(Criterion):
     """The weighted loss. Samples carry their weights, or their losses if τ is of the batch."""
 
-    column = "weight"
+    column = "holdfast_weight"  # not one that a user may have
 
     def __init__(self, run: Run, data: Any, flow: Flow, scores: Scores) -> None:
         self.flow = replace(flow)  # with a running median of its own

@@ -41,7 +41,9 @@ class AttachedPenalties:
         importance: Reference | Sequence[Reference | None] | None,
         total_updates: int | None,
     ) -> None:
-        lr = max((float(group["lr"]) for group in optimizer.param_groups), default=0.0)
+        # The peak: a scheduler keeps it there, and may have begun a warm-up from 0.
+        groups = optimizer.param_groups
+        lr = max((float(g.get("initial_lr", g["lr"])) for g in groups), default=0.0)
         self.optimizer, self.penalties = optimizer, tuple(p.at(lr) for p in penalties)
         self.total_updates = total_updates
         if reference is None:
@@ -217,10 +219,12 @@ class AttachedPenalties:
         if not decoupled:
             return
         for group, p, anchor, weights in self._parameters():
-            if p.grad is None:
+            if p.grad is None and all(penalty.needs_gradient for _, penalty in decoupled):
                 continue
             theta, here, lr = p.to(_wide(p)), anchor.to(p.device, _wide(p)), float(group["lr"])
             for i, penalty in decoupled:
+                if p.grad is None and penalty.needs_gradient:
+                    continue
                 before = theta - here
                 after = penalty.move(before, weights[i], lr)
                 # What is not moved keeps its bits: θ* + (θ − θ*) is θ only up to rounding.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,7 +74,7 @@ def mean_over_samples(
         return {name: torch.stack(some) for name, some in found.items()}
 
     rows = max(1, _ELEMENTS // sum(p.numel() for p in parameters.values()))
-    together = vmap(grad(of_one), (None, 0, 0), chunk_size=rows, randomness="different")
+    together = vmap(grad(of_one), (None, 0, 0), randomness="different")
     count, works_together = 0, True
     bar = progress_bar(source.total, "importance", shown=progress)
     with evaluating(model), warnings.catch_warnings():
@@ -84,19 +84,22 @@ def mean_over_samples(
             inputs, labels = inputs_and_labels(model, to_device(read(), device))
             labels = relabel(inputs, labels)
             size = batch_length((inputs, labels))
-            gradients: Iterable[dict[str, Tensor]] = ()
-            if works_together:
-                try:
-                    gradients = [together(parameters, inputs, labels)]
-                except RuntimeError:
-                    # The model does something that cannot be mapped over samples: branches on
-                    # data, or a kernel of its own, as quantised layers have.
-                    works_together = False
-            if not works_together:
-                parts = [slice(i, i + rows) for i in range(0, size, rows)]
-                gradients = (one_by_one(take(inputs, s, size), labels[s]) for s in parts)
-            for some in gradients:
-                for name, g in some.items():
+            for i in range(0, size, rows):  # gradients of that many samples fit into memory
+                part = slice(i, i + rows)
+                some, wanted = take(inputs, part, size), labels[part]
+                gradients: dict[str, Tensor] | None = None
+                if works_together:
+                    try:
+                        gradients = together(parameters, some, wanted)
+                    except torch.OutOfMemoryError:
+                        raise
+                    except RuntimeError:
+                        # The model does something that cannot be mapped over samples: branches
+                        # on data, or a kernel of its own, as quantised layers have.
+                        works_together = False
+                if gradients is None:
+                    gradients = one_by_one(some, wanted)
+                for name, g in gradients.items():
                     totals[name] += transform(g.to(totals[name].dtype)).sum(0)
             count += size
             bar.update(len(indices))
@@ -110,15 +113,18 @@ def mean_over_samples(
 
 
 def measured(
-    run: Run, normalize: bool, take: Callable[..., Reference], **options: Any
+    run: Run, who: str, normalize: bool, take: Callable[..., Reference], **options: Any
 ) -> Reference | None:
     """The importance of what a run pulls to θ*; ``take`` is the function that takes it.
 
     What is not pulled is left out, before it is scaled to a mean of 1: gradients of a new head are
     far larger than those of the body, and would shrink all others.
     """
+    from holdfast.objective._base import check_head_is_fitted
+
     if run.anchors is None:
         return None
+    check_head_is_fitted(run, who)
     found = take(
         run.model, run.data, collate=run.collate, seed=run.seed, progress=run.progress, **options
     )

@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from holdfast._fingerprint import tensor_fingerprint
 from holdfast._names import Alignment, align, shorten
-from holdfast.reference import Reference
+from holdfast.reference import Reference, storage_of
 
 Group = dict[str, Any]
 Found = list[list[Tensor | None]]
@@ -45,9 +45,9 @@ class Matcher:
             raise ValueError(self.nothing_matches([n for g in groups for n in self.labels(g)]))
         self.began = True
         # A mapping may hold the live tensors (model.state_dict()), which move with the weights.
-        live = {_place(p) for group in groups for p in group["params"]}
+        live = {storage_of(p) for group in groups for p in group["params"]}
         return [
-            [t.clone() if t is not None and _place(t) in live else t for t in tensors]
+            [t.clone() if t is not None and storage_of(t) in live else t for t in tensors]
             for tensors in found
         ]
 
@@ -78,10 +78,6 @@ class Importances(Matcher):
         """The error message for when not one parameter has an importance."""
         known = shorten(list(self.reference))
         return f"no parameter has one. Parameters: {shorten(names)}. Importance of: {known}"
-
-
-def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def labels(group: Group, reference: Reference | None) -> list[str]:

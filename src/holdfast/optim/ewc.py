@@ -64,7 +64,7 @@ class EWC(L2SP):
         if not self.acts:
             return None
         options = {"kind": self.kind, "task": run.task, "samples": self.samples}
-        return measured(run, self.normalize, fisher_importance, **options)
+        return measured(run, type(self).__name__, self.normalize, fisher_importance, **options)
 
 
 def fisher_importance(

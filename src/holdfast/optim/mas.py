@@ -56,7 +56,9 @@ class MAS(L2SP):
         """Ω at θ*."""
         if not self.acts:
             return None
-        return measured(run, self.normalize, mas_importance, samples=self.samples)
+        return measured(
+            run, type(self).__name__, self.normalize, mas_importance, samples=self.samples
+        )
 
 
 def mas_importance(

@@ -45,6 +45,8 @@ class Penalty(Method, ABC):
     needs_reference: ClassVar[bool] = True
     #: Whether each coordinate counts by its importance (EWC, MAS) or all count alike.
     weighted: ClassVar[bool] = False
+    #: Whether a parameter without a gradient is left alone, as optimizers do.
+    needs_gradient: ClassVar[bool] = True
 
     @property
     def acts(self) -> bool:
@@ -118,7 +120,12 @@ class ScaledPenalty(Penalty, ABC):
         """With its strength given."""
         if self.strength is not None:
             return self
-        return replace(self, strength=SHARE / lr if lr > 0 else 0.0)
+        if lr == 0:
+            raise ValueError(
+                f"the learning rate is 0, by which {type(self).__name__} sets its strength: attach "
+                "it before the scheduler begins, or give strength="
+            )
+        return replace(self, strength=SHARE / lr)
 
     @property
     def beta(self) -> float:

@@ -278,6 +278,12 @@ class RecAdamUpdate(AdamUpdate):
         if self.importance not in (None, "fisher", "mas"):
             raise ValueError(f"importance must be None, 'fisher' or 'mas', got {self.importance!r}")
 
+    @property
+    def pulls(self) -> bool:
+        """Unless its settings leave nothing of the pull."""
+        strength = self.pull if self.gamma is None else self.gamma
+        return strength > 0 and self.anneal != Constant(1.0)
+
     def measure_importance(self, run: Run) -> Reference | None:
         """F at θ*, with a mean of 1, where the pull is weighted."""
         measure = {"fisher": EWC(), "mas": MAS(), None: None}[self.importance]

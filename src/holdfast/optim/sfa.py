@@ -41,6 +41,7 @@ class PeriodicAverage(Penalty):
     """
 
     neutral: ClassVar[dict[str, Any] | None] = {"weight": 0.0}
+    needs_gradient: ClassVar[bool] = False
 
     every: float = 0.25
     weight: float = 0.5

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.optim.optimizer import Optimizer
 
-from holdfast._checks import at_least_zero
+from holdfast._checks import share
 from holdfast.stages import Update
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class SGDUpdate(Update):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "momentum", at_least_zero("momentum", self.momentum))
+        object.__setattr__(self, "momentum", share("momentum", self.momentum))
         if not isinstance(self.nesterov, bool):
             raise TypeError(f"nesterov must be True or False, got {self.nesterov!r}")
         if self.nesterov and self.momentum == 0:

@@ -73,6 +73,11 @@ class GradualUnfreezing(Trainable):
         from_the_top = sorted(set(layers.values()), reverse=True)
         if not from_the_top:
             raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
+        if self.until > 0 and len(from_the_top) == 1:
+            raise ValueError(
+                f"{type(model).__name__} has no layers one after another (nn.ModuleList or "
+                "nn.Sequential) to free one by one. Use Full() or HalfFineTuning()"
+            )
         _phases.plan(
             model,
             [

@@ -180,7 +180,7 @@ def _features(
         with evaluating(model):
             for indices, read in source:
                 inputs, targets = inputs_and_labels(model, to_device(read(), device))
-                outputs = logits_of(model, inputs)
+                outputs = logits_of(model, inputs, features=True)
                 if within and not caught:
                     raise ValueError("the model did not run its head: is it the right module?")
                 features.append(caught.pop() if within else outputs)

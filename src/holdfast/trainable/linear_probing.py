@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
+from holdfast import _eval
 from holdfast._layers import head_of, within
 from holdfast._names import shorten
 from holdfast.stages import Trainable
-from holdfast.trainable import _eval, _phases
+from holdfast.trainable import _phases
 from holdfast.trainable.random_init import RandomInit
 
 if TYPE_CHECKING:

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
+from holdfast import _eval
 from holdfast._batch import unwrapped
 from holdfast._checks import above_zero, share, whole
 from holdfast._layers import within
 from holdfast._names import shorten
 from holdfast.reference import Reference
 from holdfast.stages import Trainable
-from holdfast.trainable import _eval
 from holdfast.trainable.random_init import RandomInit, seeded
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class LoRA(Trainable):
 
     neutral: ClassVar[dict[str, Any] | None] = None
     keeps_base: ClassVar[bool] = True
+    uses_base: ClassVar[bool] = True
 
     r: int = 16
     alpha: float | None = None

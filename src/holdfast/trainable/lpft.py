@@ -79,3 +79,5 @@ class LPFT(Trainable):
             l2=self.l2,
             progress=run.progress,
         )
+        if run.reference is not None:  # the fitted head is a part of θ*
+            run.reference = run.reference.with_part(run.model, heads[0])

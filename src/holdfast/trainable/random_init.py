@@ -53,7 +53,7 @@ class RandomInit(Start):
 
     def conflict(self, recipe: Recipe) -> str | None:
         """Without a pull the pretrained weights would not be used at all."""
-        if recipe.update.needs_reference or recipe.penalties:
+        if recipe.update.pulls or any(penalty.acts for penalty in recipe.penalties):
             return None
         return (
             "RandomInit throws the pretrained weights away, and nothing in the recipe pulls back "
@@ -62,8 +62,12 @@ class RandomInit(Start):
         )
 
     def apply(self, run: Run) -> None:
-        """Initialise the model anew; all that is taken at θ* has been taken."""
+        """Initialise what may change anew; all that is taken at θ* has been taken."""
+        frozen = [(p, p.detach().clone()) for p in run.model.parameters() if not p.requires_grad]
         random_init(run.model, seed=run.seed if self.seed is None else self.seed)
+        with torch.no_grad():
+            for p, pretrained in frozen:  # by the user: nothing would ever bring it back
+                p.copy_(pretrained)
 
 
 def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:

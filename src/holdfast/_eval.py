@@ -35,3 +35,13 @@ def release(model: nn.Module) -> None:
     hooks = model._forward_pre_hooks
     for key in [key for key, hook in hooks.items() if isinstance(hook, StayInEval)]:
         del hooks[key]
+
+
+def held_in_eval(model: nn.Module) -> set[nn.Module]:
+    """The modules that are kept in eval mode."""
+    held: set[nn.Module] = set()
+    for part in model.modules():
+        for hook in part._forward_pre_hooks.values():
+            if isinstance(hook, StayInEval):
+                held |= {m for name, m in part.named_modules() if name in hook.names}
+    return held
