@@ -26,6 +26,7 @@ from holdfast.optim.recadam import RecAdam
 from holdfast.recipe import Recipe
 from holdfast.reference import Reference, check_parts
 from holdfast.stages import Criterion, Update
+from holdfast.trainable.lora import has_adapters
 
 __all__ = ["Run"]
 
@@ -100,7 +101,7 @@ class Run:
         self.reference = reference
         if reference is not None:
             self.reference = reference.without(self.new).apart_from(model).bind(model)
-        elif recipe.needs_reference and not recipe.trainable.keeps_base:
+        elif recipe.needs_reference and not (recipe.trainable.keeps_base or has_adapters(model)):
             self.reference = Reference.of(model, without=self.new)
         self._base = self._fingerprint_of_base()
         self.model = recipe.trainable.prepare(self)

@@ -32,6 +32,7 @@ from torch.optim.optimizer import Optimizer
 
 from holdfast._batch import batch_length, inputs_and_labels, logits_of
 from holdfast._checks import above_zero, at_least_zero
+from holdfast.columns import take_column
 from holdfast.data import Collate
 from holdfast.losses import weighted_loss
 from holdfast.reference import Reference
@@ -75,7 +76,14 @@ class Trainable(Method):
         """What must be fitted to the data before anything is scored on it at θ*."""
 
     def anchors(self, run: Run) -> Reference | None:
-        """θ* of what is trained: where pulls and merging lead. None without a reference."""
+        """θ* of what is trained: where pulls and merging lead. None without a reference.
+
+        A model that came with adapters has its pretrained weights where they are nothing.
+        """
+        from holdfast.trainable.lora import adapter_anchors, has_adapters
+
+        if run.reference is None and run.recipe.needs_reference and has_adapters(run.model):
+            return adapter_anchors(run.model)
         return run.reference
 
     def advance(self, model: nn.Module, update: int, total_updates: int) -> None:
@@ -108,7 +116,7 @@ class Criterion:
 
     Attributes:
         data: the training data; perhaps with a ``column`` that the loss needs.
-        column: its name; batches must carry it (:func:`holdfast.data.keeping`).
+        column: its name; batches must carry it (:func:`holdfast.columns.keeping`).
     """
 
     column: str | None = None
@@ -128,7 +136,17 @@ class Criterion:
             num_targets: those of all micro-batches of the update, to divide by.
             update: counted from 1.
         """
-        return self.weighted(model, batch, None, num_targets)
+        values = None
+        if self.column is not None:
+            batch, values = take_column(batch, self.column)
+        weights = self.weights(model, batch, values, update)
+        return self.weighted(model, batch, weights, num_targets)
+
+    def weights(
+        self, model: nn.Module, batch: Any, values: Tensor | None, update: int
+    ) -> Tensor | None:
+        """The weights of a batch's samples or tokens, by what its column holds; None is 1."""
+        return None
 
     def weighted(
         self, model: nn.Module, batch: Any, weights: Tensor | None, num_targets: Tensor | float

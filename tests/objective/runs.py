@@ -76,7 +76,7 @@ def make_run(model, data, task, *, trainable=None, **fields):
 
 def batch_of(criterion, collate, indices=None):
     from holdfast._batch import normalized
-    from holdfast.objective import keeping
+    from holdfast.columns import keeping
 
     indices = range(len(criterion.data)) if indices is None else indices
     return normalized(keeping(collate, criterion.column)([criterion.data[i] for i in indices]))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from holdfast.columns import keeping, take_column, with_column
 from holdfast.data import pad_collate
-from holdfast.objective import keeping, take_column, with_column
 
 TOKENS = [
     {"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "weight": [0.0, 0.5, 0.25]},

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from holdfast._batch import batch_length, normalized, unwrapped
+from holdfast.columns import keeping
 from holdfast.data import Collate, Samples, as_source
 from holdfast.losses import global_targets
-from holdfast.objective.weights import keeping
 from holdfast.run import Run
 
 

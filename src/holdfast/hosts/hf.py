@@ -22,8 +22,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from holdfast._files import write_whole
+from holdfast.columns import keeping
 from holdfast.losses import count_all
-from holdfast.objective.weights import keeping
 from holdfast.optim import AdamWUpdate
 from holdfast.recipe import Recipe
 from holdfast.reference import Reference
@@ -105,7 +105,13 @@ class WithRecipe(Trainer):
         """Stage 2, on the data and with the collator that the trainer has."""
         self.run.prepare_data(self.train_dataset, self.data_collator)
         criterion = self.run.criterion
-        if type(criterion) is Criterion:
+        self._refuse_second_losses()
+        if type(criterion) is not Criterion:
+            self.train_dataset = criterion.data
+            self.data_collator = keeping(self.data_collator, criterion.column, optional=True)
+
+    def _refuse_second_losses(self) -> None:
+        if type(self.run.criterion) is Criterion:
             return
         if self.args.label_smoothing_factor:
             raise ValueError(
@@ -116,8 +122,6 @@ class WithRecipe(Trainer):
             raise ValueError(
                 "compute_loss_func and the recipe's objective are two losses: pass one of them"
             )
-        self.train_dataset = criterion.data
-        self.data_collator = keeping(self.data_collator, criterion.column, optional=True)
         # The loss is divided by the targets of the whole update already.
         self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True
 

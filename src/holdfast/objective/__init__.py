@@ -13,7 +13,7 @@ from holdfast.objective.rehearsal import Rehearsal
 from holdfast.objective.scores import Scores
 from holdfast.objective.scoring import score
 from holdfast.objective.uniform import Uniform
-from holdfast.objective.weights import keeping, take_column, with_column, with_weights
+from holdfast.objective.weights import with_weights
 
 __all__ = [
     "Distill",
@@ -23,12 +23,9 @@ __all__ = [
     "Uniform",
     "count_targets",
     "global_targets",
-    "keeping",
     "pad_collate",
     "per_sample_loss",
     "score",
-    "take_column",
     "weighted_loss",
-    "with_column",
     "with_weights",
 ]

@@ -29,10 +29,10 @@ from torch.nn import functional as F  # noqa: N812
 from holdfast._batch import evaluating, inputs_and_labels, logits_of, to_device, unwrapped
 from holdfast._checks import above_zero, at_least_zero
 from holdfast._progress import progress_bar
+from holdfast.columns import take_column, with_column
 from holdfast.data import Samples
 from holdfast.losses import TOKEN_TASKS, Task, target_outputs, weighted_loss
 from holdfast.objective._base import check_head_is_fitted, source_of
-from holdfast.objective.weights import take_column, with_column
 from holdfast.stages import Criterion, Objective
 
 if TYPE_CHECKING:
@@ -156,6 +156,10 @@ class Frozen:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
+        for module in self.model.modules():
+            if not hasattr(module, "_hf_hook"):  # by which Accelerate places parts on devices
+                # A forward that a host has put onto the object may go on calling the original's.
+                vars(module).pop("forward", None)
 
     def __call__(self, model: nn.Module, inputs: Any) -> Tensor:
         first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs

@@ -31,7 +31,7 @@ from holdfast.losses import TOKEN_TASKS, target_mask
 from holdfast.objective._base import check_head_is_fitted, samples_of
 from holdfast.objective.scores import Scores
 from holdfast.objective.scoring import score
-from holdfast.objective.weights import take_column, with_weights
+from holdfast.objective.weights import with_weights
 from holdfast.stages import Criterion, Objective
 
 if TYPE_CHECKING:
@@ -203,14 +203,13 @@ class FlowCriterion(Criterion):
         task = run.task if isinstance(run.task, str) else "causal_lm"  # matters to tokens only
         super().__init__(run, with_weights(data, values, column=self.column, task=task))
 
-    def loss(
-        self, model: nn.Module, batch: Any, num_targets: Tensor | float, update: int
-    ) -> Tensor:
-        """The weighted loss of a micro-batch."""
-        batch, values = take_column(batch, self.column)
-        if self.by_batch:
-            values = self._weigh_batch(model, batch, values)
-        return self.weighted(model, batch, values, num_targets)
+    def weights(
+        self, model: nn.Module, batch: Any, values: Tensor | None, update: int
+    ) -> Tensor | None:
+        """What the samples carry, or what comes of it in this batch."""
+        if self.by_batch and values is not None:
+            return self._weigh_batch(model, batch, values)
+        return values
 
     def state_dict(self) -> dict[str, Any]:
         """What the running median has seen."""

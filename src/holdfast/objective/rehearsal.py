@@ -25,10 +25,10 @@ from torch.utils.data import Dataset
 from holdfast._batch import inputs_and_labels, unwrapped
 from holdfast._checks import at_least_zero
 from holdfast.anneal import Anneal, Constant
+from holdfast.columns import with_column
 from holdfast.data import Samples
 from holdfast.losses import TOKEN_TASKS, count_targets
 from holdfast.objective._base import samples_of
-from holdfast.objective.weights import take_column, with_column
 from holdfast.stages import Criterion, Objective
 
 if TYPE_CHECKING:
@@ -104,13 +104,11 @@ class RehearsalCriterion(Criterion):
         super().__init__(run, data)
         self.anneal, self.share = anneal, share
 
-    def loss(
-        self, model: nn.Module, batch: Any, num_targets: Tensor | float, update: int
-    ) -> Tensor:
-        """The weighted loss of a micro-batch of both."""
-        batch, is_old = take_column(batch, self.column)
-        weights = mixing_weights(is_old, self.anneal(update), self.share)
-        return self.weighted(model, batch, weights, num_targets)
+    def weights(
+        self, model: nn.Module, batch: Any, values: Tensor | None, update: int
+    ) -> Tensor | None:
+        """By which task a sample is of."""
+        return None if values is None else mixing_weights(values, self.anneal(update), self.share)
 
 
 def mixing_weights(is_old: Tensor, lam: float, share: float) -> Tensor:

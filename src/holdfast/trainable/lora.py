@@ -147,13 +147,23 @@ class LoRA(Trainable):
         """Zero, which takes no memory, for every B; DoRA's norms as they are now. Nothing else."""
         if not run.recipe.needs_reference:
             return None
-        anchors: dict[str, Tensor] = {}
-        for name, p in run.model.named_parameters():
-            if ".lora_B." in name:
-                anchors[name] = p.new_zeros(()).expand(p.shape)
-            elif ".lora_magnitude_vector." in name:
-                anchors[name] = p.detach().clone()
-        return Reference(anchors).bind(run.model)
+        return adapter_anchors(run.model)
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether PEFT has put LoRA's adapters into a model."""
+    return any(isinstance(getattr(m, "lora_B", None), nn.ModuleDict) for m in model.modules())
+
+
+def adapter_anchors(model: nn.Module) -> Reference:
+    """Where adapters are nothing: B = 0, without memory, and DoRA's norms as they are now."""
+    anchors: dict[str, Tensor] = {}
+    for name, p in model.named_parameters():
+        if ".lora_B." in name:
+            anchors[name] = p.new_zeros(()).expand(p.shape)
+        elif ".lora_magnitude_vector." in name:
+            anchors[name] = p.detach().clone()
+    return Reference(anchors).bind(model)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,177 @@
+"""Recipes in TRL's SFTTrainer.
+
+    trainer = HoldfastSFTTrainer(
+        model=model, recipe=recipe, args=SFTConfig(...), train_dataset=dataset
+    )
+
+Conversations, prompts with completions and plain text, completion-only loss, packing, padding-free
+batches and PEFT configurations are TRL's own; the recipe's weights reach the right tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.columns import keeping, take_column
+from holdfast.data import pad_collate
+from holdfast.hosts.hf import WithRecipe
+from holdfast.objective import Uniform
+from holdfast.recipe import Recipe
+from holdfast.stages import Criterion
+
+try:
+    from transformers import Trainer
+    from trl.data_utils import pack_dataset
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+except ImportError as error:
+    raise ImportError('this host needs TRL: pip install "holdfast[trl]"') from error
+
+__all__ = ["HoldfastSFTTrainer"]
+
+
+class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
+    """TRL's SFTTrainer with a recipe.
+
+    Args:
+        recipe, new, reference, rehearsal: see :class:`~holdfast.hosts.hf.WithRecipe`.
+        args, kwargs: SFTTrainer's own. Adapters come from the recipe, ``trainable=LoRA(...)``, or
+            from ``peft_config=``.
+
+    Samples are scored as TRL has tokenised and cut them, and packed afterwards, so that each token
+    carries the weight of its own sample.
+    """
+
+    def __init__(self, *args: Any, recipe: Recipe, **kwargs: Any) -> None:
+        peft_config = kwargs.pop("peft_config", None)
+        if peft_config is not None:  # before the recipe looks at the model
+            import peft
+
+            if recipe.trainable.keeps_base:
+                raise ValueError(
+                    "the recipe's LoRA and peft_config are two sets of adapters: pass one of them"
+                )
+            model = kwargs["model"] if "model" in kwargs else args[0]
+            adapted = peft.get_peft_model(model, peft_config)
+            args, kwargs = args[1:] if args else (), kwargs | {"model": adapted}
+        self._reads_data = _reads_data(recipe)
+        self._packs_later = False
+        super().__init__(*args, recipe=recipe, **kwargs)
+
+    def _prepare_dataset(
+        self,
+        dataset: Any,
+        processing_class: Any,
+        args: Any,
+        packing: bool,
+        formatting_func: Any,
+        dataset_name: str,
+    ) -> Any:
+        """TRL's own; what the recipe looks at is packed after it has been looked at."""
+        if packing and dataset_name == "train" and self._reads_data:
+            self._packs_later, packing = True, False
+            if args.packing_strategy != "bfd":  # the others cut nothing off
+                args = copy.copy(args)
+                args.max_length = None
+        return super()._prepare_dataset(
+            dataset, processing_class, args, packing, formatting_func, dataset_name
+        )
+
+    def _prepare_data(self) -> None:
+        collator: Any = self.data_collator
+        pad = _Pad(getattr(collator, "pad_token_id", 0))
+        self.run.prepare_data(self.train_dataset, pad if self._reads_data else collator)
+        criterion, args = self.run.criterion, cast(SFTConfig, self.args)
+        self._refuse_second_losses()
+        if type(criterion) is not Criterion and args.loss_type != "nll":
+            raise ValueError(
+                f"the recipe's objective and loss_type={args.loss_type!r} are two losses: set "
+                'loss_type="nll"'
+            )
+        data, column = criterion.data, criterion.column
+        if column is not None:
+            data = data.map(_to_tokens, fn_kwargs={"column": column})
+            self.data_collator = keeping(collator, column, optional=True)
+        if self._packs_later:
+            data = data.select_columns(["input_ids", "labels", *([column] if column else [])])
+            data = pack_dataset(data, cast(int, args.max_length), args.packing_strategy)
+        self.train_dataset = data
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        if _only_weighs(self.run.criterion):  # the loss is TRL's own, and so is the count
+            return Trainer._get_num_items_in_batch(self, batch_samples, device)
+        return super()._get_num_items_in_batch(batch_samples, device)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """TRL's loss, with the weights of the recipe; of other objectives the recipe's loss."""
+        criterion = self.run.criterion
+        weighs = _only_weighs(criterion) and type(criterion) is not Criterion
+        if not (weighs and model.training):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        inputs, values = take_column(inputs, str(criterion.column))
+        weights = criterion.weights(model, inputs, values, self.state.global_step + 1)
+        with _weighing(model, weights):
+            trl: Any = SFTTrainer.compute_loss
+            return trl(self, model, inputs, return_outputs, num_items_in_batch)
+
+
+@contextlib.contextmanager
+def _weighing(model: nn.Module, weights: Tensor | None) -> Iterator[None]:
+    """Let the log-probabilities that TRL's fused head returns count by the weights of their tokens.
+
+    The head returns those of labels[:, 1:]; all that TRL measures beside the loss stays as it is.
+    """
+
+    def weigh(_: nn.Module, __: Any, outputs: Any) -> Any:
+        if weights is not None:
+            outputs.log_probs = outputs.log_probs * weights[:, 1:].to(outputs.log_probs)
+        return outputs
+
+    handle = model.register_forward_hook(weigh)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class _Pad:
+    """Samples as TRL has tokenised them, in padded batches, for the pass that looks at them."""
+
+    def __init__(self, pad_id: int) -> None:
+        self.pad_id = pad_id
+
+    def __call__(self, samples: list[Any]) -> dict[str, Tensor]:
+        kept = [{name: sample[name] for name in ("input_ids", "labels")} for sample in samples]
+        return pad_collate(kept, self.pad_id)
+
+
+def _to_tokens(sample: dict[str, Any], column: str) -> dict[str, Any]:
+    """A sample's value as one for each of its tokens: packing knows nothing of samples."""
+    value = sample[column]
+    return {column: value if isinstance(value, list) else [value] * len(sample["input_ids"])}
+
+
+def _reads_data(recipe: Recipe) -> bool:
+    """Whether anything in a recipe looks at the samples before training."""
+    weighs = [*recipe.penalties, recipe.update]
+    return type(recipe.objective) is not Uniform or any(
+        getattr(method, "weighted", False) or getattr(method, "importance", None)
+        for method in weighs
+    )
+
+
+def _only_weighs(criterion: Criterion) -> bool:
+    """Whether an objective is the task's loss with weights."""
+    return type(criterion).loss is Criterion.loss

@@ -1,0 +1,222 @@
+"""Recipes in TRL's SFTTrainer: the real one, on a small Llama and real text."""
+
+import gzip
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="the trl extra is not installed")
+datasets = pytest.importorskip("datasets", reason="the hf extra is not installed")
+
+import transformers  # noqa: E402
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
+from trl import SFTConfig, SFTTrainer  # noqa: E402
+
+from holdfast import Flow, LoRA, Recipe, finetune_loop, pad_collate, score  # noqa: E402
+from holdfast.hosts.trl import HoldfastSFTTrainer  # noqa: E402
+
+QUESTIONS = [
+    {"prompt": f"what is {a} plus {b} ?", "completion": " ".join(["it", *map(str, range(a + b))])}
+    for a in range(4)
+    for b in range(3)
+]  # fmt: skip
+COLUMN = "holdfast_weight"
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    datasets.disable_progress_bars()
+
+
+def make_tokenizer(texts):
+    words = sorted({word for text in texts for word in text.split()})
+    special = ["<pad>", "<eos>", "<unk>", "<|user|>", "<|assistant|>"]
+    vocabulary = {word: i for i, word in enumerate([*special, *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
+    fast.chat_template = (
+        "{% for m in messages %}{{ '<|' + m['role'] + '|> ' + m['content'] + ' <eos> ' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
+    )
+    return fast
+
+
+TOKENIZER = make_tokenizer([text for row in QUESTIONS for text in row.values()])
+
+
+def make_model(tokenizer=TOKENIZER, dtype=torch.float64):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=256, pad_token_id=0, bos_token_id=1,
+        eos_token_id=1,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).to(dtype)
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def make_args(folder, **options):
+    settings = {
+        "output_dir": str(folder), "learning_rate": 1e-2, "num_train_epochs": 3,
+        "per_device_train_batch_size": 12, "lr_scheduler_type": "constant", "max_grad_norm": 0,
+        "use_cpu": True, "report_to": [], "save_strategy": "no", "logging_steps": 1,
+        "disable_tqdm": True, "seed": 3, "optim": "adamw_torch", "bf16": False, "max_length": 64,
+        "gradient_checkpointing": False,
+    }  # fmt: skip
+    return SFTConfig(**(settings | options))
+
+
+def make_trainer(recipe, folder, rows=QUESTIONS, tokenizer=TOKENIZER, options=None, **more):
+    more.setdefault("model", make_model(tokenizer))
+    common = {
+        "args": make_args(folder, **(options or {})),
+        "train_dataset": datasets.Dataset.from_list(rows),
+        "processing_class": tokenizer,
+        **more,
+    }
+    if recipe is None:
+        return SFTTrainer(**common)
+    return HoldfastSFTTrainer(recipe=recipe, **common)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_neutral_recipe_is_the_trainer_to_the_bit(tmp_path, packing):
+    options = {"packing": packing, "per_device_train_batch_size": 3}
+    ours, theirs = (make_trainer(r, tmp_path, options=options) for r in (Recipe(), None))
+    ours.train()
+    theirs.train()
+    for p, q in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def tokenized(trainer):
+    return [
+        {"input_ids": list(row["input_ids"]), "labels": list(row["labels"])}
+        for row in trainer.train_dataset
+    ]
+
+
+@pytest.mark.parametrize(
+    "names", ["recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "distill", "lora+flow+wise-ft"]
+)
+def test_a_recipe_in_the_trainer_is_the_raw_loop(tmp_path, names):
+    recipe = Recipe.preset(names)
+    rows = tokenized(make_trainer(None, tmp_path))
+    trainer = make_trainer(recipe, tmp_path)
+    trainer.train()
+    raw = finetune_loop(
+        make_model(), recipe, rows, lr=1e-2, epochs=3, batch_size=12, seed=3, progress=False
+    )
+    for (name, p), q in zip(trainer.model.named_parameters(), raw.parameters(), strict=True):
+        assert (p - q).abs().max() < 1e-5, name  # TRL's log-probabilities are float32
+
+
+def first_loss(trainer):
+    trainer.train()
+    return next(row["loss"] for row in trainer.state.log_history if "loss" in row)
+
+
+@pytest.mark.parametrize("strategy", ["bfd", "wrapped"])
+def test_weights_reach_the_right_tokens_through_packing(tmp_path, shared_data, strategy):
+    with gzip.open(shared_data / "lm" / "gsm8k-train.jsonl.gz", "rt") as lines:
+        rows = [json.loads(line) for line, _ in zip(lines, range(24), strict=False)]
+    rows = [{"prompt": row["question"], "completion": row["answer"]} for row in rows]
+    tokenizer = make_tokenizer([text for row in rows for text in row.values()])
+    common = {"rows": rows, "tokenizer": tokenizer}
+    plain = tokenized(make_trainer(None, tmp_path, options={"max_length": None}, **common))
+    weights = Flow().weigh(score(make_model(tokenizer), plain, progress=False))
+    known = {tuple(row["input_ids"]): w for row, w in zip(plain, weights.tolist(), strict=True)}
+    assert len(known) == 24
+
+    options = {"packing": True, "packing_strategy": strategy, "max_length": 256}
+    packed = make_trainer(Recipe(objective=Flow()), tmp_path, options=options, **common)
+    found, tokens, values = 0, [], []
+    for row in packed.train_dataset:
+        assert len(row["input_ids"]) == len(row["labels"]) == len(row[COLUMN])
+        tokens += row["input_ids"]
+        values += row[COLUMN]
+        start = 0
+        for length in row.get("seq_lengths", []):
+            part = slice(start, start + length)
+            expected = known[tuple(row["input_ids"][part])]
+            assert row[COLUMN][part] == pytest.approx([expected] * length)
+            found, start = found + 1, start + length
+    if strategy == "bfd":
+        assert found == 24
+        return
+    order = [tuple(row["input_ids"]) for row in plain]  # wrapped: one after another
+    assert tokens == [token for ids in order for token in ids]
+    assert values == pytest.approx([known[ids] for ids in order for _ in ids])
+
+
+def test_the_packed_loss_is_the_unpacked_one(tmp_path):
+    """All samples in one batch, packed or not: the same tokens, the same weights."""
+    losses = []
+    for options in ({}, {"packing": True}, {"padding_free": True, "max_length": None}):
+        if options.get("packing"):
+            options["max_length"] = 64
+        options["num_train_epochs"] = 1
+        trainer = make_trainer(Recipe(objective=Flow()), tmp_path, options=options)
+        losses.append(first_loss(trainer))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_the_metrics_of_trl_are_there(tmp_path):
+    trainer = make_trainer(Recipe.preset("flow+recadam"), tmp_path)
+    trainer.train()
+    row = next(row for row in trainer.state.log_history if "loss" in row)
+    assert {"entropy", "mean_token_accuracy", "num_tokens", "lam", "distance"} <= row.keys()
+
+
+def test_conversations(tmp_path):
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": row["prompt"]},
+                {"role": "assistant", "content": row["completion"]},
+            ]
+        }
+        for row in QUESTIONS
+    ]
+    trainer = make_trainer(Recipe(objective=Flow()), tmp_path, rows)
+    assert COLUMN in trainer.train_dataset.column_names
+    trainer.train()
+
+
+def test_completion_only_loss_is_what_is_scored(tmp_path):
+    trainer = make_trainer(Recipe(objective=Flow()), tmp_path)
+    assert all(row["labels"][0] == -100 for row in trainer.train_dataset)
+
+
+def test_peft_configurations(tmp_path):
+    peft = pytest.importorskip("peft", reason="the peft extra is not installed")
+    recipe = Recipe.preset("flow+recadam+wise-ft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+    trainer = make_trainer(recipe, tmp_path, peft_config=config)
+    assert set(trainer.run.anchors) == {
+        n for n, _ in trainer.model.named_parameters() if "lora_B" in n
+    }
+    trainer.train()
+    with pytest.raises(ValueError, match="two sets of adapters"):
+        make_trainer(Recipe(trainable=LoRA()), tmp_path, peft_config=config)
+
+
+def test_the_collators_batch_is_what_the_loss_sees(tmp_path):
+    trainer = make_trainer(Recipe(objective=Flow()), tmp_path)
+    samples = [trainer.train_dataset[i] for i in range(3)]
+    batch = trainer.data_collator(samples)
+    assert batch[COLUMN].shape == batch["labels"].shape
+    rest = [{k: v for k, v in s.items() if k in ("input_ids", "labels")} for s in samples]
+    assert torch.equal(batch["labels"], pad_collate(rest)["labels"])
+
+
+def test_a_second_loss_is_refused(tmp_path):
+    with pytest.raises(ValueError, match='loss_type="nll"'):
+        make_trainer(Recipe(objective=Flow()), tmp_path, options={"loss_type": "dft"})
