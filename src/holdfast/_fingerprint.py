@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from holdfast._sharding import whole
+
 # Odd 64-bit constants of good mixing quality (the golden ratio; two from splitmix64's finaliser),
 # written as the signed numbers that int64 arithmetic wraps to.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -35,7 +37,7 @@ def _digest(tensor: Tensor) -> int:
     A wrapping sum of integers does not depend on the order of addition, so every device and
     every number of threads gives the same value; mixing the position in tells a permutation.
     """
-    flat = tensor.detach().reshape(-1)
+    flat = whole(tensor.detach()).reshape(-1)
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
     chunk = _CHUNK_CPU if flat.device.type == "cpu" else _CHUNK_DEVICE
     for start in range(0, flat.numel(), chunk):

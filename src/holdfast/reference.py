@@ -28,6 +28,7 @@ from holdfast._fingerprint import fingerprint
 from holdfast._layers import within
 from holdfast._names import Alignment, align, shorten
 from holdfast._safetensors import map_safetensors
+from holdfast._sharding import like, storage_of, whole
 
 __all__ = ["Distance", "Reference"]
 
@@ -303,16 +304,11 @@ class Reference(Mapping[str, Tensor]):
         )
 
 
-def storage_of(tensor: Tensor) -> int:
-    """Where a tensor's values lie."""
-    return tensor.untyped_storage().data_ptr()
-
-
 def distance(param: Tensor, anchor: Tensor) -> float:
     """‖θ − θ*‖ of one parameter, in at least float32."""
     dtype = torch.promote_types(torch.promote_types(param.dtype, anchor.dtype), torch.float32)
-    difference = param.detach().to(dtype) - anchor.to(device=param.device, dtype=dtype)
-    return float(torch.linalg.vector_norm(difference))
+    difference = param.detach().to(dtype) - like(anchor, param, dtype)
+    return float(whole(torch.linalg.vector_norm(difference)))
 
 
 def check_parts(parts: Sequence[str], names: Iterable[str], what: str) -> None:

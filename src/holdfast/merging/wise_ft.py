@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast._checks import share
+from holdfast._sharding import like
 from holdfast.data import Collate
 from holdfast.merging.batch_norm import reestimate_statistics, statistics_of
 from holdfast.reference import Reference
@@ -177,7 +178,7 @@ def _place(pairs: Sequence[tuple[Tensor, Tensor]], tuned: Sequence[Tensor], alph
         elif alpha == 0:
             tensor.copy_(base)
         else:
-            tensor.copy_(torch.lerp(base.to(tensor), end, alpha))
+            tensor.copy_(torch.lerp(like(base, tensor), end, alpha))
 
 
 @torch.no_grad()

@@ -30,6 +30,7 @@ from holdfast.optim._matching import (
     only_makes_state,
     refuse_other_anchors,
     refuse_other_groups,
+    shard,
 )
 from holdfast.reference import Reference, distance
 
@@ -152,6 +153,8 @@ class AnchoredOptimizer(Optimizer):
     def _begin_update(self) -> bool:
         """Check the gradients, then count the update. False if there is none to make."""
         _check_capture(self)
+        shard(self._anchors, self.param_groups)
+        shard(self._weights, self.param_groups)
         grads = [
             p.grad for group in self.param_groups for p in group["params"] if p.grad is not None
         ]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from holdfast._sharding import like, whole
 from holdfast.optim._matching import (
     Found,
     Importances,
@@ -19,6 +20,7 @@ from holdfast.optim._matching import (
     only_makes_state,
     refuse_other_anchors,
     refuse_other_groups,
+    shard,
 )
 from holdfast.reference import Reference
 
@@ -94,7 +96,7 @@ class AttachedPenalties:
             for penalty, weight in zip(self.penalties, weights, strict=True):
                 if (value := penalty.value(difference, weight)) is not None:
                     name = type(penalty).__name__
-                    totals[name] = totals.get(name, 0.0) + float(value)
+                    totals[name] = totals.get(name, 0.0) + float(whole(value))
         return totals
 
     def _one_for_each(
@@ -153,7 +155,7 @@ class AttachedPenalties:
                 weights: list[Tensor | float] = []
                 for penalty, found in zip(self.penalties, self._weights, strict=True):
                     weight = found[i][j]
-                    known = 0.0 if weight is None else weight.to(p.device, _wide(p))
+                    known = 0.0 if weight is None else like(weight, p, _wide(p))
                     weights.append(known if penalty.weighted else 1.0)
                 yield group, p, anchor, weights
 
@@ -175,6 +177,9 @@ class AttachedPenalties:
 
     def _before_step(self, _: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         self._match_new_groups()
+        groups = self.optimizer.param_groups
+        for found in (self._anchors, *self._weights):
+            shard(found, groups)
         position = 1 if len(args) > 1 else "closure"  # args[0] is the optimizer
         closure = args[1] if position == 1 else kwargs.get("closure")
         if closure is None:
@@ -221,7 +226,7 @@ class AttachedPenalties:
         for group, p, anchor, weights in self._parameters():
             if p.grad is None and all(penalty.needs_gradient for _, penalty in decoupled):
                 continue
-            theta, here, lr = p.to(_wide(p)), anchor.to(p.device, _wide(p)), float(group["lr"])
+            theta, here, lr = p.to(_wide(p)), like(anchor, p, _wide(p)), float(group["lr"])
             for i, penalty in decoupled:
                 if p.grad is None and penalty.needs_gradient:
                     continue
@@ -275,7 +280,7 @@ def _wide(p: Tensor) -> torch.dtype:
 
 
 def _difference(p: Tensor, anchor: Tensor) -> Tensor:
-    return p.detach().to(_wide(p)) - anchor.to(p.device, _wide(p))
+    return p.detach().to(_wide(p)) - like(anchor, p, _wide(p))
 
 
 def _keep_hooks(optimizer: Optimizer) -> None:

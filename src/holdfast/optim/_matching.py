@@ -15,7 +15,8 @@ from torch.optim.optimizer import Optimizer
 
 from holdfast._fingerprint import tensor_fingerprint
 from holdfast._names import Alignment, align, shorten
-from holdfast.reference import Reference, storage_of
+from holdfast._sharding import is_sharded, like, storage_of, whole
+from holdfast.reference import Reference
 
 Group = dict[str, Any]
 Found = list[list[Tensor | None]]
@@ -132,7 +133,21 @@ def only_makes_state(optimizer: Optimizer, grads: Sequence[Tensor]) -> bool:
         isinstance(g["lr"], Tensor) or g["lr"] != 0 for g in optimizer.param_groups
     ):
         return False
-    return not any(bool(g.any()) for g in grads)
+    return not any(bool(whole(g.any())) for g in grads)
+
+
+def shard(found: Found, groups: Sequence[Group]) -> bool:
+    """Part tensors as the parameters that they go with are parted by now. True if there were any.
+
+    Hosts shard a model after the optimizer is made.
+    """
+    sharded = False
+    for group, tensors in zip(groups, found, strict=True):
+        for i, (p, tensor) in enumerate(zip(group["params"], tensors, strict=True)):
+            if tensor is not None and is_sharded(p) and not is_sharded(tensor):
+                tensors[i] = like(tensor, p, tensor.dtype)
+                sharded = True
+    return sharded
 
 
 def part_anchored(groups: Sequence[Group], reference: Reference) -> list[Group]:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from holdfast._sharding import like
+
 Scalar = float | Tensor
 
 
@@ -104,7 +106,7 @@ def _pull(params: list[Tensor], anchors: Sequence[Tensor], c: Scalar, foreach: b
         for p, anchor in zip(params, anchors, strict=True):
             _pull([p], [anchor], c, foreach)
         return
-    here = [_like(anchor, p) for p, anchor in zip(params, anchors, strict=True)]
+    here = [like(anchor, p) for p, anchor in zip(params, anchors, strict=True)]
     if isinstance(c, Tensor):  # which _foreach_lerp_ does not take
         differences = torch._foreach_sub(here, params)
         torch._foreach_mul_(differences, c)
@@ -122,7 +124,7 @@ def _pull_weighted(rows: Sequence[tuple[Tensor, Tensor, Tensor]], c: Scalar, for
             _pull_weighted([row], c, foreach)
         return
     params = [p for p, _, _ in rows]
-    here = [_like(anchor, p) for p, anchor, _ in rows]
+    here = [like(anchor, p) for p, anchor, _ in rows]
     # Not in half precision: there a large importance is infinite, and 0·∞ no number.
     shares = torch._foreach_mul([_wide(weight, p) for p, _, weight in rows], c)
     torch._foreach_clamp_max_(shares, 1.0)
@@ -131,14 +133,7 @@ def _pull_weighted(rows: Sequence[tuple[Tensor, Tensor, Tensor]], c: Scalar, for
 
 def _wide(weight: Tensor, p: Tensor) -> Tensor:
     dtype = torch.promote_types(torch.promote_types(weight.dtype, p.dtype), torch.float32)
-    return weight.to(p.device, dtype, non_blocking=True)
-
-
-def _like(anchor: Tensor, p: Tensor) -> Tensor:
-    """The anchor in the parameter's dtype and place. A Tensor.to that does nothing is not free."""
-    if anchor.dtype == p.dtype and anchor.device == p.device:
-        return anchor
-    return anchor.to(p.device, p.dtype, non_blocking=True)
+    return like(weight, p, dtype)
 
 
 def current_lambda(group: dict[str, Any]) -> Scalar:

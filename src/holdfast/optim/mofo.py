@@ -24,6 +24,7 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
 from holdfast._checks import above_zero
+from holdfast._sharding import like, whole
 from holdfast.optim._adam import AdamUpdate, check_adam_group, make_adam_state
 
 if TYPE_CHECKING:
@@ -166,8 +167,9 @@ def mofo(
     before = [params[i].clone() for i in filtered]
     adamw(params, grads, exp_avgs, exp_avg_sqs, [], state_steps, amsgrad=False, **adam)
     for i, old in zip(filtered, before, strict=True):
-        moves = largest(exp_avgs[i].abs(), max(1, round(fraction * old.numel())))
-        params[i].copy_(torch.where(moves, params[i], old))
+        # Of a sharded matrix the largest of the whole, not of each rank's part.
+        moves = largest(whole(exp_avgs[i].abs()), max(1, round(fraction * old.numel())))
+        params[i].copy_(torch.where(like(moves, old, torch.bool), params[i], old))
 
 
 def largest(values: Tensor, k: int) -> Tensor:
