@@ -262,3 +262,29 @@ def test_lora_saves_adapters(tmp_path):
     trainer.train()
     trainer.save_model(str(tmp_path / "adapters"))
     assert (tmp_path / "adapters" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_checkpointing": True},
+        {"bf16": True},
+        {"torch_compile": True, "torch_compile_backend": "aot_eager"},
+        {"save_strategy": "epoch", "save_only_model": True},
+        {"dataloader_num_workers": 1},
+        {"group_by_length": True} if "group_by_length" in TrainingArguments.__dataclass_fields__
+        else {"train_sampling_strategy": "group_by_length"},
+    ],
+    ids=lambda options: next(iter(options)),
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+def test_the_trainers_own_options(tmp_path, options):
+    plain = make_trainer(Recipe.preset("flow+recadam"), tmp_path, make_model(torch.float32))
+    trainer = make_trainer(
+        Recipe.preset("flow+recadam"), tmp_path, make_model(torch.float32), options=options
+    )
+    plain.train()
+    trainer.train()
+    tolerance = 5e-2 if "bf16" in options else 1e-4
+    for p, q in zip(trainer.model.parameters(), plain.model.parameters(), strict=True):
+        assert (p - q).abs().max() < tolerance

@@ -17,10 +17,10 @@ from holdfast import Flow, LoRA, Recipe, finetune_loop, pad_collate, score  # no
 from holdfast.hosts.trl import HoldfastSFTTrainer  # noqa: E402
 
 QUESTIONS = [
-    {"prompt": f"what is {a} plus {b} ?", "completion": " ".join(["it", *map(str, range(a + b))])}
+    {"prompt": f"what is {a} plus {b} ?", "completion": f" it {'is ' * (a + b)}so"}
     for a in range(4)
     for b in range(3)
-]  # fmt: skip
+]
 COLUMN = "holdfast_weight"
 
 
@@ -126,7 +126,7 @@ def first_loss(trainer):
 def test_weights_reach_the_right_tokens_through_packing(tmp_path, shared_data, strategy):
     with gzip.open(shared_data / "lm" / "gsm8k-train.jsonl.gz", "rt") as lines:
         rows = [json.loads(line) for line, _ in zip(lines, range(24), strict=False)]
-    rows = [{"prompt": row["question"], "completion": row["answer"]} for row in rows]
+    rows = [{"prompt": row["question"], "completion": " " + row["answer"]} for row in rows]
     tokenizer = make_tokenizer([text for row in rows for text in row.values()])
     common = {"rows": rows, "tokenizer": tokenizer}
     plain = tokenized(make_trainer(None, tmp_path, options={"max_length": None}, **common))

@@ -1,0 +1,273 @@
+"""A loop with Accelerate: equal to finetune_loop, on one process and on two ranks."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import TensorDataset
+
+from holdfast import Flow, Recipe, Run, WiseFT, finetune_loop
+from holdfast.optim import slanted_triangular
+from ranks import run_on_ranks
+
+accelerate = pytest.importorskip("accelerate", reason="the hf extra is not installed")
+from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
+
+from holdfast.hosts.accelerate import AccelerateLoop  # noqa: E402
+
+RECIPES = ["recadam", "flow", "l2-sp", "mofo", "lora", "distill", "recadam+flow+l2-sp+wise-ft"]
+SAMPLES = 21  # no multiple of anything: the last update of an epoch leaves a rank with nothing
+
+
+@pytest.fixture(autouse=True)
+def _one_accelerator_a_test():
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def make_model():
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.0), nn.Linear(8, 8), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(8, 3)).double()
+
+
+def make_data(samples=SAMPLES):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(samples, 4, generator=generator, dtype=torch.float64)
+    return TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long())
+
+
+SETTINGS = {"lr": 0.01, "task": "classification", "progress": False, "cache": False}
+
+
+def make_loop(accelerator, recipe, model=None, run=None, **options):
+    if isinstance(recipe, str):
+        recipe = Recipe.preset(recipe)
+    model = make_model() if model is None else model
+    made = Run(recipe, model, make_data(), **(SETTINGS | (run or {})))
+    return AccelerateLoop(accelerator, made, **({"epochs": 3, "batch_size": 4} | options))
+
+
+def train(loop, until=None):
+    losses = []
+    for update in loop:
+        losses.append(float(loop.backward()))
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+        if update == until:
+            break
+    return losses
+
+
+def whole_state(model):
+    return {
+        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
+        for name, p in model.named_parameters()
+    }
+
+
+def expected(names, batch, **options):
+    recipe = Recipe.preset(names) if isinstance(names, str) else names
+    tuned = finetune_loop(
+        make_model(), recipe, make_data(), epochs=3, batch_size=batch, **(SETTINGS | options)
+    )
+    return whole_state(tuned)
+
+
+def assert_close(found, wanted, tolerance):
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert (found[name] - tensor).abs().max() <= tolerance, name
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("names", RECIPES)
+def test_one_process_is_finetune_loop(names, accumulate):
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+    torch.manual_seed(0)
+    loop = make_loop(accelerator, names)
+    train(loop)
+    assert_close(whole_state(loop.finish()), expected(names, 4 * accumulate), 1e-12)
+
+
+def test_losses_schedule_and_workers():
+    seen = []
+    wanted = expected(
+        "recadam", 4, schedule=slanted_triangular, log=lambda row: seen.append(row["loss"]),
+        log_every=1,
+    )  # fmt: skip
+    loop = make_loop(
+        accelerate.Accelerator(cpu=True), "recadam", schedule=slanted_triangular, workers=1
+    )
+    assert len(loop) == 18
+    losses = train(loop)
+    assert losses == pytest.approx(seen, rel=1e-6)
+    assert len(loop) == 0
+    assert_close(whole_state(loop.finish()), wanted, 1e-12)
+
+
+def test_a_task_of_the_users_own():
+    def task(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    loop = make_loop(accelerator, "recadam", run={"task": task})
+    train(loop)
+    assert_close(whole_state(loop.finish()), expected("recadam", 8), 1e-12)
+
+
+def test_mixed_precision_leaves_a_plain_model():
+    model = make_model().float()
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    run = Run(
+        Recipe.preset("recadam+wise-ft"), model, [(x.float(), y) for x, y in make_data()],
+        collate=torch.utils.data.default_collate, **SETTINGS,
+    )  # fmt: skip
+    loop = AccelerateLoop(accelerator, run, batch_size=4)
+    train(loop)
+    tuned = loop.finish()
+    assert tuned is model
+    x = torch.randn(5, 4)
+    assert torch.equal(tuned(x), nn.Sequential.forward(tuned, x))  # no autocast around it
+    assert all(p.dtype == torch.float32 and p.isfinite().all() for p in tuned.parameters())
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [Recipe.preset("recadam+l2-sp+wise-ft"), Recipe(objective=Flow(tau="running_median"))],
+    ids=["recadam", "running-median"],
+)
+def test_a_stopped_run_goes_on_to_the_bit(recipe, tmp_path):
+    def model():
+        model = make_model()
+        model[2].p = 0.3
+        return model
+
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    loop = make_loop(accelerator, recipe, model())
+    train(loop, until=4)
+    accelerator.save_state(str(tmp_path / "saved"))
+    train(loop)
+    wanted = whole_state(loop.finish())
+
+    _one_accelerator_a_test.__wrapped__()
+    torch.manual_seed(99)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    again = make_loop(accelerator, recipe, model())
+    accelerator.load_state(str(tmp_path / "saved"))
+    assert again.done == 4
+    assert len(train(again)) == again.total_updates - 4
+    assert_close(whole_state(again.finish()), wanted, 0.0)
+
+
+def test_checkpoints_of_other_runs_are_refused(tmp_path):
+    folder = str(tmp_path / "saved")
+    loop = make_loop(accelerate.Accelerator(cpu=True), "recadam")
+    train(loop, until=2)
+    loop.accelerator.save_state(folder)
+    tuned = copy.deepcopy(loop.run.model)
+
+    def refused(message, recipe="recadam", **options):
+        _one_accelerator_a_test.__wrapped__()
+        other = make_loop(accelerate.Accelerator(cpu=True), recipe, **options)
+        before = whole_state(other.run.model)
+        with pytest.raises(ValueError, match=message):
+            other.accelerator.load_state(folder)
+        assert_close(whole_state(other.run.model), before, 0.0)
+
+    refused("another recipe", Recipe(merging=WiseFT()))
+    refused("other pretrained weights", model=tuned)
+    refused("updates=18 there and 6 here", epochs=1)
+    refused("another schedule", schedule=slanted_triangular)
+    for file in (tmp_path / "saved").glob("holdfast_*"):
+        file.unlink()
+    refused("not a checkpoint of an AccelerateLoop")
+
+
+def test_what_is_not_done_right_is_said():
+    accelerator = accelerate.Accelerator(cpu=True)
+    loop = make_loop(accelerator, "recadam")
+    with pytest.raises(RuntimeError, match="no update to make"):
+        loop.backward()
+    with pytest.raises(RuntimeError, match="was not made"):
+        list(loop)
+    with pytest.raises(ValueError, match="batch_size"):
+        make_loop(accelerator, "recadam", batch_size=0)
+    with pytest.raises(ValueError, match="no data"):
+        AccelerateLoop(accelerator, Run(Recipe(), make_model(), lr=0.1, task="classification"))
+
+
+CASES = {
+    "ddp": [("recadam", 2), ("mofo", 2), ("flow+recadam+l2-sp+wise-ft", 1), ("lora", 1)],
+    "ddp-unused": [("hft", 1), ("gradual", 1)],
+    "fsdp2": [("recadam", 2), ("mofo", 2), ("flow+recadam+l2-sp+wise-ft", 1), ("distill", 1)],
+}
+
+
+def on_ranks(kind, out):
+    states = []
+    for names, accumulate in CASES[kind]:
+        for state in (AcceleratorState, GradientState):
+            state._reset_state()
+        loop = make_loop(ranks_accelerator(kind, accumulate), names, batch_size=2)
+        train(loop)
+        states.append(whole_state(loop.finish()))
+    if torch.distributed.get_rank() == 0:
+        torch.save(states, out)
+
+
+def ranks_accelerator(kind, accumulate=1):
+    plugin = None
+    if kind == "fsdp2":
+        plugin = accelerate.FullyShardedDataParallelPlugin(
+            fsdp_version=2, cpu_ram_efficient_loading=False, auto_wrap_policy="size_based_wrap",
+            min_num_params=40,
+        )  # fmt: skip
+    handlers = [accelerate.DistributedDataParallelKwargs(find_unused_parameters=True)]
+    return accelerate.Accelerator(
+        cpu=True, gradient_accumulation_steps=accumulate, fsdp_plugin=plugin,
+        kwargs_handlers=handlers if kind == "ddp-unused" else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_two_ranks_are_one_process(kind, tmp_path):
+    run_on_ranks(2, on_ranks, kind, tmp_path / "out.pt", folder=tmp_path)
+    found = torch.load(tmp_path / "out.pt", weights_only=True)
+    for (names, accumulate), state in zip(CASES[kind], found, strict=True):
+        assert_close(state, expected(names, 4 * accumulate), 1e-9)
+
+
+def stops_and_goes_on(kind, names, folder, out):
+    loop = make_loop(ranks_accelerator(kind), names, batch_size=2)
+    if out:
+        loop.accelerator.load_state(folder)
+        train(loop)
+        state = whole_state(loop.finish())
+        if loop.accelerator.is_main_process:
+            torch.save(state, out)
+    else:
+        train(loop, until=7)
+        loop.accelerator.save_state(folder)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_ranks_go_on(kind, tmp_path):
+    names, out = "recadam+l2-sp", tmp_path / "out.pt"
+    for file in ("", out):
+        run_on_ranks(2, stops_and_goes_on, kind, names, tmp_path / "s", file, folder=tmp_path)
+    assert_close(torch.load(out, weights_only=True), expected(names, 4), 1e-9)
+
+
+def disagrees(out):
+    model = make_model()
+    if torch.distributed.get_rank():
+        model[0].weight.data.zero_()  # as FSDP's cpu_ram_efficient_loading leaves it
+    with pytest.raises(ValueError, match="cpu_ram_efficient_loading"):
+        make_loop(ranks_accelerator("ddp"), "recadam", model)
+
+
+def test_ranks_with_other_weights_are_refused(tmp_path):
+    run_on_ranks(2, disagrees, "", folder=tmp_path)
