@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
@@ -59,8 +60,6 @@ class Run:
         optimizer, penalties: once they are made.
     """
 
-    criterion: Criterion
-
     def __init__(
         self,
         recipe: Recipe,
@@ -93,7 +92,7 @@ class Run:
         self.weight_decay = recipe.update.weight_decay
         if self.weight_decay is None:
             self.weight_decay = weight_decay
-        self.task = infer_task(unwrapped(model)) if task is None else task
+        self._task = task
         self.new = (new,) if isinstance(new, str) else tuple(new)
         self.rehearsal, self.seed, self.cache, self.progress = rehearsal, seed, cache, progress
 
@@ -104,15 +103,24 @@ class Run:
         elif recipe.needs_reference and not (recipe.trainable.keeps_base or has_adapters(model)):
             self.reference = Reference.of(model, without=self.new)
         self._base = self._fingerprint_of_base()
+        self._check_that_ranks_agree()
         self.model = recipe.trainable.prepare(self)
         self.anchors = recipe.trainable.anchors(self)
         self._check_that_something_is_pulled()
+        self.criterion = Criterion(self)
         self.importance: dict[Update | Penalty, Reference | None] = {}
         self.optimizer: Optimizer | None = None
         self.penalties: AttachedPenalties | None = None
         self.total_updates = 0
         if data is not None:
             self.prepare_data(data, collate)
+
+    @property
+    def task(self) -> Task | LossFunction:
+        """What the labels mean; asked of the model only when a method needs to know."""
+        if self._task is None:
+            self._task = infer_task(unwrapped(self.model))
+        return self._task
 
     def prepare_data(self, data: Any, collate: Collate | None) -> None:
         """Stage 2, and what else is taken from the data at θ*."""
@@ -189,6 +197,18 @@ class Run:
             return None
         named = sorted(self.model.named_parameters())
         return fingerprint(p for name, p in named if not within(name, self.new))
+
+    def _check_that_ranks_agree(self) -> None:
+        """θ* must be the same everywhere: a host may have loaded the weights on rank 0 alone."""
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return
+        everyone: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(everyone, self._base)
+        if len(set(everyone)) > 1:
+            raise ValueError(
+                "the ranks hold different pretrained weights. Load them on every rank: without "
+                "cpu_ram_efficient_loading, and with a new head named in new="
+            )
 
     def _check_that_something_is_pulled(self) -> None:
         recipe = self.recipe

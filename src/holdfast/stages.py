@@ -34,7 +34,7 @@ from holdfast._batch import batch_length, inputs_and_labels, logits_of
 from holdfast._checks import above_zero, at_least_zero
 from holdfast.columns import take_column
 from holdfast.data import Collate
-from holdfast.losses import weighted_loss
+from holdfast.losses import LossFunction, Task, weighted_loss
 from holdfast.reference import Reference
 
 if TYPE_CHECKING:
@@ -123,7 +123,12 @@ class Criterion:
 
     def __init__(self, run: Run, data: Any = None) -> None:
         self.data = run.data if data is None else data
-        self.task = run.task
+        self._run = run
+
+    @property
+    def task(self) -> Task | LossFunction:
+        """What the labels mean."""
+        return self._run.task
 
     def loss(
         self, model: nn.Module, batch: Any, num_targets: Tensor | float, update: int

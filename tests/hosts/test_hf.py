@@ -288,3 +288,65 @@ def test_the_trainers_own_options(tmp_path, options):
     tolerance = 5e-2 if "bf16" in options else 1e-4
     for p, q in zip(trainer.model.parameters(), plain.model.parameters(), strict=True):
         assert (p - q).abs().max() < tolerance
+
+
+def test_columns_that_the_model_does_not_take(tmp_path):
+    data = make_data().add_column("text", ["some words"] * 12)
+    tokenizer_free = transformers.DefaultDataCollator()
+    for names in ("flow", "ewc", "lp-ft"):
+        trainer = make_trainer(
+            Recipe.preset(names), tmp_path, data=data, data_collator=tokenizer_free
+        )
+        trainer.train()
+
+
+def test_evaluation_without_training_data(tmp_path):
+    trainer = HoldfastTrainer(model=make_model(), recipe=Recipe(), args=make_args(tmp_path))
+    assert trainer.evaluate(make_data(6, seed=2))["eval_loss"] > 0
+
+
+def test_a_model_whose_task_is_not_known(tmp_path):
+    model = make_model()
+    body = transformers.BertForMaskedLM(model.config).double()
+    rows = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 4
+    trainer = make_trainer(Recipe(), tmp_path, body, datasets.Dataset.from_list(rows))
+    trainer.train()
+    with pytest.raises(ValueError, match="task"):
+        make_trainer(Recipe(objective=Flow()), tmp_path, body, datasets.Dataset.from_list(rows))
+
+
+def test_two_of_one_thing_are_refused(tmp_path):
+    class Mine(Trainer):
+        def __init__(self, *args, extra=1, **kwargs):
+            super().__init__(*args, **kwargs)
+
+        def compute_loss(self, *args, **kwargs):
+            return super().compute_loss(*args, **kwargs)
+
+    class Both(WithRecipe, Mine):
+        pass
+
+    make_trainer(Recipe(), tmp_path, cls=Both, extra=2).train()
+    with pytest.raises(ValueError, match=r"Mine\.compute_loss"):
+        make_trainer(Recipe(objective=Flow()), tmp_path, cls=Both)
+    with pytest.raises(ValueError, match="two optimizers"):
+        make_trainer(
+            Recipe(update=RecAdamUpdate()), tmp_path,
+            optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 0.1}),
+        )  # fmt: skip
+    with pytest.raises(TypeError, match=r"Recipe\.preset"):
+        make_trainer("recadam", tmp_path)
+    trainer = make_trainer(Recipe(merging=WiseFT()), tmp_path)
+    trainer.train()
+    with pytest.raises(RuntimeError, match="a new trainer"):
+        trainer.train()
+
+
+def test_a_checkpoint_without_a_recipe_is_refused(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 2}
+    plain = Trainer(
+        model=make_model(), args=make_args(tmp_path, **options), train_dataset=make_data()
+    )
+    plain.train()
+    with pytest.raises(ValueError, match="without a recipe"):
+        make_trainer(Recipe(objective=Flow()), tmp_path, options=options).train(True)

@@ -54,10 +54,10 @@ class Updates:
         """The targets of all micro-batches of an update."""
         if not isinstance(self.task, str):
             return float(sum(map(batch_length, batches)))
-        return global_targets([_labels(batch) for batch in batches], self.task)
+        return global_targets([labels_of(batch) for batch in batches], self.task)
 
 
-def _labels(batch: Any) -> Tensor:
+def labels_of(batch: Any) -> Tensor:
     labels = (
         batch.get("labels") if isinstance(batch, dict) else batch[1] if len(batch) > 1 else None
     )

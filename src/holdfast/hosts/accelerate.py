@@ -17,8 +17,8 @@ It runs as it is under ``accelerate launch``: on one device, with DistributedDat
 FSDP2 (``FullyShardedDataParallelPlugin(fsdp_version=2)``). What comes out does not depend on how an
 update is cut into micro-batches and ranks.
 
-FSDP1 and DeepSpeed's ZeRO are refused: they give the optimizer flat pieces of many parameters,
-which have no pretrained counterpart to be pulled to, and no rows and columns to filter.
+FSDP1 and DeepSpeed are refused: nothing has been trained with them yet. Their optimizers are given
+flat pieces of many parameters, which have no pretrained counterpart to be pulled to.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from holdfast._batch import batch_length, normalized, to_device
 from holdfast._checks import above_zero, whole
 from holdfast._files import write_whole
 from holdfast.columns import keeping
-from holdfast.hosts._updates import _labels, as_samples
+from holdfast.hosts._updates import as_samples, labels_of
 from holdfast.hosts.raw import Schedule
 from holdfast.losses import count_targets
 from holdfast.run import Run
@@ -152,12 +152,9 @@ class AccelerateLoop:
         first = self.done + 1
         self.model.train()
         self.optimizer.zero_grad()
-        rows = itertools.chain.from_iterable(
-            self._rows(update) for update in range(first, self.total_updates + 1)
-        )
         loader: Any = DataLoader(
             self.data,
-            batch_sampler=_Once(rows),
+            batch_sampler=self._rows(first),
             collate_fn=self.collate,
             num_workers=self.workers,
             generator=torch.Generator(),  # or it would draw from the one that dropout uses
@@ -205,39 +202,40 @@ class AccelerateLoop:
         self.run.model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         return self.run.finish()
 
-    def _update_rows(self, update: int) -> tuple[Tensor, ...]:
-        """The samples of an update, in a part for each micro-batch of each rank."""
-        epoch, number = divmod(update - 1, self.per_epoch)
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self.data), generator=generator)
-        return order[number * self.batch : (number + 1) * self.batch].tensor_split(self.parts)
-
-    def _rows(self, update: int) -> Iterator[list[int]]:
-        """The samples of this rank, in micro-batches.
+    def _rows(self, first: int) -> Iterator[list[int]]:
+        """The samples of this rank, in micro-batches, from an update on.
 
         All ranks go through the model as often, or those who do would wait for the others: at the
         end of an epoch a rank may have to with a sample that does not count.
         """
-        parts = self._update_rows(update)
-        for part in parts[self.accelerator.process_index :: self.accelerator.num_processes]:
-            yield part.tolist() or parts[0][:1].tolist()
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        drawn, order = -1, torch.empty(0, dtype=torch.int64)
+        for update in range(first, self.total_updates + 1):
+            epoch, number = divmod(update - 1, self.per_epoch)
+            if epoch != drawn:
+                generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+                drawn, order = epoch, torch.randperm(len(self.data), generator=generator)
+            samples = order[number * self.batch : (number + 1) * self.batch]
+            for part in samples.tensor_split(self.parts)[rank::world]:
+                yield part.tolist() or samples[:1].tolist()
 
     def _counted(self, update: int) -> int:
         """How many micro-batches of this rank count."""
-        parts = self._update_rows(update)
-        mine = parts[self.accelerator.process_index :: self.accelerator.num_processes]
-        return sum(len(part) > 0 for part in mine)
+        samples = len(self.data) - (update - 1) % self.per_epoch * self.batch
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        return len(range(rank, min(samples, self.parts), world))
 
     def _targets(self, batches: list[Any]) -> Tensor:
         """What to divide by: as :func:`holdfast.losses.global_targets`, also for no micro-batch."""
         count = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
         for batch in batches:
             if isinstance(self.run.task, str):
-                count += count_targets(_labels(batch), self.run.task).sum()
+                count += count_targets(labels_of(batch), self.run.task).sum()
             else:
                 count += batch_length(batch)
         everyone: Tensor = self.accelerator.reduce(count, "sum")
-        return everyone.clamp(min=1).float() / self.accelerator.num_processes
+        world: int = self.accelerator.num_processes
+        return everyone.clamp(min=1).float() / world
 
     def _save(self, models: Any, weights: Any, folder: str) -> None:
         """Beside what Accelerate saves; the state of a criterion is the rank's own."""
@@ -260,27 +258,15 @@ class AccelerateLoop:
         self.run.check_identity(state["run"], folder)
         other = [n for n, value in self.settings.items() if state["settings"].get(n) != value]
         if other:
-            told = [
-                f"{n}={state['settings'].get(n)} there and {self.settings[n]} here"
-                for n in other
-                if n != "schedule"
-            ]
+            before = state["settings"]
+            other = [n for n in other if n != "schedule"]
+            told = [f"{n}={before.get(n)} there and {self.settings[n]} here" for n in other]
             raise ValueError(
                 f"{folder} is of a run with other settings: {'; '.join(told) or 'another schedule'}"
                 ". Go on with the same ones"
             )
         self.run.criterion.load_state_dict(state["criterion"])
         self.done = state["update"]
-
-
-class _Once:
-    """Batches of indices as they come, for a DataLoader that is read once."""
-
-    def __init__(self, rows: Iterator[list[int]]) -> None:
-        self.rows = rows
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self.rows
 
 
 def _refuse_engines(accelerator: Accelerator) -> None:

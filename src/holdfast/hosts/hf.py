@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from holdfast._batch import batch_length
 from holdfast._files import write_whole
 from holdfast.columns import keeping
 from holdfast.losses import count_all
@@ -40,6 +42,7 @@ except ImportError as error:
 __all__ = ["HoldfastTrainer", "WithRecipe"]
 
 STATE_FILE = "holdfast.pt"
+logger = logging.getLogger(__name__)
 
 
 class WithRecipe(Trainer):
@@ -67,9 +70,13 @@ class WithRecipe(Trainer):
         task: Any = None,
         **kwargs: Any,
     ) -> None:
-        bound = inspect.signature(super().__init__).bind_partial(*args, **kwargs)
-        given = bound.arguments
+        bound = _bind(type(self), args, kwargs)
+        given = bound
         model, settings = given.get("model"), given.get("args")
+        if not isinstance(recipe, Recipe):
+            raise TypeError(
+                f'recipe must be a Recipe, got {recipe!r}: Recipe.preset("recadam+flow")'
+            )
         if not isinstance(model, nn.Module):
             raise TypeError(
                 "pass model= the pretrained model itself: a recipe must see it before training "
@@ -79,10 +86,14 @@ class WithRecipe(Trainer):
             settings = given["args"] = TrainingArguments("trainer_output")
         if given.get("optimizers", (None, None))[0] is not None:
             raise ValueError("the optimizer comes from the recipe: do not pass optimizers= as well")
+        own_update = replace(recipe.update, lr=None) != AdamWUpdate()
+        if own_update and given.get("optimizer_cls_and_kwargs") is not None:
+            raise ValueError(
+                f"optimizer_cls_and_kwargs and the recipe's {type(recipe.update).__name__} are two "
+                "optimizers: pass one of them"
+            )
         _take_learning_rate(settings, recipe)
         self._total_updates: int | None = None
-        if settings.place_model_on_device and not hasattr(model, "hf_device_map"):
-            model.to(settings.device)
         self.run = Run(
             recipe,
             model,
@@ -96,14 +107,20 @@ class WithRecipe(Trainer):
             progress=not settings.disable_tqdm,
         )
         given["model"] = self.run.model
-        super().__init__(*bound.args, **bound.kwargs)
+        self._finished = False
+        super().__init__(**given)
         if self.train_dataset is not None:
             self._prepare_data()
         self.add_callback(_Advance(self.run))
 
     def _prepare_data(self) -> None:
         """Stage 2, on the data and with the collator that the trainer has."""
-        self.run.prepare_data(self.train_dataset, self.data_collator)
+        data, collate = self.train_dataset, self.data_collator
+        if hasattr(data, "column_names"):
+            data = self._remove_unused_columns(data, "training")
+        else:
+            collate = self._get_collator_with_removed_columns(collate, "training")
+        self.run.prepare_data(data, collate)
         criterion = self.run.criterion
         self._refuse_second_losses()
         if type(criterion) is not Criterion:
@@ -118,12 +135,25 @@ class WithRecipe(Trainer):
                 "label smoothing changes the loss that the objective weighs: set "
                 f"label_smoothing_factor=0 with {type(self.run.recipe.objective).__name__}"
             )
+        ours = ("holdfast.", "transformers.", "trl.")
+        others = [
+            f"{cls.__name__}.compute_loss"
+            for cls in type(self).__mro__
+            if "compute_loss" in vars(cls) and not cls.__module__.startswith(ours)
+        ]
         if self.compute_loss_func is not None:
+            others.append("compute_loss_func")
+        if others:
             raise ValueError(
-                "compute_loss_func and the recipe's objective are two losses: pass one of them"
+                f"{others[0]} and the recipe's objective are two losses: have one of them. As a "
+                "task, a loss of your own can be weighed: task= a function (model, batch) -> one "
+                "loss a sample"
             )
-        # The loss is divided by the targets of the whole update already.
-        self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True
+        # The loss is divided by the targets of the whole update already. Before transformers 5
+        # only the second of these was looked at.
+        self.loss_is_scaled_for_ga = True
+        if not hasattr(Trainer, "_prepare_for_training"):
+            self.model_accepts_loss_kwargs = True
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
@@ -133,10 +163,13 @@ class WithRecipe(Trainer):
             columns.append(column)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        if not batch_samples or type(self.run.criterion) is Criterion:
+        plain = type(self.run.criterion) is Criterion
+        if not batch_samples or plain or not self.run.model.training:
             return super()._get_num_items_in_batch(batch_samples, device)
-        labels = [batch["labels"].to(device) for batch in batch_samples]
-        return count_all(labels, self.run.task)
+        if isinstance(self.run.task, str):
+            return count_all([batch["labels"].to(device) for batch in batch_samples], self.run.task)
+        sizes = [torch.zeros(batch_length(batch), device=device) for batch in batch_samples]
+        return count_all(sizes, self.run.task)
 
     def compute_loss(
         self,
@@ -193,10 +226,20 @@ class WithRecipe(Trainer):
         ``resume_from_checkpoint=True`` goes on from the newest checkpoint that is complete: one
         that a kill cut short is passed over.
         """
+        if self._finished:
+            raise RuntimeError(
+                "this run is over and its model is the merged one: make a new trainer, from the "
+                "pretrained model, for another"
+            )
         if resume_from_checkpoint is True:
             resume_from_checkpoint = newest_complete(str(self.args.output_dir))
+            if resume_from_checkpoint is None:
+                logger.warning(
+                    f"no complete checkpoint in {self.args.output_dir}: training from the start"
+                )
         output = super().train(resume_from_checkpoint, *args, **kwargs)
         self.run.finish()
+        self._finished = True
         return output
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -206,10 +249,13 @@ class WithRecipe(Trainer):
             write_whole(Path(output_dir) / STATE_FILE, lambda path: torch.save(state, path))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None and (file := Path(checkpoint) / STATE_FILE).exists():
+        file = None if checkpoint is None else Path(checkpoint) / STATE_FILE
+        if file is not None and file.exists():
             state = torch.load(file, weights_only=True)
             self.run.check_identity(state["run"], str(checkpoint))
             self.run.criterion.load_state_dict(state["criterion"])
+        elif file is not None and self.run.recipe != Recipe():
+            raise ValueError(f"{checkpoint} is of a run without a recipe: begin a new run")
         super()._load_optimizer_and_scheduler(checkpoint)
 
 
@@ -233,6 +279,18 @@ class _Advance(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """What may change in the update that begins."""
         self.run.advance(state.global_step + 1)
+
+
+def _bind(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name, of the first trainer behind WithRecipe that names its own.
+
+    A subclass may hand on ``*args, **kwargs``, and take keywords of its own besides.
+    """
+    for base in cls.__mro__[cls.__mro__.index(WithRecipe) + 1 :]:
+        parameters = inspect.signature(base).parameters
+        if "model" in parameters:
+            return dict(zip(parameters, args, strict=False)) | kwargs
+    raise TypeError(f"{cls.__name__} is no Trainer")
 
 
 def newest_complete(folder: str) -> str | None:

@@ -185,6 +185,10 @@ class RecipeCallback(Callback):
 
         Lightning itself loads a loader's state only if nobody asked for the run's length before.
         """
+        if self.run.optimizer is None:
+            raise ValueError(
+                "the module's configure_optimizers must return self.holdfast.configure_optimizers()"
+            )
         saved, self._saved = self._saved, {}
         if self._loader is not None and saved.get("loader"):
             self._loader.load_state_dict(saved["loader"])

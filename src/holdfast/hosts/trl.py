@@ -57,11 +57,16 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
                 raise ValueError(
                     "the recipe's LoRA and peft_config are two sets of adapters: pass one of them"
                 )
-            model = kwargs["model"] if "model" in kwargs else args[0]
-            adapted = peft.get_peft_model(model, peft_config)
-            args, kwargs = args[1:] if args else (), kwargs | {"model": adapted}
+            model = args[0] if args else kwargs.pop("model")
+            args = (peft.get_peft_model(model, peft_config), *args[1:])
         self._reads_data = _reads_data(recipe)
+        self._seen_training_data = False
         self._packs_later = False
+        if getattr(recipe.objective, "tau", None) in ("batch_median", "running_median"):
+            raise ValueError(
+                "tokens of a packed batch do not tell its samples' median: use Flow(tau='median') "
+                "or a number"
+            )
         super().__init__(*args, recipe=recipe, **kwargs)
 
     def _prepare_dataset(
@@ -74,11 +79,15 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
         dataset_name: str,
     ) -> Any:
         """TRL's own; what the recipe looks at is packed after it has been looked at."""
-        if packing and dataset_name == "train" and self._reads_data:
-            self._packs_later, packing = True, False
-            if args.packing_strategy != "bfd":  # the others cut nothing off
+        first = not hasattr(self, "train_dataset") and not self._seen_training_data
+        if dataset_name == "train" and first:  # TRL's first call; eval data may be called so too
+            self._seen_training_data = True
+            if packing and self._reads_data:
+                self._packs_later, packing = True, False
                 args = copy.copy(args)
-                args.max_length = None
+                args.truncation_mode = "keep_start"  # as packing does it
+                if args.packing_strategy != "bfd":  # the others cut nothing off
+                    args.max_length = None
         return super()._prepare_dataset(
             dataset, processing_class, args, packing, formatting_func, dataset_name
         )
@@ -86,6 +95,12 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
     def _prepare_data(self) -> None:
         collator: Any = self.data_collator
         pad = _Pad(getattr(collator, "pad_token_id", 0))
+        if self.run.rehearsal is not None:
+            prepare: Any = super()._prepare_dataset
+            self.run.rehearsal = prepare(
+                self.run.rehearsal, self.processing_class, self.args, False,
+                getattr(self, "_formatting_func", None), "rehearsal",
+            )  # fmt: skip
         self.run.prepare_data(self.train_dataset, pad if self._reads_data else collator)
         criterion, args = self.run.criterion, cast(SFTConfig, self.args)
         self._refuse_second_losses()
