@@ -44,8 +44,7 @@ class Updates:
         """The micro-batches of an update, counted from 1."""
         epoch, number = divmod(update - 1, self.per_epoch)
         if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            self._epoch, self._order = epoch, torch.randperm(len(self.data), generator=generator)
+            self._epoch, self._order = epoch, order_of(epoch, len(self.data), self.seed)
         size = self.batch_size * self.accumulate
         for indices in self._order[number * size : (number + 1) * size].split(self.batch_size):
             yield normalized(self.collate([self.data[i] for i in indices.tolist()]))
@@ -55,6 +54,12 @@ class Updates:
         if not isinstance(self.task, str):
             return float(sum(map(batch_length, batches)))
         return global_targets([labels_of(batch) for batch in batches], self.task)
+
+
+def order_of(epoch: int, size: int, seed: int) -> Tensor:
+    """In which order an epoch, counted from 0, goes through the samples."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return torch.randperm(size, generator=generator)
 
 
 def labels_of(batch: Any) -> Tensor:

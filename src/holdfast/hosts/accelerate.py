@@ -37,7 +37,7 @@ from holdfast._batch import batch_length, normalized, to_device
 from holdfast._checks import above_zero, whole
 from holdfast._files import write_whole
 from holdfast.columns import keeping
-from holdfast.hosts._updates import as_samples, labels_of
+from holdfast.hosts._updates import as_samples, labels_of, order_of
 from holdfast.hosts.raw import Schedule
 from holdfast.losses import count_targets
 from holdfast.run import Run
@@ -213,8 +213,7 @@ class AccelerateLoop:
         for update in range(first, self.total_updates + 1):
             epoch, number = divmod(update - 1, self.per_epoch)
             if epoch != drawn:
-                generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-                drawn, order = epoch, torch.randperm(len(self.data), generator=generator)
+                drawn, order = epoch, order_of(epoch, len(self.data), self.seed)
             samples = order[number * self.batch : (number + 1) * self.batch]
             for part in samples.tensor_split(self.parts)[rank::world]:
                 yield part.tolist() or samples[:1].tolist()
