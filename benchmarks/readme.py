@@ -65,6 +65,16 @@ def digits() -> str:
     return table(["", "target (tilted)", "retained (upright)"], rows)
 
 
+def ranks() -> str:
+    rows = {(row["recipe"], row["dtype"]): row for row in read("ranks")["rows"]}
+    columns = [(kind, dtype) for dtype in ("float64", "float32") for kind in ("ddp", "fsdp2")]
+    body = [
+        [f"`{recipe}`", *(f"{rows[recipe, dtype][kind]:.0e}" for kind, dtype in columns)]
+        for recipe in dict.fromkeys(recipe for recipe, _ in rows)
+    ]
+    return table(["", *(f"{kind.upper()}, {dtype}" for kind, dtype in columns)], body)
+
+
 def speed() -> str:
     records = [read(name) for name in STEPS]
     columns = [
@@ -98,7 +108,7 @@ def scoring(name: str) -> str:
 def main() -> None:
     path = ROOT / "README.md"
     text = old = path.read_text()
-    for part in (methods, digits, additivity, speed):
+    for part in (methods, digits, additivity, ranks, speed):
         name, made = part.__name__, part()
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",

@@ -19,3 +19,9 @@ def test_the_core_import_is_light():
 def test_public_names_exist_and_are_documented():
     for name in holdfast.__all__:
         assert getattr(holdfast, name).__doc__, name
+
+
+def test_hosts_are_importable_from_the_top():
+    for name in holdfast._LAZY:
+        assert getattr(holdfast, name).__doc__, name
+        assert name in dir(holdfast)

@@ -1,5 +1,8 @@
 """Fine-tune a pretrained model without making it forget, when all you have is its weights."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from holdfast import anneal, optim, registry
 from holdfast.anneal import Anneal, Constant, Linear, Sigmoid
 from holdfast.data import pad_collate
@@ -38,7 +41,38 @@ from holdfast.trainable import (
     random_init,
 )
 
+if TYPE_CHECKING:
+    from holdfast.forgetting.measure import measure
+    from holdfast.forgetting.report import ForgettingReport
+    from holdfast.hosts.accelerate import AccelerateLoop as AccelerateLoop
+    from holdfast.hosts.hf import HoldfastTrainer as HoldfastTrainer
+    from holdfast.hosts.hf import WithRecipe as WithRecipe
+    from holdfast.hosts.lightning import RecipeCallback as RecipeCallback
+    from holdfast.hosts.trl import HoldfastSFTTrainer as HoldfastSFTTrainer
+
 __version__ = "0.1.0"
+
+#: Imported when they are first asked for. A host needs its framework, so `*` leaves hosts out.
+_LAZY = {
+    "AccelerateLoop": "holdfast.hosts.accelerate",
+    "ForgettingReport": "holdfast.forgetting.report",
+    "HoldfastSFTTrainer": "holdfast.hosts.trl",
+    "HoldfastTrainer": "holdfast.hosts.hf",
+    "RecipeCallback": "holdfast.hosts.lightning",
+    "WithRecipe": "holdfast.hosts.hf",
+    "measure": "holdfast.forgetting.measure",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
 
 __all__ = [
     "EWC",
@@ -52,6 +86,7 @@ __all__ = [
     "Distance",
     "Distill",
     "Flow",
+    "ForgettingReport",
     "Full",
     "GradualUnfreezing",
     "HalfFineTuning",
@@ -82,6 +117,7 @@ __all__ = [
     "finetune_loop",
     "global_targets",
     "linear_probe",
+    "measure",
     "optim",
     "pad_collate",
     "per_sample_loss",

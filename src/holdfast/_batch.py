@@ -22,6 +22,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
+def pad_id_of(model: nn.Module) -> int | None:
+    """The token that a transformers model pads with, if it names one."""
+    return getattr(getattr(unwrapped(model), "config", None), "pad_token_id", None)
+
+
 def normalized(batch: Any) -> Any:
     """Mappings as dicts, lists as tuples."""
     if isinstance(batch, Mapping):
@@ -93,7 +98,31 @@ def logits_of(model: nn.Module, inputs: Any, *, features: bool = False) -> Tenso
 
     Of a body without a head there are only ``features``.
     """
-    outputs = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    return _logits(model, _outputs(model, inputs), features)
+
+
+def logits_and_auxiliary(model: nn.Module, inputs: Any) -> tuple[Tensor, Tensor | None]:
+    """The logits, and what the model itself adds to its loss: the balance of a router's experts."""
+    outputs = _outputs(model, inputs)
+    found = getattr(outputs, "aux_loss", None)
+    if not isinstance(found, Tensor):
+        return _logits(model, outputs), None
+    inner: Any = unwrapped(model)
+    for holder in (inner.config.get_text_config(), inner):
+        for name in ("router_aux_loss_coef", "aux_loss_coef"):
+            if (strength := getattr(holder, name, None)) is not None:
+                return _logits(model, outputs), strength * found
+    raise ValueError(
+        f"{type(inner).__name__} returns an aux_loss and does not say how much it counts: set its "
+        "router_aux_loss_coef, or output_router_logits=False in its configuration"
+    )
+
+
+def _outputs(model: nn.Module, inputs: Any) -> Any:
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def _logits(model: nn.Module, outputs: Any, features: bool = False) -> Tensor:
     if isinstance(outputs, Tensor):
         return outputs
     for name in ("logits", "pooler_output", "last_hidden_state") if features else ("logits",):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import itertools
 import json
+import random
 import re
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -28,6 +31,34 @@ def content_fingerprint(items: Iterable[Any]) -> str | None:
     except (TypeError, ValueError, RuntimeError):
         return None
     return digest.hexdigest()[:32]
+
+
+def sampled_fingerprint(data: Any, most: int = 256) -> str | None:
+    """Of the number of samples and of some, all over the data, in their order.
+
+    None of a stream, and of samples that are drawn at random whenever they are read.
+    """
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        return None
+    rows = np.linspace(0, len(data) - 1, min(most, len(data))).round().astype(int).tolist()
+    with _random_numbers_kept():
+        once, again = (
+            content_fingerprint(itertools.chain([len(data)], (data[i] for i in rows)))
+            for _ in range(2)
+        )
+    return once if once == again else None
+
+
+@contextlib.contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """Whatever is drawn meanwhile is drawn again afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def arrow_fingerprint(dataset: Any) -> str:

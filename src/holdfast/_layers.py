@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from holdfast._names import plain_name
+
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 #: What the last layer is called in transformers, timm and torchvision.
 _HEADS = ("lm_head", "classifier", "score", "qa_outputs", "fc", "head", "heads", "output", "out")
@@ -76,6 +78,33 @@ def within(name: str, parts: Collection[str]) -> bool:
     (True, False)
     """
     return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def discriminative_groups(
+    groups: list[dict[str, Any]], model: nn.Module, lr: float, layer_decay: float
+) -> list[dict[str, Any]]:
+    """Groups with a learning rate for each layer, lr / layer_decayᵈ at d layers below the top.
+
+    The discriminative fine-tuning of ULMFiT, https://arxiv.org/abs/1801.06146.
+
+    Args:
+        groups: of named parameters.
+        model: which the parameters are of; tells their layers.
+        lr: the top layer's learning rate.
+        layer_decay: 1 leaves the groups as they are, at ``lr``.
+    """
+    if layer_decay == 1:
+        return [{"lr": lr, **group} for group in groups]
+    layers = {plain_name(name): layer for name, layer in layer_of(model).items()}
+    top = max(layers.values())
+    split = []
+    for group in groups:
+        where = {name: layers[plain_name(name)] for name, _ in group["params"]}
+        for layer in sorted(set(where.values()), reverse=True):
+            params = [(name, p) for name, p in group["params"] if where[name] == layer]
+            rate = group.get("lr", lr) / layer_decay ** (top - layer)
+            split.append({**group, "params": params, "lr": rate})
+    return split
 
 
 def _outermost_containers(model: nn.Module, prefix: str = "") -> list[str]:

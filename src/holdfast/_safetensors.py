@@ -1,14 +1,101 @@
-"""Safetensors files and directories of them, memory-mapped."""
+"""Safetensors files and directories of them: memory-mapped, read in slices, written in a stream."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
+import torch
 from torch import Tensor
 
 from holdfast._names import shorten
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_LETTERS = {dtype: letters for letters, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies: its values begin at a byte of a file."""
+
+    file: Path
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def read(self, begin: int, end: int, into: Tensor | None = None) -> Tensor:
+        """Some of its values, flat, in memory of their own or in a tensor that is given."""
+        values = torch.empty(end - begin, dtype=self.dtype) if into is None else into
+        with open(self.file, "rb", buffering=0) as file:
+            file.seek(self.offset + begin * self.dtype.itemsize)
+            left = values.view(torch.uint8).numpy().data
+            while left and (count := file.readinto(left)):  # a read may end early
+                left = left[count:]
+        if left:
+            raise ValueError(f"{self.file} was cut short while it was read")
+        return values
+
+
+def read_header(file: Path) -> dict[str, Stored]:
+    """Every tensor of a file by name, in the order in which they lie in it."""
+    try:
+        with safetensors.safe_open(file, framework="pt"):  # checks the file as a whole
+            pass
+    except safetensors.SafetensorError as error:
+        raise _unreadable(file, error) from error
+    with open(file, "rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
+    header.pop("__metadata__", None)
+    unknown = sorted({entry["dtype"] for entry in header.values()} - set(_DTYPES))
+    if unknown:
+        raise ValueError(f"{file} holds tensors of a dtype that is not read: {shorten(unknown)}")
+    return {
+        name: Stored(
+            file,
+            8 + length + entry["data_offsets"][0],
+            _DTYPES[entry["dtype"]],
+            tuple(entry["shape"]),
+        )
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    }
+
+
+def header_for(
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+) -> tuple[bytes, dict[str, int]]:
+    """The first bytes of a file with these tensors, and where in the file each of them begins."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offsets: dict[str, int] = {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        offsets[name] = begin
+        entries[name] = {"dtype": _LETTERS[dtype], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the values are aligned to 8 bytes
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: len(header) + offset for name, offset in offsets.items()}
 
 
 def map_safetensors(root: Path) -> dict[str, Tensor]:
@@ -17,12 +104,12 @@ def map_safetensors(root: Path) -> dict[str, Tensor]:
     Nothing is read but the headers: safetensors maps the files and hands out views.
     """
     tensors: dict[str, Tensor] = {}
-    for file, wanted in _safetensors_files(root).items():
+    for file, wanted in safetensors_files(root).items():
         tensors.update(_map_file(file, wanted))
     return tensors
 
 
-def _safetensors_files(root: Path) -> dict[Path, set[str] | None]:
+def safetensors_files(root: Path) -> dict[Path, set[str] | None]:
     """The files to read, each with the tensors wanted from it (None: all of them)."""
     if root.is_file():
         return {root: None}
@@ -63,6 +150,10 @@ def _map_file(file: Path, wanted: set[str] | None) -> dict[str, Tensor]:
                 raise ValueError(f"{file} lacks tensors: {shorten(sorted(wanted - names))}")
             return {name: opened.get_tensor(name) for name in sorted(wanted or names)}
     except safetensors.SafetensorError as error:
-        raise ValueError(
-            f"{file} is not a readable safetensors file (cut short, or another format): {error}"
-        ) from error
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{file} is not a readable safetensors file (cut short, or another format): {error}"
+    )

@@ -7,6 +7,7 @@ what ``run.finish()`` returns. :func:`holdfast.finetune_loop` is the shortest ex
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -17,9 +18,10 @@ from torch.optim.optimizer import Optimizer
 
 from holdfast._batch import unwrapped
 from holdfast._checks import at_least_zero
+from holdfast._content import sampled_fingerprint
 from holdfast._fingerprint import fingerprint
-from holdfast._layers import layer_of, within
-from holdfast._names import plain_name, shorten
+from holdfast._layers import discriminative_groups, within
+from holdfast._names import shorten
 from holdfast.data import Collate
 from holdfast.losses import LossFunction, Task, infer_task
 from holdfast.optim.penalty import AttachedPenalties, Penalty, attach_penalties
@@ -226,7 +228,17 @@ class Run:
 
     def identity(self) -> dict[str, Any]:
         """What a stopped run must have in common with the one that goes on, as plain values."""
-        return {"recipe": self.recipe.to_dict(), "pretrained": self._base}
+        data, rehearsal = self._content
+        return {
+            "recipe": self.recipe.to_dict(), "pretrained": self._base, "data": data,
+            "rehearsal": rehearsal,
+        }  # fmt: skip
+
+    @functools.cached_property
+    def _content(self) -> tuple[str | None, str | None]:
+        """What tells the data from other data, read when it is first asked for."""
+        data, rehearsal = (getattr(x, "dataset", x) for x in (self.data, self.rehearsal))
+        return sampled_fingerprint(data), sampled_fingerprint(rehearsal)
 
     def check_identity(self, saved: dict[str, Any], where: str) -> None:
         """Refuse to go on from what another run has saved."""
@@ -244,6 +256,12 @@ class Run:
                 "checkpoint are loaded by the host. Is it only a new head, drawn at random? Name "
                 'it: new="classifier"'
             )
+        for name in ("data", "rehearsal"):
+            if saved.get(name) != ours[name]:
+                raise ValueError(
+                    f"{where} is of a run with other {name}, or with the same in another order. Go "
+                    "on with what it began with, or start a run of its own elsewhere"
+                )
 
     def _groups(self) -> list[dict[str, Any]]:
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -256,33 +274,6 @@ class Run:
             {"params": others, "weight_decay": 0.0},
         ]
         return [group for group in groups if group["params"]]
-
-
-def discriminative_groups(
-    groups: list[dict[str, Any]], model: nn.Module, lr: float, layer_decay: float
-) -> list[dict[str, Any]]:
-    """Groups with a learning rate for each layer, lr / layer_decayᵈ at d layers below the top.
-
-    The discriminative fine-tuning of ULMFiT, https://arxiv.org/abs/1801.06146.
-
-    Args:
-        groups: of named parameters.
-        model: which the parameters are of; tells their layers.
-        lr: the top layer's learning rate.
-        layer_decay: 1 leaves the groups as they are, at ``lr``.
-    """
-    if layer_decay == 1:
-        return [{"lr": lr, **group} for group in groups]
-    layers = {plain_name(name): layer for name, layer in layer_of(model).items()}
-    top = max(layers.values())
-    split = []
-    for group in groups:
-        where = {name: layers[plain_name(name)] for name, _ in group["params"]}
-        for layer in sorted(set(where.values()), reverse=True):
-            params = [(name, p) for name, p in group["params"] if where[name] == layer]
-            rate = group.get("lr", lr) / layer_decay ** (top - layer)
-            split.append({**group, "params": params, "lr": rate})
-    return split
 
 
 def _one_of(name: str, recipes: float | None, hosts: float | None) -> float:

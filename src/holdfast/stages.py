@@ -25,16 +25,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from holdfast._batch import batch_length, inputs_and_labels, logits_of
+from holdfast._batch import batch_length, inputs_and_labels, logits_and_auxiliary
 from holdfast._checks import above_zero, at_least_zero
 from holdfast.columns import take_column
 from holdfast.data import Collate
-from holdfast.losses import LossFunction, Task, weighted_loss
+from holdfast.losses import LossFunction, Task, count_targets, weighted_loss
 from holdfast.reference import Reference
 
 if TYPE_CHECKING:
@@ -117,9 +117,12 @@ class Criterion:
     Attributes:
         data: the training data; perhaps with a ``column`` that the loss needs.
         column: its name; batches must carry it (:func:`holdfast.columns.keeping`).
+        auxiliary: how much of a model's own auxiliary loss (of a mixture of experts) a micro-batch
+            counts; None is its share of the targets, so that an update has their mean.
     """
 
     column: str | None = None
+    auxiliary: float | None = None
 
     def __init__(self, run: Run, data: Any = None) -> None:
         self.data = run.data if data is None else data
@@ -166,7 +169,20 @@ class Criterion:
                 )
             return (losses if weights is None else weights.to(losses) * losses).sum() / num_targets
         inputs, labels = inputs_and_labels(model, batch)
-        return weighted_loss(logits_of(model, inputs), labels, weights, self.task, num_targets)
+        logits, auxiliary = self.forward(model, inputs, labels, num_targets)
+        return weighted_loss(logits, labels, weights, self.task, num_targets) + auxiliary
+
+    def forward(
+        self, model: nn.Module, inputs: Any, labels: Tensor, num_targets: Tensor | float
+    ) -> tuple[Tensor, Tensor | float]:
+        """The model's logits, and what falls to a micro-batch of its own auxiliary loss."""
+        logits, auxiliary = logits_and_auxiliary(model, inputs)
+        if auxiliary is None:
+            return logits, 0.0
+        share: Any = self.auxiliary
+        if share is None:
+            share = count_targets(labels, cast(Task, self.task)).sum() / num_targets
+        return logits, auxiliary * share
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart: tensors and plain values."""

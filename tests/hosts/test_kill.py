@@ -1,4 +1,8 @@
-"""Kill −9 at random moments, go on: the weights of a run that nobody stopped, to the bit."""
+"""Kill −9 at random moments, go on: the weights of a run that nobody stopped, to the bit.
+
+A moment is a part of a second after a random update. A run that is to be killed waits before the
+end, so that every kill hits one that is still training.
+"""
 
 import os
 import random
@@ -11,97 +15,114 @@ from pathlib import Path
 import pytest
 import torch
 
+from holdfast import Recipe
+from holdfast.registry import methods
+
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 TESTS = Path(__file__).parents[1]
+HOSTS = ["raw", "hf"]
+IDENTITIES = [type(method) for _, method in Recipe()]
+METHODS = ["standard", *(e.name for e in methods() if e.cls not in IDENTITIES)]
+KILLS = 2  # of each method in each host
+UPDATES = 30
 SCRIPT = """
-import sys, time, warnings
+import os, pathlib, sys, time, warnings
 sys.path[:0] = [{tests!r}, {hosts!r}, {contract!r}]
 import torch
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
-host, names, folder, slow = sys.argv[1:]
-from holdfast import Recipe
-recipe = Recipe.preset(names)
+host, names, folder, killed = sys.argv[1:]
+import setting
+from holdfast.registry import find
+recipe = setting.recipe_of(*(find(name).cls() for name in names.split("+") if name != "standard"))
+def tell(update):
+    beside = pathlib.Path(folder, "beside")
+    beside.write_text(str(update))
+    os.replace(beside, pathlib.Path(folder, "update"))
+    if killed == "True":
+        time.sleep(0.02 if update < {updates} else 600)
 if host == "raw":
-    import setting
-    def breathe(values):
-        time.sleep(float(slow))
     model = setting.train(
-        recipe, max_updates=30, checkpoint=folder + "/run.pt", save_every=1, log=breathe,
-        log_every=1,
+        recipe, max_updates={updates}, checkpoint=folder + "/run.pt", save_every=1, log_every=1,
+        log=lambda values: tell(values["update"]),
     )
 else:
     import test_hf, transformers
-    class Breathe(transformers.TrainerCallback):
-        def on_step_end(self, *_, **__):
-            time.sleep(float(slow))
+    class Tell(transformers.TrainerCallback):
+        def on_step_end(self, args, state, *_, **__):
+            tell(state.global_step)
     options = {{"save_strategy": "steps", "save_steps": 1, "save_total_limit": 3,
-               "per_device_train_batch_size": 4, "num_train_epochs": 10, "logging_steps": 10}}
+               "per_device_train_batch_size": 4, "max_steps": {updates}, "logging_steps": 10}}
     trainer = test_hf.make_trainer(
         recipe, folder, test_hf.make_model(torch.float32, 0.1), options=options,
-        callbacks=[Breathe()],
+        callbacks=[Tell()], rehearsal=test_hf.make_data(8, seed=1),
     )
     trainer.train(resume_from_checkpoint=True)
     model = trainer.model
 torch.save(model.state_dict(), folder + "/final.pt")
 """
-METHODS = [
-    "standard", "recadam", "flow", "mofo", "l2-sp", "ewc", "sfa", "mixout", "hft",
-    "gradual-unfreezing", "distill", "lora+wise-ft", "rehearsal", "sgd",
-]  # fmt: skip
 
 
-def start(host, names, folder, slow, script):
+def start(host, names, folder, killed):
+    folder.mkdir(exist_ok=True)
+    script = folder / "run.py"
+    folders = {"tests": TESTS, "hosts": TESTS / "hosts", "contract": TESTS / "contract"}
+    script.write_text(
+        SCRIPT.format(updates=UPDATES, **{name: str(path) for name, path in folders.items()})
+    )
     with open(folder / "stderr.txt", "w") as errors:
         return subprocess.Popen(
-            [sys.executable, script, host, names, folder, str(slow)],
+            [sys.executable, script, host, names, folder, str(killed)],
             stdout=subprocess.DEVNULL,
             stderr=errors,
             env={**os.environ, "OMP_NUM_THREADS": "1", "HOLDFAST_CACHE": str(folder / "cache")},
         )
 
 
-def killed_and_resumed(host, names, tmp_path, kills, seed):
-    script = tmp_path / "run.py"
-    script.write_text(
-        SCRIPT.format(
-            tests=str(TESTS), hosts=str(TESTS / "hosts"), contract=str(TESTS / "contract")
-        )
-    )
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    whole.mkdir(), cut.mkdir()
-    process = start(host, names, whole, 0, script)
-    assert process.wait() == 0, (whole / "stderr.txt").read_text()[-3000:]
-    draw, stopped = random.Random(seed), 0
-    for _ in range(kills):
-        process = start(host, names, cut, 0.05, script)
-        begun = time.monotonic()
-        while not any(cut.glob("run.pt")) and not any(cut.glob("checkpoint-*")):
-            assert process.poll() is None, (cut / "stderr.txt").read_text()[-3000:]
-            time.sleep(0.01)
-            assert time.monotonic() - begun < 120
-        time.sleep(draw.random())
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            stopped += 1
-        process.wait()
-    process = start(host, names, cut, 0, script)
-    assert process.wait() == 0, (cut / "stderr.txt").read_text()[-3000:]
-    assert stopped
-    ours, theirs = (torch.load(f / "final.pt", weights_only=True) for f in (cut, whole))
+def finished(host, names, folder):
+    process = start(host, names, folder, killed=False)
+    assert process.wait() == 0, (folder / "stderr.txt").read_text()[-3000:]
+    return torch.load(folder / "final.pt", weights_only=True)
+
+
+def kill(host, names, folder, update, later):
+    """Start or go on, and kill it ``later`` seconds after an update."""
+    told = folder / "update"
+    told.unlink(missing_ok=True)
+    process = start(host, names, folder, killed=True)
+    begun = time.monotonic()
+    while not told.exists() or int(told.read_text()) < update:
+        assert process.poll() is None, (folder / "stderr.txt").read_text()[-3000:]
+        assert time.monotonic() - begun < 300
+        time.sleep(0.002)
+    time.sleep(later)
+    process.send_signal(signal.SIGKILL)
+    return process.wait() == -signal.SIGKILL
+
+
+def kill_and_go_on(host, names, tmp_path):
+    draw = random.Random(f"{host} {names}")
+    updates = sorted(draw.sample(range(1, UPDATES), KILLS))
+    stopped = sum(kill(host, names, tmp_path / "cut", n, draw.random() / 10) for n in updates)
+    assert stopped == KILLS
+    ours = finished(host, names, tmp_path / "cut")
+    theirs = finished(host, names, tmp_path / "whole")
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
 
 
-@pytest.mark.parametrize("host", ["raw", "hf"])
+@pytest.mark.parametrize("host", HOSTS)
 def test_a_sample(host, tmp_path):
-    killed_and_resumed(host, "flow+recadam+l2-sp", tmp_path, kills=2, seed=0)
+    kill_and_go_on(host, "flow+recadam+l2-sp", tmp_path)
+
+
+def test_there_are_twenty_kills_of_each_host():
+    assert KILLS * len(METHODS) >= 20
+    assert {"standard", "rehearsal", "l1-sp", "mas", "lp-ft", "random-init"} <= set(METHODS)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("names", METHODS)
-@pytest.mark.parametrize("host", ["raw", "hf"])
+@pytest.mark.parametrize("host", HOSTS)
 def test_every_method(host, names, tmp_path):
-    if host == "hf" and names == "rehearsal":
-        names = "flow+recadam+l2-sp"  # which has no data of its own here
-    killed_and_resumed(host, names, tmp_path, kills=2, seed=f"{host} {names}")
+    kill_and_go_on(host, names, tmp_path)

@@ -122,13 +122,19 @@ def first_loss(trainer):
     return next(row["loss"] for row in trainer.state.log_history if "loss" in row)
 
 
+def gsm8k(shared_data, samples=24):
+    """Real samples, and a tokenizer that knows their words."""
+    with gzip.open(shared_data / "lm" / "gsm8k-train.jsonl.gz", "rt") as lines:
+        rows = [json.loads(line) for line, _ in zip(lines, range(samples), strict=False)]
+    rows = [{"prompt": row["question"], "completion": " " + row["answer"]} for row in rows]
+    texts = [text for row in rows for text in row.values()]
+    return {"rows": rows, "tokenizer": make_tokenizer(texts)}
+
+
 @pytest.mark.parametrize("strategy", ["bfd", "wrapped"])
 def test_weights_reach_the_right_tokens_through_packing(tmp_path, shared_data, strategy):
-    with gzip.open(shared_data / "lm" / "gsm8k-train.jsonl.gz", "rt") as lines:
-        rows = [json.loads(line) for line, _ in zip(lines, range(24), strict=False)]
-    rows = [{"prompt": row["question"], "completion": " " + row["answer"]} for row in rows]
-    tokenizer = make_tokenizer([text for row in rows for text in row.values()])
-    common = {"rows": rows, "tokenizer": tokenizer}
+    common = gsm8k(shared_data)
+    tokenizer = common["tokenizer"]
     plain = tokenized(make_trainer(None, tmp_path, options={"max_length": None}, **common))
     weights = Flow().weigh(score(make_model(tokenizer), plain, progress=False))
     known = {tuple(row["input_ids"]): w for row, w in zip(plain, weights.tolist(), strict=True)}
@@ -166,6 +172,53 @@ def test_the_packed_loss_is_the_unpacked_one(tmp_path):
         losses.append(first_loss(trainer))
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packed_gsm8k_trains_the_weights_of_unpacked(tmp_path, shared_data, attention):
+    common = gsm8k(shared_data, samples=60)
+    trainers = []
+    for options in ({"max_length": None}, {"packing": True, "max_length": 512}):
+        model = make_model(common["tokenizer"])
+        model.set_attn_implementation(attention)
+        options |= {"per_device_train_batch_size": 60, "num_train_epochs": 3}
+        trainer = make_trainer(
+            Recipe(objective=Flow()), tmp_path, model=model, options=options, **common
+        )
+        trainer.train()
+        trainers.append(trainer)
+    plain, packed = trainers
+    assert len(plain.train_dataset) == 60
+    assert max(len(row["input_ids"]) for row in plain.train_dataset) <= 512  # nothing is cut
+    assert len(packed.train_dataset) < 30
+    losses = [[row["loss"] for row in t.state.log_history if "loss" in row] for t in trainers]
+    assert len(losses[0]) == 3
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    pairs = zip(packed.model.parameters(), plain.model.parameters(), strict=True)
+    # The log-probabilities are float32, and Adam makes much of gradients near 0.
+    assert max((p - q).detach().abs().max() for p, q in pairs) < 1e-5
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@torch.no_grad()
+def test_packed_samples_do_not_see_each_other(tmp_path, shared_data, attention):
+    common = gsm8k(shared_data)
+    options = {"packing": True, "max_length": 512}
+    model = make_model(common["tokenizer"])
+    model.set_attn_implementation(attention)
+    trainer = make_trainer(
+        Recipe(objective=Flow()), tmp_path, model=model, options=options, **common
+    )
+    row = trainer.train_dataset[0]
+    assert len(row["seq_lengths"]) > 1
+    batch = trainer.data_collator([row])
+    assert "attention_mask" not in batch
+    packed = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits[0]
+    mixed = model(input_ids=batch["input_ids"]).logits[0]
+    parts = batch["input_ids"][0].split(row["seq_lengths"])
+    alone = torch.cat([model(input_ids=part[None]).logits[0] for part in parts])
+    assert (packed - alone).abs().max() < 1e-12
+    assert (mixed - alone).abs().max() > 1e-3  # and they would, without the positions
 
 
 def test_the_metrics_of_trl_are_there(tmp_path):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import holdfast
-from holdfast.cli import methods
+from holdfast.cli import measure, merge, methods
 
 __all__ = ["main"]
 
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="holdfast", description=holdfast.__doc__)
     parser.add_argument("--version", action="version", version=f"holdfast {holdfast.__version__}")
     subcommands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
-    for module in (methods,):
+    for module in (methods, measure, merge):
         module.add_to(subcommands)
     chosen = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -30,4 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen.run(chosen)
     except BrokenPipeError:  # the reader, such as head, has seen enough
         sys.stderr.close()
+    except (ValueError, OSError, ImportError) as error:  # what the user can do something about
+        print(f"holdfast: {error}", file=sys.stderr)
+        return 1
     return 0

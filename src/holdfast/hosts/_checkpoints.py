@@ -1,7 +1,11 @@
-"""One file that a run goes on from: there whole or not at all, and safe to load."""
+"""What a run goes on from: a file that is there whole or not at all, and safe to load.
+
+And what the hosts share that have checkpoints of their own.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -39,15 +43,7 @@ def load(path: str | os.PathLike[str], run: Run, settings: dict[str, Any]) -> in
     except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
         raise ValueError(f"{path} is not a checkpoint of finetune_loop: {error}") from error
     run.check_identity(saved, str(path))
-    other = [name for name in settings if before.get(name) != settings[name]]
-    if other:
-        told = [
-            f"{n}={before.get(n)} there and {settings[n]} here" for n in other if n != "schedule"
-        ]
-        raise ValueError(
-            f"{path} is of a run with other settings: {'; '.join(told) or 'another schedule'}. Go "
-            "on with the same ones, or give another checkpoint file"
-        )
+    check_settings(before, settings, str(path))
     own = _tensors(run)
     shapes = {name: tensor.shape for name, tensor in own.items()}
     if shapes != {name: tensor.shape for name, tensor in state["model"].items()}:
@@ -62,6 +58,36 @@ def load(path: str | os.PathLike[str], run: Run, settings: dict[str, Any]) -> in
     if state["random_cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["random_cuda"])
     return int(state["update"])
+
+
+def check_settings(saved: dict[str, Any], ours: dict[str, Any], where: str) -> None:
+    """Refuse to go on with other settings than those that were saved."""
+    other = [name for name in ours if saved.get(name) != ours[name]]
+    told = [f"{n}={saved.get(n)} there and {ours[n]} here" for n in other if n != "schedule"]
+    if other:
+        raise ValueError(
+            f"{where} is of a run with other settings: {'; '.join(told) or 'another schedule'}. Go "
+            "on with the same ones, or start a run of its own elsewhere"
+        )
+
+
+def newest_complete(folder: str) -> str | None:
+    """The newest checkpoint of a Hugging Face Trainer that was written to its end, if there is one.
+
+    The trainer writes ``trainer_state.json`` last.
+    """
+
+    def number(path: Path) -> int:
+        return int(path.name.rpartition("-")[2])
+
+    found = [p for p in Path(folder).glob("checkpoint-*") if p.name.rpartition("-")[2].isdigit()]
+    for path in sorted(found, key=number, reverse=True):
+        try:
+            json.loads((path / "trainer_state.json").read_text())
+        except (OSError, ValueError):
+            continue
+        return str(path)
+    return None
 
 
 def _tensors(run: Run) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from holdfast._batch import batch_length, normalized, unwrapped
+from holdfast._batch import batch_length, normalized, pad_id_of
 from holdfast.columns import keeping
 from holdfast.data import Collate, Samples, as_source
 from holdfast.losses import global_targets
@@ -87,8 +87,7 @@ def as_samples(data: Any, collate: Collate | None, batch_size: int, model: nn.Mo
             "used",
             stacklevel=3,
         )
-    pad_id = getattr(getattr(unwrapped(model), "config", None), "pad_token_id", None)
-    source = as_source(data, collate, batch_size, pad_id)
+    source = as_source(data, collate, batch_size, pad_id_of(model))
     if not isinstance(source, Samples):
         raise TypeError(
             "the loop reads samples in an order of its own: pass a dataset with a length and an "

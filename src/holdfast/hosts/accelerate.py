@@ -13,12 +13,17 @@
             accelerator.save_state("checkpoint")
     model = loop.finish()
 
-It runs as it is under ``accelerate launch``: on one device, with DistributedDataParallel and with
-FSDP2 (``FullyShardedDataParallelPlugin(fsdp_version=2)``). What comes out does not depend on how an
+It runs as it is under ``accelerate launch``: on one device, with DistributedDataParallel, with
+FSDP2 (``FullyShardedDataParallelPlugin(fsdp_version=2)``) and with DeepSpeed's ZeRO
+(``DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False)``). What comes out does not depend on how an
 update is cut into micro-batches and ranks.
 
-FSDP1 and DeepSpeed are refused: nothing has been trained with them yet. Their optimizers are given
-flat pieces of many parameters, which have no pretrained counterpart to be pulled to.
+Under DeepSpeed ``loop.backward()`` makes the step too, and gradients are clipped by the plugin's
+``gradient_clipping``. Every rank loads the whole model before it is sharded, and has it whole again
+after ``loop.finish()``. MoFO, HFT and gradual unfreezing are refused there.
+
+FSDP1 is refused: its optimizer is given flat pieces of many parameters, of which a recipe cannot
+tell the pretrained ones.
 """
 
 from __future__ import annotations
@@ -37,6 +42,13 @@ from holdfast._batch import batch_length, normalized, to_device
 from holdfast._checks import above_zero, whole
 from holdfast._files import write_whole
 from holdfast.columns import keeping
+from holdfast.hosts._checkpoints import check_settings
+from holdfast.hosts._deepspeed import (
+    ZeroOptimizer,
+    check_deepspeed,
+    settle_deepspeed,
+    whole_model,
+)
 from holdfast.hosts._updates import as_samples, labels_of, order_of
 from holdfast.hosts.raw import Schedule
 from holdfast.losses import count_targets
@@ -72,7 +84,7 @@ class AccelerateLoop:
 
     ``accelerator.save_state`` and ``load_state`` hold all that goes on after a stop, to the bit;
     a checkpoint of another recipe, other pretrained weights or other settings is refused. The
-    number of ranks may change while an update has as many samples.
+    number of ranks may change while an update has as many samples, but not under DeepSpeed.
 
     DistributedDataParallel needs ``DistributedDataParallelKwargs(find_unused_parameters=True)`` for
     methods that freeze parts for a while (HFT, gradual unfreezing, LP-FT).
@@ -109,9 +121,12 @@ class AccelerateLoop:
         seed: int | None = None,
         workers: int = 0,
     ) -> None:
-        _refuse_engines(accelerator)
+        _refuse_fsdp1(accelerator)
+        self.zero = accelerator.distributed_type == DistributedType.DEEPSPEED
         if run.data is None:
             raise ValueError("the run has no data: pass it to Run, or call run.prepare_data")
+        if self.zero:
+            check_deepspeed(accelerator, run)
         _check_ranks_agree(accelerator, run)
         self.accelerator, self.run = accelerator, run
         source = as_samples(run.data, run.collate, batch_size, run.model)
@@ -120,6 +135,8 @@ class AccelerateLoop:
         self.collate = keeping(source.collate, criterion.column)
         self.seed = run.seed if seed is None else seed
         self.workers = whole("workers", workers, 0)
+        if self.zero:
+            settle_deepspeed(accelerator, source.batch_size)
         self.accumulate: int = accelerator.gradient_accumulation_steps
         self.parts = self.accumulate * accelerator.num_processes
         self.batch = whole("batch_size", source.batch_size, 1) * self.parts
@@ -129,7 +146,7 @@ class AccelerateLoop:
         self.total_updates = whole("max_updates", max_updates, 1)
         self.done = 0
 
-        optimizer = run.make_optimizer(self.total_updates)
+        optimizer = (ZeroOptimizer if self.zero else Run.make_optimizer)(run, self.total_updates)
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         self.factors = (
             [schedule(t, self.total_updates) for t in range(self.total_updates)] if schedule else []
@@ -137,9 +154,11 @@ class AccelerateLoop:
         self.settings = {
             "updates": self.total_updates, "lr": run.lr, "weight_decay": run.weight_decay,
             "batch": self.batch, "samples": len(self.data), "seed": self.seed,
-            "schedule": self.factors, "data": source.probe(),
+            "schedule": self.factors,
         }  # fmt: skip
         self.model, self.optimizer = accelerator.prepare(run.model, optimizer)
+        if isinstance(optimizer, ZeroOptimizer):
+            optimizer.take_over(self.optimizer.optimizer)
         self._batches: list[Any] = []
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
@@ -199,7 +218,10 @@ class AccelerateLoop:
 
     def finish(self) -> nn.Module:
         """Stage 4: what is kept of the trained model, without what Accelerate put around it."""
-        self.run.model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+        if self.zero:
+            self.run.model = whole_model(self.model)
+        else:
+            self.run.model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         return self.run.finish()
 
     def _rows(self, first: int) -> Iterator[list[int]]:
@@ -255,38 +277,24 @@ class AccelerateLoop:
             raise ValueError(f"{folder} is not a checkpoint of an AccelerateLoop: no {file.name}")
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         self.run.check_identity(state["run"], folder)
-        other = [n for n, value in self.settings.items() if state["settings"].get(n) != value]
-        if other:
-            before = state["settings"]
-            other = [n for n in other if n != "schedule"]
-            told = [f"{n}={before.get(n)} there and {self.settings[n]} here" for n in other]
-            raise ValueError(
-                f"{folder} is of a run with other settings: {'; '.join(told) or 'another schedule'}"
-                ". Go on with the same ones"
-            )
+        check_settings(state["settings"], self.settings, folder)
         self.run.criterion.load_state_dict(state["criterion"])
         self.done = state["update"]
 
 
-def _refuse_engines(accelerator: Accelerator) -> None:
-    kind = accelerator.distributed_type
-    if kind == DistributedType.DEEPSPEED:
-        what = "DeepSpeed"
-    elif kind == DistributedType.FSDP and not accelerator.is_fsdp2:
-        what = "FSDP1"
-    else:
-        return
-    raise ValueError(
-        f"{what} gives the optimizer flat pieces of many parameters, of which a recipe cannot tell "
-        "the pretrained ones. Shard with FSDP2 instead: "
-        "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))"
-    )
+def _refuse_fsdp1(accelerator: Accelerator) -> None:
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ValueError(
+            "FSDP1 gives the optimizer flat pieces of many parameters, of which a recipe cannot "
+            "tell the pretrained ones. Shard with FSDP2 instead: "
+            "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))"
+        )
 
 
 def _check_ranks_agree(accelerator: Accelerator, run: Run) -> None:
     identities = gather_object([run.identity()])
     if any(identity != identities[0] for identity in identities):
         raise ValueError(
-            "the ranks have other recipes or other pretrained weights than rank 0. With FSDP, "
-            "cpu_ram_efficient_loading loads them on rank 0 alone: set it to False"
+            "the ranks have another recipe, other data or other pretrained weights than rank 0. "
+            "With FSDP, cpu_ram_efficient_loading loads them on rank 0 alone: set it to False"
         )

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -25,6 +24,7 @@ from torch.optim.optimizer import Optimizer
 from holdfast._batch import batch_length
 from holdfast._files import write_whole
 from holdfast.columns import keeping
+from holdfast.hosts._checkpoints import newest_complete
 from holdfast.losses import count_all
 from holdfast.optim import AdamWUpdate
 from holdfast.recipe import Recipe
@@ -70,8 +70,7 @@ class WithRecipe(Trainer):
         task: Any = None,
         **kwargs: Any,
     ) -> None:
-        bound = _bind(type(self), args, kwargs)
-        given = bound
+        given = _bind(type(self), args, kwargs)
         model, settings = given.get("model"), given.get("args")
         if not isinstance(recipe, Recipe):
             raise TypeError(
@@ -95,17 +94,10 @@ class WithRecipe(Trainer):
         _take_learning_rate(settings, recipe)
         self._total_updates: int | None = None
         self.run = Run(
-            recipe,
-            model,
-            lr=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-            task=task,
-            new=new,
-            reference=reference,
-            rehearsal=rehearsal,
-            seed=settings.seed,
+            recipe, model, lr=settings.learning_rate, weight_decay=settings.weight_decay, task=task,
+            new=new, reference=reference, rehearsal=rehearsal, seed=settings.seed,
             progress=not settings.disable_tqdm,
-        )
+        )  # fmt: skip
         given["model"] = self.run.model
         self._finished = False
         super().__init__(**given)
@@ -181,9 +173,14 @@ class WithRecipe(Trainer):
         """The objective's loss in training, the trainer's own otherwise."""
         criterion = self.run.criterion
         if type(criterion) is not Criterion and model.training and not return_outputs:
+            criterion.auxiliary = self._share_of_auxiliary()
             return criterion.loss(model, inputs, num_items_in_batch, self.state.global_step + 1)
         inputs = {name: value for name, value in inputs.items() if name != criterion.column}
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def _share_of_auxiliary(self) -> float:
+        """As the trainer's own loss has it: summed over micro-batches and ranks."""
+        return self.accelerator.num_processes if self.args.average_tokens_across_devices else 1.0
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """As the trainer's, with the run's length for the recipe."""
@@ -224,7 +221,8 @@ class WithRecipe(Trainer):
         """Train, then keep what the recipe keeps.
 
         ``resume_from_checkpoint=True`` goes on from the newest checkpoint that is complete: one
-        that a kill cut short is passed over.
+        that a kill cut short is passed over. A checkpoint of another recipe, of other pretrained
+        weights or of other training data is refused.
         """
         if self._finished:
             raise RuntimeError(
@@ -291,25 +289,6 @@ def _bind(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str,
         if "model" in parameters:
             return dict(zip(parameters, args, strict=False)) | kwargs
     raise TypeError(f"{cls.__name__} is no Trainer")
-
-
-def newest_complete(folder: str) -> str | None:
-    """The newest checkpoint that was written to its end; None if there is none.
-
-    The trainer writes ``trainer_state.json`` last.
-    """
-
-    def number(path: Path) -> int:
-        return int(path.name.rpartition("-")[2])
-
-    found = [p for p in Path(folder).glob("checkpoint-*") if p.name.rpartition("-")[2].isdigit()]
-    for path in sorted(found, key=number, reverse=True):
-        try:
-            json.loads((path / "trainer_state.json").read_text())
-        except (OSError, ValueError):
-            continue
-        return str(path)
-    return None
 
 
 def _take_learning_rate(settings: TrainingArguments, recipe: Recipe) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from holdfast.losses import LossFunction, Task
 from holdfast.recipe import Recipe
 from holdfast.reference import Reference
 from holdfast.run import Run
+
+if TYPE_CHECKING:
+    from holdfast.forgetting.watch import Watch
 
 __all__ = ["finetune_loop"]
 
@@ -53,6 +56,7 @@ def finetune_loop(
     save_every: int | None = None,
     log: Callable[[dict[str, float]], None] | None = None,
     log_every: int = 10,
+    watch: Watch | None = None,
     cache: bool | str | os.PathLike[str] = True,
     progress: bool = True,
 ) -> nn.Module:
@@ -80,6 +84,7 @@ def finetune_loop(
         save_every: updates between saves; None saves about twenty times.
         log: called every ``log_every`` updates with ``update``, ``loss``, ``lr`` and what the
             methods have to tell: ``lam`` (λ), the ``pull``, penalties.
+        watch: figures of what is forgotten, at steps of its own, into the same log.
         progress: show progress bars.
 
     Returns:
@@ -116,7 +121,7 @@ def finetune_loop(
     settings = {
         "updates": total, "lr": run.lr, "weight_decay": run.weight_decay, "clip_norm": clip_norm,
         "batch": source.batch_size * accumulate, "samples": len(run.criterion.data),
-        "seed": seed, "schedule": factors, "data": source.probe(),
+        "seed": seed, "schedule": factors,
     }  # fmt: skip
     done = checkpoints.load(checkpoint, run, settings) if checkpoint else 0
 
@@ -144,9 +149,11 @@ def finetune_loop(
             optimizer.step()
             optimizer.zero_grad()
             bar.update(1)
-            if log and (update % log_every == 0 or update == total):
+            seen = watch(update, run.model) if watch else {}
+            if log and (seen or update % log_every == 0 or update == total):
                 rate = optimizer.param_groups[0]["lr"]
-                log({"update": update, "loss": float(sum(losses)), "lr": rate, **run.log()})
+                values = {"update": update, "loss": float(sum(losses)), "lr": rate}
+                log(values | run.log() | seen)
             if checkpoint and (update == total or update % save_every == 0):
                 checkpoints.save(checkpoint, run, update, settings)
     except BaseException:

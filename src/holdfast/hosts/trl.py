@@ -141,6 +141,10 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
             trl: Any = SFTTrainer.compute_loss
             return trl(self, model, inputs, return_outputs, num_items_in_batch)
 
+    def _share_of_auxiliary(self) -> float:
+        """As TRL's own loss has it: the mean over micro-batches and ranks."""
+        return 1.0 / self.current_gradient_accumulation_steps
+
 
 @contextlib.contextmanager
 def _weighing(model: nn.Module, weights: Tensor | None) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast._batch import unwrapped
+from holdfast._batch import pad_id_of
 from holdfast.data import Batches, Samples, as_source
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ def check_head_is_fitted(run: Run, who: str) -> None:
 
 def source_of(run: Run, data: Any, batch_size: int = 32) -> Samples | Batches:
     """Data as one that can be read, in the way in which the model is trained on it."""
-    pad_id = getattr(getattr(unwrapped(run.model), "config", None), "pad_token_id", None)
-    return as_source(data, run.collate, batch_size, pad_id)
+    return as_source(data, run.collate, batch_size, pad_id_of(run.model))
 
 
 def samples_of(run: Run, data: Any, who: str, name: str = "data") -> Samples:

@@ -144,11 +144,11 @@ class DistillCriterion(Criterion):
                 z_base = self.base(model, inputs)
         base = target_outputs(z_base, labels, task)
         del z_base
-        logits = logits_of(model, inputs)
+        logits, auxiliary = self.forward(model, inputs, labels, num_targets)
         outputs = target_outputs(logits, labels, task)
         apart = divergence(base.to(outputs), outputs, task, settings.temperature).sum()
         task_loss = weighted_loss(logits, labels, None, task, num_targets)
-        return task_loss + settings.strength * apart / num_targets
+        return task_loss + settings.strength * apart / num_targets + auxiliary
 
 
 class Frozen:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import distributed, nn
 
-from holdfast._batch import evaluating, unwrapped
+from holdfast._batch import evaluating, pad_id_of, unwrapped
 from holdfast._content import content_fingerprint
 from holdfast._names import shorten
 from holdfast._progress import progress_bar
@@ -86,8 +86,7 @@ def score(
     task = infer_task(inner) if task is None else task
     if tokens and task not in TOKEN_TASKS:
         raise ValueError(f"tokens=True needs a task with tokens, not {task!r}")
-    pad_id = getattr(getattr(inner, "config", None), "pad_token_id", None)
-    source = as_source(data, collate, batch_size, pad_id)
+    source = as_source(data, collate, batch_size, pad_id_of(model))
     scorer = Scorer(model, task, tokens, autocast)
     options = {
         "task": task if isinstance(task, str) else content_fingerprint([task]),

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import Subset
 
-from holdfast._batch import batch_length, evaluating, inputs_and_labels, logits_of, take, to_device
+from holdfast._batch import (
+    batch_length,
+    evaluating,
+    inputs_and_labels,
+    logits_of,
+    pad_id_of,
+    take,
+    to_device,
+)
 from holdfast._progress import progress_bar
 from holdfast.data import Batches, Collate, Samples, as_source
 from holdfast.reference import Reference
@@ -52,8 +60,7 @@ def mean_over_samples(
     buffers = dict(model.named_buffers())
     totals = {name: torch.zeros_like(p, dtype=wide(p)) for name, p in parameters.items()}
     device = next(iter(parameters.values())).device
-    pad_id = getattr(getattr(model, "config", None), "pad_token_id", None)
-    source = drawn(as_source(data, collate, batch_size, pad_id), samples, seed)
+    source = drawn(as_source(data, collate, batch_size, pad_id_of(model)), samples, seed)
 
     def of_one(weights: dict[str, Tensor], inputs: Any, labels: Tensor) -> Tensor:
         one = _map(inputs, lambda t: t.unsqueeze(0))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast._batch import evaluating, inputs_and_labels, logits_of, to_device
+from holdfast._batch import evaluating, inputs_and_labels, logits_of, pad_id_of, to_device
 from holdfast._checks import at_least_zero
 from holdfast._names import shorten
 from holdfast._progress import progress_bar
@@ -71,8 +71,7 @@ def linear_probe(
     head = _part(model, head) if isinstance(head, str) else head
     if task not in ("classification", "regression", "multi_label"):
         raise ValueError(f"a probe is for classification, regression or multi_label, not {task!r}")
-    pad_id = getattr(getattr(model, "config", None), "pad_token_id", None)
-    source = as_source(data, collate, batch_size, pad_id)
+    source = as_source(data, collate, batch_size, pad_id_of(model))
     features, labels = _features(model, head, source, progress=progress)
     if labels.is_floating_point():
         labels = labels.double()

@@ -1,0 +1,122 @@
+"""``holdfast measure``: what a fine-tune cost."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+EXAMPLES = """
+examples:
+  holdfast measure BASE TUNED                        drift and data-free divergence: no data needed
+  holdfast measure BASE TUNED --text wiki.txt        perplexity on a text, before and after
+  holdfast measure BASE TUNED --data piqa.jsonl --target gsm8k.jsonl --out report
+  holdfast measure BASE ADAPTER --tasks piqa,arc_easy --limit 500
+
+BASE and TUNED are directories (or hub names) of transformers models; TUNED may be a LoRA adapter,
+either a GGUF file. The columns of --data and --target (JSON lines, CSV, Parquet) tell their kind:
+question + choices + label (multiple choice), prompt + completion, text + label, or text.
+"""
+
+
+def add_to(subcommands: Any) -> None:
+    """Add the subcommand to a parser."""
+    parser = subcommands.add_parser(
+        "measure",
+        help="what did a fine-tune cost? compare two checkpoints",
+        description="Compare a tuned model with the one it was tuned from: how far its weights and "
+        "its predictions moved, and what it scores before and after.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("base", metavar="BASE", help="the pretrained model")
+    parser.add_argument("tuned", metavar="TUNED", help="the fine-tuned model or LoRA adapter")
+    parser.add_argument(
+        "--text", nargs="+", default=[], metavar="FILE", help="texts to take the perplexity of"
+    )
+    parser.add_argument(
+        "--data", nargs="+", default=[], metavar="FILE", help="rows to be tested on: retained tasks"
+    )
+    parser.add_argument(
+        "--target", nargs="+", default=[], metavar="FILE",
+        help="what it was tuned for: tested, and the divergence is taken on its inputs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tasks", type=names, default=[], metavar="A,B", help="lm-evaluation-harness tasks"
+    )
+    parser.add_argument(
+        "--include-path", metavar="DIR", help="where YAML files of further harness tasks lie"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="rows of each file and task at most")
+    parser.add_argument(
+        "--context-free", type=int, default=64, metavar="N",
+        help="texts that the base writes for the data-free divergence; 0 for none (default 64)",
+    )  # fmt: skip
+    parser.add_argument("--max-length", type=int, default=1024, metavar="N", help="tokens at most")
+    parser.add_argument("--device", help="such as cuda:1; default: an accelerator if there is one")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"],
+        help="default: float32 on the CPU, the checkpoint's elsewhere",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of the texts that the base writes")
+    parser.add_argument("--no-drift", action="store_true", help="do not compare the weights")
+    parser.add_argument(
+        "--allow-pickle", action="store_true", help="read .bin files too, as plain tensors"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="write report.json, report.md and report.html there"
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(run=run)
+
+
+def names(text: str) -> list[str]:
+    """A list with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def check_out(folder: Path) -> None:
+    """Before the work, not after it: the place is good, and what draws the page is there."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out must be a directory, and {folder} is a file")
+    if importlib.util.find_spec("plotly") is None:
+        raise ImportError('the page is drawn by plotly: pip install "holdfast[eval]"')
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, print, write."""
+    from holdfast.forgetting.measure import measure
+
+    if arguments.out is not None:
+        check_out(arguments.out)
+    report = measure(
+        arguments.base,
+        arguments.tuned,
+        text=arguments.text,
+        data=arguments.data,
+        target=arguments.target,
+        tasks=arguments.tasks,
+        include_path=arguments.include_path,
+        drift=not arguments.no_drift,
+        context_free=arguments.context_free,
+        limit=arguments.limit,
+        max_length=arguments.max_length,
+        device=arguments.device,
+        dtype=None if arguments.dtype is None else getattr(torch, arguments.dtype),
+        allow_pickle=arguments.allow_pickle,
+        seed=arguments.seed,
+        progress=sys.stderr.isatty(),
+    )
+    if arguments.json:
+        print(report.to_json())
+    else:
+        report.print_table()
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        for ending in ("json", "md", "html"):
+            report.save(arguments.out / f"report.{ending}")
+        print(f"The report: {arguments.out / 'report.html'}", file=sys.stderr)

@@ -1,0 +1,108 @@
+"""From what the user gives (files, rows, texts) to what the models are tested on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast._rows import is_text, read_rows, read_text
+from holdfast.forgetting.classify import Classification, texts_of
+from holdfast.forgetting.kl import KL, ClassKL, MaskedKL, TokenKL
+from holdfast.forgetting.likelihood import encode, encode_pair
+from holdfast.forgetting.models import Loaded
+from holdfast.forgetting.probes import (
+    ANSWERS,
+    QUESTIONS,
+    Completions,
+    MultipleChoice,
+    Probe,
+    Role,
+    Text,
+)
+
+__all__ = ["Data", "kl_of", "named", "probe_of", "texts_from"]
+
+PathLike = str | os.PathLike[str]
+Data = PathLike | Sequence[Mapping[str, Any]]
+
+
+def named(given: Any, default: str) -> dict[str, Any]:
+    """Name → what was given: a mapping as it is, paths by the names of their files.
+
+    >>> named(["data/piqa-valid.jsonl.gz"], "data")
+    {'piqa-valid': 'data/piqa-valid.jsonl.gz'}
+    """
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, str | os.PathLike):
+        given = [given]
+    found: dict[str, Any] = {}
+    for item in given:
+        if not isinstance(item, str | os.PathLike):  # rows, or a dataset
+            return {default: given}
+        name = Path(item).name.split(".")[0] or str(item)
+        found[name if name not in found else str(item)] = item
+    return found
+
+
+def texts_from(text: Any) -> list[Probe]:
+    """Texts to take the perplexity of: name → text, or paths."""
+    if isinstance(text, Mapping):
+        return [Text(name, words) for name, words in text.items()]
+    return [Text(name, read_text(Path(path))) for name, path in named(text, "text").items()]
+
+
+def probe_of(name: str, data: Any, role: Role, limit: int | None) -> Probe:
+    """The test that the data's columns ask for."""
+    if isinstance(data, str | os.PathLike):
+        path = Path(data)
+        if is_text(path):
+            return Text(name, read_text(path), role=role)
+        data = read_rows(path)
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise TypeError(f"{name} must be a file or a sequence of rows, got {type(data).__name__}")
+    if not len(data):
+        raise ValueError(f"{name} has no rows")
+    rows = [data[i] for i in range(min(len(data), limit or len(data)))]
+    first = rows[0]
+    if not isinstance(first, Mapping):
+        return Classification(name, rows, role=role)
+    if "choices" in first:
+        return MultipleChoice(name, rows, role=role)
+    if any(c in first for c in ANSWERS) and any(c in first for c in QUESTIONS):
+        return Completions(name, rows, role=role)
+    if any(c in first for c in ("label", "labels")):
+        return Classification(name, rows, role=role)
+    if column := texts_of(first):
+        return Text(name, "\n\n".join(str(row[column[0]]) for row in rows), role=role)
+    raise ValueError(
+        f"{name}: cannot tell what to test from the columns {', '.join(map(str, first))}. Rows are "
+        "multiple choice (question, choices, label), completions (prompt, completion), "
+        "classification (text, label) or text"
+    )
+
+
+def kl_of(probe: Probe, loaded: Loaded, samples: int) -> KL | None:
+    """The divergence of the predictions on a probe's inputs; None where there is none."""
+    if isinstance(probe, Classification):
+        some = [probe.data[i] for i in range(min(samples, len(probe.data)))]
+        return ClassKL(Classification(probe.name, some, probe.collate, probe.batch_size))
+    if loaded.kind == "masked_lm" and isinstance(probe, Text):
+        return MaskedKL(probe.name, [probe.text])
+    if loaded.kind != "causal_lm":
+        return None
+    tokenizer = loaded.need_tokenizer(probe.name)
+    if isinstance(probe, Text):
+        ids = encode(tokenizer, probe.text)
+        pieces = [ids[i : i + loaded.limit] for i in range(0, len(ids), loaded.limit)]
+        return TokenKL(probe.name, pieces[:samples], "the next token, after each token of the text")
+    if isinstance(probe, Completions):
+        pairs = [encode_pair(loaded, *probe.texts(i)) for i in range(len(probe.rows[:samples]))]
+        return TokenKL(
+            probe.name,
+            [[*pair.context, *pair.target] for pair in pairs],
+            "the next token, after each token of the prompts and their answers",
+        )
+    return None

@@ -1,0 +1,1 @@
+"""A report for people: its verdict in words, Markdown, a terminal's table, a page."""

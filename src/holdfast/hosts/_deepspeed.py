@@ -1,0 +1,290 @@
+"""Recipes under DeepSpeed's ZeRO, stages 1 to 3.
+
+ZeRO lays the weights of a group end to end, gives each rank a flat float32 piece of them, and steps
+the optimizer once for each piece. So each piece has an optimizer of the recipe's own, over the
+parts of parameters that lie in it, with the same parts of θ*. That is exact for methods that treat
+each weight by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from holdfast.optim.mofo import MoFOUpdate
+from holdfast.reference import Reference, distance
+from holdfast.run import Run
+from holdfast.stages import Trainable
+
+__all__ = ["ZeroOptimizer", "check_deepspeed", "settle_deepspeed", "whole_model"]
+
+
+def check_deepspeed(accelerator: Any, run: Run) -> None:
+    """Raise for what cannot be trained with DeepSpeed."""
+    plugin, recipe = accelerator.deepspeed_plugin, run.recipe
+    if plugin.zero_stage == 0:
+        raise ValueError(
+            "DeepSpeed's ZeRO stage 0 shards nothing: leave the DeepSpeedPlugin out, or set "
+            "zero_stage to 1, 2 or 3"
+        )
+    if plugin.get_value("zero_optimization.offload_optimizer.device") == "nvme":
+        raise ValueError(
+            "DeepSpeed's offload of the optimizer to NVMe is not supported: offload it to the CPU"
+        )
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    if accelerator.num_processes != ranks:
+        raise ValueError(
+            f"there are {ranks} ranks, of which Accelerate sees {accelerator.num_processes}: it "
+            "does not share out work with DeepSpeed on CPUs. Train there with "
+            "DistributedDataParallel"
+        )
+    if any(hasattr(p, "ds_id") for p in run.model.parameters()):
+        raise ValueError(
+            "the weights were in pieces when the run was made. Load the model whole on every rank: "
+            "DeepSpeedPlugin(zero3_init_flag=False), and no deepspeed.zero.Init"
+        )
+    if isinstance(recipe.update, MoFOUpdate) and recipe.update.fraction < 1:
+        raise ValueError(
+            "MoFO compares all weights of a matrix, of which ZeRO gives the optimizer flat pieces. "
+            "Shard with FSDP2 instead: "
+            "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))"
+        )
+    if type(recipe.trainable).advance is not Trainable.advance:
+        raise ValueError(
+            f"{type(recipe.trainable).__name__} freezes parts for a while, but ZeRO moves all that "
+            "it was given. Use DistributedDataParallel or FSDP2"
+        )
+
+
+def settle_deepspeed(accelerator: Any, batch_size: int) -> None:
+    """What DeepSpeed must be told and the loop knows, and the other way round."""
+    plugin = accelerator.deepspeed_plugin
+    ours = {
+        "train_micro_batch_size_per_gpu": batch_size,
+        "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
+        "gradient_clipping": 0.0,  # DeepSpeed's own default is 1
+    }
+    for name, value in ours.items():
+        if plugin.get_value(name, "auto") == "auto":
+            plugin.deepspeed_config[name] = value
+    accumulate = plugin.get_value("gradient_accumulation_steps")
+    wanted = accelerator.gradient_accumulation_steps
+    if wanted not in (1, accumulate):
+        raise ValueError(
+            f"gradient_accumulation_steps is {wanted} in the Accelerator and {accumulate} in "
+            'DeepSpeed\'s configuration, whose default is 1: set it to "auto" there'
+        )
+    accelerator.gradient_accumulation_steps = accumulate
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A stretch of a parameter, laid flat, and where it begins in its piece."""
+
+    name: str
+    begin: int
+    size: int
+    at: int
+
+    def of_piece(self, flat: Tensor) -> Tensor:
+        return flat.detach().narrow(0, self.at, self.size)
+
+    def of_parameter(self, tensor: Tensor) -> Tensor:
+        return tensor.flatten().narrow(0, self.begin, self.size)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A flat piece of weights, the parts of parameters in it, and the run that trains them."""
+
+    parts: list[_Part]
+    views: list[Tensor]
+    run: Run
+    optimizer: Optimizer
+
+    def step(self, flat: Tensor, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            # At 0 an update would not be counted where all gradients of the piece are 0.
+            group["lr"] = lr or math.ulp(0.0)
+        for part, view in zip(self.parts, self.views, strict=True):
+            view.data = part.of_piece(flat)  # DeepSpeed may have moved it
+            view.grad = None if flat.grad is None else part.of_piece(flat.grad)
+        self.optimizer.step()
+        for view in self.views:
+            view.grad = None  # or DeepSpeed could not free it
+
+    def distance(self) -> float:
+        """‖θ − θ*‖ over what has anchors."""
+        anchors: Mapping[str, Tensor] = self.run.anchors or {}
+        pairs = [(view, part.name) for part, view in zip(self.parts, self.views, strict=True)]
+        return math.hypot(*(distance(v, anchors[name]) for v, name in pairs if name in anchors))
+
+
+class ZeroOptimizer(Optimizer):
+    """What DeepSpeed is given for the optimizer of a run.
+
+    Args:
+        run: the recipe at work; its model still whole.
+        total_updates: how many updates the run will make.
+    """
+
+    def __init__(self, run: Run, total_updates: int) -> None:
+        self.run, self.total_updates = run, total_updates
+        made = run.make_optimizer(total_updates)
+        named = [list(zip(g["param_names"], g["params"], strict=True)) for g in made.param_groups]
+        self._names = {p: name for group in named for name, p in group}
+        self._anchors = self._of_parameters(run.anchors)
+        self._importance = {m: self._of_parameters(found) for m, found in run.importance.items()}
+        self._pieces: dict[Tensor, _Piece] = {}
+        groups = [
+            {"params": params, "lr": group["lr"], "weight_decay": group["weight_decay"]}
+            for params, group in zip(named, made.param_groups, strict=True)
+        ]
+        super().__init__(groups, {})
+
+    def take_over(self, zero: Any) -> None:
+        """Make the optimizers of the pieces, once DeepSpeed has cut them."""
+        # Each would warn again of what the run's optimizer has warned of.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for number, flat, parts in _pieces_of(zero, self._names):
+                if parts:
+                    self._pieces[flat] = self._piece(flat, parts, self.param_groups[number])
+        pulled = [piece for piece in self._pieces.values() if piece.run.anchors]
+        self.run.optimizer = pulled[0].optimizer if pulled else self
+        self.run.log = self.log  # type: ignore[method-assign]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One update of the pieces that DeepSpeed has put into the groups: one at a time."""
+        for group in self.param_groups:
+            for flat in group["params"]:
+                if flat in self._pieces:
+                    self._pieces[flat].step(flat, group["lr"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of each piece the state of its optimizer, and whose state it is."""
+        pieces = [piece.optimizer.state_dict() for piece in self._pieces.values()]
+        return {"state": {}, "param_groups": [], "pieces": pieces, "run": self.run.identity()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state, on as many ranks as it was saved on."""
+        # Before the pieces do: their anchors may differ on some ranks alone.
+        self.run.check_identity(state_dict["run"], "the checkpoint")
+        for piece, state in zip(self._pieces.values(), state_dict["pieces"], strict=True):
+            piece.optimizer.load_state_dict(state)
+
+    def log(self, *, distance: bool = False) -> dict[str, float]:
+        """As :meth:`holdfast.Run.log`, over the pieces of all ranks: all must call it."""
+        pulled = [piece for piece in self._pieces.values() if piece.run.anchors]
+        mine = [Run.log(piece.run) for piece in pulled]
+        distances = [piece.distance() for piece in pulled] if distance else []
+        everyone: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(everyone, (mine, distances))
+        values: dict[str, float] = {}
+        for row in (row for rows, _ in everyone for row in rows):
+            for name, value in row.items():
+                amounts = name.startswith("penalty/")
+                values[name] = values.get(name, 0.0) + value if amounts else value
+        if distance and self.run.anchors is not None:
+            values["distance"] = math.hypot(*(d for _, found in everyone for d in found))
+        return values
+
+    def _of_parameters(self, reference: Reference | None) -> dict[str, Tensor]:
+        """The tensors of a reference by the parameters' own names."""
+        if reference is None:
+            return {}
+        found = reference.match(list(self._names), list(self._names.values()))
+        pairs = zip(self._names.values(), found, strict=True)
+        return {name: tensor for name, tensor in pairs if tensor is not None}
+
+    def _piece(self, flat: Tensor, parts: list[_Part], group: dict[str, Any]) -> _Piece:
+        run = copy.copy(self.run)
+        run.optimizer = run.penalties = None
+        pulled = [part for part in parts if part.name in self._anchors]
+        run.anchors = _cut(self._anchors, pulled)
+        run.importance = {
+            method: _cut(found, pulled, missing=1.0 if method is run.recipe.update else 0.0)
+            if self.run.importance[method] is not None
+            else None
+            for method, found in self._importance.items()
+        }
+        views = [part.of_piece(flat) for part in parts]
+        settings = {
+            "params": [(part.name, view) for part, view in zip(parts, views, strict=True)],
+            "lr": group["lr"],
+            "weight_decay": group["weight_decay"],
+            "initial_lr": max(g["lr"] for g in self.param_groups),  # what penalties scale with
+        }
+        optimizer = run.recipe.update.optimizer([settings], run, self.total_updates)
+        if pulled:
+            run.use_optimizer(optimizer, self.total_updates)
+        return _Piece(parts, views, run, optimizer)
+
+
+def whole_model(engine: Any) -> nn.Module:
+    """The model of a DeepSpeed engine with whole weights of its own, on every rank.
+
+    The engine is of no use afterwards.
+    """
+    import deepspeed
+
+    model: nn.Module = engine.module
+    whole: dict[Tensor, nn.Parameter] = {}
+    for p in model.parameters():
+        with deepspeed.zero.GatheredParameters([p]):
+            whole[p] = nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad)
+    engine.destroy()
+    for module in model.modules():
+        module._parameters = {
+            name: None if p is None else whole[p] for name, p in module._parameters.items()
+        }
+    return model
+
+
+def _pieces_of(zero: Any, names: dict[Tensor, str]) -> Iterator[tuple[int, Tensor, list[_Part]]]:
+    """The pieces of this rank: the number of the group, the flat tensor, and what is in it."""
+    if hasattr(zero, "fp32_partitioned_groups_flat"):  # stage 3
+        flats = zero.fp32_partitioned_groups_flat
+        for number, (params, flat) in enumerate(zip(zero.fp16_groups, flats, strict=True)):
+            parts, at = [], 0
+            for p in params:
+                share = p.ds_tensor.ds_numel  # as long on every rank; the last ones are padded
+                begin = share * torch.distributed.get_rank(p.ds_process_group)
+                size = min(share, p.ds_numel - begin)
+                if size > 0:
+                    parts.append(_Part(names[p], begin, size, at))
+                at += share
+            yield zero.sub_group_to_group_id[number], flat, parts
+    elif hasattr(zero, "single_partition_of_fp32_groups"):  # stages 1 and 2
+        flats = zero.single_partition_of_fp32_groups
+        for number, (params, flat) in enumerate(zip(zero.bit16_groups, flats, strict=True)):
+            parts = []
+            for p in params:
+                if (found := p._hp_mapping) is not None:
+                    here, there = found.lp_fragment_address, found.hp_fragment_address
+                    parts.append(_Part(names[p], here.start, here.numel, there.start))
+            yield number, flat, parts
+    else:
+        raise ValueError(
+            f"DeepSpeed trains these settings with its {type(zero).__name__}, which is not "
+            "supported: set zero_stage to 2 or 3"
+        )
+
+
+def _cut(tensors: dict[str, Tensor], parts: list[_Part], missing: float | None = None) -> Reference:
+    """The same parts of other tensors as of the parameters; they are views where they can be."""
+    found = {
+        part.name: part.of_parameter(tensors[part.name]) for part in parts if part.name in tensors
+    }
+    if missing is not None:
+        absent = [part for part in parts if part.name not in tensors]
+        found |= {part.name: torch.tensor(missing).expand(part.size) for part in absent}
+    return Reference(found)

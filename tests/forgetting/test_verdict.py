@@ -1,0 +1,228 @@
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from reports import reports
+from sample_report import drift, estimate, sample, score
+
+from holdfast.forgetting.report import (
+    Divergence,
+    Drift,
+    DriftRow,
+    Estimate,
+    ForgettingReport,
+    Score,
+)
+from holdfast.forgetting.show._words import change_of
+from holdfast.forgetting.show.verdict import verdict, where
+
+
+def report(*scores, **more):
+    return ForgettingReport("base", "tuned", scores=scores, **more)
+
+
+def kl(value, name="context-free"):
+    return Divergence(name, estimate(value, value / 10, 64), 4096, "token", "")
+
+
+PIQA = score("PIQA", "accuracy", 0.684, 0.653, 0.02, 0.009, 1838)
+WIKI = score("WikiText", "nll", 2.80, 2.92, 0.03, 0.012, 248, lower=True)
+ARC = score("ARC-easy", "accuracy", 0.58, 0.577, 0.02, 0.008, 2376)
+STILL = Drift(DriftRow("all", 0.0, 9.0, 100), (), (), ())
+
+
+def test_losses_the_worst_first():
+    said = verdict(report(WIKI, ARC, PIQA))
+    assert said.headline == "Lost 3.1 points on PIQA and 0.12 nats a token on WikiText."
+    assert said.sentences == ("No measurable change on ARC-easy (±0.8 points).",)
+    assert said.level == "some"
+
+
+def test_the_sample():
+    assert str(verdict(sample())) == (
+        "Lost 6.3 points on LAMBADA, 3.1 points on PIQA and 0.12 nats a token on WikiText-2. "
+        "No measurable change on ARC-easy (±0.8 points). "
+        "Improved the target GSM8K by 0.59 nats a token. "
+        "Predictions moved by 0.41 nats a token on gsm8k-test.jsonl and 0.083 nats a token on the "
+        "base model's own texts. "
+        "The weights moved by 0.92 % of their norm, most of it in layers 17–20."
+    )
+
+
+def test_the_same_model_forgot_nothing():
+    same = score("PIQA", "accuracy", 0.684, 0.684, 0.02, 0.0, 1838)
+    said = verdict(report(same, drift=STILL, divergences=(kl(0.0),)))
+    assert said.headline == "Nothing forgotten."
+    assert said.level == "nothing"
+    assert verdict(report(drift=STILL)).headline == "Nothing forgotten."
+    assert verdict(report(divergences=(kl(0.0),))).headline == "Nothing forgotten."
+
+
+@pytest.mark.parametrize("more", ["only_base", "only_tuned"])
+def test_other_tensors_may_forget(more):
+    said = verdict(report(drift=replace(STILL, **{more: ("lora_A",)})))
+    assert said.level == "unknown"
+    assert "model lacks lora_A." in str(said)
+
+
+def test_without_scores_forgetting_was_not_tested():
+    said = verdict(report(drift=drift(), divergences=(kl(0.08),)))
+    assert said.headline == "Forgetting was not tested; predictions moved by 0.080 nats a token."
+    assert said.level == "unknown"
+    assert "What the tuned model still knows takes a test" in said.sentences[-1]
+    two = verdict(report(divergences=(kl(0.08), kl(0.4, "a.txt"))))
+    assert "predictions moved by up to 0.40 nats a token." in two.headline
+    only = verdict(report(drift=drift()))
+    assert only.headline == "Forgetting was not tested; the weights moved by 0.92 % of their norm."
+    assert only.sentences[0].endswith("most of it in layers 17–20.")
+
+
+def test_a_target_alone_tests_no_forgetting():
+    target = replace(PIQA, role="target")
+    said = verdict(report(target))
+    assert said.level == "unknown"
+    assert "Lost 3.1 points on the target PIQA." in said.sentences
+    better = score("GSM8K", "exact_match", 0.02, 0.14, 0.01, 0.01, 1319, role="target")
+    assert "Gained 12.0 points on the target GSM8K." in verdict(report(ARC, better)).sentences
+
+
+def test_nothing_was_measured():
+    said = verdict(report())
+    assert (said.headline, said.level) == ("Forgetting was not tested.", "unknown")
+    assert said.sentences == ("Nothing was measured.",)
+
+
+def test_no_measurable_loss():
+    better = score("LAMBADA", "acc", 0.4, 0.45, 0.01, 0.01, 5153)
+    said = verdict(report(ARC, better))
+    assert said.headline == "No measurable loss on LAMBADA and ARC-easy."
+    assert said.level == "nothing"
+    assert "Better by 5.0 points on LAMBADA." in said.sentences
+
+
+def test_nan_weights_come_first():
+    broken = replace(drift(), not_finite=("a.weight", "b.weight"))
+    said = verdict(report(PIQA, drift=broken))
+    assert said.headline == (
+        "The tuned model is broken: 2 tensors hold NaN or infinity (a.weight and b.weight)."
+    )
+    assert said.sentences[0] == "Lost 3.1 points on PIQA."
+    assert said.level == "much"
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_score_that_is_not_finite_is_loud(odd):
+    change = Estimate(odd, odd, odd, 9)
+    said = verdict(report(replace(WIKI, after=change, change=change)))
+    assert said.headline == "The tuned model has no finite score on WikiText."
+    assert said.level == "much"
+
+
+def test_without_an_interval_it_may_be_chance():
+    said = verdict(report(replace(PIQA, change=Estimate(-0.031, None, None, 1838))))
+    assert said.level == "unknown"
+    assert said.sentences[0] == (
+        "Worse by 3.1 points on PIQA, but without an interval that may be chance."
+    )
+    one = replace(PIQA, change=Estimate(-1.0, -1.0, -1.0, 1))
+    assert verdict(report(one)).level == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("metric", "before", "after", "lower", "words"),
+    [
+        ("perplexity", 20.0, 22.4, True, "12.0 % in perplexity"),
+        ("word_perplexity,none", 20.0, 22.4, True, "12.0 % in perplexity"),
+        ("nll", 2.0, 2.04, True, "0.040 nats a token"),
+        ("nll", 2.0, 2.0001, True, "under 0.001 nats a token"),
+        ("acc,none", 0.5, 0.4, False, "10.0 points"),
+        ("bleu", 30.0, 28.5, False, "1.5 in bleu"),
+    ],
+)
+def test_amounts(metric, before, after, lower, words):
+    some = score("X", metric, before, after, 0.0, abs(after - before) / 2, 100, lower)
+    assert verdict(report(some)).headline == f"Lost {words} on X."
+
+
+def test_many_losses_are_cut_short():
+    said = verdict(report(*(replace(PIQA, name=f"task {i}") for i in range(57))))
+    assert said.headline == "Lost on 57 of 57 tests, most on task 0 (3.1 points)."
+    assert said.sentences == ("Of 57 tests about 1 would seem lost by chance alone.",)
+    still = verdict(report(PIQA, *(replace(ARC, name=f"task {i}") for i in range(9))))
+    assert still.sentences == ("No measurable change on 9 tests.",)
+
+
+def test_two_metrics_of_one_task_are_told_apart():
+    said = verdict(report(PIQA, replace(PIQA, metric="acc_norm")))
+    assert "PIQA (accuracy)" in said.headline
+    assert "PIQA (acc_norm)" in said.headline
+
+
+@pytest.mark.parametrize(
+    ("names", "moved", "place"),
+    [
+        ([f"model.layers.{i}" for i in range(12)], {9: 9, 10: 9, 11: 9}, "layers 9–11"),
+        ([str(i) for i in range(12)], {4: 20}, "layer 4"),
+        (["embed", *(f"h.{i}" for i in range(11))], {0: 20}, "embed"),
+        (["embed", *(f"h.{i}" for i in range(11))], {0: 9, 1: 9}, "embed to h.0"),
+        ([f"{s}.{i}" for s in ("enc", "dec") for i in range(6)], {7: 9, 8: 9}, "dec 1–2"),
+        ([f"h.{i}" for i in range(12)], {}, None),
+        ([f"h.{i}" for i in range(12)], dict.fromkeys(range(8), 9), None),
+        ([], {}, None),
+        (["a"], {0: 1}, None),
+    ],
+)
+def test_where_the_drift_is(names, moved, place):
+    rows = [DriftRow(n, float(moved.get(i, 1)), 10.0, 4) for i, n in enumerate(names)]
+    assert where(rows) == place
+
+
+@given(reports)
+def test_every_report_has_a_verdict(some):
+    said = verdict(some)
+    assert all(s and s.endswith(".") and s.isprintable() for s in (said.headline, *said.sentences))
+    assert said.level in ("nothing", "little", "some", "much", "unknown")
+    if some.drift is not None and some.drift.not_finite:
+        assert said.headline.startswith("The tuned model is broken")
+
+
+finite = st.floats(-1, 1).filter(lambda x: x == 0 or abs(x) > 1e-6)
+kinds = st.sampled_from(["accuracy", "nll", "perplexity", "bleu"])
+
+
+@given(finite, finite, finite, kinds, st.booleans())
+def test_a_loss_needs_an_interval_without_zero(a, b, c, metric, lower):
+    low, value, high = sorted((a, b, c))
+    some = Score("x", metric, lower, Estimate(2.0, 2.0, 2.0, 9), Estimate(2 + value, 0, 3, 9),
+                 Estimate(value, low, high, 9))  # fmt: skip
+    outcome = change_of(some).outcome
+    if low <= 0 <= high:
+        assert outcome == "same"
+        assert verdict(report(some)).level == "nothing"
+    else:
+        assert outcome == ("lost" if (value > 0) == lower else "gained")
+        assert (verdict(report(some)).level == "nothing") == (outcome == "gained")
+
+
+@given(finite, finite, kinds, st.booleans())
+def test_what_is_lost_one_way_is_gained_the_other(a, b, metric, lower):
+    low, high = sorted((a, b))
+    assume(low > 0 or high < 0)
+    at = Estimate(2.0, 2.0, 2.0, 9)
+    there = Score("x", metric, lower, at, at, Estimate((low + high) / 2, low, high, 9))
+    back = replace(there, change=Estimate(-(low + high) / 2, -high, -low, 9))
+    assert {change_of(there).outcome, change_of(back).outcome} == {"lost", "gained"}
+    assert change_of(there).amount == change_of(back).amount
+
+
+@given(st.lists(st.floats(0, 100).filter(lambda x: x == 0 or x > 1e-9), min_size=2, max_size=40))
+def test_where_holds_more_than_half(distances):
+    rows = [DriftRow(str(i), d, 1.0, 1) for i, d in enumerate(distances)]
+    place = where(rows)
+    if place is not None:
+        ends = [int(x) for x in place.removeprefix("layers").removeprefix("layer").split("–")]
+        inside = sum(d * d for d in distances[ends[0] : ends[-1] + 1])
+        assert inside > 0.499 * sum(d * d for d in distances)
+        assert 2 * (ends[-1] - ends[0] + 1) <= len(distances)

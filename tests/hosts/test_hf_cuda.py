@@ -1,0 +1,69 @@
+"""The Trainer's mixed precision on a GPU, where float16 brings its GradScaler."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+pytest.importorskip("datasets", reason="the hf extra is not installed")
+
+from test_hf import assert_same_bits, make_model, make_trainer
+
+from holdfast import Recipe
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+RECIPE = "flow+recadam+l2-sp"
+
+
+def train(folder, options, resume=None, recipe=RECIPE, **more):
+    options = {
+        "use_cpu": False, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-3, "num_train_epochs": 10, "max_grad_norm": 1.0, **options,
+    }  # fmt: skip
+    trainer = make_trainer(
+        Recipe.preset(recipe), folder, make_model(torch.float32), options=options, **more
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [({"fp16": True}, 5e-3), ({"bf16": True}, 2e-2), ({"torch_compile": True}, 1e-3)],
+)
+def test_mixed_precision_is_near_float32(tmp_path, options, tolerance):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    plain = train(tmp_path / "plain", {})
+    mixed = train(tmp_path / "mixed", options)
+    state = plain.model.state_dict()
+    moved = {n.removeprefix("_orig_mod."): p for n, p in mixed.model.state_dict().items()}
+    for name, p in state.items():
+        assert torch.allclose(moved[name].float(), p.float(), atol=tolerance), name
+
+
+def test_float16_resumes_to_the_bit(tmp_path):
+    options = {"fp16": True, "save_strategy": "steps", "save_steps": 7}
+    whole = train(tmp_path / "whole", options)
+    again = train(tmp_path / "again", options, str(tmp_path / "whole" / "checkpoint-7"))
+    assert_same_bits(again.model, whole.model)
+
+
+def test_a_step_that_the_scaler_skips_is_no_update(tmp_path):
+    from transformers import TrainerCallback
+
+    seen = []
+
+    class Overflow(TrainerCallback):
+        """Make the second update's gradients infinite."""
+
+        def on_pre_optimizer_step(self, args, state, control, model, **_):
+            seen.append(state.global_step)
+            if len(seen) == 2:
+                next(p for p in model.parameters() if p.grad is not None).grad.fill_(float("inf"))
+
+    options = {"fp16": True, "max_grad_norm": 0}
+    trainer = train(tmp_path, options, recipe="recadam", callbacks=[Overflow()])
+    inner = trainer.run.optimizer
+    updates = inner.state_dict()["param_groups"][0]
+    steps = {int(s["step"]) for s in inner.state.values() if "step" in s}
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+    assert max(steps) < len(seen), updates
