@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from holdfast.forgetting.drift import drift, square_sum
+from holdfast.weights import slices
 
 SHAPES = {
     "lm_head.weight": (11, 4),

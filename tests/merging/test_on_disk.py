@@ -8,6 +8,7 @@ from torch import nn
 from holdfast import Reference, WiseFT
 from holdfast.merging import on_disk
 from holdfast.merging.on_disk import merge_on_disk
+from holdfast.weights import slices
 
 SHAPES = {"model.embed_tokens.weight": (9, 4), "model.layers.0.x.weight": (5, 4), "norm": (4,)}
 
