@@ -6,7 +6,7 @@ holdfast's probes and as tasks of lm-evaluation-harness over the same rows, with
 harness's own tasks of these names; WikiText's loss is compared with the harness's rolling
 likelihood of the same text.
 
-    python benchmarks/forgetting_lm.py --model SMOLLM2 --data DATA --json FILE [--report DIR]
+    python benchmarks/forgetting_lm.py --model SMOLLM2 --data DATA --json FILE
 
 DATA holds lm/*.gz. A GPU takes a few minutes.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import re
 import tempfile
 from dataclasses import replace
@@ -26,7 +27,7 @@ import torch
 from _common import default_device, write_results
 from additivity_lm import answers, read
 
-from holdfast import Recipe, finetune_loop, measure
+from holdfast import ForgettingReport, Recipe, finetune_loop, measure
 from holdfast.forgetting.harness import Harness
 from holdfast.forgetting.probes import Completions, MultipleChoice, Text
 from holdfast.forgetting.watch import Watch, curves_of
@@ -96,7 +97,6 @@ def main() -> None:
     parser.add_argument("--characters", type=int, default=1_000_000, help="of WikiText at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--report", type=Path, help="write the forgetting report there")
     args = parser.parse_args()
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -162,27 +162,48 @@ def main() -> None:
             dtype=torch.float32,
             progress=False,
         )
+    size = {"bytes": len(wikitext.encode()), "tokens": len(tokenizer(wikitext)["input_ids"])}
+    compared = beside_the_harness(report, size)
+    print(f"{'':14}{'before':>12}{'harness':>12}{'after':>12}{'harness':>12}")
+    for row in compared:
+        print(f"{row['task']:14}" + "".join(f"{x:12.6f}" for x in (*row["before"], *row["after"])))
     report = replace(
         report,
         base="SmolLM2-135M-Instruct",
         tuned=f"{args.recipe} on GSM8K",
+        scores=tuple(s for s in report.scores if not s.name.startswith("harness_")),
         curves=curves_of(history),
     )
     report.print_table()
-    if args.report:
-        args.report.mkdir(parents=True, exist_ok=True)
-        for ending in ("json", "md", "html"):
-            report.save(args.report / f"report.{ending}")
     if args.json:
         protocol = {
             "model": "SmolLM2-135M-Instruct (Q4_1, dequantised)", "recipe": args.recipe,
             "target": "GSM8K", "lr": args.lr, "epochs": args.epochs, "seed": args.seed,
             "batch_size": args.batch_size, "samples": args.samples, "rows_a_test": args.limit,
             "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0",
-            "testing": "float32", "wikitext_characters": len(wikitext),
-            "windows": 1024,
+            "testing": "float32", "wikitext": size, "windows": 1024,
         }  # fmt: skip
-        write_results(args.json, device, protocol, report=json.loads(report.to_json()))
+        write_results(
+            args.json, device, protocol, harness=compared, report=json.loads(report.to_json())
+        )
+
+
+def beside_the_harness(report: ForgettingReport, wikitext: dict[str, int]) -> list[dict[str, Any]]:
+    """Our figure and the harness's, before and after, for each task that both ran."""
+    figures = {(s.name, s.metric): (s.before.value, s.after.value) for s in report.scores}
+    pairs = {
+        "piqa": (figures["piqa", "accuracy"], figures["harness_piqa", "acc"]),
+        "arc_easy": (figures["arc_easy", "accuracy"], figures["harness_arc_easy", "acc"]),
+        "lambada": (figures["lambada", "exact_match"], figures["harness_lambada", "acc"]),
+        "wikitext": (
+            tuple(x * wikitext["tokens"] / wikitext["bytes"] for x in figures["wikitext", "nll"]),
+            tuple(math.log(x) for x in figures["harness_wikitext", "byte_perplexity"]),
+        ),
+    }
+    return [
+        {"task": task, "before": [ours[0], theirs[0]], "after": [ours[1], theirs[1]]}
+        for task, (ours, theirs) in pairs.items()
+    ]
 
 
 if __name__ == "__main__":
