@@ -59,6 +59,38 @@ def additivity() -> str:
     return table(head, rows)
 
 
+def forgetting() -> str:
+    """Two fine-tunes of SmolLM2 side by side: before, and after each."""
+    runs = {"standard": "standard", "RecAdam + FLOW": "recadam_flow"}
+    reports = {name: read(f"forgetting_{file}")["report"] for name, file in runs.items()}
+    names = {
+        ("gsm8k", "nll"): "GSM8K (target), loss", ("wikitext", "nll"): "WikiText-2, loss",
+        ("piqa", "accuracy"): "PIQA, %", ("arc_easy", "accuracy"): "ARC-easy, %",
+        ("lambada", "exact_match"): "LAMBADA, %",
+    }  # fmt: skip
+    rows: list[list[str]] = []
+    for (name, metric), title in names.items():
+        share = metric != "nll"
+        scale, form = (100, ".1f") if share else (1, ".3f")
+        row = [title]
+        for report in reports.values():
+            (score,) = (s for s in report["scores"] if (s["name"], s["metric"]) == (name, metric))
+            change = score["change"]
+            low, high = (f"{scale * change[end]:+{form}}" for end in ("low", "high"))
+            if len(row) == 1:
+                row.append(f"{scale * score['before']['value']:{form}}")
+            row.append(f"{scale * change['value']:+{form}} ({low} to {high})")
+        rows.append(row)
+    for i, title in enumerate(["KL on the base's own texts, nats a token", "KL on GSM8K"]):
+        kl = [r["divergences"][i]["kl"] for r in reports.values()]
+        figures = [f"{k['value']:.2f} ({k['low']:.2f} to {k['high']:.2f})" for k in kl]
+        rows.append([title, "0", *figures])
+    totals = [r["drift"]["total"] for r in reports.values()]
+    moved = [f"{100 * t['distance'] / t['norm']:.1f}" for t in totals]
+    rows.append(["weights moved, % of their norm", "0", *moved])
+    return table(["", "pretrained", *(f"{name}: change" for name in reports)], rows)
+
+
 def digits() -> str:
     medians = read("digits")["medians"]
     rows = [[name, f"{m['target']:.1f}", f"{m['retained']:.1f}"] for name, m in medians.items()]
@@ -108,7 +140,7 @@ def scoring(name: str) -> str:
 def main() -> None:
     path = ROOT / "README.md"
     text = old = path.read_text()
-    for part in (methods, digits, additivity, ranks, speed):
+    for part in (methods, digits, additivity, forgetting, ranks, speed):
         name, made = part.__name__, part()
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",

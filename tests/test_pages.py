@@ -63,6 +63,33 @@ def test_the_readmes_first_examples_run(monkeypatch, tmp_path):
     exec(others, names | {"pretrained": Reference.of(model), "evaluate": lambda m: 0.0})
 
 
+def test_the_readmes_measuring_examples_run(monkeypatch, tmp_path):
+    pytest.importorskip("transformers", reason="the hf extra is not installed")
+    pytest.importorskip("plotly", reason="the eval extra is not installed")
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "forgetting"))
+    monkeypatch.chdir(tmp_path)
+    from small import make_llama, make_tokenizer, noisy, save
+    from transformers import Trainer, TrainingArguments
+
+    from holdfast import Recipe
+
+    model, tokenizer = make_llama(), make_tokenizer()
+    save(model, tmp_path / "base", tokenizer), save(noisy(model), tmp_path / "tuned", tokenizer)
+    (tmp_path / "wiki.txt").write_text("the cat sat on the mat . " * 9)
+    (tmp_path / "gsm8k.jsonl").write_text('{"question": "two plus two is", "answer": "four"}\n')
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(next(block for block in blocks if "holdfast.measure" in block), {})
+    assert (tmp_path / "report.html").stat().st_size > 1e6
+    data = [{"input_ids": [2, 8, i], "labels": [2, 8, i]} for i in range(9, 20)] * 200
+    args = TrainingArguments(str(tmp_path / "run"), report_to=[], use_cpu=True, max_steps=100)
+    names = {
+        "model": model, "tokenizer": tokenizer, "text": "the cat sat . " * 9, "dataset": data,
+        "recipe": Recipe(), "history": [], "trainer": Trainer(model, args, train_dataset=data),
+    }  # fmt: skip
+    exec(next(block for block in blocks if "watch_trainer" in block), names)
+    assert {"loss", "distance", "prose/perplexity"} <= {curve.name for curve in names["curves"]}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
