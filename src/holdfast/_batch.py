@@ -108,7 +108,9 @@ def logits_and_auxiliary(model: nn.Module, inputs: Any) -> tuple[Tensor, Tensor 
     if not isinstance(found, Tensor):
         return _logits(model, outputs), None
     inner: Any = unwrapped(model)
-    for holder in (inner.config.get_text_config(), inner):
+    config: Any = getattr(inner, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for holder in (text, inner):
         for name in ("router_aux_loss_coef", "aux_loss_coef"):
             if (strength := getattr(holder, name, None)) is not None:
                 return _logits(model, outputs), strength * found

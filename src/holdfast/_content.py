@@ -10,7 +10,7 @@ import json
 import random
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -41,20 +41,27 @@ def sampled_fingerprint(data: Any, most: int = 256) -> str | None:
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         return None
     rows = np.linspace(0, len(data) - 1, min(most, len(data))).round().astype(int).tolist()
-    with _random_numbers_kept():
-        once, again = (
-            content_fingerprint(itertools.chain([len(data)], (data[i] for i in rows)))
-            for _ in range(2)
-        )
-    return once if once == again else None
+    few = rows[:: max(1, len(rows) // 16)]  # read again, to see whether they are the same
+    with random_numbers_kept():
+        try:
+            once, again = (content_fingerprint(data[i] for i in few) for _ in range(2))
+            found = content_fingerprint(itertools.chain([len(data)], (data[i] for i in rows)))
+        except (OSError, LookupError):  # a sample that cannot be read now
+            return None
+    return found if once == again else None
+
+
+def same_content(one: str | None, other: str | None) -> bool:
+    """Whether two fingerprints speak of the same; what cannot be told is not doubted."""
+    return one is None or other is None or one == other
 
 
 @contextlib.contextmanager
-def _random_numbers_kept() -> Iterator[None]:
-    """Whatever is drawn meanwhile is drawn again afterwards."""
+def random_numbers_kept(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Whatever is drawn meanwhile, on the CPU and these devices, is drawn again afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=list(devices)):
             yield
     finally:
         random.setstate(python)

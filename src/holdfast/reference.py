@@ -241,12 +241,7 @@ class Reference(Mapping[str, Tensor]):
 
     def distance(self, model: nn.Module) -> Distance:
         """How far ``model`` is from these weights. Fails if they share no parameter."""
-        names = [name for name, _ in model.named_parameters()]
-        params = [p for _, p in model.named_parameters()]
-        anchors = self.match(params, names)
-        if all(anchor is None for anchor in anchors):
-            raise ValueError(self.nothing_matches(names))
-        pairs = [(n, p, a) for n, p, a in zip(names, params, anchors, strict=True) if a is not None]
+        pairs, without = self._pairs(model)
         distances = {n: distance(p, a) for n, p, a in pairs}
         norms = {n: distance(torch.zeros_like(a), a) for n, _, a in pairs}
         total, norm = math.hypot(*distances.values()), math.hypot(*norms.values())
@@ -255,8 +250,22 @@ class Reference(Mapping[str, Tensor]):
             relative=_ratio(total, norm),
             per_parameter=distances,
             relative_per_parameter={n: _ratio(d, norms[n]) for n, d in distances.items()},
-            without_anchor=tuple(n for n, a in zip(names, anchors, strict=True) if a is None),
+            without_anchor=without,
         )
+
+    def total_distance(self, model: nn.Module) -> float:
+        """``distance(model).total`` alone, in one pass: for a log."""
+        return math.hypot(*(distance(p, a) for _, p, a in self._pairs(model)[0]))
+
+    def _pairs(self, model: nn.Module) -> tuple[list[tuple[str, Tensor, Tensor]], tuple[str, ...]]:
+        """Each parameter with its anchor, and the names of those without one."""
+        names = [name for name, _ in model.named_parameters()]
+        params = [p for _, p in model.named_parameters()]
+        rows = list(zip(names, params, self.match(params, names), strict=True))
+        if all(anchor is None for _, _, anchor in rows):
+            raise ValueError(self.nothing_matches(names))
+        without = tuple(n for n, _, a in rows if a is None)
+        return [(n, p, a) for n, p, a in rows if a is not None], without
 
     def match(
         self,

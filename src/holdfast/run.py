@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
+from torch.utils.data import DataLoader
 
 from holdfast._batch import unwrapped
 from holdfast._checks import at_least_zero
-from holdfast._content import sampled_fingerprint
+from holdfast._content import same_content, sampled_fingerprint
 from holdfast._fingerprint import fingerprint
 from holdfast._layers import discriminative_groups, within
 from holdfast._names import shorten
@@ -180,7 +181,7 @@ class Run:
         if self.penalties is not None:
             values |= {f"penalty/{name}": v for name, v in self.penalties.values().items()}
         if distance and self.anchors is not None:
-            values["distance"] = self.anchors.distance(self.model).total
+            values["distance"] = self.anchors.total_distance(self.model)
         return values
 
     def finish(self) -> nn.Module:
@@ -197,7 +198,8 @@ class Run:
             return self.reference.fingerprint()
         if not any(method.uses_base for _, method in self.recipe):
             return None
-        named = sorted(self.model.named_parameters())
+        # LoRA's A is drawn at random, and says nothing while B is zero.
+        named = sorted((n, p) for n, p in self.model.named_parameters() if ".lora_A." not in n)
         return fingerprint(p for name, p in named if not within(name, self.new))
 
     def _check_that_ranks_agree(self) -> None:
@@ -237,7 +239,9 @@ class Run:
     @functools.cached_property
     def _content(self) -> tuple[str | None, str | None]:
         """What tells the data from other data, read when it is first asked for."""
-        data, rehearsal = (getattr(x, "dataset", x) for x in (self.data, self.rehearsal))
+        data, rehearsal = (
+            x.dataset if isinstance(x, DataLoader) else x for x in (self.data, self.rehearsal)
+        )
         return sampled_fingerprint(data), sampled_fingerprint(rehearsal)
 
     def check_identity(self, saved: dict[str, Any], where: str) -> None:
@@ -257,7 +261,7 @@ class Run:
                 'it: new="classifier"'
             )
         for name in ("data", "rehearsal"):
-            if saved.get(name) != ours[name]:
+            if not same_content(saved.get(name), ours[name]):
                 raise ValueError(
                     f"{where} is of a run with other {name}, or with the same in another order. Go "
                     "on with what it began with, or start a run of its own elsewhere"
@@ -274,6 +278,16 @@ class Run:
             {"params": others, "weight_decay": 0.0},
         ]
         return [group for group in groups if group["params"]]
+
+
+def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two identities are of the same recipe, weights and data."""
+    return all(
+        same_content(one[name], other[name])
+        if name in ("data", "rehearsal")
+        else one[name] == other[name]
+        for name in one
+    )
 
 
 def _one_of(name: str, recipes: float | None, hosts: float | None) -> float:

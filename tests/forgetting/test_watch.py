@@ -71,5 +71,7 @@ def test_the_distance_of_adapters_is_that_of_the_weights_that_act():
 
 
 def test_wrong_use():
+    with pytest.raises(ValueError, match="pass log="):
+        finetune_loop(make_llama(), Recipe(), DATA, lr=1e-2, watch=Watch(make_llama()))
     with pytest.raises(ValueError, match="every must be at least 1"):
         Watch(torch.nn.Linear(2, 2), every=0)

@@ -350,3 +350,43 @@ def test_a_checkpoint_without_a_recipe_is_refused(tmp_path):
     plain.train()
     with pytest.raises(ValueError, match="without a recipe"):
         make_trainer(Recipe(objective=Flow()), tmp_path, options=options).train(True)
+
+
+def test_a_stream_is_trained_on(tmp_path):
+    rows = [dict(row) for row in make_data()]
+    stream = datasets.IterableDataset.from_generator(lambda: iter(rows))
+    options = {"max_steps": 3, "per_device_train_batch_size": 4}
+    make_trainer(Recipe(), tmp_path, data=stream, options=options).train()
+
+
+def test_a_model_of_adapters_resumes_with_another_draw_of_a(tmp_path):
+    peft = pytest.importorskip("peft", reason="the peft extra is not installed")
+
+    def trainer(seed):
+        model = make_model()
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS")
+        options = {"save_strategy": "steps", "save_steps": 2}
+        return make_trainer(
+            Recipe.preset("flow"), tmp_path, peft.get_peft_model(model, config), options=options
+        )
+
+    whole = trainer(1)
+    whole.train()
+    again = trainer(2)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert_same_bits(again.model, whole.model)
+
+
+def test_a_length_that_is_found_out_later_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="auto_find_batch_size changes the length"):
+        make_trainer(Recipe.preset("recadam"), tmp_path, options={"auto_find_batch_size": True})
+
+
+def test_a_checkpoint_of_the_model_only_is_told_so(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 2, "save_only_model": True}
+    make_trainer(Recipe.preset("recadam"), tmp_path, options=options).train()
+    with pytest.raises(ValueError, match="holds the model only"):
+        make_trainer(Recipe.preset("recadam"), tmp_path, options=options).train(
+            resume_from_checkpoint=str(tmp_path / "checkpoint-2")
+        )

@@ -8,7 +8,8 @@ pytest.importorskip("datasets", reason="the hf extra is not installed")
 
 from test_hf import assert_same_bits, make_model, make_trainer
 
-from holdfast import Recipe
+from holdfast import Recipe, Reference
+from holdfast._batch import unwrapped
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 RECIPE = "flow+recadam+l2-sp"
@@ -27,16 +28,15 @@ def train(folder, options, resume=None, recipe=RECIPE, model=None):
 
 @pytest.mark.parametrize(
     ("options", "tolerance"),
-    [({"fp16": True}, 5e-3), ({"bf16": True}, 2e-2), ({"torch_compile": True}, 1e-3)],
+    [({"fp16": True}, 0.05), ({"bf16": True}, 0.3), ({"torch_compile": True}, 0.01)],
 )
 def test_mixed_precision_is_near_float32(tmp_path, options, tolerance):
+    """Against how far training has moved the weights."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    plain = train(tmp_path / "plain", {})
-    mixed = train(tmp_path / "mixed", options)
-    state = plain.model.state_dict()
-    moved = {n.removeprefix("_orig_mod."): p for n, p in mixed.model.state_dict().items()}
-    for name, p in state.items():
-        assert torch.allclose(moved[name].float(), p.float(), atol=tolerance), name
+    base = Reference.of(make_model(torch.float32).cuda())
+    plain = Reference.of(train(tmp_path / "plain", {}).model)
+    mixed = unwrapped(train(tmp_path / "mixed", options).model)
+    assert plain.distance(mixed).total < tolerance * base.distance(mixed).total
 
 
 def test_float16_resumes_to_the_bit(tmp_path):

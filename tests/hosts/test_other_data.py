@@ -155,3 +155,23 @@ def test_of_much_data_some_is_read():
     assert data.read < 1000
     assert sampled_fingerprint([]) == sampled_fingerprint([])
     assert sampled_fingerprint([1]) != sampled_fingerprint([1, 1])
+
+
+def test_a_part_of_the_data_is_not_the_whole(tmp_path):
+    """Nor is a dataset what it calls its ``dataset``."""
+    data = torch.utils.data.TensorDataset(torch.arange(24.0)[:, None], torch.arange(24) % 2)
+    parts = [torch.utils.data.Subset(data, range(12)), torch.utils.data.Subset(data, range(12, 24))]
+    one, other = (
+        Run(Recipe(), torch.nn.Linear(1, 2), part, lr=0.1, task="classification") for part in parts
+    )
+    with pytest.raises(ValueError, match=WHERE):
+        other.check_identity(one.identity(), "there")
+    loader = torch.utils.data.DataLoader(parts[0])
+    of_loader = Run(Recipe(), torch.nn.Linear(1, 2), loader, lr=0.1, task="classification")
+    of_loader.check_identity(one.identity(), "there")
+
+
+def test_what_cannot_be_told_is_not_doubted():
+    data = torch.utils.data.TensorDataset(torch.zeros(3, 1), torch.zeros(3).long())
+    run = Run(Recipe(), torch.nn.Linear(1, 2), data, lr=0.1, task="classification")
+    run.check_identity(run.identity() | {"data": None}, "there")

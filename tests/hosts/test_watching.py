@@ -6,6 +6,7 @@ import torch
 from holdfast import Recipe, Reference
 from holdfast.forgetting.watch import Watch, curves_of
 from holdfast.hosts.watching import watch_lightning, watch_trainer
+from ranks import run_on_ranks
 
 
 def test_in_the_trainer_with_a_recipe_and_without(tmp_path, monkeypatch):
@@ -26,14 +27,16 @@ def test_in_the_trainer_with_a_recipe_and_without(tmp_path, monkeypatch):
         assert distance.steps == (2, 4)
         assert 0 < distance.values[0] < distance.values[1]
         assert distance.values[1] < base.distance(trainer.model).total  # of update 5
-    history = [c for c in curves_of(plain.state.log_history) if c.name != "loss"]
-    assert history == [c for c in curves_of(ours.state.log_history) if c.name != "loss"]
+        (loss,) = (c for c in curves_of(trainer.state.log_history) if c.name == "loss")
+        assert loss.steps == (1, 2, 3, 4, 5)  # the trainer's own log is not disturbed
+    assert curves_of(plain.state.log_history) == curves_of(ours.state.log_history)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_in_lightning(tmp_path):
     pytest.importorskip("lightning", reason="the lightning extra is not installed")
-    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.loggers import Logger
     from test_lightning import make_data, make_model
 
     class Plain(LightningModule):
@@ -47,22 +50,59 @@ def test_in_lightning(tmp_path):
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters(), lr=0.01)
 
-    seen = []
+    class Notes(Logger):
+        name, version, seen = "notes", 0, []
 
-    class Note(Callback):
-        def on_train_batch_end(self, trainer, *_):
-            if "forgetting/distance" in trainer.logged_metrics:
-                seen.append(
-                    (trainer.global_step, float(trainer.logged_metrics["forgetting/distance"]))
-                )
+        def log_metrics(self, metrics, step=None):
+            self.seen.append((step, metrics["forgetting/distance"]))
+
+        def log_hyperparams(self, *_):
+            pass
 
     module = Plain()
+    base, notes = Reference.of(module.model), Notes()
     watch = watch_lightning(Watch(module.model, every=2), module.model)
     trainer = Trainer(
-        max_epochs=2, accumulate_grad_batches=2, callbacks=[watch, Note()], logger=False,
+        max_epochs=2, accumulate_grad_batches=2, callbacks=[watch], logger=notes,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        accelerator="cpu", log_every_n_steps=1,
+        accelerator="cpu", log_every_n_steps=3,
     )  # fmt: skip
     trainer.fit(module, torch.utils.data.DataLoader(make_data(), batch_size=3))
-    assert {step for step, _ in seen} >= {2, 4}
-    assert seen[0][1] < seen[-1][1]
+    assert [step for step, _ in notes.seen] == [2, 4]
+    assert notes.seen[1][1] == base.distance(module.model).total
+
+
+def test_adapters_on_two_ranks(tmp_path):
+    """FSDP2 shards A and B; the distance is of the whole."""
+    pytest.importorskip("peft", reason="the peft extra is not installed")
+    model, watch = adapted()
+    alone = watch(1, model)
+    run_on_ranks(2, watched_on_ranks, tmp_path / "seen.pt", folder=tmp_path)
+    seen = torch.load(tmp_path / "seen.pt")
+    assert seen == pytest.approx(alone, rel=1e-6)
+    assert alone["forgetting/distance"] > 0.1
+
+
+def adapted():
+    import peft
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+    watch = Watch(model, every=1)
+    config = peft.LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"])
+    model = peft.get_peft_model(model, config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(torch.randn(p.shape, generator=generator))
+    return model, watch
+
+
+def watched_on_ranks(out):
+    from torch.distributed.fsdp import fully_shard
+
+    model, watch = adapted()
+    seen = watch(1, fully_shard(model))
+    if torch.distributed.get_rank() == 0:
+        torch.save(seen, out)

@@ -18,6 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from holdfast._batch import evaluating
+
 __all__ = ["Kind", "Loaded", "Loader", "Source"]
 
 Source = str | os.PathLike[str] | nn.Module
@@ -101,13 +103,8 @@ class Loader:
             base: what a LoRA adapter sits on, if it does not say itself.
         """
         if isinstance(source, nn.Module):
-            modes = [(module, module.training) for module in source.modules()]
-            source.eval()
-            try:
+            with evaluating(source):
                 yield self._ready(source, self.tokenizer)
-            finally:
-                for module, training in modes:
-                    module.training = training
             return
         model = self._load(str(source), base)
         try:

@@ -10,6 +10,7 @@ The hosts have a callback each that does the same: their logs hold the figures b
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import tempfile
 import weakref
@@ -21,13 +22,15 @@ import torch
 from torch import Tensor, nn
 
 from holdfast._batch import unwrapped
-from holdfast._checks import whole
+from holdfast._checks import whole as whole_number
+from holdfast._content import random_numbers_kept
+from holdfast._sharding import whole
 from holdfast.forgetting.inputs import Data, PathLike, kl_of, named, probe_of, texts_from
 from holdfast.forgetting.kl import KL, ContextFreeKL
 from holdfast.forgetting.models import Loader
 from holdfast.forgetting.probes import Probe
 from holdfast.forgetting.report import Curve
-from holdfast.reference import Reference
+from holdfast.reference import Reference, distance
 
 __all__ = ["Watch", "curves_of", "effective_distance"]
 
@@ -73,7 +76,7 @@ class Watch:
         tokenizer: Any = None,
         reference: Reference | None = None,
     ) -> None:
-        self.every = whole("every", every, 1)
+        self.every = whole_number("every", every, 1)
         targets = [probe_of(n, d, "target", limit) for n, d in named(target, "target").items()]
         retained = [probe_of(n, d, "retained", limit) for n, d in named(data, "data").items()]
         self.probes: list[Probe] = [*texts_from(text), *retained, *targets, *probes]
@@ -97,11 +100,13 @@ class Watch:
         if update % self.every:
             return {}
         model = unwrapped(model)
+        if any(hasattr(p, "ds_id") and not p.numel() for p in model.parameters()):
+            raise ValueError("under ZeRO-3 no rank has the weights to look at: watch with ZeRO-2")
         values = {f"{PREFIX}distance": effective_distance(model, self.reference)}
         if not (self.kls or self.probes):
             return values
         devices = [p.device for p in list(model.parameters())[:1] if p.device.type == "cuda"]
-        with torch.random.fork_rng(devices), self.loader.open(model) as loaded:
+        with random_numbers_kept(devices), self.loader.open(model) as loaded:
             for kl in self.kls:
                 values[f"{PREFIX}kl/{kl.name}"] = kl.compare(loaded, progress=False).kl.value
             for probe, before in zip(self.probes, self.before, strict=True):
@@ -123,32 +128,54 @@ def curves_of(history: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:
         for name, value in row.items():
             watched = name.startswith(PREFIX) or name in ("loss", "eval_loss", "distance", "lam")
             if step is not None and watched and isinstance(value, int | float):
-                found.setdefault(name.removeprefix(PREFIX), {})[int(step)] = float(value)
+                found.setdefault(name, {})[int(step)] = float(value)
+    if f"{PREFIX}distance" in found:  # of the weights that act; a host's own may be LoRA's B
+        found.pop("distance", None)
     return tuple(
-        Curve(name, tuple(sorted(points)), tuple(points[step] for step in sorted(points)))
+        Curve(name.removeprefix(PREFIX), *zip(*sorted(points.items()), strict=True))
         for name, points in found.items()
     )
 
 
 @torch.no_grad()
 def effective_distance(model: nn.Module, reference: Reference) -> float:
-    """‖θ − θ*‖ of the weights that act: of LoRA adapters, the norm of what they add to the base."""
-    added = [_added_norm(module) for module in model.modules() if hasattr(module, "lora_B")]
-    if any(norm is not None for norm in added):
-        return math.hypot(*(norm for norm in added if norm is not None))
-    return reference.distance(model).total
+    """‖θ − θ*‖ of the weights that act.
+
+    Of LoRA adapters it is the norm of what they add to the base, with the distance of what else is
+    trained beside them. NaN with DoRA, whose weights are not the base's plus something.
+    """
+    layers: list[Any] = [m for m in model.modules() if hasattr(m, "lora_B")]
+    if not layers:
+        return reference.total_distance(model)
+    if any(any(getattr(layer, "use_dora", {}).values()) for layer in layers):
+        return math.nan
+    parts = [_added_norm(layer) for layer in layers]
+    for name, p in model.named_parameters():
+        anchor = reference.get(name, reference.get(_before_peft(name)))
+        if p.requires_grad and ".lora_" not in name and anchor is not None:
+            parts.append(distance(p, anchor))
+    return math.hypot(*parts)
 
 
-def _added_norm(layer: Any) -> float | None:
-    """‖s·BA‖ of a LoRA layer's active adapters, without building BA."""
-    products: list[tuple[float, Tensor, Tensor]] = []
-    for name in layer.active_adapters:
-        if name in layer.lora_A:
-            a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
-            products.append((layer.scaling[name], a.flatten(1).double(), b.flatten(1).double()))
-    if not products:
-        return None
-    if len(products) > 1:
-        return float(torch.linalg.vector_norm(sum(s * b @ a for s, a, b in products)))
-    scale, a, b = products[0]
-    return abs(scale) * math.sqrt(max(0.0, float(((b.T @ b) * (a @ a.T)).sum())))
+def _added_norm(layer: Any) -> float:
+    """‖s·BA‖ of a LoRA layer's active adapters; of a linear one without building BA."""
+    names = [n for n in layer.active_adapters if n in layer.lora_A or n in layer.lora_embedding_A]
+    if not names:
+        return 0.0
+    first = names[0]
+    if len(names) == 1 and first in layer.lora_B and isinstance(layer.lora_B[first], nn.Linear):
+        a = whole(layer.lora_A[first].weight).double()
+        b = whole(layer.lora_B[first].weight).double()
+        square = float(((b.T @ b) * (a @ a.T)).sum())  # ‖BA‖² = tr(BᵀB·AAᵀ)
+        return abs(float(layer.scaling[first])) * math.sqrt(max(0.0, square))
+    added: Tensor = sum(layer.get_delta_weight(name) for name in names)
+    return float(whole(torch.linalg.vector_norm(added.double())))
+
+
+def _before_peft(name: str) -> str:
+    """What a parameter was called before PEFT wrapped its module.
+
+    >>> _before_peft("base_model.model.head.modules_to_save.default.weight")
+    'head.weight'
+    """
+    return re.sub(r"^base_model\.model\.|\.modules_to_save\.[^.]+|\.base_layer(?=\.)", "", name)

@@ -97,3 +97,19 @@ def _tensors(run: Run) -> dict[str, torch.Tensor]:
     saved = run.model.state_dict(keep_vars=True)
     named = {n: p.detach() for n, p in run.model.named_parameters() if id(p) in trained}
     return named | {n: b for n, b in run.model.named_buffers() if n in saved}
+
+
+def of_all_ranks(state: Any) -> list[Any]:
+    """What each rank has of a state of its own, by rank. All ranks must ask."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [state]
+    states: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(states, state)
+    return states
+
+
+def of_this_rank(states: list[Any]) -> Any:
+    """This rank's part; the first one's if there were fewer ranks."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    rank = torch.distributed.get_rank() if distributed else 0
+    return states[rank if rank < len(states) else 0]

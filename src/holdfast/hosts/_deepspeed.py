@@ -280,9 +280,11 @@ def _pieces_of(zero: Any, names: dict[Tensor, str]) -> Iterator[tuple[int, Tenso
 
 
 def _cut(tensors: dict[str, Tensor], parts: list[_Part], missing: float | None = None) -> Reference:
-    """The same parts of other tensors as of the parameters; they are views where they can be."""
+    """The same parts of other tensors as of the parameters."""
     found = {
-        part.name: part.of_parameter(tensors[part.name]) for part in parts if part.name in tensors
+        part.name: part.of_parameter(tensors[part.name]).clone()
+        for part in parts
+        if part.name in tensors
     }
     if missing is not None:
         absent = [part for part in parts if part.name not in tensors]

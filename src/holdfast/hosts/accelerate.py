@@ -52,7 +52,7 @@ from holdfast.hosts._deepspeed import (
 from holdfast.hosts._updates import as_samples, labels_of, order_of
 from holdfast.hosts.raw import Schedule
 from holdfast.losses import count_targets
-from holdfast.run import Run
+from holdfast.run import Run, same_run
 
 try:
     from accelerate import Accelerator
@@ -292,8 +292,8 @@ def _refuse_fsdp1(accelerator: Accelerator) -> None:
 
 
 def _check_ranks_agree(accelerator: Accelerator, run: Run) -> None:
-    identities = gather_object([run.identity()])
-    if any(identity != identities[0] for identity in identities):
+    first, *others = gather_object([run.identity()])
+    if not all(same_run(first, other) for other in others):
         raise ValueError(
             "the ranks have another recipe, other data or other pretrained weights than rank 0. "
             "With FSDP, cpu_ram_efficient_loading loads them on rank 0 alone: set it to False"

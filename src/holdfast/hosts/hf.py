@@ -24,7 +24,7 @@ from torch.optim.optimizer import Optimizer
 from holdfast._batch import batch_length
 from holdfast._files import write_whole
 from holdfast.columns import keeping
-from holdfast.hosts._checkpoints import newest_complete
+from holdfast.hosts._checkpoints import newest_complete, of_all_ranks, of_this_rank
 from holdfast.losses import count_all
 from holdfast.optim import AdamWUpdate
 from holdfast.recipe import Recipe
@@ -83,6 +83,11 @@ class WithRecipe(Trainer):
             )
         if settings is None:
             settings = given["args"] = TrainingArguments("trainer_output")
+        if getattr(settings, "auto_find_batch_size", False) and recipe != Recipe():
+            raise ValueError(
+                "auto_find_batch_size changes the length of the run, which a recipe is laid out "
+                "for: set per_device_train_batch_size"
+            )
         if given.get("optimizers", (None, None))[0] is not None:
             raise ValueError("the optimizer comes from the recipe: do not pass optimizers= as well")
         own_update = replace(recipe.update, lr=None) != AdamWUpdate()
@@ -101,6 +106,11 @@ class WithRecipe(Trainer):
         given["model"] = self.run.model
         self._finished = False
         super().__init__(**given)
+        if self.is_deepspeed_enabled and (own_update or recipe.penalties):
+            raise ValueError(
+                "under DeepSpeed the Trainer hands the optimizer flat pieces of many parameters: "
+                "use holdfast.hosts.accelerate.AccelerateLoop, or FSDP2 in the Trainer"
+            )
         if self.train_dataset is not None:
             self._prepare_data()
         self.add_callback(_Advance(self.run))
@@ -108,7 +118,7 @@ class WithRecipe(Trainer):
     def _prepare_data(self) -> None:
         """Stage 2, on the data and with the collator that the trainer has."""
         data, collate = self.train_dataset, self.data_collator
-        if hasattr(data, "column_names"):
+        if hasattr(data, "column_names") and hasattr(data, "__len__"):
             data = self._remove_unused_columns(data, "training")
         else:
             collate = self._get_collator_with_removed_columns(collate, "training")
@@ -242,18 +252,23 @@ class WithRecipe(Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
+        criteria = of_all_ranks(self.run.criterion.state_dict())
         if self.args.should_save:
-            state = {"run": self.run.identity(), "criterion": self.run.criterion.state_dict()}
+            state = {"run": self.run.identity(), "criteria": criteria}
             write_whole(Path(output_dir) / STATE_FILE, lambda path: torch.save(state, path))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         file = None if checkpoint is None else Path(checkpoint) / STATE_FILE
         if file is not None and file.exists():
-            state = torch.load(file, weights_only=True)
+            state = torch.load(file, map_location="cpu", weights_only=True)
             self.run.check_identity(state["run"], str(checkpoint))
-            self.run.criterion.load_state_dict(state["criterion"])
+            self.run.criterion.load_state_dict(of_this_rank(state["criteria"]))
         elif file is not None and self.run.recipe != Recipe():
-            raise ValueError(f"{checkpoint} is of a run without a recipe: begin a new run")
+            whole = (file.parent / "trainer_state.json").exists() and any(
+                file.parent.glob("optimizer*")
+            )
+            what = "is of a run without a recipe" if whole else "holds the model only"
+            raise ValueError(f"{checkpoint} {what}: begin a new run")
         super()._load_optimizer_and_scheduler(checkpoint)
 
 

@@ -30,7 +30,8 @@ from holdfast._batch import batch_length, inputs_and_labels, normalized
 from holdfast._checks import whole
 from holdfast.columns import keeping, take_column
 from holdfast.data import Collate
-from holdfast.hosts._updates import as_samples
+from holdfast.hosts._checkpoints import of_all_ranks, of_this_rank
+from holdfast.hosts._updates import as_samples, order_of
 from holdfast.hosts.raw import Schedule
 from holdfast.losses import count_all
 from holdfast.recipe import Recipe
@@ -236,7 +237,7 @@ class RecipeCallback(Callback):
         """What a checkpoint must hold beside weights, optimizer and loops."""
         return {
             "run": self.run.identity(),
-            "criterion": self.run.criterion.state_dict(),
+            "criteria": of_all_ranks(self.run.criterion.state_dict()),
             "loader": self._loader.state_dict() if self._loader is not None else {},
             "random": torch.get_rng_state(),
             "random_cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [],
@@ -252,7 +253,7 @@ class RecipeCallback(Callback):
         if saved is None:
             raise ValueError(f"{trainer.ckpt_path} is of a run without a recipe: go on as it began")
         self.run.check_identity(saved["run"], str(trainer.ckpt_path))
-        self.run.criterion.load_state_dict(saved["criterion"])
+        self.run.criterion.load_state_dict(of_this_rank(saved["criteria"]))
         self._saved = saved
 
 
@@ -289,8 +290,7 @@ class ResumableLoader:
 
     def _order(self) -> Tensor:
         n = len(self.data)
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
+        order = order_of(self.epoch, n, self.seed) if self.shuffle else torch.arange(n)
         share = math.ceil(n / self.ranks)
         return order.repeat(self.ranks)[: share * self.ranks][self.rank :: self.ranks]
 

@@ -99,6 +99,8 @@ def finetune_loop(
         ...     model, recipe, data, lr=1e-2, task="classification", progress=False
         ... )
     """
+    if watch is not None and log is None:
+        raise ValueError("what a watch sees goes into the log: pass log= as well")
     if autocast is torch.float16:
         raise ValueError("the loop has no GradScaler, which float16 needs: autocast=torch.bfloat16")
     was_training = model.training

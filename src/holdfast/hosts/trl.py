@@ -24,6 +24,7 @@ from holdfast.hosts.hf import WithRecipe
 from holdfast.objective import Uniform
 from holdfast.recipe import Recipe
 from holdfast.stages import Criterion
+from holdfast.trainable.random_init import seeded
 
 try:
     from transformers import Trainer
@@ -58,7 +59,9 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
                     "the recipe's LoRA and peft_config are two sets of adapters: pass one of them"
                 )
             model = args[0] if args else kwargs.pop("model")
-            args = (peft.get_peft_model(model, peft_config), *args[1:])
+            settings = args[1] if len(args) > 1 else kwargs.get("args")
+            with seeded(getattr(settings, "seed", 42)):  # the same A on every rank
+                args = (peft.get_peft_model(model, peft_config), *args[1:])
         self._reads_data = _reads_data(recipe)
         self._seen_training_data = False
         self._packs_later = False

@@ -32,7 +32,9 @@ def watch_trainer(trainer: Any, watch: Watch) -> None:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if seen := watch(state.global_step, kwargs.get("model") or trainer.model):
+                due = control.should_log  # a log of ours must not stand for the one that is due
                 trainer.log(seen)
+                control.should_log = due
 
     trainer.add_callback(Watching())
 
@@ -52,6 +54,7 @@ def watch_lightning(watch: Watch, model: nn.Module) -> Any:
                 return
             self.seen = trainer.global_step
             if values := watch(self.seen, model):
-                pl_module.log_dict(values)
+                for logger in trainer.loggers:  # now: log_dict would wait for log_every_n_steps
+                    logger.log_metrics(values, step=self.seen)
 
     return Watching()
