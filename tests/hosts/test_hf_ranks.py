@@ -15,7 +15,7 @@ pytest.importorskip("datasets", reason="the hf extra is not installed")
 from accelerate.state import PartialState  # noqa: E402
 from accelerate.utils import DistributedType  # noqa: E402
 
-from holdfast import Recipe  # noqa: E402
+from holdfast import Flow, Recipe  # noqa: E402
 from holdfast.hosts.hf import HoldfastTrainer  # noqa: E402
 from hosts import test_hf  # noqa: E402
 
@@ -26,6 +26,12 @@ FSDP2 = {
 SAVING = {"save_strategy": "steps", "save_steps": 1}
 # A hundredth of one step: Adam makes much of gradients that are 0 but for rounding.
 CLOSE = 1e-4
+
+
+def recipe_of(names):
+    if names == "running median":  # a state of each rank's own
+        return Recipe(objective=Flow(tau="running_median"))
+    return Recipe.preset(names)
 
 
 def make_trainer(names, folder, batch_size, kind="one", options=None, **more):
@@ -40,7 +46,7 @@ def make_trainer(names, folder, batch_size, kind="one", options=None, **more):
         assert args.device.type == "cpu"
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     return HoldfastTrainer(
-        model=test_hf.make_model(), recipe=Recipe.preset(names), args=args,
+        model=test_hf.make_model(), recipe=recipe_of(names), args=args,
         train_dataset=test_hf.make_data(), eval_dataset=test_hf.make_data(12, seed=2), **more,
     )  # fmt: skip
 
@@ -106,3 +112,13 @@ def test_two_ranks_go_on_after_a_stop(kind, tmp_path, monkeypatch):
         run_on_ranks(2, stops_and_goes_on, kind, names, tmp_path / "two", out, folder=tmp_path)
     found = torch.load(tmp_path / "out.pt", weights_only=True)
     assert furthest(found, whole_state(single.model)) <= CLOSE
+
+
+def test_each_rank_goes_on_with_its_own_median(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    names, found = "running median", []
+    run_on_ranks(2, on_ranks, "ddp", names, tmp_path / "whole", tmp_path / "w.pt", folder=tmp_path)
+    for out in ("", tmp_path / "out.pt"):
+        run_on_ranks(2, stops_and_goes_on, "ddp", names, tmp_path / "two", out, folder=tmp_path)
+    found = [torch.load(tmp_path / name, weights_only=True) for name in ("out.pt", "w.pt")]
+    assert furthest(*found) <= 1e-12
