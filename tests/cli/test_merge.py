@@ -1,8 +1,11 @@
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from holdfast.cli import main
+from holdfast.forgetting.sweep import Sweep
 
 
 def run(*arguments):
@@ -46,3 +49,77 @@ def test_help_teaches(capsys):
         run("--help")
     out = capsys.readouterr().out
     assert "holdfast merge models/Llama-3.2-1B runs/my-tune --alpha 0.5" in out
+    assert "holdfast merge models/Llama-3.2-1B runs/my-tune --sweep 0,0.25,0.5,0.75,1" in out
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    """A base and a tuned model, and files to test them on."""
+    pytest.importorskip("transformers", reason="the hf extra is not installed")
+    from forgetting.small import make_llama, make_tokenizer, noisy, save
+
+    base = make_llama()
+    save(base, tmp_path / "base", make_tokenizer())
+    save(noisy(base), tmp_path / "tuned", make_tokenizer())
+    (tmp_path / "text.txt").write_text("the cat sat on the mat . " * 40)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "two plus", "answer": "two ."}))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_sweep(models, capsys):
+    tests = ["--text", "text.txt", "--target", "rows.jsonl", "--context-free", "2"]
+    assert run("base", "tuned", "--sweep", "0,0.5,1", "--out", "out", *tests) == 0
+    told = capsys.readouterr()
+    assert told.err.endswith("The sweep: out/sweep.html\n")
+    found = Sweep.load("out/sweep.json")
+    assert found.recommendation().headline in told.out
+    assert "rows (target)" in told.out
+    assert [point.alpha for point in found.points] == [0, 0.5, 1]
+    files = sorted(file.name for file in (models / "out").iterdir())
+    assert files == ["sweep.html", "sweep.json", "sweep.md"]
+
+
+def test_a_sweep_without_tests_shows_the_distance(models, capsys):
+    arguments = ["base", "tuned", "--sweep", "0.5,1", "--out", "out", "--context-free", "2"]
+    assert run(*arguments, "--keep") == 0
+    out = capsys.readouterr().out
+    assert "No α is recommended" in out
+    assert "predictions, context-free" in out
+    assert "weights" in out
+    assert (models / "out" / "alpha-0.5" / "model.safetensors").is_file()
+    assert run(*arguments, "--keep") == 1
+    assert "not empty" in capsys.readouterr().err
+    assert run(*arguments, "--keep", "--overwrite") == 0
+
+
+def test_bare_weights_can_be_swept(tmp_path, pair, capsys):
+    assert run(*pair, "--sweep", "0,0.5,1", "--out", tmp_path / "out") == 0
+    moved = [p.report.drift.total.distance for p in Sweep.load(tmp_path / "out/sweep.json").points]
+    assert moved == [0, 2, 4]
+    assert "No context-free divergence" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--sweep", "0,1", "--alpha", "0.5"], "give one of the two"),
+        (["--sweep", "0,2"], "numbers from 0 to 1, such as 0,0.25,0.5,1, got '0,2'"),
+        (["--sweep", "0,half"], "got '0,half'"),
+        (["--sweep", "nan"], "got 'nan'"),
+        (["--sweep", ","], "got ','"),
+        (["--sweep", "0.5", "--text", "nothing.txt"], "no such file: nothing.txt"),
+        (["--sweep", "0.5", "--out", "text.txt"], "must be a directory"),
+        (["--sweep", "0.5", "--out", "base/in"], "lie in one another"),
+        (["--text", "text.txt"], "--text is for a sweep"),
+        (["--context-free", "2"], "--context-free is for a sweep"),
+        (["--keep"], "--keep is for a sweep"),
+    ],
+)
+def test_bad_sweeps_are_one_sentence_and_leave_nothing(models, capsys, change, words):
+    assert run("base", "tuned", "--out", "out", *change) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+    assert not (models / "out").exists()
+    assert not (models / "base" / "in").exists()

@@ -35,6 +35,19 @@ def add_to(subcommands: Any) -> None:
     )
     parser.add_argument("base", metavar="BASE", help="the pretrained model")
     parser.add_argument("tuned", metavar="TUNED", help="the fine-tuned model or LoRA adapter")
+    add_measuring_options(parser)
+    parser.add_argument(
+        "--allow-pickle", action="store_true", help="read .bin files too, as plain tensors"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="write report.json, report.md and report.html there"
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(run=run)
+
+
+def add_measuring_options(parser: Any) -> None:
+    """Add what to test and how to run the models, to a parser or a group of one."""
     parser.add_argument(
         "--text", nargs="+", default=[], metavar="FILE", help="texts to take the perplexity of"
     )
@@ -64,14 +77,26 @@ def add_to(subcommands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the texts that the base writes")
     parser.add_argument("--no-drift", action="store_true", help="do not compare the weights")
-    parser.add_argument(
-        "--allow-pickle", action="store_true", help="read .bin files too, as plain tensors"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="write report.json, report.md and report.html there"
-    )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.set_defaults(run=run)
+
+
+def measuring_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The same for :func:`holdfast.measure`, and whether to show how far it is."""
+    return {
+        "text": arguments.text,
+        "data": arguments.data,
+        "target": arguments.target,
+        "tasks": arguments.tasks,
+        "include_path": arguments.include_path,
+        "drift": not arguments.no_drift,
+        "context_free": arguments.context_free,
+        "limit": arguments.limit,
+        "max_length": arguments.max_length,
+        "device": arguments.device,
+        "dtype": None if arguments.dtype is None else getattr(torch, arguments.dtype),
+        "allow_pickle": arguments.allow_pickle,
+        "seed": arguments.seed,
+        "progress": sys.stderr.isatty(),
+    }
 
 
 def names(text: str) -> list[str]:
@@ -93,24 +118,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     if arguments.out is not None:
         check_out(arguments.out)
-    report = measure(
-        arguments.base,
-        arguments.tuned,
-        text=arguments.text,
-        data=arguments.data,
-        target=arguments.target,
-        tasks=arguments.tasks,
-        include_path=arguments.include_path,
-        drift=not arguments.no_drift,
-        context_free=arguments.context_free,
-        limit=arguments.limit,
-        max_length=arguments.max_length,
-        device=arguments.device,
-        dtype=None if arguments.dtype is None else getattr(torch, arguments.dtype),
-        allow_pickle=arguments.allow_pickle,
-        seed=arguments.seed,
-        progress=sys.stderr.isatty(),
-    )
+    report = measure(arguments.base, arguments.tuned, **measuring_options(arguments))
     if arguments.json:
         print(report.to_json())
     else:

@@ -1,13 +1,14 @@
 """``holdfast.measure``: what did a fine-tune cost?
 
 Drift first, streamed from the files; then everything that asks the base model; then, with the base
-gone from memory, the same for the tuned model.
+gone from memory, the same for the tuned model, or for one tuned model after another.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import holdfast
 from holdfast._checks import whole
 from holdfast.forgetting.drift import drift as measure_drift
 from holdfast.forgetting.harness import Harness
@@ -24,7 +26,7 @@ from holdfast.forgetting.models import Loaded, Loader, Source
 from holdfast.forgetting.probes import Probe
 from holdfast.forgetting.report import Divergence, ForgettingReport, Score
 
-__all__ = ["measure"]
+__all__ = ["measure", "measure_many"]
 
 
 def measure(
@@ -87,6 +89,58 @@ def measure(
         >>> holdfast.measure(base, tuned, progress=False).drift.total.distance
         0.0
     """
+    (report,) = _reports(
+        base, [(_name(tuned), tuned)], text=text, data=data, target=target, tasks=tasks,
+        probes=probes, include_path=include_path, drift=drift, context_free=context_free,
+        limit=limit, kl_samples=kl_samples, max_length=max_length, device=device, dtype=dtype,
+        tokenizer=tokenizer, start_token=start_token, allow_pickle=allow_pickle, seed=seed,
+        progress=progress,
+    )  # fmt: skip
+    return report
+
+
+def measure_many(
+    base: Source, tuned: Iterable[tuple[str, Source | None]], **options: Any
+) -> Generator[ForgettingReport, None, None]:
+    """Compare several models with the base, which is asked only once.
+
+    A model is taken from ``tuned`` when the report of the one before has been given: it may be
+    made for the occasion and be gone afterwards.
+
+    Args:
+        base: as for :func:`measure`.
+        tuned: names and models; None is the base itself, whose scores are known by then.
+        options: of :func:`measure`.
+    """
+    defaults = measure.__kwdefaults__ or {}
+    if unknown := sorted(options.keys() - defaults.keys()):
+        raise TypeError(f"measure has no option {unknown[0]!r}: it has {', '.join(defaults)}")
+    return _reports(base, tuned, **{**defaults, **options})
+
+
+def _reports(
+    base: Source,
+    tuned: Iterable[tuple[str, Source | None]],
+    *,
+    text: PathLike | Sequence[PathLike] | Mapping[str, str],
+    data: PathLike | Sequence[PathLike] | Mapping[str, Data],
+    target: Data | Mapping[str, Data],
+    tasks: Sequence[str],
+    probes: Sequence[Probe],
+    include_path: PathLike | None,
+    drift: bool,
+    context_free: int,
+    limit: int | None,
+    kl_samples: int,
+    max_length: int,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+    tokenizer: Any,
+    start_token: int | None,
+    allow_pickle: bool,
+    seed: int,
+    progress: bool,
+) -> Generator[ForgettingReport, None, None]:
     for name, value, least in (
         ("context_free", context_free, 0),
         ("kl_samples", kl_samples, 0),
@@ -101,61 +155,80 @@ def measure(
     if tasks:
         tests.append(Harness(tuple(tasks), include_path, limit))
     tests += probes
-
-    moved = None
-    if drift:
-        moved = measure_drift(base, tuned, allow_pickle=allow_pickle, progress=progress)
     loader = Loader(device, dtype, max_length, tokenizer, allow_pickle)
     free = ContextFreeKL(context_free, start=start_token, seed=seed) if context_free else None
-    meter = _Meter(tests, free, targets, kl_samples, progress)
-    if free and not tests and (reason := loader.cannot_write(base)):
-        meter.notes.append(f"No context-free divergence: {reason}.")
-    elif free or tests:
-        with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
-            with loader.open(base) as loaded:
-                meter.ask_base(loaded, Path(folder))
-            del loaded  # or it would be in memory beside the tuned model
-            with loader.open(tuned, base) as loaded:
-                meter.ask_tuned(loaded)
-    return ForgettingReport(
-        base=_name(base),
-        tuned=_name(tuned),
-        drift=moved,
-        divergences=tuple(meter.divergences),
-        scores=tuple(meter.scores),
-        notes=tuple(meter.notes),
-        settings={
-            "limit": limit,
-            "max_length": max_length,
-            "context_free": context_free,
-            "kl_samples": kl_samples,
-            "dtype": str(dtype or "auto").removeprefix("torch."),
-            "seed": seed,
-        },
-        versions=_versions(),
-    )
+    settings = {
+        "limit": limit,
+        "max_length": max_length,
+        "context_free": context_free,
+        "kl_samples": kl_samples,
+        "dtype": str(dtype or "auto").removeprefix("torch."),
+        "seed": seed,
+    }
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        meter = _Meter(loader, tests, free, targets, kl_samples, progress, Path(folder))
+        for name, source in tuned:
+            moved = None
+            if drift:
+                after = base if source is None else source
+                moved = measure_drift(base, after, allow_pickle=allow_pickle, progress=progress)
+                del after
+            answers = meter.ask(base, source)
+            del source  # or it would be in memory beside the next one
+            yield ForgettingReport(
+                base=_name(base),
+                tuned=name,
+                drift=moved,
+                divergences=tuple(answers.divergences),
+                scores=tuple(answers.scores),
+                notes=tuple(answers.notes),
+                settings=dict(settings),
+                versions=_versions(),
+            )
+
+
+@dataclass
+class _Answers:
+    """What a model said beside the base."""
+
+    divergences: list[Divergence] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class _Meter:
-    """What is asked of the two models, one after the other, and what they said."""
+    """What is asked of the models, one after the other, and what the base said."""
 
     def __init__(
         self,
+        loader: Loader,
         tests: Sequence[Probe],
         free: ContextFreeKL | None,
         inputs: Sequence[Probe],
         samples: int,
         progress: bool,
+        folder: Path,
     ) -> None:
-        self.tests, self.free, self.inputs = tests, free, inputs
-        self.samples, self.progress = samples, progress
+        self.loader, self.tests, self.free, self.inputs = loader, tests, free, inputs
+        self.samples, self.progress, self.folder = samples, progress, folder
         self.kls: list[KL] = []
-        self.before: list[Any] = []
+        self.before: list[Any] | None = None  # the base was not asked
         self.notes: list[str] = []
-        self.divergences: list[Divergence] = []
-        self.scores: list[Score] = []
 
-    def ask_base(self, loaded: Loaded, folder: Path) -> None:
+    def ask(self, base: Source, tuned: Source | None) -> _Answers:
+        """Ask the base if it was not asked before, then the tuned model; None is the base."""
+        if not self.tests and not self.free:
+            return _Answers()
+        if self.free and not self.tests and (reason := self.loader.cannot_write(base)):
+            return _Answers(notes=[f"No context-free divergence: {reason}."])
+        if self.before is None:
+            with self.loader.open(base) as loaded:
+                self.before = self._ask_base(loaded)
+            del loaded  # or it would be in memory beside the tuned model
+        with self.loader.open(base if tuned is None else tuned, base) as loaded:
+            return self._compare(loaded, self.before, itself=tuned is None)
+
+    def _ask_base(self, loaded: Loaded) -> list[Any]:
         """Run the tests, and keep what it predicts in the folder."""
         if self.free and loaded.kind == "causal_lm":
             self.kls.append(self.free)
@@ -165,18 +238,21 @@ class _Meter:
             if kl := kl_of(probe, loaded, self.samples):
                 self.kls.append(kl)
         for kl in self.kls:
-            kl.remember(loaded, folder, progress=self.progress)
-        self.before = [test.run(loaded, progress=self.progress) for test in self.tests]
+            kl.remember(loaded, self.folder, progress=self.progress)
+        return [test.run(loaded, progress=self.progress) for test in self.tests]
 
-    def ask_tuned(self, loaded: Loaded) -> None:
-        """Run the same tests, and compare."""
+    def _compare(self, loaded: Loaded, known: Sequence[Any], itself: bool) -> _Answers:
+        """Run the same tests, unless it is the base itself, and compare."""
+        answers = _Answers(notes=list(self.notes))
         for kl in self.kls:
             try:
-                self.divergences.append(kl.compare(loaded, progress=self.progress))
+                answers.divergences.append(kl.compare(loaded, progress=self.progress))
             except ValueError as error:  # a new head has other classes
-                self.notes.append(f"No divergence on {kl.name}: {error}.")
-        for test, before in zip(self.tests, self.before, strict=True):
-            self.scores += test.scores(before, test.run(loaded, progress=self.progress))
+                answers.notes.append(f"No divergence on {kl.name}: {error}.")
+        for test, before in zip(self.tests, known, strict=True):
+            after = before if itself else test.run(loaded, progress=self.progress)
+            answers.scores += test.scores(before, after)
+        return answers
 
 
 def _name(source: Source) -> str:
@@ -184,8 +260,8 @@ def _name(source: Source) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("holdfast", "torch", "transformers", "peft", "lm_eval"):
+    found = {"holdfast": holdfast.__version__}
+    for package in ("torch", "transformers", "peft", "lm_eval"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

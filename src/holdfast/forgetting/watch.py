@@ -54,6 +54,7 @@ class Watch:
 
     Example:
         >>> model = nn.Linear(2, 2)
+        >>> _ = model.weight.data.zero_()
         >>> watch = Watch(model, every=10)
         >>> _ = model.weight.data.add_(1.0)
         >>> watch(10, model)

@@ -38,11 +38,12 @@
   const asked = location.hash.slice(1);
   if (asked === "dark" || asked === "light") root.dataset.theme = asked;
 
-  document.getElementById("download").addEventListener("click", () => {
+  const download = document.getElementById("download");
+  download.addEventListener("click", () => {
     const text = document.getElementById("report").textContent;
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-    link.download = "forgetting-report.json";
+    link.download = download.dataset.name;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   });

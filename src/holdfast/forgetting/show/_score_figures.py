@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -75,7 +76,8 @@ def _changes(rows: Sequence[tuple[Score, Change]]) -> Plot:
     layout = row_layout([s.name for s, _ in rows])
     bounds = [x for e in estimates for x in (e.value, e.low, e.high) if x is not None]
     reach = max((abs(x) for x in bounds if math.isfinite(x)), default=0.0) or 1.0
-    ends = [-1.12 * reach, 1.12 * reach]
+    far = min(1.12 * reach, sys.float_info.max)
+    ends = [-far, far]
     layout["xaxis"] = axis(
         range=ends[::-1] if lower else ends,  # worse is always to the left
         zeroline=True,

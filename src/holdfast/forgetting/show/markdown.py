@@ -19,7 +19,7 @@ def to_markdown(report: ForgettingReport) -> str:
         f"# {escape(said.headline)}",
         f"{escape(plain(report.base))} → {escape(plain(report.tuned))}",
         "\n".join(f"- {escape(sentence)}" for sentence in said.sentences),
-        *(_table(table) for table in main_tables(report)),
+        *(markdown_table(table) for table in main_tables(report)),
     ]
     if report.notes:
         notes = "\n".join(f"- {escape(plain(note))}" for note in report.notes)
@@ -36,7 +36,7 @@ def escape(text: str) -> str:
     return re.sub(r"[\\`*\[\]<>|~#&$@]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
 
 
-def _table(table: Table) -> str:
+def markdown_table(table: Table) -> str:
     rule = [":--", *["--:"] * (len(table.head) - 1)]
     lines = [list(table.head), rule, *([escape(cell) for cell in row] for row in table.rows)]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)

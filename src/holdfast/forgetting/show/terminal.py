@@ -66,10 +66,10 @@ def to_text(report: ForgettingReport) -> str:
     """The same as plain text."""
     said = verdict(report)
     parts = ["\n".join([said.headline, *said.sentences, *map(plain, report.notes)])]
-    return "\n\n".join([*parts, *map(_text, main_tables(report))])
+    return "\n\n".join([*parts, *map(text_table, main_tables(report))])
 
 
-def _text(table: Table) -> str:
+def text_table(table: Table) -> str:
     widths = [max(map(len, column)) for column in zip(table.head, *table.rows, strict=True)]
     lines = [
         "  ".join(
