@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import holdfast
 from holdfast import Reference
 
 ROOT = Path(__file__).parents[1]
@@ -82,12 +83,15 @@ def test_the_readmes_measuring_examples_run(monkeypatch, tmp_path):
     assert (tmp_path / "report.html").stat().st_size > 1e6
     data = [{"input_ids": [2, 8, i], "labels": [2, 8, i]} for i in range(9, 20)] * 200
     args = TrainingArguments(str(tmp_path / "run"), report_to=[], use_cpu=True, max_steps=100)
+    report = holdfast.ForgettingReport("base", "tuned")
     names = {
-        "model": model, "tokenizer": tokenizer, "text": "the cat sat . " * 9, "dataset": data,
+        "report": report, "model": model, "tokenizer": tokenizer, "dataset": data,
+        "text": "the cat sat . " * 9,
         "recipe": Recipe(), "history": [], "trainer": Trainer(model, args, train_dataset=data),
     }  # fmt: skip
     exec(next(block for block in blocks if "watch_trainer" in block), names)
-    assert {"loss", "distance", "prose/perplexity"} <= {curve.name for curve in names["curves"]}
+    curves = names["report"].curves
+    assert {"loss", "distance", "prose/perplexity"} <= {curve.name for curve in curves}
 
 
 @pytest.mark.parametrize(

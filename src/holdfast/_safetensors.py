@@ -115,8 +115,8 @@ def safetensors_files(root: Path) -> dict[Path, set[str] | None]:
         return {root: None}
     if not root.is_dir():
         raise FileNotFoundError(
-            f"no such file or directory: {root} (a model on the Hugging Face hub is downloaded "
-            "first: huggingface_hub.snapshot_download)"
+            f"no such file or directory: {root} (of a model on the Hugging Face hub, download "
+            "the files first: huggingface_hub.snapshot_download)"
         )
     index = root / "model.safetensors.index.json"
     if (root / "model.safetensors").is_file():

@@ -302,9 +302,23 @@ def _one_of(name: str, recipes: float | None, hosts: float | None) -> float:
 
 
 def _difference(saved: dict[str, Any], ours: dict[str, Any]) -> str:
-    """The stages in which two recipes differ."""
-    return "\n".join(
-        f"  {stage}: {saved.get(stage)} there, {ours[stage]} here"
-        for stage in ours
-        if saved.get(stage) != ours[stage]
-    )
+    """The stages in which two recipes differ, and of the same method only what differs."""
+    lines = []
+    for stage, here in ours.items():
+        there = saved.get(stage)
+        if there == here:
+            continue
+        if isinstance(there, dict) and isinstance(here, dict) and there["name"] == here["name"]:
+            changed = [name for name in here if there.get(name) != here[name]]
+            told = [f"{name}={there.get(name)} there, {here[name]} here" for name in changed]
+            lines.append(f"  {stage}: {here['name']} with {'; '.join(told)}")
+        else:
+            names = [_names_of(one) for one in (there, here)]
+            lines.append(f"  {stage}: {names[0]} there, {names[1]} here")
+    return "\n".join(lines)
+
+
+def _names_of(stage: Any) -> str:
+    if isinstance(stage, list):
+        return ", ".join(map(_names_of, stage)) or "none"
+    return str(stage.get("name")) if isinstance(stage, dict) else str(stage)

@@ -78,7 +78,7 @@ def test_one_model_is_in_memory_at_a_time(folders, monkeypatch):
     import gc
     import weakref
 
-    alive, load = [], Loader._load
+    alive, load = [], Loader.load
 
     def watched(self, *args):
         gc.collect()
@@ -87,7 +87,7 @@ def test_one_model_is_in_memory_at_a_time(folders, monkeypatch):
         alive.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(Loader, "_load", watched)
+    monkeypatch.setattr(Loader, "load", watched)
     holdfast.measure(folders / "base", folders / "tuned", context_free=2, progress=False)
     assert len(alive) == 2
 

@@ -50,3 +50,11 @@ def test_wrong_use():
         estimate(Samples([]))
     with pytest.raises(ValueError, match="2 samples before and 1 after"):
         change(Samples([1.0, 2.0]), Samples([1.0]))
+
+
+def test_shares_of_all_or_none_are_not_certain():
+    found = estimate(Samples([0.0] * 30))
+    assert (found.value, found.low) == (0, 0)
+    assert 0.1 < found.high < 0.15
+    same = change(Samples([1.0, 0.0] * 15), Samples([1.0, 0.0] * 15))
+    assert (same.value, same.low, same.high) == (0, -0.1, 0.1)

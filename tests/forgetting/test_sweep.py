@@ -59,7 +59,7 @@ def test_every_point_is_what_measure_says(folders):
 
 def test_the_base_is_tested_once_and_one_checkpoint_is_there_at_a_time(folders, monkeypatch):
     """By what the tests see: the base, then a model for each α but 0."""
-    seen, run, load = [], Text.run, Loader._load
+    seen, run, load = [], Text.run, Loader.load
 
     def counted(self, loaded, *, progress):
         merged = sorted(p.name for p in folders.joinpath("out").glob(".*"))
@@ -77,7 +77,7 @@ def test_the_base_is_tested_once_and_one_checkpoint_is_there_at_a_time(folders, 
         return model
 
     monkeypatch.setattr(Text, "run", counted)
-    monkeypatch.setattr(Loader, "_load", watched)
+    monkeypatch.setattr(Loader, "load", watched)
     base = str(folders / "base")
     sweep(base, folders / "tuned", out=folders / "out", **options())
     values = [value for value, _ in seen]
@@ -137,7 +137,7 @@ def test_a_model_that_fails_leaves_nothing(folders, monkeypatch):
     ],
 )
 def test_bad_input_is_told_before_a_model_is_loaded(folders, monkeypatch, change, error, words):
-    monkeypatch.setattr(Loader, "_load", None)
+    monkeypatch.setattr(Loader, "load", None)
     given = {"base": folders / "base", "tuned": folders / "tuned", "progress": False, **change}
     with pytest.raises(error, match=words):
         sweep(**given)

@@ -133,17 +133,28 @@ def test_without_an_interval_it_may_be_chance():
 @pytest.mark.parametrize(
     ("metric", "before", "after", "lower", "words"),
     [
-        ("perplexity", 20.0, 22.4, True, "12.0 % in perplexity"),
-        ("word_perplexity,none", 20.0, 22.4, True, "12.0 % in perplexity"),
-        ("nll", 2.0, 2.04, True, "0.040 nats a token"),
-        ("nll", 2.0, 2.0001, True, "under 0.001 nats a token"),
-        ("acc,none", 0.5, 0.4, False, "10.0 points"),
-        ("bleu", 30.0, 28.5, False, "1.5 in bleu"),
+        ("perplexity", 20.0, 22.4, True, "Perplexity rose by 12.0 %"),
+        ("word_perplexity,none", 20.0, 22.4, True, "Perplexity rose by 12.0 %"),
+        ("nll", 2.0, 2.04, True, "Lost 0.040 nats a token"),
+        ("nll", 2.0, 2.0001, True, "Lost under 0.001 nats a token"),
+        ("acc,none", 0.5, 0.4, False, "Lost 10.0 points"),
+        ("bleu", 30.0, 28.5, False, "Lost 1.5 in bleu"),
     ],
 )
 def test_amounts(metric, before, after, lower, words):
     some = score("X", metric, before, after, 0.0, abs(after - before) / 2, 100, lower)
-    assert verdict(report(some)).headline == f"Lost {words} on X."
+    assert verdict(report(some)).headline == f"{words} on X."
+
+
+def test_perplexities_rise_beside_what_is_lost():
+    some = score("wiki", "perplexity", 20.0, 50.0, 0.0, 1.0, 100, True)
+    said = verdict(report(some, PIQA)).headline
+    assert said == "Lost 3.1 points on PIQA; perplexity rose by 150.0 % on wiki."
+
+
+def test_a_handful_of_samples_says_nothing():
+    some = score("X", "acc", 1.0, 0.5, 0.0, 0.1, 3, False)
+    assert verdict(report(some)).level == "unknown"
 
 
 def test_many_losses_are_cut_short():

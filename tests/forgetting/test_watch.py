@@ -39,16 +39,17 @@ def test_it_sees_what_happens_and_disturbs_nothing():
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     rows = [row for row in history if "forgetting/distance" in row]
-    assert [row["update"] for row in rows] == [4, 8, 12, 16, 20]
+    assert [row["update"] for row in rows] == [0, 4, 8, 12, 16, 20]
     assert rows[-1]["forgetting/distance"] == pytest.approx(base.distance(model).total, rel=1e-5)
     names = {name for row in rows for name in row if name.startswith("forgetting/")}
     assert names == {
         "forgetting/distance", "forgetting/kl/context-free", "forgetting/kl/q",
         "forgetting/t/perplexity", "forgetting/q/nll", "forgetting/q/exact_match",
     }  # fmt: skip
-    assert all(row["forgetting/kl/context-free"] > 0 for row in rows)
+    assert rows[0]["forgetting/distance"] == rows[0]["forgetting/kl/context-free"] == 0
+    assert all(row["forgetting/kl/context-free"] > 0 for row in rows[1:])
     curves = {curve.name: curve for curve in curves_of(history)}
-    assert curves["distance"].steps == (4, 8, 12, 16, 20)
+    assert curves["distance"].steps == (0, 4, 8, 12, 16, 20)
     assert set(curves["loss"].steps) == {4, 5, 8, 10, 12, 15, 16, 20}
 
 

@@ -24,9 +24,9 @@ def test_in_the_trainer_with_a_recipe_and_without(tmp_path, monkeypatch):
         base = Reference.of(trainer.model)
         trainer.train()
         (distance,) = (c for c in curves_of(trainer.state.log_history) if c.name == "distance")
-        assert distance.steps == (2, 4)
-        assert 0 < distance.values[0] < distance.values[1]
-        assert distance.values[1] < base.distance(trainer.model).total  # of update 5
+        assert distance.steps == (0, 2, 4)
+        assert 0 == distance.values[0] < distance.values[1] < distance.values[2]
+        assert distance.values[2] < base.distance(trainer.model).total  # of update 5
         (loss,) = (c for c in curves_of(trainer.state.log_history) if c.name == "loss")
         assert loss.steps == (1, 2, 3, 4, 5)  # the trainer's own log is not disturbed
     assert curves_of(plain.state.log_history) == curves_of(ours.state.log_history)

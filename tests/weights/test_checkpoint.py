@@ -97,8 +97,13 @@ class TestSafetensors:
     def test_nothing_there(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="holds neither"):
             open_weights(tmp_path)
-        with pytest.raises(FileNotFoundError, match="on the Hugging Face hub is downloaded"):
-            open_weights("meta-llama/Llama-3.2-1B")
+        with pytest.raises(FileNotFoundError, match="no such file or directory"):
+            open_weights(tmp_path / "gone" / "deeper")
+
+    def test_a_name_on_the_hub_is_looked_for_there(self, monkeypatch):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        with pytest.raises(FileNotFoundError, match="nor a model that the Hugging Face hub gives"):
+            open_weights("nobody/no-such-model")
 
 
 class TestPickle:

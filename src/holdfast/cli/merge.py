@@ -85,7 +85,7 @@ def merge(arguments: argparse.Namespace) -> None:
     moved = drift(arguments.base, out, allow_pickle=pickles, progress=shown)
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     text = (
-        f"wrote {arguments.out} ({size / 1e9:.2f} GB), {alpha:g} of the way from "
+        f"wrote {arguments.out} ({_size(size)}), {alpha:g} of the way from "
         f"{arguments.base} to {arguments.tuned}: {100 * moved.total.relative:.2g} % from the base"
     )
     if moved.not_finite:
@@ -142,3 +142,7 @@ def check_no_sweep(arguments: argparse.Namespace) -> None:
     if given := [name for name, value in defaults.items() if getattr(arguments, name) != value]:
         option = f"--{given[0].replace('_', '-')}"
         raise ValueError(f"{option} is for a sweep: add --sweep 0,0.25,0.5,0.75,1, or leave it out")
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.3g} MB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class Harness:
             raise ValueError(
                 f"lm-evaluation-harness tests language models, not {type(loaded.model).__name__}"
             )
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
         manager = TaskManager(
             include_path=None if self.include_path is None else str(self.include_path)
         )
@@ -63,6 +65,8 @@ class Harness:
         if unknown := [task for task in self.tasks if task not in known]:
             near = difflib.get_close_matches(unknown[0], sorted(known), n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            if unknown[0].endswith((".yaml", ".yml")):
+                hint = "; name the task, and give its folder: --include-path DIR --tasks NAME"
             raise ValueError(f"lm-evaluation-harness has no task {unknown[0]!r}{hint}")
         model = HFLM(
             pretrained=loaded.model,

@@ -6,6 +6,7 @@ the same task gives the same figure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -30,12 +31,21 @@ class Request(NamedTuple):
 
 
 class Likelihood(NamedTuple):
-    """Of a target: its negative log-likelihood in nats, its length, whether it is what the model
-    itself would have written, token by token."""
+    """Of a target: the negative log-likelihood of each token, in nats, and whether it is what the
+    model itself would have written."""
 
-    nll: float
-    tokens: int
+    losses: list[float]
     greedy: bool
+
+    @property
+    def nll(self) -> float:
+        """Of the whole target."""
+        return math.fsum(self.losses)
+
+    @property
+    def tokens(self) -> int:
+        """How long it is."""
+        return len(self.losses)
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -95,9 +105,9 @@ def log_likelihoods(
             end, size = len(inputs[row]), len(targets[row])
             wanted = torch.tensor(targets[row], device=logits.device)
             said = logits[row, end - size : end].float()
-            nll = F.cross_entropy(said, wanted, reduction="sum")
+            losses = F.cross_entropy(said, wanted, reduction="none")
             greedy = bool((said.argmax(-1) == wanted).all())
-            found[i] = Likelihood(float(nll), size, greedy)
+            found[i] = Likelihood(losses.tolist(), greedy)
         bar.update(len(rows))
     bar.close()
     return [likelihood for likelihood in found if likelihood is not None]

@@ -22,7 +22,7 @@ from holdfast.forgetting.drift import drift as measure_drift
 from holdfast.forgetting.harness import Harness
 from holdfast.forgetting.inputs import Data, PathLike, kl_of, named, probe_of, texts_from
 from holdfast.forgetting.kl import KL, ContextFreeKL
-from holdfast.forgetting.models import Loaded, Loader, Source
+from holdfast.forgetting.models import Loaded, Loader, Source, is_headless
 from holdfast.forgetting.probes import Probe
 from holdfast.forgetting.report import Divergence, ForgettingReport, Score
 
@@ -230,6 +230,12 @@ class _Meter:
 
     def _ask_base(self, loaded: Loaded) -> list[Any]:
         """Run the tests, and keep what it predicts in the folder."""
+        if self.tests and hasattr(loaded.model, "config") and is_headless(loaded.model):
+            raise ValueError(
+                f"the base is a {type(loaded.model).__name__}, which has no head and predicts "
+                "nothing to compare with: give a base with a head, or measure the drift alone, "
+                "without text, data, target and tasks"
+            )
         if self.free and loaded.kind == "causal_lm":
             self.kls.append(self.free)
         elif self.free:

@@ -104,11 +104,11 @@ class Loader:
         """
         if isinstance(source, nn.Module):
             with evaluating(source):
-                yield self._ready(source, self.tokenizer)
+                yield self.ready(source, self.tokenizer)
             return
-        model = self._load(str(source), base)
+        model = self.load(str(source), base)
         try:
-            yield self._ready(model, self.tokenizer or self._tokenizer(str(source), base))
+            yield self.ready(model, self.tokenizer or self.tokenizer_of(str(source), base))
         finally:
             del model
             gc.collect()
@@ -129,7 +129,8 @@ class Loader:
         name = (config.architectures or ["a model of unknown class"])[0]
         return None if _kind(name) == "causal_lm" else f"{name} does not write texts"
 
-    def _load(self, source: str, base: Source | None) -> nn.Module:
+    def load(self, source: str, base: Source | None = None) -> nn.Module:
+        """A model of its own class, on the device, in eval mode; an adapter is merged into it."""
         transformers = _transformers()
         path = Path(source)
         if (path / "adapter_config.json").is_file():
@@ -162,11 +163,12 @@ class Loader:
         under = base if base is not None else own
         if isinstance(under, nn.Module) or not under:
             raise ValueError(f"{path} is an adapter and does not say where its base model lies")
-        model: Any = PeftModel.from_pretrained(self._load(str(under), None), path)
+        model: Any = PeftModel.from_pretrained(self.load(str(under), None), path)
         merged: nn.Module = model.merge_and_unload()
         return merged.eval()
 
-    def _tokenizer(self, source: str, base: Source | None) -> Any:
+    def tokenizer_of(self, source: str, base: Source | None = None) -> Any:
+        """The tokenizer beside a model, or beside its base; None where there is none."""
         transformers = _transformers()
         path = Path(source)
         places: list[tuple[str, dict[str, str]]] = [(source, {})]
@@ -185,7 +187,8 @@ class Loader:
                 continue
         return None
 
-    def _ready(self, model: nn.Module, tokenizer: Any) -> Loaded:
+    def ready(self, model: nn.Module, tokenizer: Any) -> Loaded:
+        """A model with what is needed to run it."""
         config: Any = getattr(model, "config", None)
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         limits = [self.max_length]
@@ -211,6 +214,12 @@ def kind_of(model: nn.Module) -> Kind:
     if hasattr(inner, "get_base_model"):
         inner = inner.get_base_model()
     return _kind(type(inner).__name__)
+
+
+def is_headless(model: nn.Module) -> bool:
+    """Whether a transformers model is a body alone: its class is called ``…Model``."""
+    name = type(model).__name__
+    return name.endswith("Model") and _kind(name) == "other"
 
 
 def _kind(name: str) -> Kind:

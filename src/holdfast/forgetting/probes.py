@@ -7,6 +7,7 @@ MultipleChoice("piqa", rows)                   # accuracy
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -26,6 +27,8 @@ Role = Literal["retained", "target"]
 Rows = Sequence[Mapping[str, Any]]
 #: What the columns of a row are called in the datasets that people have.
 QUESTIONS = ("prompt", "question", "goal", "query", "ctx", "instruction")
+#: Tokens of a running text that count as one sample.
+BLOCK = 128
 ANSWERS = ("completion", "answer", "response", "output", "target")
 
 
@@ -71,7 +74,7 @@ class Text:
             raise ValueError(f"the text {self.name!r} is empty")
 
     def run(self, loaded: Loaded, *, progress: bool) -> Samples:
-        """The loss of each window."""
+        """The loss of each stretch of :data:`BLOCK` tokens, which intervals resample."""
         tokenizer = loaded.need_tokenizer(f"the text {self.name!r}")
         if loaded.kind == "masked_lm":
             return masked_losses(loaded, self.text, self.name, progress=progress)
@@ -81,7 +84,9 @@ class Text:
         ids = encode(tokenizer, self.text)
         requests = windows(ids[1:] if ids[:1] == [start] else ids, start, loaded.limit)
         found = log_likelihoods(loaded, requests, self.name, progress=progress)
-        return Samples([f.nll for f in found], [f.tokens for f in found])
+        losses = [loss for likelihood in found for loss in likelihood.losses]
+        blocks = [losses[i : i + BLOCK] for i in range(0, len(losses), BLOCK)]
+        return Samples([math.fsum(block) for block in blocks], list(map(len, blocks)))
 
     def scores(self, before: Samples, after: Samples) -> list[Score]:
         """One row."""

@@ -6,6 +6,7 @@ over the tokens of texts (a sample is a window of text, its count the tokens in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -39,16 +40,22 @@ class Samples:
 
 
 def estimate(samples: Samples, transform: Callable[[Array], Array] | None = None) -> Estimate:
-    """The ratio of the sums, with its 95 % percentile-bootstrap interval.
+    """The ratio of the sums, with its 95 % interval.
+
+    The interval is the bootstrap's (percentiles); of a share of yes and no it is Wilson's, which is
+    not empty where all answers are the same.
 
     Args:
         samples: one model's.
         transform: of the ratio, such as ``np.exp`` for a perplexity.
 
     Example:
-        >>> estimate(Samples([1.0, 0.0, 1.0, 1.0]))
-        Estimate(value=0.75, low=0.25, high=1.0, n=4)
+        >>> found = estimate(Samples([1.0, 0.0, 1.0, 1.0]))
+        >>> found.value, round(found.low, 3), round(found.high, 3), found.n
+        (0.75, 0.301, 0.954, 4)
     """
+    if transform is None and _are_yes_and_no(samples):
+        return _wilson(samples)
     return _estimate([samples], lambda ratios: _applied(ratios[0], transform))
 
 
@@ -58,6 +65,10 @@ def change(
     """After − before over the same samples, which are resampled together."""
     if len(before) != len(after):
         raise ValueError(f"{len(before)} samples before and {len(after)} after are not the same")
+    if list(before.values) == list(after.values) and _are_yes_and_no(before):
+        # Not one answer changed: the share that does is likely less than 3 in n.
+        most = min(1.0, 3 / len(before))
+        return Estimate(0.0, -most, most, len(before))
     return _estimate(
         [before, after], lambda r: _applied(r[1], transform) - _applied(r[0], transform)
     )
@@ -83,6 +94,18 @@ def compare(
         change=change(before, after, transform),
         role=role,
     )
+
+
+def _are_yes_and_no(samples: Samples) -> bool:
+    return samples.counts is None and len(samples) > 0 and set(samples.values) <= {0.0, 1.0}
+
+
+def _wilson(samples: Samples, z: float = 1.959964) -> Estimate:
+    n = len(samples)
+    p = sum(samples.values) / n
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return Estimate(p, max(0.0, middle - half), min(1.0, middle + half), n)
 
 
 def _applied(ratio: Array, transform: Callable[[Array], Array] | None) -> Array:

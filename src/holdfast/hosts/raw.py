@@ -133,6 +133,8 @@ def finetune_loop(
     bar.update(done)
     run.model.train()
     optimizer.zero_grad()
+    if log and watch and not done:
+        log({"update": 0} | watch(0, run.model))
     try:
         for update in range(done + 1, total + 1):
             run.advance(update)

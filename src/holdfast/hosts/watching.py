@@ -28,7 +28,11 @@ def watch_trainer(trainer: Any, watch: Watch) -> None:
     from transformers import TrainerCallback
 
     class Watching(TrainerCallback):
-        """After each update."""
+        """Before the first update and after each."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if not state.global_step:
+                self.on_step_end(args, state, control, **kwargs)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if seen := watch(state.global_step, kwargs.get("model") or trainer.model):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ def open_weights(
         return source
     if isinstance(source, nn.Module):
         return _of_model(source)
-    path = Path(source)
+    path = _here(source)
     if (path / "adapter_config.json").is_file():
         from holdfast.weights._adapter import open_adapter
 
@@ -132,6 +133,27 @@ def open_weights(
             )
         return _of_pickles(path, pickles)
     return _of_safetensors(path)
+
+
+def _here(source: str | os.PathLike[str]) -> Path:
+    """Where a checkpoint lies; one on the hub is downloaded, or found in the hub's cache."""
+    path = Path(source)
+    looks_like_a_name = isinstance(source, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", source)
+    if path.exists() or not looks_like_a_name:
+        return path
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        return path
+    wanted = ["*.safetensors", "*.json", "*.bin"]
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=wanted))
+    except Exception as error:  # no such name, no network, no permission: each a class of its own
+        first = str(error).strip().split("\n")[0]
+        raise FileNotFoundError(
+            f"{source} is neither a file or directory nor a model that the Hugging Face hub gives: "
+            f"{first[:200]}"
+        ) from error
 
 
 class StoredWeights(Weights):

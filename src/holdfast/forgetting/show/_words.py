@@ -16,6 +16,8 @@ _SHARES = re.compile("acc|agree|match|em$|f1|mc[12]$|pass$|precision|recall|shar
 _PERPLEXITIES = ("perplexity", "ppl")
 #: By unit, where a loss stops being little and where it starts to be much.
 _STEPS = {"points": (1.0, 5.0), "nats a token": (0.05, 0.25), "% in perplexity": (5.0, 28.0)}
+#: Samples from which on an interval says something.
+FEWEST = 5
 _STEPS_ELSE = (2.0, 10.0)  # per cent of what it was
 
 
@@ -190,8 +192,8 @@ def _unit(score: Score) -> tuple[str, float]:
 
 
 def _interval(change: Estimate) -> tuple[float | None, float | None]:
-    """The interval; a single sample has none, whatever resampling it gives."""
-    return (None, None) if change.n == 1 else (change.low, change.high)
+    """The interval; of a few samples there is none, whatever resampling gives."""
+    return (None, None) if change.n < FEWEST else (change.low, change.high)
 
 
 def _severity(score: Score, value: float, unit: str) -> float:

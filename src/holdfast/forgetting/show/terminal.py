@@ -16,7 +16,7 @@ __all__ = ["to_terminal"]
 
 _STYLES = {
     "nothing": "green",
-    "little": "green",
+    "little": "yellow",
     "some": "yellow",
     "much": "red",
     "unknown": "blue",

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Literal
 
 from holdfast.forgetting.report import Divergence, Drift, DriftRow, ForgettingReport, Score
-from holdfast.forgetting.show._words import Change, change_of, listed, nats, percent, plain
+from holdfast.forgetting.show._words import Change, change_of, kind_of, listed, nats, percent, plain
 
 __all__ = ["Level", "Verdict", "verdict"]
 
@@ -153,7 +153,7 @@ def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str
     if lost:
         worst = max(change.severity for _, _, change in lost)
         level: Level = "little" if worst < 1 else "some" if worst < 2 else "much"
-        return f"Lost {_on(lost, retained)}.", level
+        return _losses(lost, retained), level
     if _nothing_moved(report):
         return "Nothing forgotten.", "nothing"
     if unsure:
@@ -169,6 +169,20 @@ def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str
     if report.drift is not None:
         return f"Forgetting was not tested; the weights {_moved(report.drift)}.", "unknown"
     return "Forgetting was not tested.", "unknown"
+
+
+def _losses(lost: Sequence[Judged], among: Sequence[Judged]) -> str:
+    """What was lost. A perplexity is not lost, it rises."""
+    rose = [j for j in lost if kind_of(j[1].metric) == "perplexity"]
+    if len(lost) > _FEW or not rose:
+        return f"Lost {_on(lost, among)}."
+    rest = [j for j in lost if j not in rose]
+    said = [f"lost {_on(rest)}"] if rest else []
+    sizes = [
+        f"{change.amount.removesuffix(' in perplexity')} on {name}" for name, _, change in rose
+    ]
+    sentence = "; ".join([*said, f"perplexity rose by {listed(sizes)}"])
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def _nothing_moved(report: ForgettingReport) -> bool:
@@ -187,7 +201,7 @@ def _on_retained(retained: Sequence[Judged], headline: str) -> list[str]:
     if by["same"] and headline != "Nothing forgotten.":
         said.append(f"No measurable change on {_named(by['same'], margins=True)}.")
     tested = sum(change.low is not None for _, _, change in retained)
-    if tested >= _MANY and headline.startswith("Lost"):
+    if tested >= _MANY and any(change.outcome == "lost" for _, _, change in retained):
         chance = max(1, round(0.025 * tested))
         said.append(f"Of {tested} tests about {chance} would seem lost by chance alone.")
     if by["gained"]:

@@ -1,0 +1,217 @@
+"""A plan: recipes × seeds × settings, on one model and its data. What is run, not how.
+
+    Plan(model="SmolLM2-135M", data="gsm8k-train.jsonl", target="gsm8k-dev.jsonl",
+         text=("wiki.txt",), recipes=("standard", "recadam+flow"), seeds=(0, 1))
+
+A plan is plain values, goes to YAML and back, and says for each of its runs who it is: the same run
+has the same id in every process and on every machine: one that is finished is not done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from holdfast._checks import above_zero, share, whole
+from holdfast.forgetting import _codec
+from holdfast.recipe import Recipe
+
+__all__ = ["Measuring", "Plan", "RunSpec", "Training"]
+
+#: What is tried where nobody says: each method with its defaults, and what goes well together.
+RECIPES = (
+    "standard", "recadam", "flow", "recadam+flow", "l2-sp", "ewc", "mofo", "hft", "lora", "wise-ft",
+    "recadam+flow+wise-ft", "sfa",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Training:
+    """How each model is trained; a recipe with a learning rate of its own keeps it.
+
+    Attributes:
+        lr: the learning rate at its peak.
+        epochs, max_updates: how long; ``max_updates`` wins.
+        batch_size, accumulate: samples a micro-batch, and micro-batches an update.
+        max_length: of a sample, in tokens.
+        warmup: the share of the updates in which the learning rate rises; then it falls to 0.
+        weight_decay, clip_norm: as in any trainer.
+        precision: ``"bfloat16"`` runs the model so (its weights stay float32); ``"auto"`` does on a
+            GPU.
+    """
+
+    lr: float = 2e-5
+    epochs: float = 1.0
+    max_updates: int | None = None
+    batch_size: int = 16
+    accumulate: int = 1
+    max_length: int = 512
+    warmup: float = 0.03
+    weight_decay: float = 0.0
+    clip_norm: float | None = 1.0
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        above_zero("lr", self.lr), above_zero("epochs", self.epochs), share("warmup", self.warmup)
+        for name, least in (("batch_size", 1), ("accumulate", 1), ("max_length", 2)):
+            whole(name, getattr(self, name), least)
+        if self.max_updates is not None:
+            whole("max_updates", self.max_updates, 1)
+        if self.precision not in ("auto", "float32", "bfloat16"):
+            raise ValueError(f"precision must be auto, float32 or bfloat16, got {self.precision!r}")
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What each model is tested on, before and after.
+
+    Attributes:
+        text: files of running text: their perplexity.
+        data: files of rows: multiple choice, completions, classification.
+        tasks: of lm-evaluation-harness, by name.
+        include_path: where YAML files of further tasks lie.
+        limit: rows of each file and samples of each task at most.
+        context_free: texts that the base writes for the data-free divergence.
+        max_length: of a sequence, in tokens.
+    """
+
+    text: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    include_path: str | None = None
+    limit: int | None = None
+    context_free: int = 16
+    max_length: int = 1024
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run of a plan.
+
+    Attributes:
+        recipe: its name: the preset's, or the file's.
+        method: the recipe itself, as :meth:`Recipe.to_dict` writes it.
+        seed: of the order of the data and of all that is drawn.
+        values: the settings in which it differs from the plan, by dotted name.
+        training: how it is trained.
+        id: a name that no other run has.
+    """
+
+    recipe: str
+    method: dict[str, Any]
+    seed: int
+    values: dict[str, Any]
+    training: Training
+    id: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compare.
+
+    Attributes:
+        model: a directory or hub name of a transformers model.
+        data: the training data: a file of rows (JSON lines, CSV, Parquet).
+        target: rows to test the new task on.
+        measuring: what else to test, which should be retained.
+        recipes: presets (``"recadam+flow"``) or YAML files of recipes. ``standard`` is plain
+            fine-tuning.
+        seeds: of the runs; figures are medians over them.
+        values: settings to try, by dotted name: ``{"lr": [1e-4, 1e-3], "merging.alpha": [0.3]}``.
+            The first part names a stage of the recipe, or it is one of training.
+        training: how each model is trained.
+        new: parts of the model without pretrained weights, such as ``"classifier"``.
+    """
+
+    model: str
+    data: str
+    target: str
+    measuring: Measuring = field(default_factory=Measuring)
+    recipes: tuple[str, ...] = RECIPES
+    seeds: tuple[int, ...] = (0, 1)
+    values: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    training: Training = field(default_factory=Training)
+    new: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.recipes or not self.seeds:
+            raise ValueError("a plan needs at least one recipe and one seed")
+        for name, given in (("recipes", self.recipes), ("seeds", self.seeds)):
+            if len(set(given)) < len(given):
+                raise ValueError(f"{name} holds {_twice(given)!r} twice")
+        list(self.runs())  # whatever is wrong with a recipe or a value is said now
+
+    def runs(self) -> Iterator[RunSpec]:
+        """Every run, the seeds innermost: the first results are of all recipes' neighbours."""
+        grid = [[(name, value) for value in some] for name, some in self.values.items()]
+        for seed in self.seeds:
+            for name in self.recipes:
+                seen = set()
+                for chosen in itertools.product(*grid):
+                    spec = self._spec(name, seed, dict(chosen))
+                    if spec is not None and spec.id not in seen:
+                        seen.add(spec.id)
+                        yield spec
+
+    def _spec(self, name: str, seed: int, values: dict[str, Any]) -> RunSpec | None:
+        label, recipe = read_recipe(name)
+        method, training, applied = recipe.to_dict(), self.training, {}
+        for key, value in values.items():
+            stage, _, option = key.partition(".")
+            if not option:
+                if not hasattr(training, key):
+                    raise ValueError(_unknown(key, [*vars(training)]))
+                training, applied[key] = replace(training, **{key: value}), value
+            elif (changed := _with_option(method, stage, option, value)) is not None:
+                method, applied[key] = changed, value
+        method = Recipe.from_dict(method).to_dict()
+        known = [
+            self.model, self.data, self.target, self.new, method, seed, _codec.encode(training),
+            _codec.encode(self.measuring),
+        ]  # fmt: skip
+        digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
+        return RunSpec(label, method, seed, applied, training, f"{label}-{seed}-{digest}")
+
+
+def read_recipe(name: str) -> tuple[str, Recipe]:
+    """A preset, or the recipe in a YAML file; with the name to call it by."""
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if not path.is_file():
+            raise FileNotFoundError(f"no such recipe file: {name}")
+        try:
+            return path.stem, Recipe.from_yaml(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return name, Recipe.preset(name)
+
+
+def _with_option(
+    method: Mapping[str, Any], stage: str, option: str, value: Any
+) -> dict[str, Any] | None:
+    """A recipe with another value of an option; None if its method of that stage has no such."""
+    if stage not in method:
+        raise ValueError(_unknown(stage, [*method]))
+    parts = method[stage]
+    rows = parts if isinstance(parts, list) else [parts]
+    if not any(option in row for row in rows if isinstance(row, Mapping)):
+        return None
+    changed = [{**row, option: value} if option in row else row for row in rows]
+    return {**method, stage: changed if isinstance(parts, list) else changed[0]}
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"values: there is no setting {name!r}{hint} It is one of {', '.join(known)}"
+
+
+def _twice(given: Sequence[Any]) -> Any:
+    return next(item for i, item in enumerate(given) if item in given[:i])
