@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,10 @@ question + choices + label (multiple choice), prompt + completion, text + label,
 """
 
 
-def add_to(subcommands: Any) -> None:
-    """Add the subcommand to a parser."""
-    parser = subcommands.add_parser(
-        "measure",
-        help="what did a fine-tune cost? compare two checkpoints",
+def main(arguments: Sequence[str]) -> None:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        "holdfast measure",
         description="Compare a tuned model with the one it was tuned from: how far its weights and "
         "its predictions moved, and what it scores before and after.",
         epilog=EXAMPLES,
@@ -43,7 +43,7 @@ def add_to(subcommands: Any) -> None:
         "--out", type=Path, metavar="DIR", help="write report.json, report.md and report.html there"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.set_defaults(run=run)
+    run(parser.parse_args(arguments))
 
 
 def add_measuring_options(parser: Any) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from holdfast.cli.measure import add_measuring_options, check_out, measuring_options
 
@@ -24,11 +24,10 @@ costs no training to try several. TUNED may be a LoRA adapter: the result is a f
 """
 
 
-def add_to(subcommands: Any) -> None:
-    """Add the subcommand to a parser."""
-    parser = subcommands.add_parser(
-        "merge",
-        help="write the checkpoint between a base and a tuned model (WiSE-FT)",
+def main(arguments: Sequence[str]) -> None:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        "holdfast merge",
         description="Write α·TUNED + (1−α)·BASE as a new checkpoint (WiSE-FT, "
         "https://arxiv.org/abs/2109.01903), on the CPU and in little memory, whatever its size.",
         epilog=_EXAMPLE,
@@ -54,7 +53,7 @@ def add_to(subcommands: Any) -> None:
         "--allow-pickle", action="store_true", help="read .bin and .pt files as well"
     )
     add_measuring_options(parser.add_argument_group("what to measure, with --sweep"))
-    parser.set_defaults(run=run)
+    run(parser.parse_args(arguments))
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from collections.abc import Sequence
 
 from holdfast import registry
 
 
-def add_to(subcommands: Any) -> None:
-    """Add the subcommand to a parser."""
-    parser = subcommands.add_parser(
-        "methods",
-        help="list every method, by stage",
+def main(arguments: Sequence[str]) -> None:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        "holdfast methods",
         description="List every method with its stage, paper and what it does. Names joined by + "
         'are a recipe: Recipe.preset("recadam+flow+wise-ft").',
     )
     parser.add_argument("--json", action="store_true", help="for machines: a list of objects")
-    parser.set_defaults(run=run)
+    run(parser.parse_args(arguments))
 
 
 def run(arguments: argparse.Namespace) -> None:

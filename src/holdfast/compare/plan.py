@@ -122,7 +122,7 @@ class Plan:
         recipes: presets (``"recadam+flow"``) or YAML files of recipes. ``standard`` is plain
             fine-tuning.
         seeds: of the runs; figures are medians over them.
-        values: settings to try, by dotted name: ``{"lr": [1e-4, 1e-3], "merging.alpha": [0.3]}``.
+        grid: settings to try, by dotted name: ``{"lr": [1e-4, 1e-3], "merging.alpha": [0.3]}``.
             The first part names a stage of the recipe, or it is one of training.
         training: how each model is trained.
         new: parts of the model without pretrained weights, such as ``"classifier"``.
@@ -134,7 +134,7 @@ class Plan:
     measuring: Measuring = field(default_factory=Measuring)
     recipes: tuple[str, ...] = RECIPES
     seeds: tuple[int, ...] = (0, 1)
-    values: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    grid: dict[str, tuple[float, ...]] = field(default_factory=dict)
     training: Training = field(default_factory=Training)
     new: tuple[str, ...] = ()
 
@@ -148,7 +148,7 @@ class Plan:
 
     def runs(self) -> Iterator[RunSpec]:
         """Every run, the seeds innermost: the first results are of all recipes' neighbours."""
-        grid = [[(name, value) for value in some] for name, some in self.values.items()]
+        grid = [[(name, value) for value in some] for name, some in self.grid.items()]
         for seed in self.seeds:
             for name in self.recipes:
                 seen = set()
@@ -210,7 +210,7 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"values: there is no setting {name!r}{hint} It is one of {', '.join(known)}"
+    return f"grid: there is no setting {name!r}{hint} It is one of {', '.join(known)}"
 
 
 def _twice(given: Sequence[Any]) -> Any:

@@ -1,111 +1,31 @@
-"""What came of the runs of a plan: one JSON a run, all of them together, medians over seeds."""
+"""What came of the runs of a plan: one JSON a run, all of them together, medians over seeds.
+
+results = Results.load("comparison/results.json")
+print(results.recommendation())
+results.save("report.html")  # or .md, or .json
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from holdfast._files import write_whole
+from holdfast.compare.result import SCHEMA_VERSION, Measured, Moved, RunResult, result_of
 from holdfast.forgetting import _codec
-from holdfast.forgetting.report import Curve, ForgettingReport, Score
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from holdfast.compare.recommend import Recommendation
 
 __all__ = ["Measured", "Moved", "Results", "RunResult", "Summary", "result_of", "summarise"]
-
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One test before and after.
-
-    Attributes:
-        name, metric, lower_is_better: as in :class:`~holdfast.forgetting.report.Score`.
-        before, after: of the pretrained and of the tuned model.
-        low, high: the 95 % interval of the change over the samples; None where there is none.
-        n: how many samples.
-    """
-
-    name: str
-    metric: str
-    lower_is_better: bool
-    before: float
-    after: float
-    low: float | None
-    high: float | None
-    n: int
-
-    @property
-    def change(self) -> float:
-        """After − before."""
-        return self.after - self.before
-
-    @property
-    def gain(self) -> float:
-        """How much better it has become; a loss is negative."""
-        return -self.change if self.lower_is_better else self.change
-
-
-@dataclass(frozen=True)
-class Moved:
-    """How far the weights moved: ‖θ − θ*‖, and over ‖θ*‖."""
-
-    distance: float
-    relative: float
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """One run.
-
-    Attributes:
-        id, recipe, seed, values: who it is; see :class:`~holdfast.compare.plan.RunSpec`.
-        target: the new task.
-        retained: what should not be forgotten.
-        drift: how far the weights moved.
-        kl: KL(base‖tuned), nats a prediction, by the inputs' name.
-        seconds: of training and of testing it.
-        peak_memory: bytes, of the device if it is a GPU, else of the process.
-        versions: of what ran it.
-        curves: over the updates.
-    """
-
-    id: str
-    recipe: str
-    seed: int
-    target: Measured
-    retained: tuple[Measured, ...]
-    drift: Moved
-    kl: dict[str, float]
-    seconds: float
-    peak_memory: int
-    versions: dict[str, str] = field(default_factory=dict)
-    values: dict[str, float | int | str | bool | None] = field(default_factory=dict)
-    curves: tuple[Curve, ...] = ()
-    schema_version: int = SCHEMA_VERSION
-
-    def to_json(self) -> str:
-        """As text."""
-        return json.dumps(_codec.encode(self), indent=1, ensure_ascii=False, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> RunResult:
-        """From its text; ValueError says what does not fit."""
-        return _codec.decode(cls, json.loads(text), "the result")
-
-    @property
-    def label(self) -> str:
-        """The recipe, with the values that set it apart."""
-        return " ".join(
-            [
-                self.recipe,
-                *(
-                    f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}"
-                    for k, v in self.values.items()
-                ),
-            ]
-        )
 
 
 @dataclass(frozen=True)
@@ -114,47 +34,29 @@ class Summary:
 
     Attributes:
         label: its name.
+        recipe: the same without the values that set it apart.
         seeds: how many.
         target, retained: medians over the seeds; the intervals are the lowest and highest change
             of any seed's own value.
         best: the best target value of any seed.
-        loss: the mean over the retained tests of how much was lost, as a share of the value before
-            (a gain counts as no loss).
-        seconds: the median.
+        kept, loss, relative_drift, kl, seconds: medians of what each run has.
+        peak_memory: the largest.
+        runs: one a seed.
     """
 
     label: str
+    recipe: str
     seeds: int
     target: Measured
     retained: tuple[Measured, ...]
     best: float
+    kept: float
     loss: float
-    relative_drift: float
+    relative_drift: float | None
     kl: dict[str, float]
     seconds: float
     peak_memory: int
-
-
-def result_of(spec: Any, report: ForgettingReport, seconds: float, peak_memory: int) -> RunResult:
-    """A run's result from its forgetting report."""
-    targets = [_measured(s) for s in report.scores if s.role == "target"]
-    if not targets:
-        raise ValueError("the target was not tested")
-    moved = report.drift.total if report.drift else None
-    return RunResult(
-        id=spec.id,
-        recipe=spec.recipe,
-        seed=spec.seed,
-        target=targets[0],
-        retained=tuple(_measured(s) for s in report.scores if s.role != "target"),
-        drift=Moved(moved.distance, moved.relative) if moved else Moved(0.0, 0.0),
-        kl={d.name: d.kl.value for d in report.divergences},
-        seconds=round(seconds, 3),
-        peak_memory=peak_memory,
-        versions=dict(report.versions),
-        values=dict(spec.values),
-        curves=report.curves,
-    )
+    runs: tuple[RunResult, ...]
 
 
 def summarise(runs: Iterable[RunResult]) -> list[Summary]:
@@ -167,63 +69,120 @@ def summarise(runs: Iterable[RunResult]) -> list[Summary]:
 
 def _summary(label: str, runs: Sequence[RunResult]) -> Summary:
     target = _median([run.target for run in runs])
-    retained = tuple(
-        _median(list(column)) for column in zip(*(r.retained for r in runs), strict=True)
-    )
-    values = [run.target.after for run in runs]
-    lost = [max(0.0, -m.gain) / abs(m.before) if m.before else 0.0 for m in retained]
-    names = runs[0].kl
+    tests: dict[tuple[str, str], list[Measured]] = {}
+    for run in runs:
+        for test in run.retained:
+            tests.setdefault((test.name, test.metric), []).append(test)
+    drifts = [run.drift.relative for run in runs if run.drift is not None]
+    names = dict.fromkeys(name for run in runs for name in run.kl)
     return Summary(
         label=label,
+        recipe=runs[0].recipe,
         seeds=len(runs),
         target=target,
-        retained=retained,
-        best=min(values) if target.lower_is_better else max(values),
-        loss=statistics.fmean(lost) if lost else 0.0,
-        relative_drift=statistics.median(run.drift.relative for run in runs),
-        kl={name: statistics.median(run.kl.get(name, 0.0) for run in runs) for name in names},
+        retained=tuple(map(_median, tests.values())),
+        best=target.best,
+        kept=statistics.median(run.kept for run in runs),
+        loss=statistics.median(run.loss for run in runs),
+        relative_drift=statistics.median(drifts) if drifts else None,
+        kl={n: statistics.median(run.kl[n] for run in runs if n in run.kl) for n in names},
         seconds=statistics.median(run.seconds for run in runs),
         peak_memory=max(run.peak_memory for run in runs),
+        runs=tuple(runs),
     )
 
 
 def _median(rows: Sequence[Measured]) -> Measured:
+    """Over seeds; a value that is no number is the worst there is."""
     first = rows[0]
-    changes = [row.change for row in rows]
-    return Measured(
-        name=first.name,
-        metric=first.metric,
-        lower_is_better=first.lower_is_better,
-        before=first.before,
-        after=statistics.median(row.after for row in rows),
-        low=min(changes),
-        high=max(changes),
-        n=first.n,
-    )
-
-
-def _measured(score: Score) -> Measured:
-    return Measured(
-        name=score.name,
-        metric=score.metric,
-        lower_is_better=score.lower_is_better,
-        before=score.before.value,
-        after=score.after.value,
-        low=score.change.low,
-        high=score.change.high,
-        n=score.change.n,
+    worst = math.inf if first.lower_is_better else -math.inf
+    values = [worst if math.isnan(row.after) else row.after for row in rows]
+    return replace(
+        first,
+        after=statistics.median(values),
+        low=min(values) - first.before,
+        high=max(values) - first.before,
     )
 
 
 @dataclass(frozen=True)
 class Results:
-    """All runs of a plan: ``results.json``."""
+    """All runs of a plan: ``results.json``.
+
+    Attributes:
+        runs: those that are done.
+        failed: the last line of the error of those that failed, by their id.
+        plan: what was compared, as plain values.
+    """
 
     runs: tuple[RunResult, ...]
     failed: dict[str, str] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
+    def summaries(self) -> list[Summary]:
+        """Each recipe over its seeds, in the order of the plan."""
+        return summarise(self.runs)
+
+    def recommendation(self) -> Recommendation:
+        """Which recipe to take, and why."""
+        from holdfast.compare.recommend import recommend
+
+        return recommend(self)
+
     def to_json(self) -> str:
         """As text."""
         return json.dumps(_codec.encode(self), indent=1, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Results:
+        """From its text; ValueError says what does not fit."""
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"this is not the JSON of a comparison: {error}") from None
+        if not isinstance(value, dict) or not isinstance(plan := value.pop("plan", {}), dict):
+            raise ValueError("this is not a comparison: it must be an object with runs and a plan")
+        version = value.get("schema_version", SCHEMA_VERSION)
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise ValueError(
+                f"this comparison has schema_version {version}, and this holdfast reads up to "
+                f"{SCHEMA_VERSION}: update holdfast to read it"
+            )
+        return replace(_codec.decode(cls, value, "the comparison"), plan=plan)
+
+    def to_markdown(self) -> str:
+        """The recommendation and the table, for a pull request or a model card."""
+        from holdfast.compare.show.table import to_markdown
+
+        return to_markdown(self)
+
+    def to_html(self) -> str:
+        """One page with everything in it. Needs plotly."""
+        from holdfast.compare.show.report import to_html
+
+        return to_html(self)
+
+    def to_terminal(self, console: Console | None = None) -> None:
+        """Print the table and the recommendation, with rich where it is installed."""
+        from holdfast.compare.show.table import to_terminal
+
+        to_terminal(self, console)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write them: a page if the name ends in .html, .md for Markdown, else JSON.
+
+        The file is there whole or not at all.
+        """
+        path = Path(path)
+        forms = {".html": self.to_html, ".htm": self.to_html, ".md": self.to_markdown}
+        text = forms.get(path.suffix.lower(), self.to_json)().rstrip("\n") + "\n"
+        write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8", newline="\n"))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Results:
+        """Read ``results.json``; ValueError names the file if it cannot."""
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:  # bad UTF-8 is one too
+            raise ValueError(f"{path}: {error}") from None

@@ -236,6 +236,8 @@ def _config(where: str, gguf_file: str | None) -> Any:
     options = {} if gguf_file is None else {"gguf_file": gguf_file}
     if gguf_file is None and Path(where).is_dir() and not (Path(where) / "config.json").is_file():
         raise ValueError(f"{where} has no config.json: of bare weights only the drift is measured")
+    if Path(where).is_absolute() and not Path(where).exists():
+        raise ValueError(f"there is no model in {where}: no such directory")
     try:
         return transformers.AutoConfig.from_pretrained(where, **options)
     except (OSError, ValueError) as error:

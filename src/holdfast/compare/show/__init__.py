@@ -1,0 +1,1 @@
+"""A comparison for people: in a terminal, as Markdown and as a page."""
