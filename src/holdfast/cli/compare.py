@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     chosen = parsed(parser, given)
     made = parser.instantiate(chosen)
     plan = Plan(**{name: made[name] for name in Plan.__dataclass_fields__})
-    run(plan, Path(chosen.out), chosen, parser.dump(chosen, skip_none=False))
+    run(plan, Path(chosen.out), chosen, parser.dump(chosen))
 
 
 def run(plan: Any, out: Path, chosen: Any, config: str) -> None:

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn")
     parser.add_class_arguments(Training, "training")
     chosen = parsed(parser, arguments)
-    run(chosen, parser.instantiate(chosen).training, parser.dump(chosen, skip_none=False))
+    run(chosen, parser.instantiate(chosen).training, parser.dump(chosen))
 
 
 def run(chosen: Any, training: Any, config: str) -> None:
