@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ def read_text(path: Path) -> str:
     """A text file. An error names the file."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-            text = file.read().decode("utf-8")
+            text = file.read().decode("utf-8-sig")
     except FileNotFoundError:
         raise FileNotFoundError(f"no such file: {path}") from None
     except (OSError, EOFError, UnicodeDecodeError) as error:
@@ -41,8 +43,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if kind == ".parquet":
         rows = _parquet(path)
     elif kind in (".csv", ".tsv"):
-        lines = read_text(path).splitlines()
-        rows = list(csv.DictReader(lines, delimiter="\t" if kind == ".tsv" else ","))
+        rows = _csv(path, "\t" if kind == ".tsv" else ",")
     elif kind == ".json":
         rows = _json(path, read_text(path))
     else:
@@ -50,6 +51,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} holds no rows")
     return rows
+
+
+def _csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
+    csv.field_size_limit(sys.maxsize)
+    try:
+        return list(csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter))
+    except csv.Error as error:
+        raise ValueError(f"{path} cannot be read as CSV: {error}") from error
 
 
 def _kind(path: Path) -> str:

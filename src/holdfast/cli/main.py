@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -42,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"; did you mean {near[0]}?" if near else f": one of {', '.join(SUBCOMMANDS)}"
         print(f"holdfast: there is no subcommand {name!r}{hint}", file=sys.stderr)
         return 2
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary files go
     try:
         import_module(f"holdfast.cli.{name}").main(rest)
     except BrokenPipeError:  # the reader, such as head, has seen enough

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from holdfast._batch import inputs_and_labels, logits_of, to_device
+from holdfast._batch import inputs_and_labels, logits_of, pad_id_of, to_device
 from holdfast._layers import head_of
 from holdfast._progress import progress_bar
 from holdfast.data import Batches, Collate, Samples, as_source, pad_collate
@@ -80,12 +80,18 @@ class Classification:
 
     def _source(self, loaded: Loaded) -> Samples | Batches:
         data = self.data
+        if loaded.kind in ("causal_lm", "masked_lm"):
+            raise ValueError(
+                f"{self.name} has classes, and {type(loaded.model).__name__} predicts tokens: give "
+                "both models a head for it, or leave it out"
+            )
         if hasattr(data, "__len__") and not len(data):
             raise ValueError(f"{self.name} has no rows")
         first = data[0] if hasattr(data, "__getitem__") else None
         if isinstance(first, Mapping) and texts_of(first):
             data = [encoded(loaded, row, self.name) for row in cast(Sequence[Any], data)]
-        pad = getattr(loaded.tokenizer, "pad_token_id", None) or 0
+        own = pad_id_of(loaded.model)
+        pad = own if own is not None else getattr(loaded.tokenizer, "pad_token_id", None) or 0
         collate = self.collate
         if collate is None and isinstance(data, list) and "input_ids" in data[0]:
             collate = partial(pad_collate, pad_id=pad)
@@ -116,6 +122,10 @@ class HeadAgreement:
     def name(self) -> str:
         """As the data's."""
         return self.task.name
+
+    def begin(self) -> None:
+        """Forget another base."""
+        self._kept, self._said = None, []
 
     def run(self, loaded: Loaded, *, progress: bool) -> list[stats.Samples]:
         """The base first, whose head and answers are kept; then the tuned model."""
@@ -171,9 +181,15 @@ def encoded(loaded: Loaded, row: Mapping[str, Any], name: str) -> dict[str, Any]
 
 def label_id(model: nn.Module, label: Any, name: str) -> int:
     """The index of a class that a row names by number or by the model's own word for it."""
+    classes = getattr(getattr(model, "config", None), "num_labels", None)
     if isinstance(label, str):
         known: dict[str, int] = getattr(getattr(model, "config", None), "label2id", None) or {}
-        if label not in known:
+        if label not in known and not label.strip().isdigit():
             raise ValueError(f"{name}: {label!r} is none of the model's labels: {', '.join(known)}")
-        return int(known[label])
-    return int(label)
+        label = known.get(label, label)
+    if classes == 1:
+        raise ValueError(f"{name}: the model has one output, a regression: it has no accuracy")
+    number = int(label)
+    if number != float(label) or not 0 <= number < (classes or number + 1):
+        raise ValueError(f"{name}: label {label} is none of the model's {classes} classes")
+    return number

@@ -111,7 +111,10 @@ class Harness:
         name = metric if kind == "none" else f"{metric} ({kind})"
         old, new = (_samples(r, task, metric, kind) for r in (before, after))
         if old is not None and new is not None:
-            score = compare(task, name, old, new, lower_is_better=lower, role=self.role)
+            transform = np.exp if old.counts is not None else None
+            score = compare(
+                task, name, old, new, lower_is_better=lower, role=self.role, transform=transform
+            )
             # Where the figure is the mean over the samples; others the harness makes its own way.
             if np.allclose([score.before.value, score.after.value], values, rtol=0, atol=1e-9):
                 return score
@@ -130,6 +133,9 @@ def _samples(results: Mapping[str, Any], task: str, metric: str, kind: str) -> S
     ]
     rows.sort(key=lambda row: row["doc_id"])
     values = [row[metric] for row in rows]
+    if values and all(isinstance(v, list | tuple) and len(v) == 2 for v in values):
+        # A log-likelihood and what it is divided by: a perplexity over all samples.
+        return Samples([-float(ll) for ll, _ in values], [int(n) for _, n in values])
     if not values or not all(isinstance(v, int | float) for v in values):
         return None
     return Samples([float(v) for v in values])

@@ -90,7 +90,7 @@ def kl_of(probe: Probe, loaded: Loaded, samples: int) -> KL | None:
         some = [probe.data[i] for i in range(min(samples, len(probe.data)))]
         return ClassKL(Classification(probe.name, some, probe.collate, probe.batch_size))
     if loaded.kind == "masked_lm" and isinstance(probe, Text):
-        return MaskedKL(probe.name, [probe.text])
+        return MaskedKL(probe.name, [probe.text], samples)
     if loaded.kind != "causal_lm":
         return None
     tokenizer = loaded.need_tokenizer(probe.name)

@@ -10,6 +10,7 @@ One model is in memory at a time: what the base predicts waits on disk for the t
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -193,14 +194,14 @@ class MaskedKL(KL):
     per = "masked token"
     how = "15 % of the tokens masked, the same for both models"
 
-    def __init__(self, name: str, texts: Sequence[str]) -> None:
+    def __init__(self, name: str, texts: Sequence[str], windows: int | None = None) -> None:
         super().__init__(name)
-        self.texts = texts
+        self.texts, self.windows = texts, windows
 
     def log_probs(self, loaded: Loaded) -> Iterator[Tensor]:
         """A row for each masked token."""
-        for text in self.texts:
-            yield from (found for found, _ in masked_log_probs(loaded, text))
+        found = (table for text in self.texts for table, _ in masked_log_probs(loaded, text))
+        yield from itertools.islice(found, self.windows)
 
 
 class ClassKL(KL):

@@ -95,6 +95,13 @@ def log_likelihoods(
     loaded: Loaded, requests: Sequence[Request], name: str = "", *, progress: bool = False
 ) -> list[Likelihood]:
     """The likelihood of each request's target. Contexts too long for the model lose their begin."""
+    if loaded.kind != "causal_lm":
+        raise ValueError(
+            f"{type(loaded.model).__name__} is no causal language model: it does not predict what "
+            f"comes next{f' in {name}' if name else ''}"
+        )
+    if empty := [i for i, request in enumerate(requests) if not request.target]:
+        raise ValueError(f"{name}: answer {empty[0]} has no tokens to predict")
     found: list[Likelihood | None] = [None] * len(requests)
     bar = progress_bar(len(requests), name, shown=progress)
     for rows in _batches(loaded, requests):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import nn
 
 import holdfast
 from holdfast._checks import whole
+from holdfast.forgetting.classify import HeadAgreement
 from holdfast.forgetting.drift import drift as measure_drift
 from holdfast.forgetting.harness import Harness
 from holdfast.forgetting.inputs import Data, PathLike, kl_of, named, probe_of, texts_from
@@ -155,7 +156,9 @@ def _reports(
     if tasks:
         tests.append(Harness(tuple(tasks), include_path, limit))
     tests += probes
-    loader = Loader(device, dtype, max_length, tokenizer, allow_pickle)
+    if not isinstance(base, nn.Module) and (Path(base) / "adapter_config.json").is_file():
+        raise ValueError(f"{base} is an adapter: give the model that it sits on as the base")
+    loader = Loader(device, dtype, max_length, tokenizer, allow_pickle, start_token)
     free = ContextFreeKL(context_free, start=start_token, seed=seed) if context_free else None
     settings = {
         "limit": limit,
@@ -222,8 +225,11 @@ class _Meter:
         if self.free and not self.tests and (reason := self.loader.cannot_write(base)):
             return _Answers(notes=[f"No context-free divergence: {reason}."])
         if self.before is None:
+            self.loader = self.loader.alike(base, base if tuned is None else tuned)
             with self.loader.open(base) as loaded:
                 self.before = self._ask_base(loaded)
+                # One tokenizer for both: other tokens would be another test.
+                self.loader = replace(self.loader, tokenizer=loaded.tokenizer)
             del loaded  # or it would be in memory beside the tuned model
         with self.loader.open(base if tuned is None else tuned, base) as loaded:
             return self._compare(loaded, self.before, itself=tuned is None)
@@ -245,6 +251,9 @@ class _Meter:
                 self.kls.append(kl)
         for kl in self.kls:
             kl.remember(loaded, self.folder, progress=self.progress)
+        for test in self.tests:
+            if isinstance(test, HeadAgreement):
+                test.begin()
         return [test.run(loaded, progress=self.progress) for test in self.tests]
 
     def _compare(self, loaded: Loaded, known: Sequence[Any], itself: bool) -> _Answers:

@@ -11,7 +11,7 @@ import gc
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from holdfast._batch import evaluating
+from holdfast._names import shorten
 
 __all__ = ["Kind", "Loaded", "Loader", "Source"]
 
@@ -42,12 +43,14 @@ class Loaded:
         kind: what it predicts.
         tokenizer: None where it has none.
         limit: the longest sequence that it takes, and that the user wants.
+        start: what a text begins with, if the user says so.
     """
 
     model: nn.Module
     kind: Kind
     tokenizer: Any
     limit: int
+    start: int | None = None
 
     @property
     def device(self) -> torch.device:
@@ -65,6 +68,7 @@ class Loaded:
         config = getattr(self.model, "config", None)
         for token in (
             given,
+            self.start,
             getattr(self.tokenizer, "bos_token_id", None),
             getattr(config, "bos_token_id", None),
             getattr(self.tokenizer, "eos_token_id", None),
@@ -86,6 +90,7 @@ class Loader:
         max_length: sequences are not longer than this, nor than the model's limit.
         tokenizer: to use instead of the one beside the weights.
         allow_pickle: read ``.bin`` files too. They are loaded as plain tensors.
+        start: the token that texts begin with, where a model names none.
     """
 
     device: torch.device | str | None = None
@@ -93,6 +98,7 @@ class Loader:
     max_length: int = 1024
     tokenizer: Any = None
     allow_pickle: bool = False
+    start: int | None = None
 
     @contextlib.contextmanager
     def open(self, source: Source, base: Source | None = None) -> Iterator[Loaded]:
@@ -114,6 +120,28 @@ class Loader:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+    def alike(self, base: Source, tuned: Source) -> Loader:
+        """This loader with one length and one dtype for two models, so that they are comparable."""
+        configs = []
+        for source in (base, tuned):
+            try:
+                name = str(source)
+                if isinstance(source, nn.Module) or (Path(name) / "adapter_config.json").is_file():
+                    continue
+                path = Path(name)
+                inside = path.suffix in (".safetensors", ".gguf") and path.is_file()
+                gguf = path.name if inside and path.suffix == ".gguf" else None
+                configs.append(_config(str(path.parent) if inside else name, gguf))
+            except (ImportError, ValueError):
+                continue
+        texts = [c.get_text_config() for c in configs]
+        limits = [getattr(text, "max_position_embeddings", None) for text in texts]
+        length = min([self.max_length, *(n for n in limits if isinstance(n, int) and n > 0)])
+        dtype = self.dtype
+        if dtype is None and configs and self._device().type != "cpu":
+            dtype = getattr(configs[0], "dtype", None)
+        return replace(self, max_length=length, dtype=dtype)
 
     def cannot_write(self, source: Source) -> str | None:
         """Why a model cannot be asked for texts, told without loading it; None if it can."""
@@ -140,16 +168,32 @@ class Loader:
         if path.suffix == ".gguf":
             where, options = str(path.parent), {"gguf_file": path.name}
         elif path.suffix == ".safetensors" and path.is_file():
-            where = str(path.parent)  # its config.json lies beside it
+            if path.name != "model.safetensors":
+                raise ValueError(
+                    f"{path} is not where transformers looks for weights: put it into a directory "
+                    "of its own as model.safetensors, with its config.json"
+                )
+            where = str(path.parent)
         config = _config(where, options.get("gguf_file"))
         name = (config.architectures or [None])[0]
-        cls = getattr(transformers, name or "", None) or transformers.AutoModel
+        cls: Any = getattr(transformers, name or "", None)
+        if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
+            gguf = "gguf_file" in options  # which names no class
+            cls = transformers.AutoModelForCausalLM if gguf else transformers.AutoModel
         device = self._device()
         dtype = self.dtype or (torch.float32 if device.type == "cpu" else "auto")
+        model: nn.Module
         try:
-            model: nn.Module = cls.from_pretrained(where, dtype=dtype, **options)
+            model, info = cls.from_pretrained(
+                where, dtype=dtype, output_loading_info=True, **options
+            )
         except (OSError, RuntimeError) as error:
             raise ValueError(f"{source} cannot be loaded: {_first_sentence(error)}") from error
+        if lacking := sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])):
+            raise ValueError(
+                f"{source} lacks weights that a {type(model).__name__} has, or has them under "
+                f"other names: {shorten(lacking)}. They would be random"
+            )
         return model.to(device).eval()
 
     def _adapted(self, path: Path, base: Source | None) -> nn.Module:
@@ -160,8 +204,8 @@ class Loader:
                 f'{path} holds a LoRA adapter, which needs peft: pip install "holdfast[peft]"'
             ) from error
         own = json.loads((path / "adapter_config.json").read_text()).get("base_model_name_or_path")
-        under = base if base is not None else own
-        if isinstance(under, nn.Module) or not under:
+        under = own if base is None or isinstance(base, nn.Module) else base
+        if not under:
             raise ValueError(f"{path} is an adapter and does not say where its base model lies")
         model: Any = PeftModel.from_pretrained(self.load(str(under), None), path)
         merged: nn.Module = model.merge_and_unload()
@@ -183,8 +227,11 @@ class Loader:
                 continue
             try:
                 return transformers.AutoTokenizer.from_pretrained(place, **options)
-            except (OSError, ValueError, KeyError):
-                continue
+            except Exception as error:
+                if Path(place).is_dir() and not options:  # it is there, and broken
+                    raise ValueError(
+                        f"the tokenizer in {place} cannot be loaded: {_first_sentence(error)}"
+                    ) from error
         return None
 
     def ready(self, model: nn.Module, tokenizer: Any) -> Loaded:
@@ -194,18 +241,21 @@ class Loader:
         limits = [self.max_length]
         for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
             if isinstance(limit := getattr(text, name, None), int) and limit > 0:
-                # RoBERTa's positions begin after the padding's.
-                taken = 2 if getattr(text, "model_type", "") in _OFFSET_POSITIONS else 0
-                limits.append(limit - taken)
-        return Loaded(model, kind_of(model), tokenizer, min(limits))
+                limits.append(limit)
+        for name, part in model.named_modules():
+            # Positions that begin after the padding's, as RoBERTa's: the table says so itself.
+            if name.endswith("position_embeddings") and getattr(part, "padding_idx", None):
+                limits.append(part.num_embeddings - part.padding_idx - 1)
+        return Loaded(model, kind_of(model), tokenizer, min(limits), self.start)
 
     def _device(self) -> torch.device:
         if self.device is not None:
+            try:
+                torch.empty(0, device=self.device)
+            except (RuntimeError, AssertionError) as error:
+                raise ValueError(f"device {self.device}: {_first_sentence(error)}") from error
             return torch.device(self.device)
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "longformer", "opt")
 
 
 def kind_of(model: nn.Module) -> Kind:
@@ -213,7 +263,12 @@ def kind_of(model: nn.Module) -> Kind:
     inner: Any = model
     if hasattr(inner, "get_base_model"):
         inner = inner.get_base_model()
-    return _kind(type(inner).__name__)
+    kind = _kind(type(inner).__name__)
+    config = getattr(inner, "config", None)
+    encodes = hasattr(inner, "bert") or hasattr(inner, "roberta")
+    if kind == "causal_lm" and encodes and not getattr(config, "is_decoder", True):
+        return "other"  # it sees what comes after
+    return kind
 
 
 def is_headless(model: nn.Module) -> bool:
@@ -223,11 +278,16 @@ def is_headless(model: nn.Module) -> bool:
 
 
 def _kind(name: str) -> Kind:
+    if name.startswith("XLNet"):  # which does not read from left to right
+        return "other"
     return next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), "other")
 
 
 def _has_tokenizer(folder: Path) -> bool:
-    known = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model")
+    known = (
+        "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model",
+        "spiece.model",
+    )  # fmt: skip
     return any((folder / name).is_file() for name in known)
 
 

@@ -7,6 +7,7 @@ MultipleChoice("piqa", rows)                   # accuracy
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -161,7 +162,7 @@ class MultipleChoice:
         """Whether each question was answered right."""
         requests, lengths, labels = [], [], []
         for number, row in enumerate(_some(self)):
-            choices = [str(choice) for choice in _column(row, ("choices",), number, self.name)]
+            choices = _choices(_column(row, ("choices",), number, self.name), number, self.name)
             label = int(_column(row, ("label", "gold"), number, self.name))
             if not 0 <= label < len(choices):
                 raise ValueError(
@@ -214,6 +215,20 @@ def _prompt(row: Mapping[str, Any], template: str | None, number: int, name: str
             f"{name}: the template {template!r} does not fit row {number}, which has "
             f"{', '.join(row)}: {error}"
         ) from error
+
+
+def _choices(given: Any, number: int, name: str) -> list[str]:
+    """A list of texts; as JSON in a cell of a CSV file, or as ARC has them."""
+    if isinstance(given, Mapping):
+        given = given.get("text")
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            given = None
+    if not isinstance(given, list | tuple) or len(given) < 2:
+        raise ValueError(f"{name}: the choices of row {number} are no list of texts")
+    return [str(choice) for choice in given]
 
 
 def _column(row: Mapping[str, Any], names: Sequence[str], number: int, name: str) -> Any:

@@ -87,6 +87,8 @@ class Watch:
         folder = tempfile.mkdtemp(prefix="holdfast-")
         self._let_go = weakref.finalize(self, shutil.rmtree, folder, True)
         with self.loader.open(unwrapped(model)) as loaded:
+            if context_free and loaded.kind != "causal_lm":
+                raise ValueError(f"{type(model).__name__} does not write texts: context_free=0")
             if context_free:
                 self.kls.append(ContextFreeKL(context_free, tokens=32))
             for probe in targets:

@@ -103,6 +103,9 @@ def adapt(
     if kind != "LORA":
         raise ValueError(f"{label} is an adapter of type {kind}; only LoRA is read: merge it first")
     odd = [key for key in ("use_dora", "use_qalora", "lora_bias") if config.get(key)]
+    start = str(config.get("init_lora_weights", "")).lower()
+    if start.startswith(("pissa", "olora", "corda", "loftq", "eva", "lora_ga")):
+        odd.append(f"init_lora_weights={start}, which changes the base")
     odd += [name for name in tensors if "lora_" in name and not _PART.fullmatch(name)]
     odd += [name for name in tensors if "trainable_tokens" in name]
     if odd:

@@ -138,14 +138,14 @@ def open_weights(
 def _here(source: str | os.PathLike[str]) -> Path:
     """Where a checkpoint lies; one on the hub is downloaded, or found in the hub's cache."""
     path = Path(source)
-    looks_like_a_name = isinstance(source, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", source)
+    looks_like_a_name = isinstance(source, str) and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source)
     if path.exists() or not looks_like_a_name:
         return path
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         return path
-    wanted = ["*.safetensors", "*.json", "*.bin"]
+    wanted = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
     try:
         return Path(snapshot_download(str(source), allow_patterns=wanted))
     except Exception as error:  # no such name, no network, no permission: each a class of its own
@@ -208,7 +208,19 @@ def _of_model(model: nn.Module) -> Weights:
         from holdfast.weights._adapter import of_peft_model
 
         return of_peft_model(model, label, about)
-    return LiveWeights(label, model.state_dict(), config=about)
+    return LiveWeights(label, _once(model.state_dict()), config=about)
+
+
+def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without the further names of tensors that have several."""
+    seen: set[tuple[Any, ...]] = set()
+    kept: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device)
+        if tensor.numel() == 0 or place not in seen:
+            kept[name] = tensor
+        seen.add(place)
+    return kept
 
 
 def _pickles(path: Path) -> list[Path]:

@@ -139,7 +139,11 @@ def _shape(weights: Weights, name: str) -> str:
 
 
 def _check_not_packed(weights: Weights) -> None:
-    packed = sum(s.size for s in weights.values() if not s.dtype.is_floating_point)
+    packed = sum(
+        s.size
+        for s in weights.values()
+        if not s.dtype.is_floating_point or s.dtype.itemsize == 1  # FP8 needs its scales
+    )
     if packed > sum(s.size for s in weights.values()) / 2:
         raise ValueError(
             f"{weights.label} holds quantised weights, which can be neither compared nor merged: "

@@ -17,7 +17,7 @@ _PERPLEXITIES = ("perplexity", "ppl")
 #: By unit, where a loss stops being little and where it starts to be much.
 _STEPS = {"points": (1.0, 5.0), "nats a token": (0.05, 0.25), "% in perplexity": (5.0, 28.0)}
 #: Samples from which on an interval says something.
-FEWEST = 5
+FEWEST = 8
 _STEPS_ELSE = (2.0, 10.0)  # per cent of what it was
 
 
