@@ -54,7 +54,7 @@ def run(plan: Any, out: Path, chosen: Any, config: str) -> None:
     check_out(out)
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "config.yaml", lambda path: path.write_text(config))
-    jobs = chosen.jobs or _jobs()
+    jobs = _jobs() if chosen.jobs is None else chosen.jobs
     begin = time.monotonic()
 
     def tell(finished: Any, done: int, total: int) -> None:
@@ -74,10 +74,15 @@ def run(plan: Any, out: Path, chosen: Any, config: str) -> None:
         plan, out, jobs=jobs, engine=chosen.engine, gpus=chosen.gpus, address=chosen.address,
         on_finished=tell,
     )  # fmt: skip
-    if chosen.json:
-        print(results.to_json())
     if not results.runs:
         raise ValueError(f"every run failed: see {out / 'failed'}")
+    results.save(out / "report.md")
+    results.save(out / "report.html")
+    if chosen.json:
+        print(results.to_json())
+    else:
+        results.to_terminal()
+    print(f"The report: {out / 'report.html'}", file=sys.stderr)
 
 
 def _jobs() -> int:
@@ -97,6 +102,6 @@ def _embedded() -> list[str]:
     return [
         f"--model={here.model}", f"--data={here.train}", f"--target={here.dev}",
         f"--measuring.text={json.dumps(texts)}", "--measuring.max_length=256",
-        "--measuring.limit=100", "--measuring.context_free=8", "--training.lr=1e-3",
+        "--measuring.limit=100", "--measuring.context_free=8", "--training.lr=3e-3",
         "--training.max_updates=40", "--training.batch_size=8", "--training.max_length=176",
     ]  # fmt: skip

@@ -5,7 +5,8 @@ The rule, which no setting changes:
 1. What counts are medians over seeds. A recipe is in question if its target is a finite number and
    better than the pretrained model's. Where there is none, the pretrained model is to be kept.
 2. A recipe is *close* to the best if its target is within 1 % of the best one (relative to it), or
-   if the range of its seeds' values overlaps with that of the best one's.
+   if the range of its seeds' values overlaps with that of the best one's. Of several that are the
+   best, it is the one that forgets least.
 3. Of those, the one that forgets least: the mean over the retained tests of what was lost, as a
    share of the value before. A gain counts as no loss. Of equals, the best on the target.
 4. Where nothing retained was tested, the one whose predictions moved least, by KL(base‖tuned).
@@ -19,9 +20,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holdfast.compare._words import change_in, seconds, share, short_change
 from holdfast.compare.results import Measured, Results, Summary
-from holdfast.forgetting.report import Estimate, Score
-from holdfast.forgetting.show._words import Change, change_of, level, listed, percent, plain
+from holdfast.forgetting.show._words import level, listed, plain
 
 __all__ = ["Recommendation", "recommend"]
 
@@ -61,8 +62,8 @@ def recommend(results: Results) -> Recommendation:
         name = plain(found[0].target.name)
         headline = f"Keep the pretrained model: no recipe made it better on {name}."
         return Recommendation(None, headline, tuple(_on_failures(results)))
-    best = min(better, key=_from_the_top)
-    close = [s for s in better if _within(s, best, CLOSE) or _overlap(s.target, best.target)]
+    best = min(better, key=lambda s: (_from_the_top(s), s.loss))
+    close = [s for s in better if _within(s, best, CLOSE) or _overlap(s, best)]
     near = [s for s in better if s in close or _within(s, best, NEAR)]
     chosen, gentle = _gentlest(close), _gentlest(near)
     standard = standard_of(found)
@@ -73,6 +74,7 @@ def recommend(results: Results) -> Recommendation:
             *_on_target(chosen, best, standard),
             *_on_losses(chosen, standard),
             *_on_others(chosen, best, gentle),
+            *_on_time(chosen, standard),
             *_on_failures(results),
             *_advice(found),
         ),
@@ -85,30 +87,6 @@ def standard_of(found: Sequence[Summary]) -> Summary | None:
     """Plain fine-tuning, with the values that are best on the target, if it was run."""
     plain_ones = [s for s in found if s.recipe == "standard" and math.isfinite(s.target.after)]
     return min(plain_ones, key=_from_the_top, default=None)
-
-
-def change_in(test: Measured, after: float | None = None) -> Change:
-    """How a test changed, to its value or to another, in the unit that one speaks of it in."""
-    value = test.after if after is None else after
-    estimates = (Estimate(x, None, None, test.n) for x in (test.before, value, value - test.before))
-    return change_of(Score(test.name, test.metric, test.lower_is_better, *estimates))
-
-
-def short_change(change: Change) -> str:
-    """A change as it stands in a table: of its unit only the per cent sign."""
-    text = change.signed.removesuffix(f" {change.unit}")
-    if not change.unit.startswith("%"):
-        return text
-    return f"{change.value:+.0f} %" if 99.5 <= change.value < math.inf else f"{text} %"
-
-
-def share(value: float) -> str:
-    """A loss, in per cent.
-
-    >>> share(0.0423), share(1.676), share(0.0)
-    ('4.2 %', '168 %', '0 %')
-    """
-    return f"{100 * value:.0f} %" if 1 <= value < math.inf else percent(value)
 
 
 def kl_of(summary: Summary) -> float | None:
@@ -126,13 +104,11 @@ def _within(summary: Summary, best: Summary, share: float) -> bool:
     return abs(summary.target.after - top) <= share * abs(top)
 
 
-def _overlap(one: Measured, other: Measured) -> bool:
-    """Whether the seeds' ranges have a value in common."""
-    lows, highs = (
-        [m.change if bound is None else bound for m, bound in pairs]
-        for pairs in ([(one, one.low), (other, other.low)], [(one, one.high), (other, other.high)])
-    )
-    return max(lows) <= min(highs)
+def _overlap(one: Summary, other: Summary) -> bool:
+    """Whether the ranges of their seeds' targets have a value in common."""
+    values = [run.target.after for run in one.runs], [run.target.after for run in other.runs]
+    known = [[value for value in some if math.isfinite(value)] for some in values]
+    return all(known) and max(map(min, known)) <= min(map(max, known))
 
 
 def _gentlest(among: Sequence[Summary]) -> Summary:
@@ -183,7 +159,9 @@ def _on_losses(chosen: Summary, standard: Summary | None) -> list[str]:
     said = []
     whose = "standard fine-tuning "
     for test in sorted(chosen.retained, key=lambda test: test.relative)[:3]:
-        words = f"{plain(test.name)} {change_in(test).signed}"
+        change = change_in(test)
+        unit = change.unit.removeprefix("% ")
+        words = f"{plain(test.name)} {short_change(change)} {unit}"
         if (same := other.get((test.name, test.metric))) is not None:
             words, whose = f"{words} ({whose}{short_change(change_in(same))})", ""
         said.append(words)
@@ -198,8 +176,8 @@ def _on_others(chosen: Summary, best: Summary, gentle: Summary) -> list[str]:
     if best is not chosen and chosen.retained:
         said.append(
             f"The best on {plain(best.target.name)}, {plain(best.label)}, lost "
-            f"{share(best.loss)} on average over the tests, {plain(chosen.label)} "
-            f"{share(chosen.loss)}."
+            f"{share(best.loss)} on average over the tests, against {share(chosen.loss)} with "
+            f"{plain(chosen.label)}."
         )
     if gentle is not chosen:
         value = level(gentle.target.metric, gentle.target.after)
@@ -209,6 +187,14 @@ def _on_others(chosen: Summary, best: Summary, gentle: Summary) -> list[str]:
             f"on {plain(gentle.target.name)}{lost}."
         )
     return said
+
+
+def _on_time(chosen: Summary, standard: Summary | None) -> list[str]:
+    """If it takes much longer."""
+    if standard is None or chosen.seconds < 1.5 * standard.seconds:
+        return []
+    times = seconds(chosen.seconds), seconds(standard.seconds)
+    return [f"A run with it takes {times[0]}, with standard fine-tuning {times[1]}."]
 
 
 def _on_failures(results: Results) -> list[str]:

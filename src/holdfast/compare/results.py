@@ -176,7 +176,7 @@ class Results:
         """
         path = Path(path)
         forms = {".html": self.to_html, ".htm": self.to_html, ".md": self.to_markdown}
-        text = forms.get(path.suffix.lower(), self.to_json)().rstrip("\n") + "\n"
+        text = forms.get(path.suffix.lower(), self.to_json)()
         write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8", newline="\n"))
 
     @classmethod

@@ -20,9 +20,10 @@
 
   const touch = matchMedia("(pointer: coarse)").matches;
   const config = { responsive: true, displaylogo: false, displayModeBar: false };
+  const narrow = matchMedia("(max-width: 760px)");
   const draw = () => {
     for (const [id, figure] of Object.entries(figures)) {
-      const { data, layout } = resolve(figure);
+      const { data, layout } = resolve((narrow.matches && figure.narrow) || figure);
       Plotly.react(id, data, { ...layout, dragmode: touch ? false : "zoom" }, config);
     }
   };
@@ -35,6 +36,7 @@
   };
   document.getElementById("theme").addEventListener("click", () => choose(isDark() ? "light" : "dark"));
   system.addEventListener("change", draw);
+  narrow.addEventListener("change", draw);
   const asked = location.hash.slice(1);
   if (asked === "dark" || asked === "light") root.dataset.theme = asked;
 

@@ -1,0 +1,65 @@
+"""``holdfast compare`` on the small model that comes with the package."""
+
+import json
+
+import pytest
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
+
+from holdfast.cli import main
+from holdfast.compare.results import Results
+
+FEW = [
+    "--recipes=[standard, recadam+wise-ft]", "--seeds=[0]", "--training.max_updates=2",
+    "--training.batch_size=2", "--measuring.limit=5", "--jobs=1",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+
+
+def test_the_default_and_once_more(tmp_path, capsys):
+    assert main(["compare", "--out=out", *FEW]) == 0
+    assert "recadam+wise-ft" in capsys.readouterr().out
+    results = Results.load(tmp_path / "out" / "results.json")
+    assert [(run.recipe, run.seed) for run in results.runs] == [
+        ("standard", 0), ("recadam+wise-ft", 0),
+    ]  # fmt: skip
+    assert [m.name for m in results.runs[0].retained] == ["prose", "verse", "code"]
+    assert (tmp_path / "out" / "report.html").stat().st_size > 1e6
+    # What is finished is not done again; the config that was written says the same.
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("runs/*/result.json")}
+    assert main(["compare", "--config=out/config.yaml", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(results.to_json())
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+
+
+def test_a_run_that_fails_does_not_stop_the_rest(tmp_path, capsys):
+    (tmp_path / "wild.yaml").write_text("update: {name: sgd, lr: 1.0e+30}\n")
+    given = ["--recipes=[wild.yaml, standard]", *FEW[1:]]
+    main(["compare", "--out=out", *given])
+    results = Results.load(tmp_path / "out" / "results.json")
+    assert "standard" in [run.recipe for run in results.runs]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--recipes=[recadm]"], "did you mean 'recadam'"),
+        (["--recipes=[standard, standard]"], "recipes holds 'standard' twice"),
+        (["--recipess=[standard]"], "did you mean recipes?"),
+        (["--grid={lrr: [1]}"], "there is no setting 'lrr'"),
+        (["--engine=slurm"], "engine must be local or ray"),
+        (["--jobs=0"], "jobs must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_sentence(given, words, capsys):
+    assert main(["compare", *FEW[1:], *given]) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert "Traceback" not in said
