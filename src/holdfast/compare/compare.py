@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from holdfast._checks import whole
 from holdfast._files import write_whole
@@ -114,9 +112,3 @@ def _alone(out: Path) -> Iterator[None]:
                 f"another comparison is at work in {out}: give another --out"
             ) from None
         yield
-
-
-def read_results(path: Path) -> dict[str, Any]:
-    """``results.json`` as plain values."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found

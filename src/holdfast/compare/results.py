@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast._files import write_whole
 from holdfast.compare.result import SCHEMA_VERSION, Measured, Moved, RunResult, result_of
 from holdfast.forgetting import _codec
+from holdfast.forgetting._saved import Saved
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,7 +104,7 @@ def _median(rows: Sequence[Measured]) -> Measured:
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(Saved):
     """All runs of a plan: ``results.json``.
 
     Attributes:
@@ -168,21 +166,3 @@ class Results:
         from holdfast.compare.show.table import to_terminal
 
         to_terminal(self, console)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write them: a page if the name ends in .html, .md for Markdown, else JSON.
-
-        The file is there whole or not at all.
-        """
-        path = Path(path)
-        forms = {".html": self.to_html, ".htm": self.to_html, ".md": self.to_markdown}
-        text = forms.get(path.suffix.lower(), self.to_json)()
-        write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8", newline="\n"))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Results:
-        """Read ``results.json``; ValueError names the file if it cannot."""
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:  # bad UTF-8 is one too
-            raise ValueError(f"{path}: {error}") from None

@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from holdfast._rows import read_rows, read_text
 from holdfast.forgetting.classify import encoded, texts_of
 from holdfast.forgetting.likelihood import encode, encode_pair
-from holdfast.forgetting.models import Loaded, Loader
+from holdfast.forgetting.models import Loaded
 from holdfast.forgetting.probes import Completions
 from holdfast.losses import IGNORED
 
@@ -104,8 +101,3 @@ def _conversation(loaded: Loaded, messages: Sequence[Mapping[str, str]], name: s
         labels += [IGNORED] * (len(before) - len(ids)) + after[len(before) :]
         ids = after
     return {"input_ids": ids[: loaded.limit], "labels": labels[: loaded.limit]}
-
-
-def load_model(loader: Loader, name: str) -> nn.Module:
-    """A model to train: its weights in float32."""
-    return loader.load(name).to(torch.float32)

@@ -7,13 +7,11 @@ shown as Markdown, in a terminal or as a page.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from holdfast._files import write_whole
 from holdfast.forgetting import _codec
+from holdfast.forgetting._saved import Saved
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -162,7 +160,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class ForgettingReport:
+class ForgettingReport(Saved):
     """What was measured of two models.
 
     Attributes:
@@ -250,24 +248,6 @@ class ForgettingReport:
     def print_table(self) -> None:
         """Print the verdict and the tables."""
         self.to_terminal()
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report: a page if the name ends in .html, .md for Markdown, else JSON.
-
-        The file is there whole or not at all.
-        """
-        path = Path(path)
-        forms = {".html": self.to_html, ".htm": self.to_html, ".md": self.to_markdown}
-        text = forms.get(path.suffix.lower(), self.to_json)()
-        write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8", newline="\n"))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> ForgettingReport:
-        """Read the JSON that :meth:`save` wrote; ValueError names the file if it cannot."""
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:  # bad UTF-8 is one too
-            raise ValueError(f"{path}: {error}") from None
 
 
 def report_schema() -> dict[str, Any]:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from holdfast._checks import share
-from holdfast._files import write_whole
 from holdfast.forgetting import _codec
+from holdfast.forgetting._saved import Saved
 from holdfast.forgetting.measure import measure_many
 from holdfast.forgetting.models import Source
 from holdfast.forgetting.report import ForgettingReport
@@ -56,7 +56,7 @@ class SweepPoint:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Saved):
     """What was measured between a base and a tuned model.
 
     Attributes:
@@ -118,24 +118,6 @@ class Sweep:
         from holdfast.forgetting.show.sweep_text import to_text
 
         print(to_text(self))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the sweep: a page if the name ends in .html, .md for Markdown, else JSON.
-
-        The file is there whole or not at all.
-        """
-        path = Path(path)
-        forms = {".html": self.to_html, ".htm": self.to_html, ".md": self.to_markdown}
-        text = forms.get(path.suffix.lower(), self.to_json)()
-        write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8", newline="\n"))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Sweep:
-        """Read the JSON that :meth:`save` wrote; ValueError names the file if it cannot."""
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:  # bad UTF-8 is one too
-            raise ValueError(f"{path}: {error}") from None
 
 
 def sweep(
