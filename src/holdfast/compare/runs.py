@@ -56,8 +56,8 @@ class Worker:
         begin = time.monotonic()
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        model, history = self._train(spec, place, progress)
-        report = replace(self._measure(spec.id, model), curves=curves_of(history))
+        model, history = self.train(spec, place, progress)
+        report = replace(self.measure(spec.id, model), curves=curves_of(history))
         spent = spent_before(place) + time.monotonic() - begin
         result = result_of(spec, report, spent, _peak_memory())
         write_whole(file, lambda path: path.write_text(result.to_json(), encoding="utf-8"))
@@ -65,9 +65,10 @@ class Worker:
             (place / left).unlink(missing_ok=True)
         return result
 
-    def _train(
-        self, spec: RunSpec, place: Path, progress: Progress | None
+    def train(
+        self, spec: RunSpec, place: Path, progress: Progress | None = None
     ) -> tuple[nn.Module, list[dict[str, float]]]:
+        """The trained model of a run, and what was logged on the way."""
         model = self.loader.load(self.plan.model)
         loader = replace(self.loader, max_length=spec.training.max_length)
         loaded = loader.ready(model, self.tokenizer)
@@ -78,8 +79,8 @@ class Worker:
             progress=progress,
         )  # fmt: skip
 
-    def _measure(self, name: str, model: nn.Module) -> ForgettingReport:
-        """Beside the base, which an open generator remembers."""
+    def measure(self, name: str, model: nn.Module) -> ForgettingReport:
+        """What it cost: beside the base, which an open generator remembers."""
         adapted: Any = model
         if hasattr(adapted, "merge_and_unload"):
             model = adapted.merge_and_unload()
