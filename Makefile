@@ -4,12 +4,15 @@ SHELL := bash
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint soak clean
+.PHONY: help demo digits test lint soak clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
 
-demo: .venv/demo  ## fine-tune with AdamW and with RecAdam, see what each forgets
+demo: .venv/cli  ## compare all recipes on a small language model; the report is a page
+	$(BIN)/holdfast compare --out runs/demo
+
+digits: .venv/demo  ## fine-tune with AdamW and with RecAdam, see what each forgets
 	$(BIN)/python examples/digits.py
 
 test: lint  ## lint, type-check and run all tests

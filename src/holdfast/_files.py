@@ -15,6 +15,17 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         with open(beside, "rb") as written:
             os.fsync(written.fileno())  # on disk before its name says so
         os.replace(beside, path)
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)  # a full disk does not say what there is no room for
         raise
+
+
+def check_folder(folder: Path, option: str = "--out") -> None:
+    """Before long work, not after it: a directory can be made there, and written to."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{option} must be a directory, and {folder} is a file")
+    above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"{option} {folder} cannot be written: no permission in {above}")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["is_text", "read_rows", "read_text"]
+__all__ = ["is_rows", "is_text", "read_rows", "read_text"]
 
 _TEXT = (".txt", ".md", ".text", "")
 _ROWS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
@@ -19,6 +19,11 @@ _ROWS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 def is_text(path: Path) -> bool:
     """Whether a file is running text, by its name."""
     return _kind(path) in _TEXT
+
+
+def is_rows(path: Path) -> bool:
+    """Whether a file holds rows, by its name."""
+    return _kind(path) in _ROWS
 
 
 def read_text(path: Path) -> str:

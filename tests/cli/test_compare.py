@@ -8,6 +8,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
 
 from holdfast.cli import main
+from holdfast.compare.place import Place
 from holdfast.compare.results import Results
 
 FEW = [
@@ -39,6 +40,19 @@ def test_the_default_and_once_more(tmp_path, capsys):
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
+def test_an_address_of_results(tmp_path, capsys):
+    out = f"dir::file://{tmp_path}/there"
+    assert main(["compare", f"--out={out}", "--recipes=[standard]", *FEW[1:]]) == 0
+    said = capsys.readouterr().err
+    assert "[1/1] standard, seed 0: done" in said
+    assert f"The report: {out}/report.html" in said
+    place = Place.at(out)
+    assert (place / "report.html").read_text().startswith("<!")
+    assert "standard" in (place / "report.md").read_text()
+    assert "recipes:" in (place / "config.yaml").read_text()
+    assert len(Results.from_json((place / "results.json").read_text()).runs) == 1
+
+
 def test_a_run_that_fails_does_not_stop_the_rest(tmp_path, capsys):
     (tmp_path / "wild.yaml").write_text("update: {name: sgd, lr: 1.0e+30}\n")
     given = ["--recipes=[wild.yaml, standard]", *FEW[1:]]
@@ -53,7 +67,8 @@ def test_a_run_that_fails_does_not_stop_the_rest(tmp_path, capsys):
         (["--recipes=[recadm]"], "did you mean 'recadam'"),
         (["--recipes=[standard, standard]"], "recipes holds 'standard' twice"),
         (["--recipess=[standard]"], "did you mean recipes?"),
-        (["--grid={lrr: [1]}"], "there is no setting 'lrr'"),
+        (["--grid={lrr: [1]}"], "setting 'lrr'; did you mean lr?"),
+        (["--grid={update.pul: [1]}", "--recipes=[recadam]"], "did you mean update.pull?"),
         (["--engine=slurm"], "engine must be local or ray"),
         (["--jobs=0"], "jobs must be at least 1"),
     ],

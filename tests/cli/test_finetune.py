@@ -1,6 +1,12 @@
-"""``holdfast finetune`` on the small model that comes with the package."""
+"""``holdfast finetune`` on the small model that comes with the package, and on other kinds."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +14,7 @@ import torch
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
 
+from compare.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
 from holdfast.cli import main  # noqa: E402
 from holdfast.compare.default import paths  # noqa: E402
 
@@ -33,7 +40,14 @@ def weights(folder):
 
 def test_a_recipe_and_its_config_again(tmp_path, capsys):
     assert finetune("--recipe=recadam+flow") == 0
-    assert "the model is in out" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "recadam+flow: loss " in said
+    assert "the model is in out" in said
+    left = {"chat_template.jinja", "generation_config.json", "tokenizer_config.json"}
+    assert {p.name for p in Path("out").iterdir()} - left == {
+        "config.json", "config.yaml", "model.safetensors", "tokenizer.json", "training.json",
+    }  # fmt: skip
+    assert json.loads(Path("out/training.json").read_text())[-1]["update"] == 3
     base, tuned = weights(paths().model), weights("out")
     assert any(not torch.equal(base[name].float(), tuned[name]) for name in base)
     assert main(["finetune", "--config=out/config.yaml", "--out=again"]) == 0
@@ -67,6 +81,10 @@ def test_other_rows(row, tmp_path):
         (["--training.lrr=1"], "there is no setting 'training.lrr'; did you mean training.lr?"),
         (["--training.lr=0"], "lr must be a finite number > 0"),
         (["--data=gone.jsonl"], "no such file: gone.jsonl"),
+        (["--data=some/dataset:train"], "no such file or directory here, and the hub gave no"),
+        (["--data=folder"], "neither a dataset saved by datasets.save_to_disk nor a folder"),
+        (["--head=linear"], "head must be one of auto, classification, regression, none"),
+        (["--head=regression"], "needs rows with a text or an image and a label"),
         (["--data=odd.jsonl"], "cannot tell what to learn from the columns x"),
         (["--data=empty.jsonl"], "empty.jsonl is empty"),
         (["--model=/no/model"], "no such directory"),
@@ -74,7 +92,11 @@ def test_other_rows(row, tmp_path):
         (["--config=gone.yaml"], "File does not exist"),
     ],
 )
-def test_bad_input_is_one_sentence(given, words, tmp_path, capsys):
+def test_bad_input_is_one_sentence(given, words, tmp_path, capsys, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (tmp_path / "folder").mkdir()
     (tmp_path / "odd.jsonl").write_text('{"x": 1}')
     (tmp_path / "empty.jsonl").write_text("\n")
     assert finetune(*given) == 1
@@ -87,3 +109,140 @@ def test_a_model_is_not_written_over(capsys):
     assert finetune() == 0
     assert finetune() == 1
     assert "holds a model already" in capsys.readouterr().err
+
+
+def command(out):
+    given = [f"--model={paths().model}", "--data=train.jsonl", f"--out={out}"]
+    return [*given, "--recipe=recadam+flow", "--training.max_updates=40", "--training.batch_size=2"]
+
+
+def test_a_killed_run_goes_on_to_the_bit(tmp_path, capsys):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    started = subprocess.Popen(
+        [sys.executable, "-m", "holdfast", "finetune", *command("stopped")], env=environment,
+        stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 60
+        while not (tmp_path / "stopped" / "run.pt").exists():
+            assert time.monotonic() < until
+            assert started.poll() is None
+            time.sleep(0.01)
+    finally:
+        started.send_signal(signal.SIGKILL)
+        started.wait()
+    assert not (tmp_path / "stopped" / "config.json").exists()
+    # Other settings are refused, in a sentence; the same ones go on.
+    assert main(["finetune", *command("stopped"), "--training.lr=0.5"]) == 1
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1
+    assert "stopped holds an unfinished run with training.lr 2e-05, not 0.5" in said[0]
+    assert main(["finetune", *command("stopped")]) == 0
+    assert main(["finetune", *command("whole")]) == 0
+    stopped, whole = weights("stopped"), weights("whole")
+    assert all(torch.equal(stopped[name], whole[name]) for name in whole)
+    assert not {"run.pt", "history.jsonl", "seconds"} & {p.name for p in Path("stopped").iterdir()}
+    assert Path("stopped/training.json").read_text() == Path("whole/training.json").read_text()
+
+
+CLASSES = [{"text": "the cat sat", "label": "cat"}, {"text": "a dog ran", "label": "dog"}] * 6
+NUMBERS = [{"text": "two plus two is four", "label": 4.5}, {"text": "a dog", "label": -1}] * 6
+LONGER = ["--training.max_updates=25", "--training.batch_size=4", "--training.lr=0.02"]
+
+
+def write(name, rows):
+    Path(name).write_text("\n".join(map(json.dumps, rows)))
+    return name
+
+
+def scores(base, tuned, target, capsys):
+    capsys.readouterr()
+    assert main(["measure", base, tuned, f"--target={target}", "--json", "--no-drift"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    return {s["metric"]: (s["before"]["value"], s["after"]["value"]) for s in report["scores"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "recipe"),
+    [
+        ("bert", "standard"),
+        ("bert", "lp-ft+recadam+flow"),
+        ("bert", "lora"),
+        ("llama", "recadam"),
+        ("llama", "lora"),
+    ],
+)
+def test_a_new_head_for_classes(kind, recipe, capsys):
+    source = {"bert": save_bert, "llama": save_llama}[kind]("base")
+    data, more = write("rows.jsonl", CLASSES), ["--head=classification"] * (kind == "llama")
+    given = [f"--model={source}", f"--data={data}", f"--recipe={recipe}", *LONGER, *more]
+    assert main(["finetune", *given, "--out=tuned"]) == 0
+    assert "a new head (2 classes): " in capsys.readouterr().err
+    config = json.loads(Path("tuned/config.json").read_text())
+    assert config["id2label"] == {"0": "cat", "1": "dog"}
+    found = scores(source, "tuned", data, capsys)
+    assert found["accuracy"] == (0.5, 1.0)
+    assert found["loss"][0] == pytest.approx(0.693, abs=0.1)  # as drawn: it knows nothing
+    assert found["loss"][1] < 0.3
+
+
+def test_a_head_is_fitted_and_then_tuned_with(capsys):
+    source, data = save_bert("base"), write("rows.jsonl", CLASSES)
+    given = [f"--data={data}", *LONGER]
+    assert main(["finetune", f"--model={source}", *given, "--recipe=linear-probe", "--out=1"]) == 0
+    assert main(["finetune", "--model=1", *given, "--recipe=lora+flow", "--out=2"]) == 0
+    assert "12 samples\n" in capsys.readouterr().err  # the head is no longer new
+    assert scores("1", "2", data, capsys)["accuracy"][1] == 1.0
+
+
+def test_a_new_head_for_numbers(capsys):
+    source, data = save_bert("base"), write("rows.jsonl", NUMBERS)
+    assert main(["finetune", f"--model={source}", f"--data={data}", *LONGER, "--out=tuned"]) == 0
+    config = json.loads(Path("tuned/config.json").read_text())
+    assert config["problem_type"] == "regression"
+    found = scores(source, "tuned", data, capsys)
+    assert found["mse"][1] < 1 < found["mse"][0]
+    assert found["pearson"][1] > 0.9
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_images_in_folders(saved, capsys):
+    data, test, source = save_images(Path("train")), save_images(Path("test"), n=2), save_vit("vit")
+    if saved:
+        datasets = pytest.importorskip("datasets")
+        datasets.disable_progress_bars()
+        read = datasets.load_dataset("imagefolder", data_dir="train", cache_dir="cache")
+        read.save_to_disk("disk")
+        data = "disk:train"
+    given = [f"--model={source}", f"--data={data}", "--recipe=lp-ft+recadam", *LONGER]
+    assert main(["finetune", *given, "--out=tuned"]) == 0
+    assert Path("tuned/preprocessor_config.json").exists()
+    found = scores(source, "tuned", test, capsys)
+    assert found["accuracy"][0] < 0.6
+    assert found["accuracy"][1] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--data=part.jsonl"], "part.jsonl: 1 rows have no label, the first is row 12"),
+        (["--recipe=recadam+flow"], "fit it first, with the recipe lp-ft+recadam+flow"),
+        (["--recipe=lora+flow"], "fit it first, with the recipe linear-probe"),
+        (["--head=none"], "BertModel has no head to learn rows.jsonl with"),
+        (["--data=images"], "transformers has no classifier of images for a bert"),
+        (["--data=images", "--model=vit"], "images/red/3.png cannot be read as an image"),
+        (["--data=images", "--model=bare"], "has no image processor"),
+        (["--model=train.jsonl"], "train.jsonl is no model"),
+    ],
+)
+def test_labels_that_do_not_fit_are_one_sentence(given, words, capsys):
+    write("part.jsonl", [*CLASSES, {"text": "the cat"}]), write("rows.jsonl", CLASSES)
+    save_bert("base"), save_vit("vit"), save_vit("bare"), save_images(Path("images"))
+    Path("images/red/3.png").write_text("not an image")
+    Path("bare/preprocessor_config.json").unlink()
+    capsys.readouterr()
+    start = ["--model=base", "--data=rows.jsonl", "--out=tuned", *LONGER]
+    assert main(["finetune", *start, *given]) == 1
+    said = capsys.readouterr().err
+    assert words in said.strip().splitlines()[-1]
+    assert "Traceback" not in said

@@ -164,7 +164,7 @@ def test_classifiers_of_texts(tmp_path):
     report = holdfast.measure(
         tmp_path / "base", tmp_path / "tuned", target={"pairs": rows}, progress=False
     )
-    (score,), (kl,) = report.scores, report.divergences
+    (score, loss), (kl,) = report.scores, report.divergences
     assert (score.metric, score.before.n, kl.per) == ("accuracy", 8, "sample")
     with torch.inference_mode():
         batch = tokenizer(
@@ -175,6 +175,9 @@ def test_classifiers_of_texts(tmp_path):
     labels = torch.tensor([r["label"] for r in rows])
     for estimate, said in zip((score.before, score.after), logits, strict=True):
         assert estimate.value == pytest.approx((said.argmax(-1) == labels).float().mean().item())
+    for estimate, said in zip((loss.before, loss.after), logits, strict=True):
+        known = torch.nn.functional.cross_entropy(said, labels).item()
+        assert estimate.value == pytest.approx(known, rel=1e-5)
 
 
 class Vision(torch.nn.Module):

@@ -191,4 +191,4 @@ def test_tied_weights_in_memory_count_once():
 
 def test_a_devices_name():
     with pytest.raises(ValueError, match="device nowhere"):
-        Loader(device="nowhere")._device()
+        Loader(device="nowhere").where()

@@ -226,3 +226,26 @@ def test_flow_with_a_new_head_from_end_to_end(model):
     assert loss.item() < first
     with kept.on(model):
         assert model(x).shape == (120, 5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_decoders_head_is_read_at_the_last_token(side):
+    transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=30, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, num_labels=2, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.LlamaForSequenceClassification(config)
+    batches = []
+    for _ in range(16):
+        ids = torch.randint(1, 30, (4, 6))
+        labels = ids[:, -1 if side == "left" else 2] % 2  # the last token tells
+        ids[:, :3] = ids[:, :3] if side == "right" else 0
+        ids[:, 3:] = ids[:, 3:] if side == "left" else 0
+        batches.append({"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels})
+    loss = linear_probe(model, model.score, batches, task="classification", l2=1e-6)
+    with torch.no_grad():
+        outputs = [model(**batch).loss.item() for batch in batches]
+    assert sum(outputs) / len(outputs) == pytest.approx(loss, abs=1e-4)
+    assert loss < 0.6

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.cli._config import make_parser, parsed
+from holdfast.cli._progress import Progress
 from holdfast.cli.measure import check_out
+from holdfast.compare.place import Place
+
+if TYPE_CHECKING:
+    from holdfast.compare.engine import Finished
+    from holdfast.compare.plan import Plan, RunSpec
 
 EXAMPLES = """
 Without a model it compares on a small one that comes with holdfast: a first look, offline.
@@ -19,6 +23,7 @@ Without a model it compares on a small one that comes with holdfast: a first loo
   holdfast compare --model DIR --data train.jsonl --target dev.jsonl \\
       --measuring.text '[wiki.txt]' --recipes '[standard, recadam, flow]' --training.lr 1e-4
   holdfast compare --config plan.yaml --out results      # goes on where it was stopped
+  holdfast compare --config plan.yaml --out s3://bucket/results --engine ray --gpus 1
 """
 
 
@@ -28,7 +33,12 @@ def main(arguments: Sequence[str]) -> None:
 
     parser = make_parser("compare", "Fine-tune by many recipes and compare them.", EXAMPLES)
     parser.add_class_arguments(Plan, None)
-    parser.add_argument("--out", type=str, default="runs/compare", help="where the results go")
+    parser.add_argument(
+        "--out",
+        type=str,
+        default="runs/compare",
+        help="where the results go: a folder, or s3://… (fsspec)",
+    )
     parser.add_argument(
         "--jobs", type=int, default=None, help="runs at a time (default: one a GPU, or a core)"
     )
@@ -43,46 +53,44 @@ def main(arguments: Sequence[str]) -> None:
     chosen = parsed(parser, given)
     made = parser.instantiate(chosen)
     plan = Plan(**{name: made[name] for name in Plan.__dataclass_fields__})
-    run(plan, Path(chosen.out), chosen, parser.dump(chosen))
+    run(plan, Place.at(chosen.out), chosen, parser.dump(chosen))
 
 
-def run(plan: Any, out: Path, chosen: Any, config: str) -> None:
+def run(plan: Plan, out: Place, chosen: Any, config: str) -> None:
     """Do the runs, and show what came of them."""
-    from holdfast._files import write_whole
-    from holdfast.compare.compare import compare
+    from holdfast.compare.compare import compare, finished_runs
 
-    check_out(out)
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "config.yaml", lambda path: path.write_text(config))
+    check_out(out.folder)
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # there is a bar for all of it
     jobs = _jobs() if chosen.jobs is None else chosen.jobs
-    begin = time.monotonic()
+    done = len(finished_runs(plan, out))
+    with Progress(len(list(plan.runs())), "runs", done) as progress:
 
-    def tell(finished: Any, done: int, total: int) -> None:
-        spent = time.monotonic() - begin
-        here = sum(1 for _ in told) + 1
-        told.append(finished)
-        left = spent / here * (total - done)
-        what = "failed: " + finished.error.strip().rpartition("\n")[2] if finished.error else "done"
-        print(
-            f"[{done}/{total}] {finished.spec.recipe}, seed {finished.spec.seed}: {what[:200]}"
-            + (f" (about {left:.0f} s left)" if done < total else ""),
-            file=sys.stderr,
-        )
+        def under_way(spec: RunSpec, doing: str, done: int, total: int) -> None:
+            progress.update(_name(spec), done, total, doing)
 
-    told: list[Any] = []
-    results = compare(
-        plan, out, jobs=jobs, engine=chosen.engine, gpus=chosen.gpus, address=chosen.address,
-        on_finished=tell,
-    )  # fmt: skip
+        def finished(run: Finished) -> None:
+            last = (run.error or "").strip().rpartition("\n")[2]
+            progress.finished(_name(run.spec), f"failed: {last[:200]}" if run.error else "done")
+
+        results = compare(
+            plan, out.name, jobs=jobs, engine=chosen.engine, gpus=chosen.gpus,
+            address=chosen.address, config=config, on_finished=finished, on_progress=under_way,
+        )  # fmt: skip
     if not results.runs:
-        raise ValueError(f"every run failed: see {out / 'failed'}")
-    results.save(out / "report.md")
-    results.save(out / "report.html")
+        raise ValueError(f"every run failed: see {(out / 'failed').name}")
+    (out / "report.md").write_text(results.to_markdown())
+    (out / "report.html").write_text(results.to_html())
     if chosen.json:
         print(results.to_json())
     else:
         results.to_terminal()
-    print(f"The report: {out / 'report.html'}", file=sys.stderr)
+    print(f"The report: {(out / 'report.html').name}", file=sys.stderr)
+
+
+def _name(spec: RunSpec) -> str:
+    values = "".join(f" {name}={value}" for name, value in spec.values.items())
+    return f"{spec.recipe}{values}, seed {spec.seed}"
 
 
 def _jobs() -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,20 @@ from holdfast.cli._config import make_parser, parsed
 EXAMPLES = """
   holdfast finetune --model DIR --data train.jsonl --recipe recadam+flow --out tuned
   holdfast finetune --model DIR --data train.jsonl --recipe my-recipe.yaml --training.lr 1e-4
+  holdfast finetune --model MiniLM --data cola.jsonl --recipe lp-ft+flow --out tuned
+  holdfast finetune --model ViT --data flowers/train --recipe recadam --out tuned
   holdfast finetune --config tuned/config.yaml           # once more, or on where it was stopped
 
-Rows are conversations (messages), prompt and completion, text, or text and label: JSON lines, CSV,
-Parquet. The result is a transformers model (of LoRA: its adapter): `holdfast measure` says what it
-cost, `holdfast compare` which recipe to take.
+Data is a file of rows (JSON lines, JSON, CSV, TSV, Parquet) or text, a directory written by
+datasets.save_to_disk (DIR:SPLIT), a folder of images in a folder for each class, or a dataset of
+the hub (NAME, NAME:SPLIT or NAME:CONFIGURATION:SPLIT). Rows are conversations (messages), prompt
+and completion, text, or text or image and label. Labels that the model has no head for give it a
+new one: classes, or for decimal numbers a regression. The result is a transformers model (of LoRA:
+its adapter): `holdfast measure` says what it cost, `holdfast compare` which recipe to take.
 """
+
+#: What only a stopped run needs; the first says that it was not finished.
+LEFT = ("run.pt", "history.jsonl", "seconds")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -27,11 +36,16 @@ def main(arguments: Sequence[str]) -> None:
 
     parser = make_parser("finetune", "Fine-tune a model by a recipe.", EXAMPLES)
     parser.add_argument("--model", type=str, required=True, help="a directory or hub name")
-    parser.add_argument("--data", type=str, required=True, help="the file to learn from")
+    parser.add_argument("--data", type=str, required=True, help="what to learn from")
     parser.add_argument(
         "--recipe", type=str, default="standard", help="names joined by +, or a YAML file"
     )
     parser.add_argument("--out", type=str, required=True, help="the directory to write")
+    parser.add_argument(
+        "--head", type=str, default="auto",
+        help="a new one: classification or regression; none: as the model is; auto: where it has "
+        "none for the labels (a causal language model learns the texts)",
+    )  # fmt: skip
     parser.add_argument("--new", type=str, default="", help="a part without pretrained weights")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn")
     parser.add_class_arguments(Training, "training")
@@ -41,41 +55,92 @@ def main(arguments: Sequence[str]) -> None:
 
 def run(chosen: Any, training: Any, config: str) -> None:
     """Train, and save the model."""
-    from holdfast._files import write_whole
+    from holdfast._files import check_folder, write_whole
     from holdfast.compare.plan import read_recipe
-    from holdfast.compare.task import load_rows, samples_of
+    from holdfast.compare.task import Task, check_fitted
     from holdfast.compare.train import train
     from holdfast.forgetting.models import Loader
 
     out = Path(chosen.out)
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a directory, and {out} is a file")
-    if (out / "config.json").exists() or (out / "adapter_config.json").exists():
-        raise ValueError(f"{out} holds a model already: give another --out")
+    check_folder(out)
+    check_unfinished(out, config)
     name, recipe = read_recipe(chosen.recipe)
-    rows = load_rows(chosen.data)
+    given = [part for part in chosen.new.split(",") if part]
     loader = Loader(max_length=training.max_length)
-    model = loader.load(chosen.model)
-    tokenizer = loader.tokenizer_of(chosen.model)
-    samples = samples_of(loader.ready(model, tokenizer), rows, chosen.data)
+    task = Task.open(chosen.model, chosen.data, loader, head=chosen.head, new=given)
+    model, new = task.load()
+    check_fitted(recipe, name, new)
+    samples = task.samples(model)
     out.mkdir(parents=True, exist_ok=True)
+    if (out / "config.yaml").exists() and not (out / LEFT[0]).exists():
+        for left in LEFT:  # of a run that was stopped before it had anything to go on from
+            (out / left).unlink(missing_ok=True)
     write_whole(out / "config.yaml", lambda path: path.write_text(config))
-    print(f"{recipe.describe()}\n{len(samples)} samples", file=sys.stderr)
+    print(recipe.describe(), file=sys.stderr)
+    told = f", and a new head ({task.head}): {', '.join(new)}" if task.head else ""
+    print(f"{len(samples)} samples{told}", file=sys.stderr)
     begin = time.monotonic()
 
     def tell(_: str, done: int, total: int) -> None:
         left = (time.monotonic() - begin) / max(1, done) * (total - done)
         print(f"\r{done}/{total} updates, about {left:.0f} s left   ", end="", file=sys.stderr)
 
-    new = [part for part in chosen.new.split(",") if part]
     tuned, history = train(
         model, recipe, samples, training, out, new=new, seed=chosen.seed, progress=tell
     )
-    saved: Any = tuned
-    saved.save_pretrained(out)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(out)
-    (out / "run.pt").unlink(missing_ok=True)
-    last = [row["loss"] for row in history if "loss" in row]
     print(file=sys.stderr)
-    print(f"{name}: loss {last[0]:.3f} → {last[-1]:.3f}; the model is in {out}")
+    save(tuned, task, out)
+    write_whole(out / "training.json", lambda path: path.write_text(json.dumps(history, indent=1)))
+    for left in reversed(LEFT):
+        (out / left).unlink(missing_ok=True)
+    losses = [row["loss"] for row in history if "loss" in row]
+    print(f"{name}: loss {losses[0]:.3f} → {losses[-1]:.3f}; the model is in {out}")
+
+
+def check_unfinished(out: Path, config: str) -> None:
+    """Refuse a place that holds a model, or an unfinished run with other settings."""
+    import yaml
+
+    if not (out / LEFT[0]).exists():
+        if (out / "config.json").exists() or (out / "adapter_config.json").exists():
+            raise ValueError(f"{out} holds a model already: give another --out")
+        return
+    try:
+        before = yaml.safe_load((out / "config.yaml").read_text())
+    except (OSError, yaml.YAMLError):
+        before = None
+    saved, ours = _flat(before or {}), _flat(yaml.safe_load(config))
+    for name in sorted((saved.keys() | ours.keys()) - {"out", "config"}):
+        if saved.get(name) != ours.get(name):
+            raise ValueError(
+                f"{out} holds an unfinished run with {name} {saved.get(name)}, not "
+                f"{ours.get(name)}: go on with `holdfast finetune --config {out}/config.yaml`, or "
+                "give another --out"
+            )
+
+
+def save(tuned: Any, task: Any, out: Path) -> None:
+    """The model, or its adapter, and what reads its inputs."""
+    tuned.save_pretrained(out)
+    if task.head is not None and hasattr(tuned, "get_base_model"):
+        # An adapter's files say nothing of the head that its base lacks.
+        base = tuned.get_base_model()
+        base.config.architectures = [type(base).__name__]
+        base.config.save_pretrained(out)
+    if task.tokenizer is not None:
+        task.tokenizer.save_pretrained(out)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their dotted names.
+
+    >>> _flat({"model": "m", "training": {"lr": 0.1}})
+    {'model': 'm', 'training.lr': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

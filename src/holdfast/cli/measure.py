@@ -11,22 +11,28 @@ from typing import Any
 
 import torch
 
+from holdfast.cli._config import Parser
+
 EXAMPLES = """
 examples:
   holdfast measure BASE TUNED                        drift and data-free divergence: no data needed
   holdfast measure BASE TUNED --text wiki.txt        perplexity on a text, before and after
   holdfast measure BASE TUNED --data piqa.jsonl --target gsm8k.jsonl --out report
+  holdfast measure BASE TUNED --target flowers/test  images, in a folder for each class
+  holdfast measure BASE TUNED --similarity stsb.jsonl --target cola.jsonl       of an encoder
   holdfast measure BASE ADAPTER --tasks piqa,arc_easy --limit 500
 
 BASE and TUNED are directories (or hub names) of transformers models; TUNED may be a LoRA adapter,
 either a GGUF file. The columns of --data and --target (JSON lines, CSV, Parquet) tell their kind:
-question + choices + label (multiple choice), prompt + completion, text + label, or text.
+question + choices + label (multiple choice), prompt + completion, text or image + label, or text.
+Instead of a file: a directory of datasets.save_to_disk (DIR:SPLIT), a folder of images in a folder
+for each class, or a dataset of the hub (NAME:SPLIT or NAME:CONFIGURATION:SPLIT).
 """
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the subcommand."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "holdfast measure",
         description="Compare a tuned model with the one it was tuned from: how far its weights and "
         "its predictions moved, and what it scores before and after.",
@@ -59,6 +65,10 @@ def add_measuring_options(parser: Any) -> None:
         help="what it was tuned for: tested, and the divergence is taken on its inputs",
     )  # fmt: skip
     parser.add_argument(
+        "--similarity", nargs="+", default=[], metavar="FILE",
+        help="two texts and a number a row: does an encoder find alike what people do?",
+    )  # fmt: skip
+    parser.add_argument(
         "--tasks", type=names, default=[], metavar="A,B", help="lm-evaluation-harness tasks"
     )
     parser.add_argument(
@@ -85,6 +95,7 @@ def measuring_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "text": arguments.text,
         "data": arguments.data,
         "target": arguments.target,
+        "similarity": arguments.similarity,
         "tasks": arguments.tasks,
         "include_path": arguments.include_path,
         "drift": not arguments.no_drift,

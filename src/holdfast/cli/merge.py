@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from holdfast.cli._config import Parser
 from holdfast.cli.measure import add_measuring_options, check_out, measuring_options
 
 _EXAMPLE = """\
@@ -26,7 +28,7 @@ costs no training to try several. TUNED may be a LoRA adapter: the result is a f
 
 def main(arguments: Sequence[str]) -> None:
     """Run the subcommand."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "holdfast merge",
         description="Write α·TUNED + (1−α)·BASE as a new checkpoint (WiSE-FT, "
         "https://arxiv.org/abs/2109.01903), on the CPU and in little memory, whatever its size.",
@@ -102,15 +104,22 @@ def sweep(arguments: argparse.Namespace) -> None:
         raise ValueError("--alpha is for one α and --sweep for several: give one of the two")
     alphas, out = alphas_in(arguments.sweep), Path(arguments.out)
     check_out(out)
-    found = sweep(
-        arguments.base,
-        arguments.tuned,
-        alphas,
-        out=out,
-        keep=arguments.keep,
-        overwrite=arguments.overwrite,
-        **measuring_options(arguments),
-    )
+    made = not out.exists()
+    try:
+        found = sweep(
+            arguments.base,
+            arguments.tuned,
+            alphas,
+            out=out,
+            keep=arguments.keep,
+            overwrite=arguments.overwrite,
+            **measuring_options(arguments),
+        )
+    except BaseException:
+        if made:
+            with contextlib.suppress(OSError):  # there is none, or something was kept in it
+                out.rmdir()
+        raise
     out.mkdir(parents=True, exist_ok=True)
     for ending in ("json", "md", "html"):
         found.save(out / f"sweep.{ending}")

@@ -7,11 +7,12 @@ import json
 from collections.abc import Sequence
 
 from holdfast import registry
+from holdfast.cli._config import Parser
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the subcommand."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "holdfast methods",
         description="List every method with its stage, paper and what it does. Names joined by + "
         'are a recipe: Recipe.preset("recadam+flow+wise-ft").',

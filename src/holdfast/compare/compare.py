@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast._checks import whole
-from holdfast._files import write_whole
-from holdfast.compare.engine import Finished, run_locally, run_on_ray
+from holdfast.compare.engine import Finished, Tell, run_locally, run_on_ray
+from holdfast.compare.place import Place, read_result
 from holdfast.compare.plan import Plan
 from holdfast.compare.results import Results, RunResult
 from holdfast.forgetting import _codec
 
-__all__ = ["compare"]
-
-Seen = Callable[[Finished, int, int], None]
+__all__ = ["compare", "finished_runs"]
 
 
 def compare(
     plan: Plan,
-    out: Path,
+    out: str | os.PathLike[str],
     *,
     jobs: int = 1,
     engine: str = "local",
     gpus: float = 0,
     address: str | None = None,
-    on_finished: Seen | None = None,
+    config: str | None = None,
+    on_finished: Callable[[Finished], None] | None = None,
+    on_progress: Tell | None = None,
 ) -> Results:
     """Do every run of a plan that is not done yet, and put the results together.
 
@@ -36,79 +37,75 @@ def compare(
 
     Args:
         plan: what to compare.
-        out: where the results go: ``runs/*/result.json``, ``failed/*.txt``, ``results.json``.
-        jobs: how many runs at a time.
+        out: where the results go: ``runs/*/result.json``, ``failed/*.txt``, ``results.json``; a
+            folder, or an address that fsspec can write to, such as ``s3://bucket/name``. Two plans
+            at once in one folder, or from one machine at one address, are refused. Two machines at
+            one address do the work twice, and both are right.
+        jobs: how many runs at a time. On a CPU they share its cores, and the last digits of the
+            results depend on how many each has (``OMP_NUM_THREADS`` fixes it).
         engine: ``"local"`` processes, or ``"ray"``.
         gpus: what a run asks of Ray.
         address: of the Ray cluster.
-        on_finished: told of each run that ends, with how many are done and how many there are.
+        config: what the plan was read from, for ``config.yaml``.
+        on_finished: told of each run that ends.
+        on_progress: told of each run at work, how far it is (of local processes).
     """
     whole("jobs", jobs, 1)
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be local or ray, got {engine!r}")
     specs = list(plan.runs())
-    runs, failures = out / "runs", out / "failed"
-    runs.mkdir(parents=True, exist_ok=True)
-    with _alone(out):
-        results: dict[str, RunResult] = {}
-        for spec in specs:
-            if (found := _read(runs / spec.id / "result.json")) is not None:
-                results[spec.id] = found
+    place = Place.at(out)
+    with _alone(place):
+        if config is not None:
+            (place / "config.yaml").write_text(config)
+        results = finished_runs(plan, place)
         left = [spec for spec in specs if spec.id not in results]
         failed: dict[str, str] = {}
-        if engine == "ray":
-            ended: Iterator[Finished] = run_on_ray(plan, left, runs, gpus, address)
+        if engine == "ray" and left:
+            ended: Iterator[Finished] = run_on_ray(plan, left, place, gpus, address)
         else:
-            ended = run_locally(plan, left, runs, jobs)
+            ended = run_locally(plan, left, place, jobs, on_progress)
         with contextlib.closing(ended):  # type: ignore[type-var]
             for finished in ended:
-                spec, note = finished.spec, failures / f"{finished.spec.id}.txt"
+                spec, note = finished.spec, place / "failed" / f"{finished.spec.id}.txt"
                 if finished.result is not None:
                     results[spec.id] = finished.result
-                    note.unlink(missing_ok=True)
+                    note.remove()
                 else:
-                    failures.mkdir(exist_ok=True)
                     failed[spec.id] = finished.error or ""
-                    text = failed[spec.id]
-                    write_whole(note, lambda path, text=text: path.write_text(text))  # type: ignore[misc]
+                    note.write_text(failed[spec.id])
                 if on_finished:
-                    on_finished(finished, len(results) + len(failed), len(specs))
+                    on_finished(finished)
         together = Results(
             runs=tuple(results[spec.id] for spec in specs if spec.id in results),
             failed={name: text.strip().rpartition("\n")[2] for name, text in failed.items()},
             plan=_codec.encode(plan),
         )
-        write_whole(
-            out / "results.json",
-            lambda path: path.write_text(together.to_json() + "\n", encoding="utf-8"),
-        )
+        (place / "results.json").write_text(together.to_json() + "\n")
     return together
 
 
-def _read(file: Path) -> RunResult | None:
-    """A finished run; None if it is not there. One that cannot be read is done again."""
-    try:
-        return RunResult.from_json(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        file.unlink()
-        return None
+def finished_runs(plan: Plan, place: Place) -> dict[str, RunResult]:
+    """The results that are there already, by the run's id."""
+    read = {spec.id: read_result(place / "runs" / spec.id / "result.json") for spec in plan.runs()}
+    return {name: result for name, result in read.items() if result is not None}
 
 
 @contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """No two plans at work in one place: the second is told so."""
+def _alone(place: Place) -> Iterator[None]:
+    """No two plans of this machine at work in one place: the second is told so."""
+    folder: Path = place.folder
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
     except ImportError:  # Windows
         yield
         return
-    with open(out / ".lock", "w") as file:
+    with open(folder / ".lock", "w") as file:  # closed by the system when this process dies
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ValueError(
-                f"another comparison is at work in {out}: give another --out"
+                f"another comparison is at work in {place.name}: give another --out"
             ) from None
         yield

@@ -5,22 +5,33 @@ Neither decides anything: an engine is handed runs, and gives back results and e
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import signal
+import socket
+import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from holdfast.compare.place import Place
 from holdfast.compare.plan import Plan, RunSpec
-from holdfast.compare.results import RunResult
+from holdfast.compare.result import RunResult
 
 __all__ = ["Finished", "run_locally", "run_on_ray"]
+
+#: Told of a run at work: what it does, how much of it is done, and of how much.
+Tell = Callable[[RunSpec, str, int, int], None]
+
+#: How often Ray does a run again that a node or a process has taken with it.
+RETRIES = 3
 
 
 @dataclass(frozen=True)
@@ -33,113 +44,199 @@ class Finished:
 
 
 def run_locally(
-    plan: Plan, specs: Sequence[RunSpec], folder: Path, jobs: int
+    plan: Plan, specs: Sequence[RunSpec], out: Place, jobs: int, tell: Tell | None = None
 ) -> Iterator[Finished]:
     """Side by side in processes, a GPU each where there are any.
 
-    A process that dies (for want of memory, say) takes its run with it, which is done again alone;
-    if it dies again, the run has failed and the others go on.
+    A process that dies (for want of memory, say) takes its run with it, which goes on when all
+    others are finished, alone; if it dies again, the run has failed.
     """
-    left = list(specs)
+    waiting = deque(specs)
     died: set[str] = set()
-    while left:
-        alone = [spec for spec in left if spec.id in died]
-        now = alone[:1] or left
-        ended: set[str] = set()
-        try:
-            for finished in _pool(plan, now, folder, 1 if alone else jobs):
-                ended.add(finished.spec.id)
-                yield finished
-        except BrokenProcessPool:
-            lost = [spec for spec in now if spec.id not in ended]
-            if alone:
-                ended.add(lost[0].id)
-                yield Finished(lost[0], None, "its process died twice: was there enough memory?")
-            else:
-                # Which of them it was is not told: each that had begun is done again alone.
-                died |= {s.id for s in lost if (folder / s.id).exists()} or {lost[0].id}
-        left = [spec for spec in left if spec.id not in ended]
-
-
-def _pool(plan: Plan, specs: Sequence[RunSpec], folder: Path, jobs: int) -> Iterator[Finished]:
-    context = multiprocessing.get_context("spawn")
-    gpus = torch.cuda.device_count()
-    numbers: Any = context.Queue()
-    for number in range(jobs):
-        numbers.put(number)
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    with ProcessPoolExecutor(
-        min(jobs, len(specs)), context, _begin, (numbers, gpus, threads)
-    ) as pool:
-        pending: dict[Future[RunResult], RunSpec] = {}
-        waiting = list(reversed(specs))
-        try:
-            while pending or waiting:
-                while waiting and len(pending) < jobs:  # no more than can be at work
-                    spec = waiting.pop()
-                    pending[pool.submit(_work, plan, spec, folder)] = spec
-                for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                    yield _finished(pending.pop(future), future)
-        except BaseException:
-            for process in list((pool._processes or {}).values()):
-                process.kill()
-            raise
-
-
-def _finished(spec: RunSpec, future: Future[RunResult]) -> Finished:
+    at_work: list[_Process] = []
     try:
-        return Finished(spec, future.result(), None)
-    except (BrokenProcessPool, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        return Finished(spec, None, "".join(traceback.format_exception(error)))
+        while waiting or at_work:
+            while waiting and len(at_work) < jobs and not (at_work and waiting[0].id in died):
+                number = min(set(range(jobs)) - {process.number for process in at_work})
+                at_work.append(_Process(plan, out, number, jobs, waiting.popleft()))
+            for process in _heard(at_work):
+                spec, message = process.spec, process.receive()
+                if isinstance(message, tuple):
+                    if tell:
+                        tell(spec, *message)
+                    continue
+                if message is not None and waiting and waiting[0].id not in died:
+                    process.give(waiting.popleft())
+                else:
+                    at_work.remove(process)
+                    process.end()
+                if message is not None:
+                    yield message
+                elif spec.id in died:
+                    yield Finished(spec, None, "its process died twice: was there enough memory?")
+                else:
+                    died.add(spec.id)
+                    waiting.append(spec)
+    finally:
+        for process in at_work:
+            process.end(now=True)
+
+
+class _Process:
+    """A process of this machine that does one run at a time, and the run that it does."""
+
+    def __init__(self, plan: Plan, out: Place, number: int, jobs: int, spec: RunSpec) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.number = number
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, plan, out, number, jobs))
+        with _no_interrupts():
+            self.process.start()
+            theirs.close()  # else its end would not be heard
+            self.give(spec)
+
+    def give(self, spec: RunSpec) -> None:
+        self.spec = spec
+        with contextlib.suppress(BrokenPipeError):  # it has died: that is heard next
+            self.pipe.send(spec)
+
+    def receive(self) -> Finished | tuple[str, int, int] | None:
+        """How far it is, or what came of its run; None if it has died."""
+        try:
+            message: Finished | tuple[str, int, int] | None = (
+                self.pipe.recv() if self.pipe.poll() else None
+            )
+        except (EOFError, OSError):
+            return None
+        return message
+
+    def end(self, now: bool = False) -> None:
+        self.pipe.close()
+        if not now:
+            self.process.join(10)
+        self.process.kill()
+        self.process.join()
+
+
+def _heard(at_work: Sequence[_Process]) -> list[_Process]:
+    """Those with something to say, or that have died: at least one."""
+    ready = wait([end for one in at_work for end in (one.pipe, one.process.sentinel)])
+    return [one for one in at_work if one.pipe in ready or one.process.sentinel in ready]
+
+
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Ctrl-C is for this process alone, and a process that begins has it from this one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _serve(pipe: Connection, plan: Plan, out: Place, number: int, jobs: int) -> None:
+    """In a process of its own: one run after the other, as long as there are any."""
+    _end_with_parent()
+    if gpus := torch.cuda.device_count():
+        torch.cuda.set_device(number % gpus)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    while True:
+        try:
+            spec = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(_finish(plan, spec, out, lambda *done: pipe.send(done)))
+
+
+def _end_with_parent() -> None:
+    """Nobody would hear of what an orphan does, and the next start would do it as well."""
+    parent: Any = multiprocessing.parent_process()
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 _worker: Any = None
 
 
-def _begin(numbers: Any, gpus: int, threads: int) -> None:
-    """In a new process: its share of the machine."""
-    number = numbers.get()
-    if gpus:
-        torch.cuda.set_device(number % gpus)
-    torch.set_num_threads(threads)
-
-
-def _work(plan: Plan, spec: RunSpec, folder: Path) -> RunResult:
-    """In a process of a pool, or in a Ray task: one run, by the worker that this process has."""
+def _finish(
+    plan: Plan, spec: RunSpec, out: Place, progress: Callable[[str, int, int], None] | None = None
+) -> Finished:
+    """One run, by the worker that this process has. What it raises is its own affair."""
     global _worker
     from holdfast.compare.runs import Worker
 
-    if _worker is None or _worker.plan != plan:
-        _worker = Worker(plan, folder)
-    result: RunResult = _worker(spec)
-    return result
+    try:
+        folder = out.folder / "runs"
+        if _worker is None or (_worker.plan, _worker.folder) != (plan, folder):
+            _worker = Worker(plan, folder)
+        return Finished(spec, _worker(spec, progress, out / "runs"), None)
+    except Exception as error:
+        return Finished(spec, None, "".join(traceback.format_exception(error)))
 
 
 def run_on_ray(
-    plan: Plan, specs: Sequence[RunSpec], folder: Path, gpus: float = 0, address: str | None = None
+    plan: Plan, specs: Sequence[RunSpec], out: Place, gpus: float = 0, address: str | None = None
 ) -> Iterator[Finished]:
     """As tasks of a Ray cluster; a task whose node dies is done again on another.
 
     Args:
         plan, specs: what to do.
-        folder: a place that all nodes see, so that a run goes on from where another stopped.
-        gpus: what each run asks for.
+        out: a place that all nodes see. In a shared folder a run goes on from where another node
+            stopped; elsewhere (``s3://…``) it begins again.
+        gpus: what each run asks for, beside a CPU.
         address: of the cluster; None takes the one that is running, or starts one here.
     """
     try:
         import ray
     except ImportError as error:
         raise ImportError('--engine ray needs Ray: pip install "holdfast[ray]"') from error
-    if not ray.is_initialized():
-        ray.init(address=address, log_to_driver=False)
-    task = ray.remote(num_gpus=gpus, num_cpus=1, max_retries=-1)(_work)
-    pending = {task.remote(plan, spec, folder): spec for spec in specs}
-    while pending:
-        (done, *_), _ = ray.wait(list(pending))
-        spec = pending.pop(done)
-        try:
-            yield Finished(spec, ray.get(done), None)
-        except ray.exceptions.RayTaskError as error:
-            yield Finished(spec, None, str(error))
+    joined = not ray.is_initialized()
+    if joined:
+        _join(ray, address)
+    pending: dict[Any, RunSpec] = {}
+    try:
+        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_finish_on_node)
+        for spec in specs:
+            pending[task.remote(plan, spec, out, os.getcwd())] = spec
+        while pending:
+            (done, *_), _ = ray.wait(list(pending))
+            spec = pending.pop(done)
+            try:
+                finished = ray.get(done)
+            except ray.exceptions.RayError as error:  # it has taken one node after the other
+                finished = Finished(spec, None, str(error))
+            yield finished
+    finally:
+        for left in pending:
+            ray.cancel(left, force=True)
+        if joined:
+            ray.shutdown()
+
+
+def _join(ray: Any, address: str | None) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
+    address = address or os.environ.get("RAY_ADDRESS")
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    try:
+        if host and port.isdigit():  # Ray itself would ask for many minutes
+            socket.create_connection((host, int(port)), timeout=10).close()
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:  # of many kinds, by what is wrong with the address
+        where = f" at {address}" if address else ""
+        raise ConnectionError(f"no Ray cluster can be joined{where}: {error}") from error
+
+
+def _finish_on_node(plan: Plan, spec: RunSpec, out: Place, here: str) -> Finished:
+    """In a Ray task: a relative path means what it does where the plan was started."""
+    if Path(here).is_dir():
+        os.chdir(here)
+    torch.set_num_threads(1)  # the one CPU that it has asked for
+    return _finish(plan, spec, out)

@@ -19,6 +19,7 @@ from typing import Any
 
 from holdfast._checks import above_zero, share, whole
 from holdfast.forgetting import _codec
+from holdfast.forgetting.heads import check_head
 from holdfast.recipe import Recipe
 
 __all__ = ["Measuring", "Plan", "RunSpec", "Training"]
@@ -75,18 +76,29 @@ class Measuring:
         data: files of rows: multiple choice, completions, classification.
         tasks: of lm-evaluation-harness, by name.
         include_path: where YAML files of further tasks lie.
+        similarity: files of two texts and a number a row, for encoders: how well the nearness of
+            their hidden states agrees.
         limit: rows of each file and samples of each task at most.
         context_free: texts that the base writes for the data-free divergence.
         max_length: of a sequence, in tokens.
+        half: 0 or 1 tests only every other row, from the first or the second on, and of a text its
+            first or second half; None tests all. Settings are chosen on one half, and reported on
+            the other.
     """
 
     text: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     include_path: str | None = None
+    similarity: tuple[str, ...] = ()
     limit: int | None = None
     context_free: int = 16
     max_length: int = 1024
+    half: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.half not in (None, 0, 1):
+            raise ValueError(f"half must be 0, 1 or None for all, got {self.half!r}")
 
 
 @dataclass(frozen=True)
@@ -116,7 +128,9 @@ class Plan:
 
     Attributes:
         model: a directory or hub name of a transformers model.
-        data: the training data: a file of rows (JSON lines, CSV, Parquet).
+        data: the training data: a file of rows (JSON lines, CSV, Parquet), a directory of
+            ``datasets.save_to_disk`` (``dir:split``), a folder of images in a folder for each
+            class, or a dataset of the hub (``name:split``, ``name:configuration:split``).
         target: rows to test the new task on.
         measuring: what else to test, which should be retained.
         recipes: presets (``"recadam+flow"``) or YAML files of recipes. ``standard`` is plain
@@ -124,8 +138,13 @@ class Plan:
         seeds: of the runs; figures are medians over them.
         grid: settings to try, by dotted name: ``{"lr": [1e-4, 1e-3], "merging.alpha": [0.3]}``.
             The first part names a stage of the recipe, or it is one of training.
+        options: the same with one value each, for every recipe that has it and no name in the
+            tables: ``{"penalties.samples": 128}``.
         training: how each model is trained.
         new: parts of the model without pretrained weights, such as ``"classifier"``.
+        head: ``"auto"`` gives a model a new head where the rows have labels that it has no head
+            for (a causal language model keeps its own); ``"classification"`` and ``"regression"``
+            give it one in any case, ``"none"`` in none.
     """
 
     model: str
@@ -135,16 +154,23 @@ class Plan:
     recipes: tuple[str, ...] = RECIPES
     seeds: tuple[int, ...] = (0, 1)
     grid: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    options: dict[str, float] = field(default_factory=dict)
     training: Training = field(default_factory=Training)
     new: tuple[str, ...] = ()
+    head: str = "auto"
 
     def __post_init__(self) -> None:
+        check_head(self.head)
         if not self.recipes or not self.seeds:
             raise ValueError("a plan needs at least one recipe and one seed")
         for name, given in (("recipes", self.recipes), ("seeds", self.seeds)):
             if len(set(given)) < len(given):
                 raise ValueError(f"{name} holds {_twice(given)!r} twice")
         list(self.runs())  # whatever is wrong with a recipe or a value is said now
+        known = {*vars(self.training), *(n for r in self.recipes for n in settings_of(r))}
+        for key in (*self.grid, *self.options):
+            if key not in known:
+                raise ValueError(_unknown(key, sorted(known)))
 
     def runs(self) -> Iterator[RunSpec]:
         """Every run, the seeds innermost: the first results are of all recipes' neighbours."""
@@ -153,26 +179,31 @@ class Plan:
             for name in self.recipes:
                 seen = set()
                 for chosen in itertools.product(*grid):
-                    spec = self._spec(name, seed, dict(chosen))
-                    if spec is not None and spec.id not in seen:
+                    spec = self.spec(name, seed, dict(chosen))
+                    if spec.id not in seen:
                         seen.add(spec.id)
                         yield spec
 
-    def _spec(self, name: str, seed: int, values: dict[str, Any]) -> RunSpec | None:
+    def spec(self, name: str, seed: int, values: Mapping[str, Any]) -> RunSpec:
+        """The run of a recipe with these values of the grid, as far as it has them."""
         label, recipe = read_recipe(name)
         method, training, applied = recipe.to_dict(), self.training, {}
-        for key, value in values.items():
+        for key, value in {**self.options, **values}.items():
             stage, _, option = key.partition(".")
             if not option:
                 if not hasattr(training, key):
-                    raise ValueError(_unknown(key, [*vars(training)]))
-                training, applied[key] = replace(training, **{key: value}), value
+                    raise ValueError(_unknown(key, sorted(vars(training))))
+                training = replace(training, **{key: value})
             elif (changed := _with_option(method, stage, option, value)) is not None:
-                method, applied[key] = changed, value
+                method = changed
+            else:
+                continue
+            if key in values:
+                applied[key] = value
         method = Recipe.from_dict(method).to_dict()
         known = [
-            self.model, self.data, self.target, self.new, method, seed, _codec.encode(training),
-            _codec.encode(self.measuring),
+            self.model, self.data, self.target, self.new, self.head, method, seed,
+            _codec.encode(training), _codec.encode(self.measuring),
         ]  # fmt: skip
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
         return RunSpec(label, method, seed, applied, training, f"{label}-{seed}-{digest}")
@@ -191,15 +222,20 @@ def read_recipe(name: str) -> tuple[str, Recipe]:
     return name, Recipe.preset(name)
 
 
+def settings_of(name: str) -> Iterator[str]:
+    """The settings of a recipe by their dotted names, such as ``update.pull``."""
+    for stage, parts in read_recipe(name)[1].to_dict().items():
+        for row in parts if isinstance(parts, list) else [parts]:
+            yield from (f"{stage}.{option}" for option in row if option != "name")
+
+
 def _with_option(
     method: Mapping[str, Any], stage: str, option: str, value: Any
 ) -> dict[str, Any] | None:
     """A recipe with another value of an option; None if its method of that stage has no such."""
-    if stage not in method:
-        raise ValueError(_unknown(stage, [*method]))
-    parts = method[stage]
+    parts = method.get(stage, ())
     rows = parts if isinstance(parts, list) else [parts]
-    if not any(option in row for row in rows if isinstance(row, Mapping)):
+    if not any(option in row for row in rows):
         return None
     changed = [{**row, option: value} if option in row else row for row in rows]
     return {**method, stage: changed if isinstance(parts, list) else changed[0]}
@@ -209,8 +245,8 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     import difflib
 
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"grid: there is no setting {name!r}{hint} It is one of {', '.join(known)}"
+    hint = f"; did you mean {near[0]}?" if near else f": it is one of {', '.join(known)}"
+    return f"no recipe of the plan has a setting {name!r}{hint}"
 
 
 def _twice(given: Sequence[Any]) -> Any:

@@ -11,6 +11,7 @@ The rule, which no setting changes:
    share of the value before. A gain counts as no loss. Of equals, the best on the target.
 4. Where nothing retained was tested, the one whose predictions moved least, by KL(base‖tuned).
 
+A recipe that was chosen on other data (``Results.taken``) is the one to take whatever these say.
 Beside it stand the best on the target, and the one that forgets least within 5 % of it.
 """
 
@@ -66,17 +67,21 @@ def recommend(results: Results) -> Recommendation:
     close = [s for s in better if _within(s, best, CLOSE) or _overlap(s, best)]
     near = [s for s in better if s in close or _within(s, best, NEAR)]
     chosen, gentle = _gentlest(close), _gentlest(near)
+    elsewhere = next((s for s in found if s.label == results.taken), None)
+    chosen = elsewhere or chosen
     standard = standard_of(found)
     return Recommendation(
         chosen.label,
-        _headline(chosen, best, close, found),
+        _headline(chosen, best, close, found)
+        if elsewhere is None
+        else f"Take {plain(chosen.label)}: it was chosen on other data than is shown here.",
         (
             *_on_target(chosen, best, standard),
             *_on_losses(chosen, standard),
             *_on_others(chosen, best, gentle),
             *_on_time(chosen, standard),
             *_on_failures(results),
-            *_advice(found),
+            *_advice(found, elsewhere is not None),
         ),
         best.label,
         gentle.label,
@@ -203,13 +208,13 @@ def _on_failures(results: Results) -> list[str]:
     return [f"{failed} of {failed + len(results.runs)} runs failed."]
 
 
-def _advice(found: Sequence[Summary]) -> list[str]:
+def _advice(found: Sequence[Summary], elsewhere: bool) -> list[str]:
     said = []
     if not any(s.retained for s in found):
         said.append("What was forgotten takes a test of tasks that it should have kept.")
     if len(found) > 1 and all(s.seeds == 1 for s in found):
         said.append("There was one seed: small differences may be chance.")
-    if len(found) > 1:
+    if len(found) > 1 and not elsewhere:
         said.append("It was chosen on these very samples: confirm it on others.")
     return said
 

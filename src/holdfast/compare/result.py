@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.forgetting import _codec
 from holdfast.forgetting.report import Curve, ForgettingReport, Score
 
-__all__ = ["Measured", "Moved", "RunResult", "result_of"]
+__all__ = ["Measured", "Moved", "RunResult", "measured", "result_of"]
 
 #: Of the JSON form. Raised when a field is renamed, removed or changes its meaning.
 SCHEMA_VERSION = 1
@@ -134,7 +134,7 @@ class RunResult:
 
 def result_of(spec: Any, report: ForgettingReport, seconds: float, peak_memory: int) -> RunResult:
     """A run's result from its forgetting report."""
-    targets = [_measured(s) for s in report.scores if s.role == "target"]
+    targets = [measured(s) for s in report.scores if s.role == "target"]
     if not targets:
         raise ValueError("the target was not tested")
     moved = report.drift.total if report.drift else None
@@ -143,7 +143,7 @@ def result_of(spec: Any, report: ForgettingReport, seconds: float, peak_memory: 
         recipe=spec.recipe,
         seed=spec.seed,
         target=targets[0],
-        retained=tuple(_measured(s) for s in report.scores if s.role != "target"),
+        retained=tuple(measured(s) for s in report.scores if s.role != "target"),
         drift=Moved(moved.distance, moved.relative) if moved else None,
         kl={d.name: d.kl.value for d in report.divergences},
         seconds=round(seconds, 3),
@@ -154,7 +154,8 @@ def result_of(spec: Any, report: ForgettingReport, seconds: float, peak_memory: 
     )
 
 
-def _measured(score: Score) -> Measured:
+def measured(score: Score) -> Measured:
+    """A score as a result keeps it."""
     return Measured(
         name=score.name,
         metric=score.metric,

@@ -111,11 +111,13 @@ class Results(Saved):
         runs: those that are done.
         failed: the last line of the error of those that failed, by their id.
         plan: what was compared, as plain values.
+        taken: the recipe to take, where it was chosen on other data; None chooses it on these.
     """
 
     runs: tuple[RunResult, ...]
     failed: dict[str, str] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
+    taken: str | None = None
     schema_version: int = SCHEMA_VERSION
 
     def summaries(self) -> list[Summary]:

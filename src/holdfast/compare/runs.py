@@ -5,10 +5,11 @@ A run goes on where it was stopped, to the bit, and one that is finished is read
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast._files import write_whole
+from holdfast.compare.halves import inputs_of
+from holdfast.compare.place import Place, read_result
 from holdfast.compare.plan import Plan, RunSpec
 from holdfast.compare.results import RunResult, result_of
-from holdfast.compare.task import load_rows, samples_of
+from holdfast.compare.task import Task, check_fitted
 from holdfast.compare.train import Progress, spent_before, train
 from holdfast.forgetting.measure import measure_many
 from holdfast.forgetting.models import Loader
 from holdfast.forgetting.report import ForgettingReport
-from holdfast.forgetting.watch import curves_of
+from holdfast.forgetting.watch import Watch, curves_of
 from holdfast.recipe import Recipe
 
 __all__ = ["Worker"]
@@ -41,43 +43,75 @@ class Worker:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
         self.loader = Loader(max_length=plan.training.max_length)
-        self.tokenizer = self.loader.tokenizer_of(plan.model)
-        self.rows = load_rows(plan.data)
+        self.task = Task.open(plan.model, plan.data, self.loader, head=plan.head, new=plan.new)
+        self.tokenizer, self.rows = self.task.tokenizer, self.task.rows
+        self.new: tuple[str, ...] = plan.new  # with the head, once it is there
         self._next: tuple[str, nn.Module] | None = None
         self._reports: Any = None
 
-    def __call__(self, spec: RunSpec, progress: Progress | None = None) -> RunResult:
-        """The result of a run: read if it is there, else worked out and written."""
+    def __call__(
+        self, spec: RunSpec, progress: Progress | None = None, results: Place | None = None
+    ) -> RunResult:
+        """The result of a run: read if it is there, else worked out and written.
+
+        Args:
+            spec: the run.
+            progress: told how far it is.
+            results: where results go, by run; as a rule, to the folder of the run.
+        """
+        file = (results or Place.at(self.folder)) / spec.id / "result.json"
+        if (found := read_result(file)) is not None:
+            return found
         place = self.folder / spec.id
-        file = place / "result.json"
-        if file.exists():
-            return RunResult.from_json(file.read_text(encoding="utf-8"))
+        begin = time.monotonic() - spent_before(place)
         place.mkdir(parents=True, exist_ok=True)
-        begin = time.monotonic()
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-        model, history = self.train(spec, place, progress)
-        report = replace(self.measure(spec.id, model), curves=curves_of(history))
-        spent = spent_before(place) + time.monotonic() - begin
-        result = result_of(spec, report, spent, _peak_memory())
-        write_whole(file, lambda path: path.write_text(result.to_json(), encoding="utf-8"))
+        reset_peak_memory()
+        try:
+            model, history = self.train(spec, place, progress)
+            if progress:
+                progress("testing", 0, 1)
+            report = replace(self.measure(spec.id, model), curves=curves_of(history))
+        except Exception:
+            # Another attempt, of a node that was thought dead, may have finished and tidied up.
+            if (found := read_result(file)) is not None:
+                return found
+            raise
+        if (found := read_result(file)) is None:
+            found = result_of(spec, report, time.monotonic() - begin, peak_memory())
+            file.write_text(found.to_json())
         for left in ("run.pt", "history.jsonl", "seconds"):  # what only a stopped run needs
             (place / left).unlink(missing_ok=True)
-        return result
+        for cut in place.glob(".*.tmp"):  # where a kill hit a write
+            cut.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the result lies in it, or elsewhere
+            place.rmdir()
+        return found
 
     def train(
-        self, spec: RunSpec, place: Path, progress: Progress | None = None
+        self,
+        spec: RunSpec,
+        place: Path,
+        progress: Progress | None = None,
+        watch: Callable[[nn.Module, int], Watch] | None = None,
     ) -> tuple[nn.Module, list[dict[str, float]]]:
         """The trained model of a run, and what was logged on the way."""
-        model = self.loader.load(self.plan.model)
-        loader = replace(self.loader, max_length=spec.training.max_length)
-        loaded = loader.ready(model, self.tokenizer)
-        samples = samples_of(loaded, self.rows, self.plan.data)
+        model = self.load()
+        samples = self.samples(model, spec.training.max_length)
         recipe = Recipe.from_dict(spec.method)
+        check_fitted(recipe, spec.recipe, self.new)
         return train(
-            model, recipe, samples, spec.training, place, new=self.plan.new, seed=spec.seed,
-            progress=progress,
+            model, recipe, samples, spec.training, place, new=self.new, seed=spec.seed,
+            progress=progress, watch=watch,
         )  # fmt: skip
+
+    def load(self) -> nn.Module:
+        """The pretrained model; a new head is the same each time."""
+        model, self.new = self.task.load()
+        return model
+
+    def samples(self, model: nn.Module, max_length: int) -> Sequence[Any]:
+        """What it is trained on."""
+        return self.task.samples(model, max_length)
 
     def measure(self, name: str, model: nn.Module) -> ForgettingReport:
         """What it cost: beside the base, which an open generator remembers."""
@@ -86,12 +120,13 @@ class Worker:
             model = adapted.merge_and_unload()
         if self._reports is None:
             asked = self.plan.measuring
+            options: dict[str, Any] = {} if self.task.head is None else {"kl_samples": 0}
             self._reports = measure_many(
-                self.plan.model,
+                # A head that was drawn is in no file, and its predictions are nothing to keep to.
+                self.plan.model if self.task.head is None else self.load().to(torch.float32),
                 self._feed(),
-                text=asked.text,
-                data=asked.data,
-                target={Path(self.plan.target).name.split(".")[0]: self.plan.target},
+                **inputs_of(self.plan),
+                **options,
                 tasks=asked.tasks,
                 include_path=asked.include_path,
                 limit=asked.limit,
@@ -115,8 +150,21 @@ class Worker:
             yield self._next
 
 
-def _peak_memory() -> int:
+def reset_peak_memory() -> None:
+    """From here on, :func:`peak_memory` counts anew (on a CPU: where Linux lets it)."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> int:
+    """The most bytes that were in use: of the GPU if there is one, else of this process."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

@@ -32,6 +32,7 @@ def train(
     new: Sequence[str] = (),
     seed: int = 0,
     progress: Progress | None = None,
+    watch: Callable[[nn.Module, int], Watch] | None = None,
 ) -> tuple[nn.Module, list[dict[str, float]]]:
     """The trained model, and what was logged on the way.
 
@@ -44,6 +45,8 @@ def train(
         new: parts of the model without pretrained weights.
         seed: of all that is drawn.
         progress: told of the updates.
+        watch: makes a watch of the pretrained model and the number of updates; None watches the
+            distance alone.
     """
     torch.manual_seed(seed)
     model.to(torch.float32)
@@ -69,7 +72,7 @@ def train(
         save_every=max(1, total // 10),
         log=log,
         log_every=max(1, total // 20),
-        watch=Watch(model, every=max(1, total // 20)),
+        watch=watch(model, total) if watch else Watch(model, every=max(1, total // 20)),
         progress=False,
     )
     return trained, log.rows()

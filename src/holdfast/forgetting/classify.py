@@ -1,42 +1,58 @@
-"""Classifiers, of texts and of images: accuracy, and what the pretrained head still sees."""
+"""Labels, of texts and of images: accuracy, error, and what the pretrained head still sees."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from holdfast._batch import inputs_and_labels, logits_of, pad_id_of, to_device
 from holdfast._layers import head_of
 from holdfast._progress import progress_bar
+from holdfast._sources import LABEL_COLUMNS
 from holdfast.data import Batches, Collate, Samples, as_source, pad_collate
 from holdfast.forgetting import stats
+from holdfast.forgetting.images import Images, image_column
+from holdfast.forgetting.labels import is_regression, target_of, texts_of
 from holdfast.forgetting.models import Loaded
 from holdfast.forgetting.report import Score
+from holdfast.forgetting.similarity import Numbers, correlation
 from holdfast.trainable.linear_probe import PretrainedHead
 
-__all__ = ["Classification", "HeadAgreement"]
+__all__ = ["Classification", "HeadAgreement", "encoded"]
 
-#: Pairs of columns that are two texts of one sample.
-TEXTS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "sentence"))
+
+class Answers(NamedTuple):
+    """What a classifier said: whether each sample was right, and its loss.
+
+    Where a label is none of the model's classes, there is no loss.
+    """
+
+    right: stats.Samples
+    losses: stats.Samples | None
 
 
 @dataclass(frozen=True)
 class Classification:
-    """The accuracy of a classifier.
+    """The accuracy of a classifier; of the target also its loss.
+
+    A model that predicts a number instead (a regression) is tested by its mean squared error and
+    its correlation with the labels.
 
     Args:
         name: what to call it.
         data: rows with a text (``text``, ``sentence``, or a pair such as ``sentence1`` and
-            ``sentence2``) and a ``label``; or anything that :func:`holdfast.score` takes, images
-            included.
+            ``sentence2``) or an ``image``, and a ``label``; or anything that
+            :func:`holdfast.score` takes.
         collate: makes a batch of samples, where the default does not.
         batch_size: samples at a time.
-        role: of the row in the report.
+        role: of the rows in the report.
     """
 
     name: str
@@ -45,24 +61,46 @@ class Classification:
     batch_size: int = 32
     role: str = "retained"
 
-    def run(self, loaded: Loaded, *, progress: bool) -> stats.Samples:
-        """Whether each sample was classified right."""
-        right: dict[int, float] = {}
+    def run(self, loaded: Loaded, *, progress: bool) -> Answers | Numbers:
+        """Whether each sample was classified right, and its loss; or the numbers predicted."""
+        numbers = is_regression(getattr(loaded.model, "config", None))
+        found: dict[int, tuple[float, float]] = {}
         bar = progress_bar(None, self.name, shown=progress)
         for indices, logits, labels in self._batches(loaded):
-            found = (logits.argmax(-1) == labels).tolist()
-            right |= dict(zip(indices, map(float, found), strict=True))
+            if numbers:
+                rows = zip(logits.reshape(-1).tolist(), labels.tolist(), strict=True)
+            else:
+                right = (logits.argmax(-1) == labels).float()
+                rows = zip(right.tolist(), _losses(logits, labels).tolist(), strict=True)
+            found |= dict(zip(indices, rows, strict=True))
             bar.update(len(indices))
         bar.close()
-        return stats.Samples([right[i] for i in sorted(right)])
+        one, other = zip(*(found[i] for i in sorted(found)), strict=True)
+        if numbers:
+            return Numbers(one, other)
+        known = not any(math.isnan(loss) for loss in other)
+        return Answers(stats.Samples(one), stats.Samples(other) if known else None)
 
-    def scores(self, before: stats.Samples, after: stats.Samples) -> list[Score]:
-        """One row."""
-        return [
-            stats.compare(
-                self.name, "accuracy", before, after, lower_is_better=False, role=self.role
+    def scores(self, before: Answers | Numbers, after: Answers | Numbers) -> list[Score]:
+        """Accuracy, and the target's loss; or squared error and correlation."""
+        if isinstance(before, Numbers) and isinstance(after, Numbers):
+            error = self._row("mse", _squared(before), _squared(after), lower=True)
+            return [error, correlation(self.name, "pearson", before, after, self.role)]
+        if isinstance(before, Numbers) or isinstance(after, Numbers):
+            raise ValueError(
+                f"{self.name}: one of the models predicts classes and the other a number"
             )
-        ]
+        rows = [self._row("accuracy", before.right, after.right, lower=False)]
+        if self.role == "target" and before.losses and after.losses:
+            rows.append(self._row("loss", before.losses, after.losses, lower=True))
+        return rows
+
+    def _row(
+        self, metric: str, before: stats.Samples, after: stats.Samples, *, lower: bool
+    ) -> Score:
+        return stats.compare(
+            self.name, metric, before, after, lower_is_better=lower, role=self.role
+        )
 
     def logits(self, loaded: Loaded) -> list[Tensor]:
         """Of each sample, in the data's order."""
@@ -89,7 +127,9 @@ class Classification:
             raise ValueError(f"{self.name} has no rows")
         first = data[0] if hasattr(data, "__getitem__") else None
         if isinstance(first, Mapping) and texts_of(first):
-            data = [encoded(loaded, row, self.name) for row in cast(Sequence[Any], data)]
+            data = [encoded(loaded, row, self.name) for row in data]
+        elif isinstance(first, Mapping) and image_column(first) and self.collate is None:
+            data = Images(loaded, data, self.name)
         own = pad_id_of(loaded.model)
         pad = own if own is not None else getattr(loaded.tokenizer, "pad_token_id", None) or 0
         collate = self.collate
@@ -148,8 +188,14 @@ class HeadAgreement:
         found = [stats.Samples(agrees)]
         if self.labelled:
             with self._kept.on(loaded.model):
-                found.append(self.task.run(loaded, progress=progress))
+                found.append(self._accuracy(loaded, progress=progress))
         return found
+
+    def _accuracy(self, loaded: Loaded, *, progress: bool) -> stats.Samples:
+        answers = self.task.run(loaded, progress=progress)
+        if isinstance(answers, Numbers):
+            raise ValueError(f"{self.name}: a regression has no accuracy: labelled=False")
+        return answers.right
 
     def scores(self, before: list[stats.Samples], after: list[stats.Samples]) -> list[Score]:
         """Agreement, which is 1 for the base, and accuracy under the pretrained head."""
@@ -160,36 +206,25 @@ class HeadAgreement:
         ]
 
 
-def texts_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """The text columns of a row: a pair or one; none if it holds no text."""
-    for pair in TEXTS:
-        if all(isinstance(row.get(column), str) for column in pair):
-            return pair
-    return next(((c,) for c in ("text", "sentence") if isinstance(row.get(c), str)), ())
-
-
 def encoded(loaded: Loaded, row: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A row of texts as the model takes it."""
     tokenizer = loaded.need_tokenizer(name)
     columns = texts_of(row)
-    label = row.get("label", row.get("labels"))
+    label = next((row[c] for c in LABEL_COLUMNS if row.get(c) is not None), None)
     if not columns or label is None:
         raise ValueError(f"{name}: a row needs texts and a label, and has {', '.join(row)}")
     out = tokenizer(*(row[c] for c in columns), truncation=True, max_length=loaded.limit)
-    return {**{k: list(v) for k, v in out.items()}, "labels": label_id(loaded.model, label, name)}
+    return {**{k: list(v) for k, v in out.items()}, "labels": target_of(loaded.model, label, name)}
 
 
-def label_id(model: nn.Module, label: Any, name: str) -> int:
-    """The index of a class that a row names by number or by the model's own word for it."""
-    classes = getattr(getattr(model, "config", None), "num_labels", None)
-    if isinstance(label, str):
-        known: dict[str, int] = getattr(getattr(model, "config", None), "label2id", None) or {}
-        if label not in known and not label.strip().isdigit():
-            raise ValueError(f"{name}: {label!r} is none of the model's labels: {', '.join(known)}")
-        label = known.get(label, label)
-    if classes == 1:
-        raise ValueError(f"{name}: the model has one output, a regression: it has no accuracy")
-    number = int(label)
-    if number != float(label) or not 0 <= number < (classes or number + 1):
-        raise ValueError(f"{name}: label {label} is none of the model's {classes} classes")
-    return number
+def _losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each sample; NaN where its label is none of the classes."""
+    known = (labels >= 0) & (labels < logits.shape[-1])
+    losses = F.cross_entropy(logits.float(), labels.where(known, 0).long(), reduction="none")
+    return losses.where(known, math.nan)
+
+
+def _squared(numbers: Numbers) -> stats.Samples:
+    return stats.Samples(
+        [(a - b) ** 2 for a, b in zip(numbers.said, numbers.true, strict=True)],
+    )

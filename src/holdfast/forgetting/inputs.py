@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast._rows import is_text, read_rows, read_text
-from holdfast.forgetting.classify import Classification, texts_of
+from holdfast._rows import is_text, read_text
+from holdfast._sources import IMAGE_COLUMNS, Rows, Table, open_rows
+from holdfast.forgetting.classify import Classification
 from holdfast.forgetting.kl import KL, ClassKL, MaskedKL, TokenKL
+from holdfast.forgetting.labels import is_regression, texts_of
 from holdfast.forgetting.likelihood import encode, encode_pair
 from holdfast.forgetting.models import Loaded
 from holdfast.forgetting.probes import (
@@ -21,8 +23,9 @@ from holdfast.forgetting.probes import (
     Role,
     Text,
 )
+from holdfast.forgetting.similarity import Similarity
 
-__all__ = ["Data", "kl_of", "named", "probe_of", "texts_from"]
+__all__ = ["Data", "kl_of", "named", "probe_of", "similarity_of", "texts_from"]
 
 PathLike = str | os.PathLike[str]
 Data = PathLike | Sequence[Mapping[str, Any]]
@@ -56,17 +59,10 @@ def texts_from(text: Any) -> list[Probe]:
 
 def probe_of(name: str, data: Any, role: Role, limit: int | None) -> Probe:
     """The test that the data's columns ask for."""
-    if isinstance(data, str | os.PathLike):
-        path = Path(data)
-        if is_text(path):
-            return Text(name, read_text(path), role=role)
-        data = read_rows(path)
-    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        raise TypeError(f"{name} must be a file or a sequence of rows, got {type(data).__name__}")
-    if not len(data):
-        raise ValueError(f"{name} has no rows")
-    rows = [data[i] for i in range(min(len(data), limit or len(data)))]
-    first = rows[0]
+    if isinstance(data, str | os.PathLike) and is_text(path := Path(data)) and path.is_file():
+        return Text(name, read_text(path), role=role)
+    rows = _rows(name, data, limit)
+    first: Any = rows[0]
     if not isinstance(first, Mapping):
         return Classification(name, rows, role=role)
     if "choices" in first:
@@ -80,13 +76,35 @@ def probe_of(name: str, data: Any, role: Role, limit: int | None) -> Probe:
     raise ValueError(
         f"{name}: cannot tell what to test from the columns {', '.join(map(str, first))}. Rows are "
         "multiple choice (question, choices, label), completions (prompt, completion), "
-        "classification (text, label) or text"
+        "classification (text or image, label) or text"
     )
+
+
+def similarity_of(name: str, data: Any, limit: int | None) -> Similarity:
+    """A test of pairs of texts and how alike they are."""
+    return Similarity(name, _rows(name, data, limit))
+
+
+def _rows(name: str, data: Any, limit: int | None) -> Rows:
+    """The first rows of what was given; images stay undecoded."""
+    if isinstance(data, str | os.PathLike):
+        data = open_rows(data)
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise TypeError(f"{name} must be a file or a sequence of rows, got {type(data).__name__}")
+    if not len(data):
+        raise ValueError(f"{name} has no rows")
+    if any(column in IMAGE_COLUMNS for column in getattr(data, "column_names", ())):
+        data = Table(data)
+    if isinstance(data, Table):
+        return data[:limit]
+    return [data[i] for i in range(min(len(data), limit or len(data)))]
 
 
 def kl_of(probe: Probe, loaded: Loaded, samples: int) -> KL | None:
     """The divergence of the predictions on a probe's inputs; None where there is none."""
     if isinstance(probe, Classification):
+        if is_regression(getattr(loaded.model, "config", None)):
+            return None  # a number is no distribution
         some = [probe.data[i] for i in range(min(samples, len(probe.data)))]
         return ClassKL(Classification(probe.name, some, probe.collate, probe.batch_size))
     if loaded.kind == "masked_lm" and isinstance(probe, Text):

@@ -18,14 +18,24 @@ from torch import nn
 
 import holdfast
 from holdfast._checks import whole
-from holdfast.forgetting.classify import HeadAgreement
+from holdfast.forgetting.classify import Classification, HeadAgreement
 from holdfast.forgetting.drift import drift as measure_drift
 from holdfast.forgetting.harness import Harness
-from holdfast.forgetting.inputs import Data, PathLike, kl_of, named, probe_of, texts_from
+from holdfast.forgetting.heads import NewHead, head_like
+from holdfast.forgetting.inputs import (
+    Data,
+    PathLike,
+    kl_of,
+    named,
+    probe_of,
+    similarity_of,
+    texts_from,
+)
 from holdfast.forgetting.kl import KL, ContextFreeKL
 from holdfast.forgetting.models import Loaded, Loader, Source, is_headless
 from holdfast.forgetting.probes import Probe
 from holdfast.forgetting.report import Divergence, ForgettingReport, Score
+from holdfast.forgetting.similarity import Similarity
 
 __all__ = ["measure", "measure_many"]
 
@@ -37,6 +47,7 @@ def measure(
     text: PathLike | Sequence[PathLike] | Mapping[str, str] = (),
     data: PathLike | Sequence[PathLike] | Mapping[str, Data] = (),
     target: Data | Mapping[str, Data] = (),
+    similarity: PathLike | Sequence[PathLike] | Mapping[str, Data] = (),
     tasks: Sequence[str] = (),
     probes: Sequence[Probe] = (),
     include_path: PathLike | None = None,
@@ -64,9 +75,15 @@ def measure(
         text: texts to take the perplexity of: paths, or name → text.
         data: rows to be tested on: paths, or name → path or rows. Their columns tell the kind:
             ``choices`` and ``label`` are multiple choice, a question and an answer are
-            completions, a text and a ``label`` are classification.
+            completions, a text or an image and a ``label`` are classification (of a model that
+            predicts a number: regression). A path is a file, a directory that
+            ``datasets.save_to_disk`` wrote (``dir:split``), a folder of images in a folder for each
+            class, or a dataset of the hub (``name:split``, ``name:configuration:split``).
         target: what the model was tuned for, of the same kinds as ``data``. The divergence of
-            the predictions is taken on its inputs.
+            the predictions is taken on its inputs. A base without a head for it gets a new one,
+            drawn as ``holdfast finetune`` draws it.
+        similarity: pairs of texts and how alike they are, of the same sources: how well the
+            nearness of an encoder's hidden states agrees.
         tasks: of lm-evaluation-harness, by name.
         probes: tests of your own: :class:`~holdfast.forgetting.probes.Probe`.
         include_path: where YAML files of further tasks lie.
@@ -91,11 +108,11 @@ def measure(
         0.0
     """
     (report,) = _reports(
-        base, [(_name(tuned), tuned)], text=text, data=data, target=target, tasks=tasks,
-        probes=probes, include_path=include_path, drift=drift, context_free=context_free,
-        limit=limit, kl_samples=kl_samples, max_length=max_length, device=device, dtype=dtype,
-        tokenizer=tokenizer, start_token=start_token, allow_pickle=allow_pickle, seed=seed,
-        progress=progress,
+        base, [(_name(tuned), tuned)], text=text, data=data, target=target,
+        similarity=similarity, tasks=tasks, probes=probes, include_path=include_path,
+        drift=drift, context_free=context_free, limit=limit, kl_samples=kl_samples,
+        max_length=max_length, device=device, dtype=dtype, tokenizer=tokenizer,
+        start_token=start_token, allow_pickle=allow_pickle, seed=seed, progress=progress,
     )  # fmt: skip
     return report
 
@@ -126,6 +143,7 @@ def _reports(
     text: PathLike | Sequence[PathLike] | Mapping[str, str],
     data: PathLike | Sequence[PathLike] | Mapping[str, Data],
     target: Data | Mapping[str, Data],
+    similarity: PathLike | Sequence[PathLike] | Mapping[str, Data],
     tasks: Sequence[str],
     probes: Sequence[Probe],
     include_path: PathLike | None,
@@ -152,6 +170,8 @@ def _reports(
     targets = [probe_of(name, d, "target", limit) for name, d in named(target, "target").items()]
     tests: list[Probe] = [*texts_from(text)]
     tests += [probe_of(name, d, "retained", limit) for name, d in named(data, "data").items()]
+    pairs = named(similarity, "similarity")
+    tests += [similarity_of(name, d, limit) for name, d in pairs.items()]
     tests += targets
     if tasks:
         tests.append(Harness(tuple(tasks), include_path, limit))
@@ -226,27 +246,40 @@ class _Meter:
             return _Answers(notes=[f"No context-free divergence: {reason}."])
         if self.before is None:
             self.loader = self.loader.alike(base, base if tuned is None else tuned)
-            with self.loader.open(base) as loaded:
-                self.before = self._ask_base(loaded)
+            head = self._new_head(base, tuned)
+            with self.loader.open(base, head=head) as loaded:
+                self.before = self._ask_base(loaded, head)
                 # One tokenizer for both: other tokens would be another test.
                 self.loader = replace(self.loader, tokenizer=loaded.tokenizer)
             del loaded  # or it would be in memory beside the tuned model
         with self.loader.open(base if tuned is None else tuned, base) as loaded:
             return self._compare(loaded, self.before, itself=tuned is None)
 
-    def _ask_base(self, loaded: Loaded) -> list[Any]:
+    def _new_head(self, base: Source, tuned: Source | None) -> NewHead | None:
+        """What the base lacks to be tested on the classes of the tuned model, if they are."""
+        if tuned is None or not any(isinstance(test, Classification) for test in self.tests):
+            return None
+        return head_like(base, tuned)
+
+    def _ask_base(self, loaded: Loaded, head: NewHead | None) -> list[Any]:
         """Run the tests, and keep what it predicts in the folder."""
-        if self.tests and hasattr(loaded.model, "config") and is_headless(loaded.model):
+        asking = [test for test in self.tests if not isinstance(test, Similarity)]
+        if asking and hasattr(loaded.model, "config") and is_headless(loaded.model):
             raise ValueError(
                 f"the base is a {type(loaded.model).__name__}, which has no head and predicts "
-                "nothing to compare with: give a base with a head, or measure the drift alone, "
-                "without text, data, target and tasks"
+                "nothing to compare with: give a base with a head, or measure the drift and "
+                "similarity alone, without text, data, target and tasks"
+            )
+        if head is not None:
+            self.notes.append(
+                f"The base has no head for this task: it was tested with a new one ({head}), "
+                "which knows nothing yet."
             )
         if self.free and loaded.kind == "causal_lm":
             self.kls.append(self.free)
         elif self.free:
             self.notes.append("No context-free divergence: the model does not write texts.")
-        for probe in self.inputs if self.samples else ():
+        for probe in self.inputs if self.samples and head is None else ():
             if kl := kl_of(probe, loaded, self.samples):
                 self.kls.append(kl)
         for kl in self.kls:

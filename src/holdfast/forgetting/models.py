@@ -13,25 +13,34 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from holdfast._batch import evaluating
 from holdfast._names import shorten
+from holdfast.forgetting.kinds import (
+    Kind,
+    config_of,
+    first_sentence,
+    import_transformers,
+    is_headless,
+    kind_named,
+    kind_of,
+)
 
-__all__ = ["Kind", "Loaded", "Loader", "Source"]
+if TYPE_CHECKING:
+    from holdfast.forgetting.heads import NewHead
+
+__all__ = ["Kind", "Loaded", "Loader", "Source", "is_headless", "kind_of"]
 
 Source = str | os.PathLike[str] | nn.Module
-Kind = Literal["causal_lm", "masked_lm", "classifier", "image_classifier", "other"]
-_KINDS: dict[str, Kind] = {
-    "ForCausalLM": "causal_lm",
-    "LMHeadModel": "causal_lm",
-    "ForMaskedLM": "masked_lm",
-    "ForSequenceClassification": "classifier",
-    "ForImageClassification": "image_classifier",
-}
+_TOKENIZERS = (
+    "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model",
+    "spiece.model",
+)  # fmt: skip
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class Loaded:
     Attributes:
         model: in eval mode, on its device.
         kind: what it predicts.
-        tokenizer: None where it has none.
+        tokenizer: of an image classifier its image processor; None where it has none.
         limit: the longest sequence that it takes, and that the user wants.
         start: what a text begins with, if the user says so.
     """
@@ -101,18 +110,26 @@ class Loader:
     start: int | None = None
 
     @contextlib.contextmanager
-    def open(self, source: Source, base: Source | None = None) -> Iterator[Loaded]:
+    def open(
+        self, source: Source, base: Source | None = None, head: NewHead | None = None
+    ) -> Iterator[Loaded]:
         """A model for a while; one that was loaded for it is let go afterwards.
 
         Args:
             source: the model.
             base: what a LoRA adapter sits on, if it does not say itself.
+            head: a new one, to put onto a model that is loaded for it.
         """
         if isinstance(source, nn.Module):
             with evaluating(source):
                 yield self.ready(source, self.tokenizer)
             return
-        model = self.load(str(source), base)
+        if head is None:
+            model = self.load(str(source), base)
+        else:
+            from holdfast.forgetting.heads import load_with_head
+
+            model, _ = load_with_head(self, str(source), head)
         try:
             yield self.ready(model, self.tokenizer or self.tokenizer_of(str(source), base))
         finally:
@@ -132,14 +149,14 @@ class Loader:
                 path = Path(name)
                 inside = path.suffix in (".safetensors", ".gguf") and path.is_file()
                 gguf = path.name if inside and path.suffix == ".gguf" else None
-                configs.append(_config(str(path.parent) if inside else name, gguf))
+                configs.append(config_of(str(path.parent) if inside else name, gguf))
             except (ImportError, ValueError):
                 continue
         texts = [c.get_text_config() for c in configs]
         limits = [getattr(text, "max_position_embeddings", None) for text in texts]
         length = min([self.max_length, *(n for n in limits if isinstance(n, int) and n > 0)])
         dtype = self.dtype
-        if dtype is None and configs and self._device().type != "cpu":
+        if dtype is None and configs and self.where().type != "cpu":
             dtype = getattr(configs[0], "dtype", None)
         return replace(self, max_length=length, dtype=dtype)
 
@@ -151,36 +168,25 @@ class Loader:
         if (path / "adapter_config.json").is_file() or path.suffix == ".gguf":
             return None
         try:
-            config = _config(str(path.parent if path.is_file() else source), None)
+            config = config_of(str(path.parent if path.is_file() else source), None)
         except (ImportError, ValueError) as error:
             return str(error)
         name = (config.architectures or ["a model of unknown class"])[0]
-        return None if _kind(name) == "causal_lm" else f"{name} does not write texts"
+        return None if kind_named(name) == "causal_lm" else f"{name} does not write texts"
 
     def load(self, source: str, base: Source | None = None) -> nn.Module:
         """A model of its own class, on the device, in eval mode; an adapter is merged into it."""
-        transformers = _transformers()
-        path = Path(source)
-        if (path / "adapter_config.json").is_file():
-            return self._adapted(path, base)
-        options: dict[str, Any] = {"use_safetensors": None if self.allow_pickle else True}
-        where = source
-        if path.suffix == ".gguf":
-            where, options = str(path.parent), {"gguf_file": path.name}
-        elif path.suffix == ".safetensors" and path.is_file():
-            if path.name != "model.safetensors":
-                raise ValueError(
-                    f"{path} is not where transformers looks for weights: put it into a directory "
-                    "of its own as model.safetensors, with its config.json"
-                )
-            where = str(path.parent)
-        config = _config(where, options.get("gguf_file"))
+        transformers = import_transformers()
+        if (Path(source) / "adapter_config.json").is_file():
+            return self._adapted(Path(source), base)
+        where, options = self.place(source)
+        config = config_of(where, options.get("gguf_file"))
         name = (config.architectures or [None])[0]
         cls: Any = getattr(transformers, name or "", None)
         if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
             gguf = "gguf_file" in options  # which names no class
             cls = transformers.AutoModelForCausalLM if gguf else transformers.AutoModel
-        device = self._device()
+        device = self.where()
         dtype = self.dtype or (torch.float32 if device.type == "cpu" else "auto")
         model: nn.Module
         try:
@@ -188,13 +194,27 @@ class Loader:
                 where, dtype=dtype, output_loading_info=True, **options
             )
         except (OSError, RuntimeError) as error:
-            raise ValueError(f"{source} cannot be loaded: {_first_sentence(error)}") from error
+            raise ValueError(f"{source} cannot be loaded: {first_sentence(error)}") from error
         if lacking := sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])):
             raise ValueError(
                 f"{source} lacks weights that a {type(model).__name__} has, or has them under "
                 f"other names: {shorten(lacking)}. They would be random"
             )
         return model.to(device).eval()
+
+    def place(self, source: str) -> tuple[str, dict[str, Any]]:
+        """Where transformers finds a model, and how it is to read it."""
+        path = Path(source)
+        if path.suffix == ".gguf":
+            return str(path.parent), {"gguf_file": path.name}
+        if path.suffix == ".safetensors" and path.is_file():
+            if path.name != "model.safetensors":
+                raise ValueError(
+                    f"{path} is not where transformers looks for weights: put it into a directory "
+                    "of its own as model.safetensors, with its config.json"
+                )
+            source = str(path.parent)
+        return source, {"use_safetensors": None if self.allow_pickle else True}
 
     def _adapted(self, path: Path, base: Source | None) -> nn.Module:
         try:
@@ -207,13 +227,20 @@ class Loader:
         under = own if base is None or isinstance(base, nn.Module) else base
         if not under:
             raise ValueError(f"{path} is an adapter and does not say where its base model lies")
-        model: Any = PeftModel.from_pretrained(self.load(str(under), None), path)
+        if (path / "config.json").is_file():  # the head that it was tuned with, by finetune
+            from holdfast.forgetting.heads import load_with_head, of_config
+
+            under_it, _ = load_with_head(self, str(under), of_config(config_of(str(path))))
+        else:
+            under_it = self.load(str(under), None)
+        model: Any = PeftModel.from_pretrained(under_it, path)
         merged: nn.Module = model.merge_and_unload()
         return merged.eval()
 
     def tokenizer_of(self, source: str, base: Source | None = None) -> Any:
-        """The tokenizer beside a model, or beside its base; None where there is none."""
-        transformers = _transformers()
+        """What reads a model's inputs: the tokenizer beside it, or beside its base, or the image
+        processor; None where there is none."""
+        transformers = import_transformers()
         path = Path(source)
         places: list[tuple[str, dict[str, str]]] = [(source, {})]
         if path.suffix == ".gguf":
@@ -223,15 +250,21 @@ class Loader:
         if isinstance(base, str | os.PathLike):
             places.append((str(base), {}))
         for place, options in places:
-            if Path(place).is_dir() and not options and not _has_tokenizer(Path(place)):
-                continue
-            try:
-                return transformers.AutoTokenizer.from_pretrained(place, **options)
-            except Exception as error:
-                if Path(place).is_dir() and not options:  # it is there, and broken
-                    raise ValueError(
-                        f"the tokenizer in {place} cannot be loaded: {_first_sentence(error)}"
-                    ) from error
+            local = Path(place).is_dir() and not options
+            for auto, known in (
+                (transformers.AutoTokenizer, _TOKENIZERS),
+                (transformers.AutoImageProcessor, _PROCESSORS),
+            ):
+                if local and not any((Path(place) / name).is_file() for name in known):
+                    continue
+                try:
+                    return auto.from_pretrained(place, **options)
+                except Exception as error:
+                    if local:  # it is there, and broken
+                        what = "tokenizer" if known is _TOKENIZERS else "image processor"
+                        raise ValueError(
+                            f"the {what} in {place} cannot be loaded: {first_sentence(error)}"
+                        ) from error
         return None
 
     def ready(self, model: nn.Module, tokenizer: Any) -> Loaded:
@@ -248,72 +281,12 @@ class Loader:
                 limits.append(part.num_embeddings - part.padding_idx - 1)
         return Loaded(model, kind_of(model), tokenizer, min(limits), self.start)
 
-    def _device(self) -> torch.device:
+    def where(self) -> torch.device:
+        """The device that models are loaded onto."""
         if self.device is not None:
             try:
                 torch.empty(0, device=self.device)
             except (RuntimeError, AssertionError) as error:
-                raise ValueError(f"device {self.device}: {_first_sentence(error)}") from error
+                raise ValueError(f"device {self.device}: {first_sentence(error)}") from error
             return torch.device(self.device)
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def kind_of(model: nn.Module) -> Kind:
-    """What a model predicts, by the name of its class."""
-    inner: Any = model
-    if hasattr(inner, "get_base_model"):
-        inner = inner.get_base_model()
-    kind = _kind(type(inner).__name__)
-    config = getattr(inner, "config", None)
-    encodes = hasattr(inner, "bert") or hasattr(inner, "roberta")
-    if kind == "causal_lm" and encodes and not getattr(config, "is_decoder", True):
-        return "other"  # it sees what comes after
-    return kind
-
-
-def is_headless(model: nn.Module) -> bool:
-    """Whether a transformers model is a body alone: its class is called ``…Model``."""
-    name = type(model).__name__
-    return name.endswith("Model") and _kind(name) == "other"
-
-
-def _kind(name: str) -> Kind:
-    if name.startswith("XLNet"):  # which does not read from left to right
-        return "other"
-    return next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), "other")
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    known = (
-        "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model",
-        "spiece.model",
-    )  # fmt: skip
-    return any((folder / name).is_file() for name in known)
-
-
-def _config(where: str, gguf_file: str | None) -> Any:
-    transformers = _transformers()
-    options = {} if gguf_file is None else {"gguf_file": gguf_file}
-    if gguf_file is None and Path(where).is_dir() and not (Path(where) / "config.json").is_file():
-        raise ValueError(f"{where} has no config.json: of bare weights only the drift is measured")
-    if Path(where).is_absolute() and not Path(where).exists():
-        raise ValueError(f"there is no model in {where}: no such directory")
-    try:
-        return transformers.AutoConfig.from_pretrained(where, **options)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{where} is no model: {_first_sentence(error)}") from error
-
-
-def _first_sentence(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:300]
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise ImportError(
-            'running the models needs transformers: pip install "holdfast[eval]"; without it '
-            "only the drift of weights is measured"
-        ) from error
-    return transformers

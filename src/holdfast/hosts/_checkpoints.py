@@ -30,7 +30,10 @@ def save(path: str | os.PathLike[str], run: Run, update: int, settings: dict[str
         "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(Path(path), lambda beside: torch.save(state, beside))
+    try:
+        write_whole(Path(path), lambda beside: torch.save(state, beside))
+    except RuntimeError as error:  # torch's writer tells positions, not the reason
+        raise OSError(f"{path} cannot be written: is the disk full?") from error
 
 
 def load(path: str | os.PathLike[str], run: Run, settings: dict[str, Any]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -182,7 +182,10 @@ def _features(
                 outputs = logits_of(model, inputs, features=True)
                 if within and not caught:
                     raise ValueError("the model did not run its head: is it the right module?")
-                features.append(caught.pop() if within else outputs)
+                found = caught.pop() if within else outputs
+                if isinstance(head, nn.Linear) and found.dim() == 3 and isinstance(inputs, Mapping):
+                    found = _last(found, inputs)
+                features.append(found)
                 labels.append(targets)
                 bar.update(len(indices))
     finally:
@@ -255,3 +258,12 @@ class PretrainedHead:
             model.set_submodule(self.name, head)
             for n, b in here.items():
                 b.copy_(now[n])
+
+
+def _last(features: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+    """Of each sequence the last position that is not padding: a decoder's head is read there."""
+    mask = inputs.get("attention_mask")
+    if mask is None:
+        return features[:, -1]
+    places = torch.arange(mask.shape[1], device=mask.device)
+    return features[torch.arange(len(mask), device=mask.device), (mask * places).argmax(1)]

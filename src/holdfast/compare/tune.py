@@ -1,0 +1,242 @@
+"""Find a recipe's settings: a search with two goals, and what came of it on data it has not seen.
+
+Settings are chosen on one half of the tests (every other row, the first half of a text) and
+reported on the other. The points that no other beats in both goals are the frontier; of them the
+recipe to take is the one that :mod:`~holdfast.compare.recommend` would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast._checks import whole
+from holdfast.compare._words import share
+from holdfast.compare.compare import _alone
+from holdfast.compare.engine import _end_with_parent, _no_interrupts
+from holdfast.compare.place import Place
+from holdfast.compare.plan import Plan
+from holdfast.compare.result import RunResult
+from holdfast.compare.results import Results
+from holdfast.compare.search import Tuning, goals_in, search
+from holdfast.compare.space import ALPHA
+from holdfast.compare.study import counted, open_study, revive
+from holdfast.forgetting import _codec
+from holdfast.forgetting.show._words import level, plain
+from holdfast.recipe import Recipe
+
+__all__ = ["Point", "Tuned", "tune"]
+
+Values = dict[str, int | float | str | bool | None]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One model of the search: a trained one, at one α.
+
+    Attributes:
+        trial: the training that it comes from.
+        values: its settings, by dotted name.
+        chosen, reported: its results on the half that settings are chosen on, and on the other.
+    """
+
+    trial: int
+    values: Values
+    chosen: RunResult
+    reported: RunResult
+
+    def beats(self, other: Point, half: str = "chosen") -> bool:
+        """Whether it is better in both goals, or in one and as good in the other."""
+        mine, theirs = goals_in(getattr(self, half)), goals_in(getattr(other, half))
+        return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a search found.
+
+    Attributes:
+        recipe: the name of what was searched.
+        method: the recipe to take, as :meth:`Recipe.to_dict` writes it.
+        taken, default: its point, and that of the defaults (None if they came to nothing).
+        frontier: the points that none beats on the half that settings are chosen on.
+        points: how many there are, the frontier among them.
+        trained, given_up, failed: trials by what became of them.
+    """
+
+    recipe: str
+    method: dict[str, Any]
+    taken: Point
+    default: Point | None
+    frontier: tuple[Point, ...]
+    points: int
+    trained: int
+    given_up: int
+    failed: int
+
+    def to_json(self) -> str:
+        """As text."""
+        return json.dumps(_codec.encode(self), indent=1, ensure_ascii=False, allow_nan=False)
+
+    def to_yaml(self) -> str:
+        """The recipe, for ``finetune --recipe`` and ``compare``."""
+        return Recipe.from_dict(self.method).to_yaml()
+
+    def results(self, plan: Plan) -> Results:
+        """The frontier and the defaults on the half that nothing was chosen on."""
+        points = [self.default, *self.frontier] if self.default else [*self.frontier]
+        runs = {point.reported.label: point.reported for point in (*points, self.taken)}
+        return Results(
+            runs=tuple(runs.values()), plan=_codec.encode(plan), taken=self.taken.reported.label
+        )
+
+    def sentences(self) -> list[str]:
+        """What it came to, on the half that nothing was chosen on."""
+        ended = [f"{self.trained} trained"]
+        ended += [f"{self.given_up} given up midway"] if self.given_up else []
+        ended += [f"{self.failed} failed"] if self.failed else []
+        said = [
+            f"Trials: {', '.join(ended)}; {self.points} models tested, {len(self.frontier)} of "
+            "them on the frontier."
+        ]
+        settings = ", ".join(f"{name} = {value:.3g}" for name, value in self.taken.values.items())
+        said += [f"Found ({self.taken.chosen.label}): {settings}."]
+        if self.default is None:
+            return [*said, "The defaults did not come to an end."]
+        mine, theirs = self.taken.reported, self.default.reported
+        metric = mine.target.metric
+        lost = f", and lost {share(mine.loss)} ({share(theirs.loss)})" if mine.retained else ""
+        beats = self.taken.beats(self.default, "reported")
+        better = sum(point.beats(self.default, "reported") for point in self.frontier)
+        return [
+            *said,
+            "On the half of the tests that nothing was chosen on, the recipe found has "
+            f"{level(metric, mine.target.after)} {plain(metric)} (the defaults: "
+            f"{level(metric, theirs.target.after)}){lost}: it "
+            + ("beats the defaults in both." if beats else "does not beat the defaults in both."),
+            f"{better} of the {len(self.frontier)} models on the frontier do.",
+        ]
+
+
+def tune(
+    plan: Plan,
+    tuning: Tuning,
+    out: Path,
+    *,
+    storage: str | None = None,
+    name: str = "holdfast",
+    jobs: int = 1,
+    on_trials: Callable[[list[Any]], None] | None = None,
+) -> Tuned:
+    """Search until the study has its trials; one that was stopped goes on.
+
+    Args:
+        plan: the model, the data and the tests; its recipes, seeds and grid are not used.
+        tuning: what to search.
+        out: where a training is kept while it is under way, and the study.
+        storage: of the study: the path of a journal file (``out/study.log``; machines may share
+            it), or the URL of a database that Optuna knows.
+        name: of the study: the same on all machines.
+        jobs: trainings at a time on this machine.
+        on_trials: told every second of the trials so far.
+    """
+    whole("jobs", jobs, 1)
+    kept, folder = storage or str(out / "study.log"), out / "trials"
+    with _alone(Place.at(out)):
+        study = open_study(kept, name)
+        _check_same(study, plan, tuning)
+        revive(study, folder)
+        if len(counted(study)) < tuning.trials:
+            with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+                with _no_interrupts():
+                    given = plan, tuning, folder, kept, name
+                    work = [pool.submit(_search, n, jobs, *given) for n in range(jobs)]
+                try:
+                    left = set(work)
+                    while left:
+                        left = wait(left, timeout=1.0).not_done
+                        if on_trials:
+                            on_trials(counted(study))
+                    for one in work:
+                        one.result()
+                except BaseException:
+                    for process in list((pool._processes or {}).values()):
+                        process.kill()
+                    raise
+        return tuned_of(study, tuning, plan)
+
+
+def _search(
+    number: int, jobs: int, plan: Plan, tuning: Tuning, folder: Path, storage: str, name: str
+) -> None:
+    """In a process of its own, with its share of the machine."""
+    _end_with_parent()
+    if gpus := torch.cuda.device_count():
+        torch.cuda.set_device(number % gpus)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    search(plan, tuning, folder, storage, name, number)
+
+
+def _check_same(study: Any, plan: Plan, tuning: Tuning) -> None:
+    """A study holds one search: the number of trials may change, nothing else."""
+    mine = json.dumps([_codec.encode(plan), _codec.encode(replace(tuning, trials=1))])
+    if study.user_attrs.get("search", mine) != mine:
+        raise ValueError(
+            "the study holds another search, of other data, recipes or settings: give another "
+            "--out, or another --name"
+        )
+    study.set_user_attr("search", mine)
+
+
+def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
+    """What the trials of a study came to."""
+    trials, every = counted(study), study.get_trials(deepcopy=False)
+    states = [trial.state.name for trial in trials]
+    failed = [trial.user_attrs["error"] for trial in trials if "error" in trial.user_attrs]
+    points = [_point(trial) for trial in every if "chosen" in trial.user_attrs]
+    if not points:
+        last = failed[-1].strip().rpartition("\n")[2] if failed else "all were given up"
+        raise ValueError(f"no trial came to an end: {last}")
+    frontier = [point for point in points if not any(other.beats(point) for other in points)]
+    chosen = Results(runs=tuple(point.chosen for point in points)).recommendation().label
+    taken = next((point for point in points if point.chosen.label == chosen), frontier[0])
+    return Tuned(
+        recipe=tuning.recipe,
+        method=_method(tuning, plan, taken),
+        taken=taken,
+        default=next((p for p in points if p.chosen.recipe == "defaults"), None),
+        frontier=tuple(sorted(frontier, key=lambda point: goals_in(point.chosen))),
+        points=len(points),
+        trained=states.count("COMPLETE"),
+        given_up=states.count("PRUNED"),
+        failed=len(failed),
+    )
+
+
+def _point(trial: Any) -> Point:
+    """A trial of the study, called by the training it comes from and its α."""
+    attrs, values = trial.user_attrs, dict(trial.params)
+    number = attrs["of"] if "of" in attrs else attrs["number"]
+    alpha: Values = {"alpha": round(values[ALPHA], 3)} if ALPHA in values else {}
+    name, called = ("defaults", {}) if attrs.get("default") else (f"trial {number}", alpha)
+    chosen, reported = (
+        replace(RunResult.from_json(json.dumps(attrs[half])), recipe=name, values=called)
+        for half in ("chosen", "reported")
+    )
+    return Point(number, values, chosen, reported)
+
+
+def _method(tuning: Tuning, plan: Plan, point: Point) -> dict[str, Any]:
+    """A recipe with the settings of a point, its learning rate too."""
+    spec = plan.spec(tuning.recipe, tuning.seed, point.values)
+    method = dict(spec.method)
+    method["update"] = {**method["update"], "lr": spec.training.lr}
+    return Recipe.from_dict(method).to_dict()

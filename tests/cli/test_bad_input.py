@@ -1,0 +1,220 @@
+"""Whatever is wrong is said in one sentence, and nothing is lost or left half done.
+
+A row of ``CASES`` is a subcommand, what is changed in its arguments that work (``GOOD``), and words
+of the sentence. To cover a new subcommand, add its arguments and rows.
+"""
+
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
+pytest.importorskip("plotly", reason="the eval extra is not installed")
+
+from holdfast.cli import main
+from holdfast.compare.default import paths
+
+MODEL = str(paths().model)
+_TRAINING = ["--training.max_updates=1", "--training.batch_size=2"]
+GOOD = {
+    "compare": [
+        f"--model={MODEL}", "--data=train.jsonl", "--target=train.jsonl", "--recipes=[standard]",
+        "--seeds=[0]", "--measuring.context_free=0", "--jobs=1", "--out=out", *_TRAINING,
+    ],
+    "finetune": [f"--model={MODEL}", "--data=train.jsonl", "--out=out", *_TRAINING],
+    "measure": [MODEL, MODEL, "--target=train.jsonl", "--context-free=0", "--out=out"],
+    "merge": [MODEL, MODEL, "--out=out"],
+    "methods": [],
+    "report": ["results.json", "--out=out"],
+    "score": [f"--model={MODEL}", "--data=train.jsonl", "--out=out"],
+}  # fmt: skip
+SWEEP = ["--sweep=0.5", "--target=train.jsonl", "--context-free=0"]
+
+
+def _settings(name):
+    """Of all subcommands that read YAML and train or score."""
+    return [
+        (name, ["--data=gone.jsonl"], "no such file: gone.jsonl"),
+        (name, ["--data=empty.jsonl"], "empty.jsonl is empty"),
+        (name, ["--data=broken.jsonl"], "broken.jsonl, line 2 is not JSON"),
+        (name, ["--data=folder"], "folder"),
+        (name, ["--modell=x"], "there is no setting 'modell'; did you mean model?"),
+        (name, ["--zzz=1"], f"there is no setting 'zzz'; holdfast {name} --help lists them"),
+        (name, ["stray"], "'stray'"),
+        (name, ["--config=unknown.yaml"], "there is no setting 'modle'; did you mean model?"),
+        (name, ["--config=broken.yaml"], "broken.yaml is not YAML"),
+        (name, ["--config=list.yaml"], "list.yaml holds no settings"),
+        (name, ["--config=gone.yaml"], "gone.yaml"),
+        (name, ["--config=folder"], "folder"),
+        (name, ["--out=train.jsonl"], "train.jsonl is a file"),
+        (name, ["--out=train.jsonl/in"], "train.jsonl"),
+        (name, ["--model=/no/model"], "no such directory"),
+        (name, ["--model=cut"], "incomplete metadata"),
+        (name, ["--model=strange"], "zorg"),
+        (name, ["--model=bare"], "bare has no config.json"),
+    ]
+
+
+CASES = [
+    *_settings("compare"),
+    *_settings("finetune"),
+    *_settings("score"),
+    ("compare", ["--recipes=[recadm]"], "did you mean 'recadam'"),
+    ("compare", ["--recipes=3"], "recipes must be a list"),
+    ("compare", ["--seeds=[a]"], "seeds must be a whole number, got a"),
+    ("compare", ["--target=gone.jsonl"], "no such file: gone.jsonl"),
+    ("compare", ["--measuring.text=[gone.txt]"], "no such file: gone.txt"),
+    ("finetune", ["--data=odd.jsonl"], "the columns x"),
+    ("finetune", ["--model=wordless"], "needs a tokenizer"),
+    ("finetune", ["--recipe=recadm"], "did you mean 'recadam'"),
+    ("finetune", ["--recipe=broken.yaml"], "broken.yaml"),
+    ("finetune", ["--training.lr=fast"], "training.lr must be a number, got fast"),
+    ("finetune", ["--training.batch_size=1.5"], "training.batch_size must be a whole number"),
+    ("measure", ["--target=gone.jsonl"], "no such file: gone.jsonl"),
+    ("measure", ["--target=odd.jsonl"], "the columns x"),
+    ("measure", ["--target=empty.jsonl"], "empty.jsonl is empty"),
+    ("measure", ["--text=gone.txt"], "no such file: gone.txt"),
+    ("measure", ["--targt=a"], "did you mean --target?"),
+    ("measure", ["--limit=few"], "--limit must be a whole number, got 'few'"),
+    ("measure", ["more"], "more"),
+    ("measure", ["--out=train.jsonl"], "train.jsonl is a file"),
+    ("measure", ["MODEL=/no/model"], "no such"),
+    ("measure", ["MODEL=cut"], "cut/model.safetensors is not a readable safetensors file"),
+    ("measure", ["MODEL=strange"], "zorg"),
+    ("measure", ["MODEL=bare"], "bare has no config.json"),
+    ("merge", ["--alpha=2"], "alpha must lie in [0, 1]"),
+    ("merge", ["--alpha=half"], "--alpha must be a number, got 'half'"),
+    ("merge", ["--alfa=1"], "there is no option --alfa; did you mean --alpha?"),
+    ("merge", ["more"], "'more'"),
+    ("merge", ["--out=train.jsonl"], "train.jsonl is a file"),
+    ("merge", ["--out=folder"], "is not empty"),
+    ("merge", ["MODEL=/no/model"], "no such file or directory"),
+    ("merge", ["MODEL=cut"], "cut/model.safetensors is not a readable safetensors file"),
+    ("merge", [*SWEEP, "--target=gone.jsonl"], "no such file: gone.jsonl"),
+    ("merge", [*SWEEP, "--target=odd.jsonl"], "the columns x"),
+    ("merge", [*SWEEP, "--target=empty.jsonl"], "empty.jsonl is empty"),
+    ("merge", [*SWEEP, "MODEL=strange"], "zorg"),
+    ("merge", [*SWEEP, "--out=train.jsonl"], "train.jsonl is a file"),
+    ("methods", ["--jsn"], "there is no option --jsn; did you mean --json?"),
+    ("methods", ["all"], "'all'"),
+    ("report", ["gone.json"], "no such file or directory: gone.json"),
+    ("report", ["empty.jsonl"], "empty.jsonl is not JSON"),
+    ("report", ["folder"], "folder holds none of results.json"),
+    ("report", ["other.json"], "other.json is none of the files that holdfast writes"),
+    ("report", ["--markdwn"], "did you mean --markdown?"),
+    ("report", ["--json", "--markdown"], "not allowed with argument --json"),
+    ("report", ["--out=train.jsonl"], "train.jsonl is a file"),
+    ("score", ["--data=odd.jsonl"], "the columns x"),
+    ("score", ["--model=wordless"], "needs a tokenizer"),
+    ("score", ["--tau=hot"], "tau must be a number or 'median', got hot"),
+    ("score", ["--tau=-1"], "or a number > 0, got -1"),
+    ("score", ["--level=word"], "level must be 'sequence' or 'token', got word"),
+    ("score", ["--max_length=1"], "max_length must be"),
+    ("score", ["--weighted=rows.csv"], "must end in .jsonl"),
+    ("score", ["--weighted=train.jsonl"], "would write over the data"),
+    ("score", ["--weighted=folder"], "folder"),
+    ("score", ["--weighted=w.jsonl", "--level=token"], "one weight a row"),
+]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    return make_place(tmp_path, monkeypatch)
+
+
+def make_place(tmp_path, monkeypatch):
+    """A directory with good and bad files, in which all is done."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    rows = [{"prompt": "two plus two is", "completion": "four"}] * 4
+    files = {
+        "train.jsonl": "\n".join(map(json.dumps, rows)),
+        "odd.jsonl": '{"x": 1}\n',
+        "empty.jsonl": "\n",
+        "broken.jsonl": '{"text": "a"}\n{"text": \n',
+        "unknown.yaml": "modle: a\n",
+        "broken.yaml": "model: [1\n",
+        "list.yaml": "- model\n",
+        "other.json": '{"a": 1}',
+        "results.json": '{"runs": []}',
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes.txt").write_text("mine")
+    return tmp_path
+
+
+def make_model(place, kind):
+    """The small model, broken."""
+    folder = place / kind
+    shutil.copytree(MODEL, folder)
+    if kind == "cut":
+        weights = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(weights[:100_000])
+    elif kind == "strange":
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"model_type": "zorg", "architectures": ["ZorgForCausalLM"]}
+        (folder / "config.json").write_text(json.dumps(config))
+    elif kind == "bare":
+        (folder / "config.json").unlink()
+    elif kind == "wordless":
+        for file in folder.glob("tokenizer*"):
+            file.unlink()
+
+
+def contents(place):
+    """Every file but those of the cache."""
+    files = (f for f in place.rglob("*") if f.relative_to(place).parts[0] != "cache")
+    return {f: f.read_bytes() if f.is_file() else None for f in files}
+
+
+def arguments_of(name, change):
+    """Those that work, and what is changed in them."""
+    given = list(GOOD[name])
+    for word in change:
+        if word.startswith("MODEL="):  # the tuned one
+            given[1] = word.removeprefix("MODEL=")
+        elif not word.startswith("--") and name == "report":
+            given[0] = word
+        else:
+            given.append(word)
+    return given
+
+
+def check_sentence(said, words):
+    """One, on the last line; words of it are known."""
+    *before, last = said.splitlines()
+    assert last.startswith("holdfast: "), said
+    assert words in last
+    assert not any(line.startswith("holdfast: ") for line in before)
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"), CASES, ids=[f"{name} {' '.join(c)}" for name, c, _ in CASES]
+)
+def test_one_sentence_and_nothing_written(name, change, words, place, capsys):
+    for kind in ("cut", "strange", "bare", "wordless"):
+        if any(word.endswith(f"={kind}") for word in change):
+            make_model(place, kind)
+    before = contents(place)
+    assert main([name, *arguments_of(name, change)]) in (1, 2)
+    check_sentence(capsys.readouterr().err, words)
+    assert contents(place) == before
+
+
+def test_what_every_run_fails_of_is_said(place, capsys):
+    assert main(["compare", *GOOD["compare"], "--data=odd.jsonl"]) == 1
+    check_sentence(capsys.readouterr().err, "the columns x")
+    assert "Traceback" in next((place / "out" / "failed").iterdir()).read_text()
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_help_teaches(name, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([name, "--help"])
+    assert left.value.code == 0
+    assert len(capsys.readouterr().out.splitlines()) > 5

@@ -1,0 +1,216 @@
+"""``tune``: what it chooses, on which half, and that it goes on after a kill."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
+pytest.importorskip("optuna", reason="the cli extra is not installed")
+
+import optuna
+from sample_results import measured
+from sample_results import run as sample
+
+from holdfast import Recipe
+from holdfast.cli import main
+from holdfast.compare.halves import inputs_of
+from holdfast.compare.plan import Measuring, Plan
+from holdfast.compare.results import Results
+from holdfast.compare.search import Tuning, goals_in
+from holdfast.compare.study import counted, hopeless, open_study, place_of, revive
+from holdfast.compare.tune import tuned_of
+
+FEW = [
+    "--trials=3", "--alphas=[1.0]", "--training.max_updates=4", "--training.batch_size=2",
+    "--measuring.limit=5", "--measuring.context_free=0", "--measuring.text=[old.txt]", "--jobs=1",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "old.txt").write_text("It was the best of times, it was the worst of times.\n" * 20)
+
+
+def test_a_search_and_what_it_leaves(tmp_path, capsys):
+    assert main(["tune", "--out=out", *FEW]) == 0
+    said = capsys.readouterr().out
+    assert "Trials: 3 trained" in said or "given up" in said
+    found = json.loads((tmp_path / "out" / "tune.json").read_text())
+    assert found["default"]["values"]["update.pull"] == 0.1
+    assert len(found["frontier"]) >= 1
+    # Chosen on one half, reported on the other: their values before differ.
+    taken = found["taken"]
+    assert taken["chosen"]["target"]["before"] != taken["reported"]["target"]["before"]
+    # The recipe that it ends in is the taken point's, α and learning rate too.
+    recipe = Recipe.from_yaml((tmp_path / "out" / "recipe.yaml").read_text())
+    assert recipe.merging.alpha == pytest.approx(taken["values"]["merging.alpha"])
+    assert recipe.update.lr == pytest.approx(taken["values"]["lr"])
+    shown = Results.load(tmp_path / "out" / "results.json")
+    assert shown.recommendation().label == taken["reported"]["recipe"] + "".join(
+        f" {name}={value:g}" for name, value in taken["reported"]["values"].items()
+    )
+    assert (tmp_path / "out" / "report.html").stat().st_size > 1e6
+    # Once more: nothing is trained; with more trials, only those.
+    assert main(["tune", "--config=out/config.yaml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    # Another search is not put into the same study.
+    assert main(["tune", "--config=out/config.yaml", "--recipe=mofo"]) == 1
+    assert "holds another search" in capsys.readouterr().err
+
+
+def test_it_goes_on_after_a_kill(tmp_path):
+    command = [sys.executable, "-m", "holdfast", "tune", "--out=out", *FEW]
+    command += ["--training.max_updates=20", "--trials=2", "--alphas=[]"]
+    killed = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    study_file = tmp_path / "out" / "study.log"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:  # until a second training is under way
+        folders = list((tmp_path / "out" / "trials").glob("*/history.jsonl"))
+        if study_file.exists() and '"reported"' in study_file.read_text() and folders:
+            break
+        assert killed.poll() is None
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    study = open_study(str(study_file), "holdfast")
+    before = [t.number for t in counted(study) if t.state.name == "COMPLETE"]
+    running = [t for t in counted(study) if t.state.name == "RUNNING"]
+    assert before
+    assert len(running) == 1
+    assert main(command[3:]) == 0
+    study = open_study(str(study_file), "holdfast")
+    after = counted(study)
+    assert len(after) == 2
+    assert {t.number for t in after} >= set(before)
+    assert all(t.state.is_finished() for t in after)
+    # What was under way was done again, with the same settings.
+    assert running[0].params in [t.params for t in after]
+
+
+def test_only_what_was_stopped_in_this_folder_is_done_again(tmp_path):
+    study = open_study(str(tmp_path / "study.log"), "one")
+    for place in (place_of(tmp_path), "another-machine:/folder"):
+        trial = study.ask()
+        trial.suggest_float("lr", 0.0, 1.0)
+        trial.set_user_attr("place", place)
+    revive(study, tmp_path)
+    states = [trial.state.name for trial in study.get_trials()]
+    assert states == ["FAIL", "RUNNING", "WAITING"]
+    assert study.ask().suggest_float("lr", 0.0, 1.0) == study.trials[0].params["lr"]
+
+
+def with_looks(*looks):
+    study = optuna.create_study(directions=["minimize", "minimize"])
+    for look in looks:
+        trial = study.ask()
+        trial.set_user_attr("looks", {"10": look})
+        study.tell(trial, (1.0, 1.0))
+    return study
+
+
+def test_hopeless_is_worse_in_both_than_half_of_the_others():
+    study = with_looks((1, 1), (1, 1), (3, 3), (3, 3))
+    assert hopeless(study, 10, (2, 2))
+    assert not hopeless(study, 10, (2, 1))  # as good as they in one
+    assert not hopeless(study, 10, (0.5, 9))  # a place of its own on the frontier
+    assert not hopeless(study, 20, (2, 2))  # nobody was looked at then
+    assert not hopeless(with_looks((1, 1), (1, 1), (1, 1)), 10, (2, 2))  # too few to tell
+    assert not hopeless(with_looks((1, 1), (3, 3), (3, 3), (3, 3)), 10, (2, 2))
+
+
+def run(target, lost):
+    """A result with this loss on the target, and so much lost elsewhere."""
+    kept = measured("wiki", "nll", 10.0, 10.0 * (1 + lost))
+    return replace(
+        sample("x"), target=measured("t", "nll", 5.0, target), retained=(kept,), curves=()
+    )
+
+
+def study_of(*rows):
+    """A study of models: (target, lost) on the half to choose on, and on the other."""
+    study = optuna.create_study(directions=["minimize", "minimize"])
+    for number, (chosen, reported) in enumerate(rows):
+        trial = study.ask()
+        trial.suggest_float("lr", 1e-4, 1e-1)
+        trial.set_user_attr("number", number + 1)
+        trial.set_user_attr("default", number == 0)
+        for half, (target, lost) in (("chosen", chosen), ("reported", reported)):
+            trial.set_user_attr(half, json.loads(run(target, lost).to_json()))
+        study.tell(trial, chosen)
+    return study
+
+
+def test_the_frontier_is_chosen_on_one_half_and_reported_on_the_other():
+    plan = Plan(model="m", data="d", target="t")
+    study = study_of(
+        ((2.0, 10.0), (2.0, 10.0)),  # the defaults
+        ((1.9, 8.0), (2.1, 12.0)),  # better where it is chosen, worse where it is not
+        ((1.0, 30.0), (1.0, 30.0)),
+        ((2.5, 20.0), (0.1, 0.1)),  # beaten where it is chosen: not on the frontier
+    )
+    found = tuned_of(study, Tuning(recipe="recadam"), plan)
+    assert [point.trial for point in found.frontier] == [3, 2]
+    assert found.default.trial == 1
+    assert found.taken.trial == 3  # the best on the target, none within 1 %
+    assert not found.taken.beats(found.default, "reported")
+    assert "does not beat the defaults in both" in " ".join(found.sentences())
+    assert "0 of the 2 models on the frontier do" in " ".join(found.sentences())
+
+
+def test_no_trial_at_all_says_why():
+    study = optuna.create_study(directions=["minimize", "minimize"])
+    trial = study.ask()
+    trial.set_user_attr("error", "Traceback\nRuntimeError: out of memory")
+    study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    with pytest.raises(ValueError, match="RuntimeError: out of memory"):
+        tuned_of(study, Tuning(), Plan(model="m", data="d", target="t"))
+
+
+def test_the_halves_share_nothing_and_are_all(tmp_path):
+    rows = [{"prompt": f"{i}", "completion": "x"} for i in range(7)]
+    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "wiki.txt").write_text("\n".join(map(str, range(100))))
+    halves = [
+        inputs_of(
+            Plan("m", "d", str(tmp_path / "dev.jsonl"),
+                 measuring=Measuring(text=(str(tmp_path / "wiki.txt"),), half=half))
+        )
+        for half in (0, 1)
+    ]  # fmt: skip
+    both = [row["prompt"] for half in halves for row in half["target"]["dev"]]
+    assert sorted(both) == [str(i) for i in range(7)]
+    assert "".join(half["text"]["wiki"] for half in halves) == "\n".join(map(str, range(100)))
+
+
+def test_goals_are_less_is_better():
+    good, bad = run(1.0, 1.0), run(2.0, 5.0)
+    assert all(a < b for a, b in zip(goals_in(good), goals_in(bad), strict=True))
+    assert all(map(math.isfinite, goals_in(good)))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--recipe=recadm"], "did you mean 'recadam'"),
+        (["--space={update.pul: [0.1, 0.2]}"], "did you mean 'update.pull'"),
+        (["--trials=0"], "trials must be at least 1"),
+        (["--alphas=[2]"], "alphas"),
+        (["--storage=nowhere://x"], "nowhere"),
+        (["--target=gone.jsonl"], "gone.jsonl"),
+    ],
+)
+def test_bad_input_is_one_sentence(given, words, capsys):
+    assert main(["tune", "--out=out", *FEW, *given]) == 1
+    said = capsys.readouterr().err
+    assert words in said.splitlines()[-1]
+    assert "Traceback" not in said
