@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` make the file beside its place, then move it there."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # machines share folders
     try:
         write(beside)
         with open(beside, "rb") as written:

@@ -50,9 +50,9 @@ def cluster():
         lines = (line for line in process.stdout if line.startswith("{"))
         yield json.loads(next(lines))
     finally:
-        process.stdin.close()
-        process.wait()
+        process.stdin.close()  # which it waits for
         process.stdout.close()
+        process.wait()
 
 
 def on_ray(plan, out, cluster):
@@ -125,6 +125,7 @@ def lose_nothing(cluster, tmp_path, monkeypatch, seeds):
 
 
 @needs_ray
+@pytest.mark.soak
 def test_a_killed_driver_and_a_killed_node(cluster, tmp_path, monkeypatch):
     lose_nothing(cluster, tmp_path, monkeypatch, (0, 1))
 

@@ -11,6 +11,9 @@ from holdfast.compare._words import seconds
 
 __all__ = ["Progress"]
 
+#: Seconds between two lines about a part under way, where there is no terminal.
+QUIET = 30.0
+
 
 class Progress:
     """Parts of a long work, some of them under way at once. All of it goes to stderr.
@@ -29,7 +32,7 @@ class Progress:
     def __init__(self, total: int, what: str, done: int = 0) -> None:
         self.total, self.done, self.before = total, done, done
         self.shares: dict[str, float] = {}
-        self.begin = time.monotonic()
+        self.begin = self.said = time.monotonic()
         self.bars = _Bars(total, what, done) if sys.stderr.isatty() and _has_rich() else None
 
     def __enter__(self) -> Progress:
@@ -52,6 +55,8 @@ class Progress:
         if self.bars:
             self.bars.update(name, done, total, doing)
             self.bars.overall(self.done, sum(self.shares.values()))
+        elif time.monotonic() - self.said > QUIET and 0 < done < total:
+            self._say(f"{name}: {done}/{total}")
 
     def finished(self, name: str, text: str) -> None:
         """A part is finished: a line that stays says how."""
@@ -62,9 +67,15 @@ class Progress:
             self.bars.finished(name, line)
             self.bars.overall(self.done, sum(self.shares.values()))
             return
-        if self.done < self.total:
-            each = (time.monotonic() - self.begin) / (self.done - self.before)
-            line += f" (about {seconds(each * (self.total - self.done))} left)"
+        self._say(line)
+
+    def _say(self, line: str) -> None:
+        """A line, and how long the rest takes if it goes on like this."""
+        self.said = time.monotonic()
+        done = self.done + sum(self.shares.values())
+        if done < self.total and done > self.before:
+            each = (self.said - self.begin) / (done - self.before)
+            line += f" (about {seconds(each * (self.total - done))} left)"
         print(line, file=sys.stderr)
 
 

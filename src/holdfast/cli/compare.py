@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cli._config import make_parser, parsed
+from holdfast.cli._default import default_jobs, with_default
 from holdfast.cli._progress import Progress
 from holdfast.cli.measure import check_out
 from holdfast.compare.place import Place
@@ -46,11 +47,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--gpus", type=float, default=0, help="GPUs that a run asks of Ray")
     parser.add_argument("--address", type=str, default=None, help="of the Ray cluster")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    given = list(arguments)
-    names = {word.split("=")[0] for word in given}
-    if not names & {"--model", "--config", "-h", "--help"}:
-        given = [*_embedded(), *given]
-    chosen = parsed(parser, given)
+    # EWC looks at 1000 samples by default: for a first look fewer do.
+    chosen = parsed(parser, with_default(arguments, "--options={penalties.samples: 64}"))
     made = parser.instantiate(chosen)
     plan = Plan(**{name: made[name] for name in Plan.__dataclass_fields__})
     run(plan, Place.at(chosen.out), chosen, parser.dump(chosen))
@@ -58,13 +56,16 @@ def main(arguments: Sequence[str]) -> None:
 
 def run(plan: Plan, out: Place, chosen: Any, config: str) -> None:
     """Do the runs, and show what came of them."""
+    from holdfast.compare.check import check_inputs
     from holdfast.compare.compare import compare, finished_runs
 
     check_out(out.folder)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # there is a bar for all of it
-    jobs = _jobs() if chosen.jobs is None else chosen.jobs
-    done = len(finished_runs(plan, out))
-    with Progress(len(list(plan.runs())), "runs", done) as progress:
+    jobs = default_jobs() if chosen.jobs is None else chosen.jobs
+    done, total = len(finished_runs(plan, out)), len(list(plan.runs()))
+    if done < total:
+        check_inputs(plan)
+    with Progress(total, "runs", done) as progress:
 
         def under_way(spec: RunSpec, doing: str, done: int, total: int) -> None:
             progress.update(_name(spec), done, total, doing)
@@ -78,7 +79,8 @@ def run(plan: Plan, out: Place, chosen: Any, config: str) -> None:
             address=chosen.address, config=config, on_finished=finished, on_progress=under_way,
         )  # fmt: skip
     if not results.runs:
-        raise ValueError(f"every run failed: see {(out / 'failed').name}")
+        reason = next(iter(results.failed.values()), "")
+        raise ValueError(f"every run failed, the first by {reason} ({(out / 'failed').name})")
     (out / "report.md").write_text(results.to_markdown())
     (out / "report.html").write_text(results.to_html())
     if chosen.json:
@@ -91,25 +93,3 @@ def run(plan: Plan, out: Place, chosen: Any, config: str) -> None:
 def _name(spec: RunSpec) -> str:
     values = "".join(f" {name}={value}" for name, value in spec.values.items())
     return f"{spec.recipe}{values}, seed {spec.seed}"
-
-
-def _jobs() -> int:
-    import torch
-
-    return torch.cuda.device_count() or max(1, (os.cpu_count() or 1))
-
-
-def _embedded() -> list[str]:
-    """The settings of a first look: a small model, maths problems, and what it knew before."""
-    import json
-
-    from holdfast.compare.default import paths
-
-    here = paths()
-    texts = [str(path) for path in here.retained.values()]
-    return [
-        f"--model={here.model}", f"--data={here.train}", f"--target={here.dev}",
-        f"--measuring.text={json.dumps(texts)}", "--measuring.max_length=256",
-        "--measuring.limit=100", "--measuring.context_free=8", "--training.lr=3e-3",
-        "--training.max_updates=40", "--training.batch_size=8", "--training.max_length=176",
-    ]  # fmt: skip

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from holdfast.cli._config import make_parser, parsed
+from holdfast.cli._progress import Progress
 
 EXAMPLES = """
   holdfast finetune --model DIR --data train.jsonl --recipe recadam+flow --out tuned
@@ -46,8 +46,11 @@ def main(arguments: Sequence[str]) -> None:
         help="a new one: classification or regression; none: as the model is; auto: where it has "
         "none for the labels (a causal language model learns the texts)",
     )  # fmt: skip
-    parser.add_argument("--new", type=str, default="", help="a part without pretrained weights")
+    parser.add_argument(
+        "--new", type=str, default="", help="parts without pretrained weights: classifier,pooler"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn")
+    parser.add_argument("--json", action="store_true", help="print what came of it as JSON")
     parser.add_class_arguments(Training, "training")
     chosen = parsed(parser, arguments)
     run(chosen, parser.instantiate(chosen).training, parser.dump(chosen))
@@ -79,22 +82,21 @@ def run(chosen: Any, training: Any, config: str) -> None:
     print(recipe.describe(), file=sys.stderr)
     told = f", and a new head ({task.head}): {', '.join(new)}" if task.head else ""
     print(f"{len(samples)} samples{told}", file=sys.stderr)
-    begin = time.monotonic()
-
-    def tell(_: str, done: int, total: int) -> None:
-        left = (time.monotonic() - begin) / max(1, done) * (total - done)
-        print(f"\r{done}/{total} updates, about {left:.0f} s left   ", end="", file=sys.stderr)
-
-    tuned, history = train(
-        model, recipe, samples, training, out, new=new, seed=chosen.seed, progress=tell
-    )
-    print(file=sys.stderr)
+    with Progress(1, "training") as progress:
+        tuned, history = train(
+            model, recipe, samples, training, out, new=new, seed=chosen.seed,
+            progress=lambda doing, done, total: progress.update(name, done, total, doing),
+        )  # fmt: skip
     save(tuned, task, out)
     write_whole(out / "training.json", lambda path: path.write_text(json.dumps(history, indent=1)))
     for left in reversed(LEFT):
         (out / left).unlink(missing_ok=True)
     losses = [row["loss"] for row in history if "loss" in row]
-    print(f"{name}: loss {losses[0]:.3f} → {losses[-1]:.3f}; the model is in {out}")
+    if chosen.json:
+        about = {"recipe": name, "out": str(out), "updates": history[-1]["update"]}
+        print(json.dumps({**about, "loss": {"first": losses[0], "last": losses[-1]}}))
+    else:
+        print(f"{name}: loss {losses[0]:.3f} → {losses[-1]:.3f}; the model is in {out}")
 
 
 def check_unfinished(out: Path, config: str) -> None:
@@ -110,7 +112,7 @@ def check_unfinished(out: Path, config: str) -> None:
     except (OSError, yaml.YAMLError):
         before = None
     saved, ours = _flat(before or {}), _flat(yaml.safe_load(config))
-    for name in sorted((saved.keys() | ours.keys()) - {"out", "config"}):
+    for name in sorted((saved.keys() | ours.keys()) - {"out", "config", "json"}):
         if saved.get(name) != ours.get(name):
             raise ValueError(
                 f"{out} holds an unfinished run with {name} {saved.get(name)}, not "

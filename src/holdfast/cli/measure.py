@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from holdfast._files import check_folder
 from holdfast.cli._config import Parser
 
 EXAMPLES = """
@@ -117,8 +118,7 @@ def names(text: str) -> list[str]:
 
 def check_out(folder: Path) -> None:
     """Before the work, not after it: the place is good, and what draws the page is there."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out must be a directory, and {folder} is a file")
+    check_folder(folder)
     if importlib.util.find_spec("plotly") is None:
         raise ImportError('the page is drawn by plotly: pip install "holdfast[eval]"')
 

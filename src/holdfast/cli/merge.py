@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--allow-pickle", action="store_true", help="read .bin and .pt files as well"
     )
+    parser.add_argument("--json", action="store_true", help="print what came of it as JSON")
     add_measuring_options(parser.add_argument_group("what to measure, with --sweep"))
     run(parser.parse_args(arguments))
 
@@ -89,6 +91,10 @@ def merge(arguments: argparse.Namespace) -> None:
         f"wrote {arguments.out} ({_size(size)}), {alpha:g} of the way from "
         f"{arguments.base} to {arguments.tuned}: {100 * moved.total.relative:.2g} % from the base"
     )
+    if arguments.json:
+        about = {"out": str(out), "alpha": alpha, "bytes": size, "relative": moved.total.relative}
+        print(json.dumps({**about, "not_finite": list(moved.not_finite)}))
+        return
     if moved.not_finite:
         text += (
             f"; {len(moved.not_finite)} tensors hold NaN or infinity, {moved.not_finite[0]} first"
@@ -123,7 +129,7 @@ def sweep(arguments: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for ending in ("json", "md", "html"):
         found.save(out / f"sweep.{ending}")
-    found.print_table()
+    print(found.to_json()) if arguments.json else found.print_table()
     print(f"The sweep: {out / 'sweep.html'}", file=sys.stderr)
 
 

@@ -58,10 +58,12 @@ def main(arguments: Sequence[str]) -> None:
 def run(plan: Any, tuning: Any, chosen: Any, config: str) -> None:
     """Search, and show what was found."""
     from holdfast._files import write_whole
+    from holdfast.compare.check import check_inputs
     from holdfast.compare.tune import tune
 
     out = Path(chosen.out)
     check_out(out)
+    check_inputs(plan)
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "config.yaml", lambda path: path.write_text(config))
     jobs = default_jobs() if chosen.jobs is None else chosen.jobs

@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,11 @@ from holdfast._checks import above_zero, share, whole
 from holdfast.forgetting import _codec
 from holdfast.forgetting.heads import check_head
 from holdfast.recipe import Recipe
+from holdfast.registry import methods
 
 __all__ = ["Measuring", "Plan", "RunSpec", "Training"]
+
+Value = bool | int | float | str
 
 #: What is tried where nobody says: each method with its defaults, and what goes well together.
 RECIPES = (
@@ -37,11 +40,14 @@ class Training:
 
     Attributes:
         lr: the learning rate at its peak.
-        epochs, max_updates: how long; ``max_updates`` wins.
-        batch_size, accumulate: samples a micro-batch, and micro-batches an update.
+        epochs: passes over the data.
+        max_updates: updates of the weights, whatever ``epochs`` says.
+        batch_size: samples a micro-batch.
+        accumulate: micro-batches an update.
         max_length: of a sample, in tokens.
         warmup: the share of the updates in which the learning rate rises; then it falls to 0.
-        weight_decay, clip_norm: as in any trainer.
+        weight_decay: AdamW's.
+        clip_norm: the largest norm of the gradient; None does not clip.
         precision: ``"bfloat16"`` runs the model so (its weights stay float32); ``"auto"`` does on a
             GPU.
     """
@@ -135,11 +141,11 @@ class Plan:
         measuring: what else to test, which should be retained.
         recipes: presets (``"recadam+flow"``) or YAML files of recipes. ``standard`` is plain
             fine-tuning.
-        seeds: of the runs; figures are medians over them.
+        seeds: each recipe is run once a seed; figures are medians over them.
         grid: settings to try, by dotted name: ``{"lr": [1e-4, 1e-3], "merging.alpha": [0.3]}``.
             The first part names a stage of the recipe, or it is one of training.
-        options: the same with one value each, for every recipe that has it and no name in the
-            tables: ``{"penalties.samples": 128}``.
+        options: settings by dotted name, one value each, for every recipe that has them:
+            ``{"penalties.samples": 128}``.
         training: how each model is trained.
         new: parts of the model without pretrained weights, such as ``"classifier"``.
         head: ``"auto"`` gives a model a new head where the rows have labels that it has no head
@@ -153,8 +159,8 @@ class Plan:
     measuring: Measuring = field(default_factory=Measuring)
     recipes: tuple[str, ...] = RECIPES
     seeds: tuple[int, ...] = (0, 1)
-    grid: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    options: dict[str, float] = field(default_factory=dict)
+    grid: dict[str, tuple[Value, ...]] = field(default_factory=dict)
+    options: dict[str, Value] = field(default_factory=dict)
     training: Training = field(default_factory=Training)
     new: tuple[str, ...] = ()
     head: str = "auto"
@@ -167,10 +173,14 @@ class Plan:
             if len(set(given)) < len(given):
                 raise ValueError(f"{name} holds {_twice(given)!r} twice")
         list(self.runs())  # whatever is wrong with a recipe or a value is said now
-        known = {*vars(self.training), *(n for r in self.recipes for n in settings_of(r))}
-        for key in (*self.grid, *self.options):
-            if key not in known:
-                raise ValueError(_unknown(key, sorted(known)))
+        used = {n for r in self.recipes for n in settings_of(r)}
+        for key in self.grid:
+            if key not in used | vars(self.training).keys():
+                raise ValueError(_unknown(key, sorted(used | vars(self.training).keys())))
+        known = {f"{e.stage}.{f.name}" for e in methods() for f in fields(e.cls)}
+        for key in self.options:
+            if key not in known | vars(self.training).keys():
+                raise ValueError(_unknown(key, sorted(known | vars(self.training).keys())))
 
     def runs(self) -> Iterator[RunSpec]:
         """Every run, the seeds innermost: the first results are of all recipes' neighbours."""
@@ -246,7 +256,7 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else f": it is one of {', '.join(known)}"
-    return f"no recipe of the plan has a setting {name!r}{hint}"
+    return f"no recipe has a setting {name!r}{hint}"
 
 
 def _twice(given: Sequence[Any]) -> Any:

@@ -69,7 +69,7 @@ def train(
         new=new,
         seed=seed,
         checkpoint=place / "run.pt",
-        save_every=max(1, total // 10),
+        save_every=max(1, total // 20),
         log=log,
         log_every=max(1, total // 20),
         watch=watch(model, total) if watch else Watch(model, every=max(1, total // 20)),

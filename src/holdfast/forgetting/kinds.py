@@ -55,7 +55,7 @@ def config_of(where: str, gguf_file: str | None = None) -> Any:
         raise ValueError(f"there is no model in {where}: no such directory")
     try:
         return transformers.AutoConfig.from_pretrained(where, **options)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a wrong value in it is told by an exception of its own
         raise ValueError(f"{where} is no model: {first_sentence(error)}") from error
 
 

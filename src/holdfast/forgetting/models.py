@@ -193,7 +193,7 @@ class Loader:
             model, info = cls.from_pretrained(
                 where, dtype=dtype, output_loading_info=True, **options
             )
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # safetensors, torch and transformers have each their own
             raise ValueError(f"{source} cannot be loaded: {first_sentence(error)}") from error
         if lacking := sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])):
             raise ValueError(
