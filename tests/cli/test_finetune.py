@@ -113,7 +113,13 @@ def test_a_model_is_not_written_over(capsys):
 
 def command(out):
     given = [f"--model={paths().model}", "--data=train.jsonl", f"--out={out}"]
-    return [*given, "--recipe=recadam+flow", "--training.max_updates=40", "--training.batch_size=2"]
+    return [
+        *given,
+        "--recipe=recadam+flow",
+        "--training.max_updates=40",
+        "--training.save_seconds=0",
+        "--training.batch_size=2",
+    ]
 
 
 def test_a_killed_run_goes_on_to_the_bit(tmp_path, capsys):

@@ -120,7 +120,13 @@ def all_gone(group):
 
 
 def test_control_c_and_on_with_finetune(place):
-    given = ["finetune", *GOOD["finetune"], "--training.max_updates=60", "--training.lr=1e-3"]
+    given = [
+        "finetune",
+        *GOOD["finetune"],
+        "--training.max_updates=60",
+        "--training.save_seconds=0",
+        "--training.lr=1e-3",
+    ]
     process = start(*given)
     said = interrupt(process, lambda: (place / "out" / "run.pt").exists())
     assert process.returncode == 130, said

@@ -25,7 +25,9 @@ def make_plan(folder, *, recipes=("standard", "recadam+wise-ft"), seeds=(0, 1), 
         measuring=Measuring(text=(str(folder / "prose.txt"),), context_free=2, max_length=128),
         recipes=recipes,
         seeds=seeds,
-        training=Training(lr=1e-3, max_updates=updates, batch_size=2, max_length=64),
+        training=Training(
+            lr=1e-3, max_updates=updates, batch_size=2, max_length=64, save_seconds=0.2
+        ),
     )
 
 
@@ -40,6 +42,7 @@ def settings_of(plan):
         "training.lr": plan.training.lr, "training.max_updates": plan.training.max_updates,
         "training.batch_size": plan.training.batch_size,
         "training.max_length": plan.training.max_length,
+        "training.save_seconds": plan.training.save_seconds,
     }  # fmt: skip
     return [f"--{name}={value}" for name, value in told.items()]
 

@@ -50,6 +50,7 @@ class Training:
         clip_norm: the largest norm of the gradient; None does not clip.
         precision: ``"bfloat16"`` runs the model so (its weights stay float32); ``"auto"`` does on a
             GPU.
+        save_seconds: between two saves of a run under way, which goes on from the last one.
     """
 
     lr: float = 2e-5
@@ -62,6 +63,7 @@ class Training:
     weight_decay: float = 0.0
     clip_norm: float | None = 1.0
     precision: str = "auto"
+    save_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         above_zero("lr", self.lr), above_zero("epochs", self.epochs), share("warmup", self.warmup)

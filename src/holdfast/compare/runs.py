@@ -48,6 +48,7 @@ class Worker:
         self.new: tuple[str, ...] = plan.new  # with the head, once it is there
         self._next: tuple[str, nn.Module] | None = None
         self._reports: Any = None
+        self._samples: dict[int, Sequence[Any]] = {}
 
     def __call__(
         self, spec: RunSpec, progress: Progress | None = None, results: Place | None = None
@@ -110,8 +111,10 @@ class Worker:
         return model
 
     def samples(self, model: nn.Module, max_length: int) -> Sequence[Any]:
-        """What it is trained on."""
-        return self.task.samples(model, max_length)
+        """What it is trained on; read once."""
+        if max_length not in self._samples:
+            self._samples = {max_length: self.task.samples(model, max_length)}
+        return self._samples[max_length]
 
     def measure(self, name: str, model: nn.Module) -> ForgettingReport:
         """What it cost: beside the base, which an open generator remembers."""

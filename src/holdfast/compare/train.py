@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def train(
         new=new,
         seed=seed,
         checkpoint=place / "run.pt",
-        save_every=max(1, total // 20),
+        save_every=timedelta(seconds=training.save_seconds),
         log=log,
         log_every=max(1, total // 20),
         watch=watch(model, total) if watch else Watch(model, every=max(1, total // 20)),

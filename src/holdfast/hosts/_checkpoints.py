@@ -8,13 +8,39 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from holdfast._checks import whole
 from holdfast._files import write_whole
 from holdfast.run import Run
+
+
+class Due:
+    """When to save: every so many updates and at the end, or after so much time.
+
+    >>> due = Due(2, total=5)
+    >>> [update for update in range(1, 6) if due(update)]
+    [2, 4, 5]
+    """
+
+    def __init__(self, every: int | timedelta, total: int) -> None:
+        self.every = every if isinstance(every, timedelta) else whole("save_every", every, 1)
+        self.total, self.last = total, time.monotonic()
+
+    def __call__(self, update: int) -> bool:
+        """Whether it is time, after this update."""
+        if not isinstance(self.every, timedelta):
+            return update == self.total or update % self.every == 0
+        now = time.monotonic()
+        if now - self.last < self.every.total_seconds():
+            return False
+        self.last = now
+        return True
 
 
 def save(path: str | os.PathLike[str], run: Run, update: int, settings: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,7 +54,7 @@ def finetune_loop(
     rehearsal: Any = None,
     seed: int = 0,
     checkpoint: str | os.PathLike[str] | None = None,
-    save_every: int | None = None,
+    save_every: int | timedelta | None = None,
     log: Callable[[dict[str, float]], None] | None = None,
     log_every: int = 10,
     watch: Watch | None = None,
@@ -81,7 +82,7 @@ def finetune_loop(
         seed: of the order of the data, of dropout and of what methods draw.
         checkpoint: a file to save the run's state in, and to go on from if it is there; the
             result is that of a run without a stop, to the bit.
-        save_every: updates between saves; None saves about twenty times.
+        save_every: updates, or time, between saves; None saves about twenty times.
         log: called every ``log_every`` updates with ``update``, ``loss``, ``lr`` and what the
             methods have to tell: ``lam`` (λ), the ``pull``, penalties.
         watch: figures of what is forgotten, at steps of its own, into the same log.
@@ -115,7 +116,7 @@ def finetune_loop(
     if max_updates is None:
         max_updates = math.ceil(above_zero("epochs", epochs) * updates.per_epoch)
     total = whole("max_updates", max_updates, 1)
-    save_every = whole("save_every", -(-total // 20) if save_every is None else save_every, 1)
+    due = checkpoints.Due(-(-total // 20) if save_every is None else save_every, total)
     log_every = whole("log_every", log_every, 1)
     optimizer = run.make_optimizer(total)
     peaks = [group["lr"] for group in optimizer.param_groups]
@@ -158,7 +159,7 @@ def finetune_loop(
                 rate = optimizer.param_groups[0]["lr"]
                 values = {"update": update, "loss": float(sum(losses)), "lr": rate}
                 log(values | run.log() | seen)
-            if checkpoint and (update == total or update % save_every == 0):
+            if checkpoint and due(update):
                 checkpoints.save(checkpoint, run, update, settings)
     except BaseException:
         recipe.trainable.finish(run.model)  # an interrupted run leaves a plain model behind
