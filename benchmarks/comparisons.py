@@ -5,7 +5,8 @@ python benchmarks/comparisons.py tune --json FILE            # holdfast tune
 python benchmarks/comparisons.py minilm_rte --json FILE      # examples/compare/*.yaml: they need
 python benchmarks/comparisons.py smollm2_gsm8k --json FILE   # models/ and data/ here
 
-What is kept is results.json (of ``tune``: tune.json) without the curves over the updates.
+What is kept is results.json (of ``tune``: tune.json, and of its models the scores alone) without
+the curves over the updates.
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ def main() -> None:
     seconds = time.monotonic() - begin
     file = "tune.json" if given.which == "tune" else "results.json"
     kept = slim(json.loads((out / file).read_text(encoding="utf-8")))
+    if given.which == "tune":
+        for point in (kept["taken"], kept["default"], kept["unmerged"], *kept["frontier"]):
+            for half in ("chosen", "reported"):
+                del point[half]["versions"], point[half]["kl"], point[half]["drift"]
     shown = [word for word in command if not word.startswith("--out")]
     protocol = {"command": " ".join(["holdfast", *shown]), "seconds": round(seconds, 1)}
     write_results(given.json, default_device(), protocol, **kept)

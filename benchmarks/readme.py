@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import registry
+from holdfast.compare.results import Measured, RunResult, summarise
+from holdfast.forgetting import _codec
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -97,6 +99,67 @@ def digits() -> str:
     return table(["", "target (tilted)", "retained (upright)"], rows)
 
 
+def compare() -> str:
+    """The comparison without arguments: medians over seeds."""
+    rows = comparison("compare_default")
+    return table(["", "GSM8K loss", "prose", "verse", "code"], rows)
+
+
+def real() -> str:
+    """The comparisons of real models, side by side where they share a recipe."""
+    lm, encoder = comparison("compare_smollm2_gsm8k"), comparison("compare_minilm_rte")
+    heads = ["SmolLM2-135M", "GSM8K loss", "WikiText-2 perplexity", "PIQA, points"]
+    others = ["MiniLM-L6", "RTE, %", "STS-B, Spearman"]
+    return "\n\n".join([table(heads, lm), table(others, encoder)])
+
+
+def comparison(name: str) -> list[list[str]]:
+    """A row a recipe: its target, and the change of each test, medians over seeds."""
+    found = summarise(_codec.decode(RunResult, run, "run") for run in read(name)["runs"])
+
+    def change(test: Measured, after: float) -> str:
+        if test.metric == "perplexity":
+            return f"{100 * (after / test.before - 1):+.0f} %"
+        return f"{100 * (after - test.before):+.1f}" if _share(test) else f"{test.change:+.3f}"
+
+    def level(test: Measured, value: float) -> str:
+        return f"{100 * value:.1f}" if _share(test) else f"{value:.3f}"
+
+    first = found[0]
+    rows = [["pretrained", level(first.target, first.target.before)]]
+    rows[0] += [
+        f"{t.before:.1f}" if t.metric == "perplexity" else level(t, t.before)
+        for t in first.retained
+    ]
+    for one in found:
+        tests = [change(t, t.after) for t in one.retained]
+        rows.append([one.label, level(one.target, one.target.after), *tests])
+    return rows
+
+
+def _share(test: Measured) -> bool:
+    return test.metric.startswith("acc")
+
+
+def tune() -> str:
+    """What a search of twenty trials came to."""
+    d = read("tune_default")
+    taken, default, plain = (
+        _codec.decode(RunResult, {**d[which]["reported"], "kl": {}, "drift": None}, "run")
+        for which in ("taken", "default", "unmerged")
+    )
+    values = ", ".join(f"{n.split('.')[-1]} {v:.3g}" for n, v in d["taken"]["values"].items())
+    rows = [
+        [name, f"{run.target.after:.3f}", f"{100 * run.loss:.0f} %"]
+        for name, run in (
+            ("RecAdam, defaults", plain),
+            ("RecAdam + WiSE-FT, defaults", default),
+            (f"found: {values}", taken),
+        )
+    ]
+    return table(["held-out half", "GSM8K loss", "lost on prose, verse, code (mean)"], rows)
+
+
 def ranks() -> str:
     rows = {(row["recipe"], row["dtype"]): row for row in read("ranks")["rows"]}
     columns = [(kind, dtype) for dtype in ("float64", "float32") for kind in ("ddp", "fsdp2")]
@@ -140,7 +203,7 @@ def scoring(name: str) -> str:
 def main() -> None:
     path = ROOT / "README.md"
     text = old = path.read_text()
-    for part in (methods, digits, additivity, forgetting, ranks, speed):
+    for part in (methods, compare, real, tune, digits, additivity, forgetting, ranks, speed):
         name, made = part.__name__, part()
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",

@@ -1,3 +1,4 @@
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 settings.register_profile("default", deadline=None)
 settings.register_profile("soak", deadline=None, max_examples=2000)
 settings.load_profile("default")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests send it to their children
 torch.set_num_threads(1)  # the tensors are small, and pytest-xdist fills the cores
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -90,7 +90,7 @@ def kill_and_go_on(tmp_path, recipes, seeds, kills, draw):
             os.killpg(process.pid, signal.SIGKILL)
         else:  # for want of memory: what is left must end by itself
             process.kill()
-        assert process.wait() == -signal.SIGKILL
+        assert process.wait(300) == -signal.SIGKILL
         deadline = time.monotonic() + 60
         while any(map(alive, theirs)):
             assert time.monotonic() < deadline, "processes that nobody waits for are at work"
@@ -140,6 +140,6 @@ def test_ctrl_c_ends_everything_and_says_so_once(tmp_path):
     process = start(plan, out, "--jobs=2")
     wait_until(lambda: rows_done(out) > 0, process, out)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    assert process.wait() == 130
+    assert process.wait(300) == 130
     assert said(out).strip().splitlines()[-1] == "holdfast: stopped; what was finished is kept"
     assert "Traceback" not in said(out)

@@ -52,7 +52,7 @@ def cluster():
     finally:
         process.stdin.close()  # which it waits for
         process.stdout.close()
-        process.wait()
+        process.wait(300)
 
 
 def on_ray(plan, out, cluster):
@@ -78,7 +78,7 @@ def test_a_run_that_raises_is_not_done_again_and_ctrl_c_ends_the_rest(cluster, t
     out = tmp_path / "out"
     (out / "runs" / wrong / "seconds").mkdir(parents=True)  # where its first row is timed
     driver = on_ray(plan, out, cluster)
-    assert driver.wait() == 0, said(out)[-3000:]
+    assert driver.wait(300) == 0, said(out)[-3000:]
     results = json.loads((out / "results.json").read_text())
     assert [run["id"] for run in results["runs"]] == [other]
     assert list(results["failed"]) == [wrong]
@@ -92,7 +92,7 @@ def test_a_run_that_raises_is_not_done_again_and_ctrl_c_ends_the_rest(cluster, t
     busy = at_work(cluster)
     assert busy
     os.killpg(driver.pid, signal.SIGINT)
-    assert driver.wait() == 130
+    assert driver.wait(300) == 130
     assert said(out).strip().splitlines()[-1] == "holdfast: stopped; what was finished is kept"
     deadline = time.monotonic() + 60
     while at_work(cluster) and any(map(alive, busy)):
@@ -106,7 +106,7 @@ def lose_nothing(cluster, tmp_path, monkeypatch, seeds):
     driver = on_ray(plan, out, cluster)
     wait_until(lambda: rows_done(out) > 10, driver, out)
     os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
+    driver.wait(300)
     told = len(said(out))
     driver = on_ray(plan, out, cluster)
     done = rows_done(out)
@@ -114,7 +114,7 @@ def lose_nothing(cluster, tmp_path, monkeypatch, seeds):
     node = cluster["nodes"][1]
     for pid in [node, *children_of(node)]:
         os.kill(pid, signal.SIGKILL)
-    assert driver.wait() == 0, said(out)[-3000:]
+    assert driver.wait(300) == 0, said(out)[-3000:]
     ended = re.findall(r"^\[\d/4\] (.*): done", said(out)[told:], re.MULTILINE)
     assert len(set(ended)) == len(ended) >= 2
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -143,6 +143,6 @@ def test_an_address_where_nobody_is(tmp_path):
     plan = make_plan(tmp_path, recipes=("standard",), seeds=(0,))
     out = tmp_path / "out"
     driver = start(plan, out, "--engine=ray", "--address=127.0.0.1:1")
-    assert driver.wait() == 1
+    assert driver.wait(300) == 1
     assert "no Ray cluster can be joined at 127.0.0.1:1" in said(out)
     assert "Traceback" not in said(out)

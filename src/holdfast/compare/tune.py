@@ -66,7 +66,9 @@ class Tuned:
     Attributes:
         recipe: the name of what was searched.
         method: the recipe to take, as :meth:`Recipe.to_dict` writes it.
-        taken, default: its point, and that of the defaults (None if they came to nothing).
+        taken: its point.
+        default, unmerged: those of the defaults, and of the same training at α = 1; None if there
+            is none.
         frontier: the points that none beats on the half that settings are chosen on.
         points: how many there are, the frontier among them.
         trained, given_up, failed: trials by what became of them.
@@ -76,6 +78,7 @@ class Tuned:
     method: dict[str, Any]
     taken: Point
     default: Point | None
+    unmerged: Point | None
     frontier: tuple[Point, ...]
     points: int
     trained: int
@@ -122,8 +125,15 @@ class Tuned:
             f"{level(metric, mine.target.after)} {plain(metric)} (the defaults: "
             f"{level(metric, theirs.target.after)}){lost}: it "
             + ("beats the defaults in both." if beats else "does not beat the defaults in both."),
-            f"{better} of the {len(self.frontier)} models on the frontier do.",
+            f"{better} of the {len(self.frontier)} models on the frontier do{self._unmerged()}.",
         ]
+
+    def _unmerged(self) -> str:
+        """How many beat the defaults without merging."""
+        if (plain_ones := self.unmerged) is None:
+            return ""
+        better = sum(point.beats(plain_ones, "reported") for point in self.frontier)
+        return f", and {better} beat them without merging (α = 1)"
 
 
 def tune(
@@ -208,11 +218,14 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
     frontier = [point for point in points if not any(other.beats(point) for other in points)]
     chosen = Results(runs=tuple(point.chosen for point in points)).recommendation().label
     taken = next((point for point in points if point.chosen.label == chosen), frontier[0])
+    default = next((p for p in points if p.chosen.recipe == "defaults"), None)
+    alike = [p for p in points if default and p.trial == default.trial and p is not default]
     return Tuned(
         recipe=tuning.recipe,
         method=_method(tuning, plan, taken),
         taken=taken,
-        default=next((p for p in points if p.chosen.recipe == "defaults"), None),
+        default=default,
+        unmerged=next((p for p in alike if p.values.get(ALPHA) == 1.0), None),
         frontier=tuple(sorted(frontier, key=lambda point: goals_in(point.chosen))),
         points=len(points),
         trained=states.count("COMPLETE"),
