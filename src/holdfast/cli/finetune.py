@@ -103,20 +103,23 @@ def check_unfinished(out: Path, config: str) -> None:
     """Refuse a place that holds a model, or an unfinished run with other settings."""
     import yaml
 
-    if not (out / LEFT[0]).exists():
+    try:
+        before = yaml.safe_load((out / "config.yaml").read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        before = None
+    ours = isinstance(before, dict) and {"recipe", "training"} <= before.keys()
+    if not ours or (out / "training.json").exists():  # which is written last
         if (out / "config.json").exists() or (out / "adapter_config.json").exists():
             raise ValueError(f"{out} holds a model already: give another --out")
         return
-    try:
-        before = yaml.safe_load((out / "config.yaml").read_text())
-    except (OSError, yaml.YAMLError):
-        before = None
-    saved, ours = _flat(before or {}), _flat(yaml.safe_load(config))
-    for name in sorted((saved.keys() | ours.keys()) - {"out", "config", "json"}):
-        if saved.get(name) != ours.get(name):
+    if not (out / LEFT[0]).exists():
+        return  # there is nothing to go on from
+    saved, now = _flat(before), _flat(yaml.safe_load(config))
+    for name in sorted((saved.keys() | now.keys()) - {"out", "config", "json"}):
+        if saved.get(name) != now.get(name):
             raise ValueError(
                 f"{out} holds an unfinished run with {name} {saved.get(name)}, not "
-                f"{ours.get(name)}: go on with `holdfast finetune --config {out}/config.yaml`, or "
+                f"{now.get(name)}: go on with `holdfast finetune --config {out}/config.yaml`, or "
                 "give another --out"
             )
 

@@ -71,10 +71,10 @@ def run(plan: Any, tuning: Any, chosen: Any, config: str) -> None:
     with Progress(tuning.trials, "trials") as progress:
 
         def on_trials(trials: list[Any]) -> None:
-            for trial in trials:
+            for number, trial in enumerate(trials, 1):
                 if trial.state.is_finished() and trial.number not in ended:
                     ended.add(trial.number)
-                    progress.finished(f"trial {trial.user_attrs['number']}", _words(trial))
+                    progress.finished(f"trial {number}", _words(trial))
 
         found = tune(
             plan, tuning, out, storage=chosen.storage, name=chosen.name, jobs=jobs,
