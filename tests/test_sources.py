@@ -130,8 +130,15 @@ def test_the_hub(name, asked, datasets, monkeypatch):
         return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("holdfast._hub._reached", lambda: True)
     assert list(open_rows(name)) == ROWS
     assert seen == [asked]
+
+
+def test_a_hub_that_cannot_be_reached_is_not_waited_for(datasets, monkeypatch):
+    monkeypatch.setattr("holdfast._hub._reached", lambda: False)
+    with pytest.raises(OSError, match="there is no file or folder openai/gsm8k here, and the hub"):
+        open_rows("openai/gsm8k:train")
 
 
 def test_the_hub_offline(datasets, monkeypatch):

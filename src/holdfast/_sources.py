@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
+from holdfast._hub import check_hub
 from holdfast._names import shorten
 from holdfast._rows import is_rows, is_text, read_rows, read_text
 from holdfast.forgetting.labels import as_number
@@ -153,6 +154,7 @@ def _shown(path: Path) -> Iterator[Path]:
 
 def _hub(name: str, dataset: str, *more: str) -> Rows:
     configuration, split = more if len(more) == 2 else (None, *more, None)[:2]
+    check_hub(dataset, "dataset")
     try:
         found = _datasets(name).load_dataset(dataset, configuration, split=split)
     except Exception as error:  # of many kinds: no network, no such name, no such split

@@ -62,7 +62,7 @@ CASES = [
     *_settings("finetune"),
     *_settings("score"),
     ("compare", ["--recipes=[recadm]"], "did you mean 'recadam'"),
-    ("compare", ["--recipes=3"], "recipes must be a list"),
+    ("compare", ["--recipes=3"], "recipes must be text, got 3"),
     ("compare", ["--seeds=[a]"], "seeds must be a whole number, got a"),
     ("compare", ["--target=gone.jsonl"], "no such file: gone.jsonl"),
     ("compare", ["--measuring.text=[gone.txt]"], "no such file: gone.txt"),

@@ -149,6 +149,12 @@ class Worker:
         finally:
             self._next = None
 
+    def close(self) -> None:
+        """Let go of what the base has said."""
+        if self._reports is not None:
+            self._reports.close()
+            self._reports = None
+
     def _feed(self) -> Iterator[tuple[str, nn.Module]]:
         while self._next is not None:
             yield self._next

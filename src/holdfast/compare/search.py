@@ -102,6 +102,13 @@ class Search:
 
     def run(self) -> None:
         """Ask for trials and do them."""
+        try:
+            self._run()
+        finally:
+            self.worker.close()
+            self.reporter.close()
+
+    def _run(self) -> None:
         from optuna.trial import TrialState
 
         self.study.enqueue_trial(self.defaults, skip_if_exists=True)

@@ -125,7 +125,7 @@ class Tuned:
             f"{level(metric, mine.target.after)} {plain(metric)} (the defaults: "
             f"{level(metric, theirs.target.after)}){lost}: it "
             + ("beats the defaults in both." if beats else "does not beat the defaults in both."),
-            f"{better} of the {len(self.frontier)} models on the frontier do{self._unmerged()}.",
+            f"Of {len(self.frontier)} on the frontier {better} beat them{self._unmerged()}.",
         ]
 
     def _unmerged(self) -> str:
@@ -133,7 +133,7 @@ class Tuned:
         if (plain_ones := self.unmerged) is None:
             return ""
         better = sum(point.beats(plain_ones, "reported") for point in self.frontier)
-        return f", and {better} beat them without merging (α = 1)"
+        return f", and {better} the defaults without merging (α = 1)"
 
 
 def tune(
@@ -231,13 +231,13 @@ def _search(
 def _check_same(study: Any, plan: Plan, tuning: Tuning) -> None:
     """A study holds one search: the number of trials may change, nothing else."""
     training = replace(plan.training, save_seconds=0.0)
-    mine = json.dumps(
-        [_codec.encode(replace(plan, training=training)), _codec.encode(replace(tuning, trials=1))]
-    )
-    if study.user_attrs.get("search", mine) != mine:
+    plan = replace(plan, training=training)
+    mine = {**_codec.encode(plan), **_codec.encode(replace(tuning, trials=1))}
+    theirs = study.user_attrs.get("search", mine)
+    if other := [name for name in mine if mine[name] != theirs.get(name)]:
         raise ValueError(
-            "the study holds another search, of other data, recipes or settings: give another "
-            "--out, or another --name"
+            f"the study holds another search, with another {other[0]}: give another --out, or "
+            "another --name"
         )
     study.set_user_attr("search", mine)
 

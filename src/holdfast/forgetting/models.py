@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from holdfast._batch import evaluating
+from holdfast._hub import check_hub
 from holdfast._names import shorten
 from holdfast.forgetting.kinds import (
     Kind,
@@ -214,6 +215,8 @@ class Loader:
                     "of its own as model.safetensors, with its config.json"
                 )
             source = str(path.parent)
+        if not path.exists():
+            check_hub(source, "model")
         return source, {"use_safetensors": None if self.allow_pickle else True}
 
     def _adapted(self, path: Path, base: Source | None) -> nn.Module:
