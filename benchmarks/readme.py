@@ -161,14 +161,13 @@ def tune() -> str:
             (f"found: {values}", taken),
         )
     ]
-    better = [
-        sum(beat(half(point), other) for point in d["frontier"]) for other in (plain, default)
-    ]
+    front = [half(point) for point in d["frontier"]]
+    better = [sum(beat(one, other) for one in front) for other in (plain, default)]
+    verbs = ["beats" if beat(taken, other) else "does not beat" for other in (plain, default)]
     made = table(["held-out half", "GSM8K loss", "lost on prose, verse, code (mean)"], rows)
     return (
-        f"{made}\n\nThe recipe found {'beats' if beat(taken, plain) else 'does not beat'} RecAdam's "
-        f"defaults in both columns and {'beats' if beat(taken, default) else 'does not beat'} those "
-        f"of RecAdam + WiSE-FT in both. Of the {len(d['frontier'])} models on the search's frontier "
+        f"{made}\n\nThe recipe found {verbs[0]} RecAdam's defaults in both columns and {verbs[1]} "
+        f"those of RecAdam + WiSE-FT in both. Of the {len(front)} models on the search's frontier "
         f"{better[0]} beat the first and {better[1]} the second."
     )
 
