@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from small_plan import make_plan, what_must_agree
-from test_kill import alive, children_of, rows_done, said, start, wait_until
+from test_killed_plan import alive, children_of, rows_done, said, start, wait_until
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 pytest.importorskip("jsonargparse", reason="the cli extra is not installed")

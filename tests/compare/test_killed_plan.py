@@ -127,7 +127,7 @@ def test_two_at_once_are_refused(tmp_path):
     config = (out / "config.yaml").read_text()
     second = start(plan, out, "--jobs=2")
     assert second.wait() == 1
-    assert f"another comparison is at work in {out}" in said(out)
+    assert f"another one is at work in {out}" in said(out)
     assert "Traceback" not in said(out)
     assert (out / "config.yaml").read_text() == config
     assert first.wait() == 0, said(out)[-3000:]
