@@ -28,3 +28,13 @@ def shared_data() -> Path:
     if not DATA.is_dir():
         pytest.skip(f"needs the real datasets in {DATA.parent.name}/{DATA.name} beside the project")
     return DATA
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from forgetting.browser import CHROMIUM, Browser
+
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium on the PATH")
+    with Browser() as started:
+        yield started

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from sample_results import RECIPES, TESTS, every_results, run, sample_results, simple
 
-from forgetting.browser import CHROMIUM, Browser
+from forgetting.browser import opened
 from forgetting.reports import HOSTILE
 from holdfast.compare.results import Results
 from holdfast.compare.show import frontier, training
@@ -152,26 +152,6 @@ def test_of_many_tests_the_worst_are_drawn():
     titles = [plot.title for plot in frontier.test_plots(found.summaries(), None)]
     assert titles == [f"test {i}, acc" for i in range(4, 10)]
     assert "the 6 of 9 that lose most" in found.to_html()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium on the PATH")
-    with Browser() as started:
-        yield started
-
-
-def opened(browser, tmp_path, found, **more):
-    path = tmp_path / "report.html"
-    found.save(path)
-    browser.events.clear()
-    browser.show(path, **more)
-    assert browser.complaints() == []
-    assert {u for u in browser.requests() if not u.startswith("data:")} == {path.resolve().as_uri()}
-    return browser.run(
-        "Array.from(document.querySelectorAll('[id^=plot-]'), e => !!e.querySelector('.main-svg'))"
-    )
 
 
 @pytest.mark.parametrize(

@@ -153,3 +153,16 @@ class Browser:
             self._buffer += chunk
         message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)
+
+
+def opened(browser, folder, found, **more):
+    """Save a page and look at it: it asks for nothing; of each plot, whether it is there."""
+    path = folder / "page.html"
+    found.save(path)
+    browser.events.clear()
+    browser.show(path, **more)
+    assert browser.complaints() == []
+    assert {u for u in browser.requests() if not u.startswith("data:")} == {path.resolve().as_uri()}
+    return browser.run(
+        "Array.from(document.querySelectorAll('[id^=plot-]'), e => !!e.querySelector('.main-svg'))"
+    )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import plotly.graph_objects as go
 import pytest
-from browser import CHROMIUM, Browser
+from browser import opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reports import HOSTILE, names, reports
@@ -46,26 +46,6 @@ def test_of_many_tests_the_worst_are_drawn():
     titles = [plot.title for plot in frontier.frontier_plots(found, 0.5)]
     assert titles == [f"test {i}, acc" for i in range(4, 10)]
     assert "the 6 of 9 tests that lose most" in found.to_html()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium on the PATH")
-    with Browser() as started:
-        yield started
-
-
-def opened(browser, tmp_path, found, **more):
-    path = tmp_path / "sweep.html"
-    found.save(path)
-    browser.events.clear()
-    browser.show(path, **more)
-    assert browser.complaints() == []
-    assert {u for u in browser.requests() if not u.startswith("data:")} == {path.resolve().as_uri()}
-    return browser.run(
-        "Array.from(document.querySelectorAll('[id^=plot-]'), e => !!e.querySelector('.main-svg'))"
-    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import plotly.graph_objects as go
 import pytest
-from browser import CHROMIUM, Browser
 from hypothesis import given, settings
 from reports import HOSTILE, reports
 from sample_report import drift, estimate, sample
@@ -120,14 +119,6 @@ def test_without_plotly_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(ImportError, match=r'pip install "holdfast\[eval\]"'):
         sample().to_html()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium on the PATH")
-    with Browser() as started:
-        yield started
 
 
 def opened(browser, tmp_path, report, **options):
