@@ -144,10 +144,14 @@ def _share(test: Measured) -> bool:
 def tune() -> str:
     """What a search of twenty trials came to."""
     d = read("tune_default")
-    taken, default, plain = (
-        _codec.decode(RunResult, {**d[which]["reported"], "kl": {}, "drift": None}, "run")
-        for which in ("taken", "default", "unmerged")
-    )
+
+    def half(point: dict[str, Any]) -> RunResult:
+        return _codec.decode(RunResult, {**point["reported"], "kl": {}, "drift": None}, "run")
+
+    def beat(one: RunResult, other: RunResult) -> bool:
+        return one.target.after <= other.target.after and one.loss <= other.loss
+
+    taken, default, plain = (half(d[which]) for which in ("taken", "default", "unmerged"))
     values = ", ".join(f"{n.split('.')[-1]} {v:.3g}" for n, v in d["taken"]["values"].items())
     rows = [
         [name, f"{run.target.after:.3f}", f"{100 * run.loss:.0f} %"]
@@ -157,7 +161,15 @@ def tune() -> str:
             (f"found: {values}", taken),
         )
     ]
-    return table(["held-out half", "GSM8K loss", "lost on prose, verse, code (mean)"], rows)
+    front = [half(point) for point in d["frontier"]]
+    better = [sum(beat(one, other) for one in front) for other in (plain, default)]
+    verbs = ["beats" if beat(taken, other) else "does not beat" for other in (plain, default)]
+    made = table(["held-out half", "GSM8K loss", "lost on prose, verse, code (mean)"], rows)
+    return (
+        f"{made}\n\nThe recipe found {verbs[0]} RecAdam's defaults in both columns and {verbs[1]} "
+        f"those of RecAdam + WiSE-FT in both. Of the {len(front)} models on the search's frontier "
+        f"{better[0]} beat the first and {better[1]} the second."
+    )
 
 
 def ranks() -> str:

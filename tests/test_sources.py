@@ -62,6 +62,17 @@ def test_slices_and_names_of_classes(datasets):
     assert (table.names, table[0]["label"], table.labels()[:2]) == (None, "10", ["10", "1"])
 
 
+@pytest.mark.parametrize("names", [["-1", "0", "1"], ["1", "2", "other"], ["1.0", "2.0", "0.5"]])
+def test_names_of_which_some_are_numbers_stand_in_the_rows(names, datasets):
+    features = datasets.Features({"label": datasets.ClassLabel(names=names)})
+    table = Table(datasets.Dataset.from_list([{"label": i} for i in range(3)], features=features))
+    assert (table.names, table.classes) == (None, True)
+    assert [row["label"] for row in table] == table.labels() == names
+    one_lacks = datasets.Dataset.from_list([{"label": 0}, {"label": -1}], features=features)
+    with pytest.raises(ValueError, match="1 rows have no label, the first is row 1"):
+        labels_of(Table(one_lacks), "d")
+
+
 def test_images_are_not_decoded_for_their_labels(tmp_path, datasets, monkeypatch):
     folder = image_folder(tmp_path / "pets")
     data = datasets.load_dataset(
@@ -84,6 +95,9 @@ def test_a_folder_of_images(tmp_path):
     rows = open_rows(folder)
     assert [row["label"] for row in rows] == ["cat", "cat", "dog", "dog"]
     assert rows == open_rows(f"{tmp_path}/pets:train")
+    image_folder(folder, [".ipynb_checkpoints"])
+    (folder / "cat" / "._0.png").write_text("of a Mac")
+    assert rows == open_rows(folder)
     with pytest.raises(ValueError, match=r"do you mean .*pets/train?"):
         open_rows(tmp_path / "pets")
     (tmp_path / "empty").mkdir()
@@ -116,8 +130,15 @@ def test_the_hub(name, asked, datasets, monkeypatch):
         return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("holdfast._hub._reached", lambda: True)
     assert list(open_rows(name)) == ROWS
     assert seen == [asked]
+
+
+def test_a_hub_that_cannot_be_reached_is_not_waited_for(datasets, monkeypatch):
+    monkeypatch.setattr("holdfast._hub._reached", lambda: False)
+    with pytest.raises(OSError, match="there is no file or folder openai/gsm8k here, and the hub"):
+        open_rows("openai/gsm8k:train")
 
 
 def test_the_hub_offline(datasets, monkeypatch):

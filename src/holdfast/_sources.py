@@ -14,8 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
+from holdfast._hub import check_hub
 from holdfast._names import shorten
 from holdfast._rows import is_rows, is_text, read_rows, read_text
+from holdfast.forgetting.labels import as_number
 
 __all__ = ["IMAGE_COLUMNS", "LABEL_COLUMNS", "Rows", "Table", "labels_of", "open_rows"]
 
@@ -31,8 +33,9 @@ class Table(Sequence[Mapping[str, Any]]):
 
     Attributes:
         names: what the classes of its labels are called, by their numbers; None where it does not
-            say. Names that are numbers themselves stand in the rows, so that none is mistaken for
-            another.
+            say. If any of them is a number itself, they stand in the rows, so that none is mistaken
+            for another.
+        classes: whether its labels are classes, even if they look like numbers to predict.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -40,9 +43,10 @@ class Table(Sequence[Mapping[str, Any]]):
         self.column = next((c for c in LABEL_COLUMNS if c in dataset.column_names), None)
         feature = dataset.features[self.column] if self.column else None
         self.names: list[str] | None = getattr(feature, "names", None)
-        self._spelled = self.names if self.names and all(n.isdigit() for n in self.names) else None
-        if self._spelled:
-            self.names = None
+        self.classes = self.names is not None
+        self._spelled: list[str] | None = None
+        if self.names and any(as_number(name) is not None for name in self.names):
+            self.names, self._spelled = None, self.names
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -69,8 +73,9 @@ class Table(Sequence[Mapping[str, Any]]):
         return [self._named(label) for label in self.dataset[self.column]]
 
     def _named(self, label: Any) -> Any:
-        known = self._spelled is not None and isinstance(label, int) and label >= 0
-        return self._spelled[label] if self._spelled is not None and known else label
+        if self._spelled is None or not isinstance(label, int):
+            return label
+        return self._spelled[label] if label >= 0 else None  # datasets' -1 is no label
 
 
 def labels_of(rows: Rows, name: str) -> list[Any] | None:
@@ -129,8 +134,8 @@ def _directory(path: Path, split: str | None) -> Rows:
 
 def _image_folder(path: Path) -> Rows:
     rows = []
-    for folder in sorted(p for p in path.iterdir() if p.is_dir()):
-        files = sorted(p for p in folder.iterdir() if p.suffix.lower() in _IMAGES)
+    for folder in sorted(p for p in _shown(path) if p.is_dir()):
+        files = sorted(p for p in _shown(folder) if p.suffix.lower() in _IMAGES)
         rows += [{"image": str(file), "label": folder.name} for file in files]
     if not rows:
         deeper = {str(p.parent.parent) for p in path.glob("*/*/*") if p.suffix in _IMAGES}
@@ -142,8 +147,14 @@ def _image_folder(path: Path) -> Rows:
     return rows
 
 
+def _shown(path: Path) -> Iterator[Path]:
+    """What is in a folder, without the hidden (``.ipynb_checkpoints``, ``._1.png``)."""
+    return (inside for inside in path.iterdir() if not inside.name.startswith("."))
+
+
 def _hub(name: str, dataset: str, *more: str) -> Rows:
     configuration, split = more if len(more) == 2 else (None, *more, None)[:2]
+    check_hub(dataset, "dataset")
     try:
         found = _datasets(name).load_dataset(dataset, configuration, split=split)
     except Exception as error:  # of many kinds: no network, no such name, no such split

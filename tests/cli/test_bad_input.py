@@ -62,10 +62,12 @@ CASES = [
     *_settings("finetune"),
     *_settings("score"),
     ("compare", ["--recipes=[recadm]"], "did you mean 'recadam'"),
-    ("compare", ["--recipes=3"], "recipes must be a list"),
+    ("compare", ["--recipes=3"], "recipes must be text, got 3"),
     ("compare", ["--seeds=[a]"], "seeds must be a whole number, got a"),
     ("compare", ["--target=gone.jsonl"], "no such file: gone.jsonl"),
     ("compare", ["--measuring.text=[gone.txt]"], "no such file: gone.txt"),
+    ("compare", ["--model=adapter"], "merge BASE adapter --alpha 1 --out DIR"),
+    ("compare", ["--measuring.tasks=[piqua]"], "no task 'piqua'; did you mean piqa"),
     ("finetune", ["--data=odd.jsonl"], "the columns x"),
     ("finetune", ["--model=wordless"], "needs a tokenizer"),
     ("finetune", ["--recipe=recadm"], "did you mean 'recadam'"),
@@ -160,6 +162,8 @@ def make_model(place, kind):
         (folder / "config.json").write_text(json.dumps(config))
     elif kind == "bare":
         (folder / "config.json").unlink()
+    elif kind == "adapter":
+        (folder / "adapter_config.json").write_text("{}")
     elif kind == "wordless":
         for file in folder.glob("tokenizer*"):
             file.unlink()
@@ -197,7 +201,7 @@ def check_sentence(said, words):
     ("name", "change", "words"), CASES, ids=[f"{name} {' '.join(c)}" for name, c, _ in CASES]
 )
 def test_one_sentence_and_nothing_written(name, change, words, place, capsys):
-    for kind in ("cut", "strange", "bare", "wordless"):
+    for kind in ("cut", "strange", "bare", "wordless", "adapter"):
         if any(word.endswith(f"={kind}") for word in change):
             make_model(place, kind)
     before = contents(place)

@@ -1,10 +1,13 @@
 """New heads: when a model gets one, of what size, and always the same."""
 
+import shutil
+
 import pytest
 import torch
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
+import holdfast  # noqa: E402
 from compare.tiny import save_bert, save_llama, save_vit  # noqa: E402
 from holdfast._sources import Table  # noqa: E402
 from holdfast.forgetting.heads import NewHead, head_for, head_like, load_with_head  # noqa: E402
@@ -92,6 +95,26 @@ def test_a_label_is_a_name_before_it_is_a_number(tmp_path):
             label_id(model, label, "d")
 
 
+@pytest.mark.parametrize("names", [("-1", "0", "1"), ("1", "2", "other"), ("0.5", "1.0", "2.0")])
+def test_classes_of_a_dataset_of_which_some_are_numbers(names, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=list(names))}
+    table = Table(datasets.Dataset.from_list(rows(0, 1, 2), features=datasets.Features(features)))
+    head = head_for("auto", save_bert(tmp_path), table, "d")
+    assert head == NewHead(names)
+    model, _ = load_with_head(Loader(), str(tmp_path), head)
+    assert [label_id(model, row["label"], "d") for row in table] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("classes", "label"), [(("-1", "1"), 0), (("1", "2", "other"), 0), (("1.0", "2.0"), 1.0)]
+)
+def test_a_label_is_no_index_beside_a_number(classes, label, tmp_path):
+    model, _ = load_with_head(Loader(), save_bert(tmp_path), NewHead(classes))
+    with pytest.raises(ValueError, match=f"the label {label} is none of the model's"):
+        label_id(model, label, "d")
+
+
 def make(kind, folder):
     if kind == "bert":
         return save_bert(folder), NewHead(("a", "b", "c")), ("classifier",)
@@ -159,3 +182,52 @@ def test_the_base_of_a_tuned_classifier_gets_the_head_that_was_tuned(tmp_path):
     assert found.classes == head.classes
     assert head_like(base, base) is None
     assert head_like(str(tmp_path / "tuned"), str(tmp_path / "tuned")) is None
+
+
+def test_a_base_with_as_many_other_classes_gets_the_head_that_was_tuned(tmp_path):
+    names = ("contradiction", "neutral", "entailment")
+    base = save_bert(
+        tmp_path / "base", transformers.BertForSequenceClassification, **NewHead(names).settings()
+    )
+    data = [{"text": "the cat", "label": label} for label in ("red", "green", "blue")]
+    head = head_for("auto", base, data, "d")
+    model, _ = load_with_head(Loader(), base, head)
+    model.save_pretrained(tmp_path / "tuned")
+    found = head_like(base, str(tmp_path / "tuned"))
+    assert found is not None
+    assert found.classes == ("blue", "green", "red")
+    report = holdfast.measure(
+        base, tmp_path / "tuned", target=data, drift=False, context_free=0, progress=False
+    )
+    assert any("tested with a new one (3 classes)" in note for note in report.notes)
+
+
+def test_a_regression_is_like_another(tmp_path):
+    base, tuned = (
+        save_bert(tmp_path / name, transformers.BertForSequenceClassification, **settings)
+        for name, settings in (
+            ("base", {"id2label": {0: "score"}, "label2id": {"score": 0}}),
+            ("tuned", NewHead(()).settings()),
+        )
+    )
+    assert head_like(base, tuned) is None
+
+
+@pytest.mark.parametrize("kind", ["llama", "classifier"])
+def test_an_adapter_beside_a_copy_of_its_bases_configuration(kind, tmp_path):
+    peft = pytest.importorskip("peft")
+    if kind == "llama":
+        base, target = save_llama(tmp_path / "base"), ["q_proj"]
+    else:
+        base = save_bert(tmp_path / "base", transformers.BertForSequenceClassification)
+        target = ["query"]
+    model = Loader().load(base)
+    task = "CAUSAL_LM" if kind == "llama" else None
+    config = peft.LoraConfig(r=2, target_modules=target, task_type=task)
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    shutil.copy(tmp_path / "base" / "config.json", tmp_path / "adapter")
+    known, found = (Loader().load(str(tmp_path / n), base) for n in ("base", "adapter"))
+    assert type(found) is type(known)
+    state = found.state_dict()
+    # An adapter that was not trained changes nothing, and the head is the base's own.
+    assert all(torch.equal(state[n], v) for n, v in known.state_dict().items())

@@ -1,5 +1,6 @@
 """``tune``: what it chooses, on which half, and that it goes on after a kill."""
 
+import contextlib
 import json
 import math
 import os
@@ -16,15 +17,18 @@ pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
 pytest.importorskip("optuna", reason="the cli extra is not installed")
 
 import optuna
+import torch
 from sample_results import measured
 from sample_results import run as sample
+from tiny import save_bert
 
 from holdfast import Recipe
 from holdfast.cli import main
 from holdfast.compare.halves import inputs_of
-from holdfast.compare.plan import Measuring, Plan
+from holdfast.compare.plan import Measuring, Plan, Training
 from holdfast.compare.results import Results
-from holdfast.compare.search import Tuning, goals_in
+from holdfast.compare.runs import Worker
+from holdfast.compare.search import Search, Tuning, goals_in
 from holdfast.compare.study import counted, hopeless, open_study, place_of, revive
 from holdfast.compare.tune import tuned_of
 
@@ -68,18 +72,28 @@ def test_a_search_and_what_it_leaves(tmp_path, capsys):
     assert "holds another search" in capsys.readouterr().err
 
 
+def a_second_is_under_way(file):
+    with contextlib.suppress(ValueError, KeyError):  # a line that is half written
+        trials = counted(open_study(str(file), "holdfast"))
+        states = [trial.state.name for trial in trials]
+        return states.count("COMPLETE") == 1 and bool(trials[-1].params) and "RUNNING" in states
+    return False
+
+
 def test_it_goes_on_after_a_kill(tmp_path):
     command = [sys.executable, "-m", "holdfast", "tune", "--out=out", *FEW]
     command += ["--training.max_updates=20", "--trials=2", "--alphas=[]"]
     killed = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     study_file = tmp_path / "out" / "study.log"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:  # until a second training is under way
-        folders = list((tmp_path / "out" / "trials").glob("*/history.jsonl"))
-        if study_file.exists() and '"reported"' in study_file.read_text() and folders:
-            break
-        assert killed.poll() is None
-        time.sleep(0.05)
+    deadline = time.monotonic() + 300
+    try:
+        while not (study_file.exists() and a_second_is_under_way(study_file)):
+            assert killed.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    except BaseException:
+        os.killpg(killed.pid, signal.SIGKILL)
+        raise
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     study = open_study(str(study_file), "holdfast")
@@ -103,10 +117,29 @@ def test_only_what_was_stopped_in_this_folder_is_done_again(tmp_path):
         trial = study.ask()
         trial.suggest_float("lr", 0.0, 1.0)
         trial.set_user_attr("place", place)
-    revive(study, tmp_path)
+    revive(study, place_of(tmp_path))
     states = [trial.state.name for trial in study.get_trials()]
     assert states == ["FAIL", "RUNNING", "WAITING"]
     assert study.ask().suggest_float("lr", 0.0, 1.0) == study.trials[0].params["lr"]
+
+
+def test_a_process_that_dies_twice_takes_its_trial_with_it(tmp_path):
+    study = open_study(str(tmp_path / "study.log"), "one")
+    study.enqueue_trial({"lr": 0.25})
+    for deaths in (1, 2):
+        trial = study.ask()
+        trial.set_user_attr("place", place_of(tmp_path))
+        trial.set_user_attr("worker", 0)
+        # Killed before it has drawn anything: what it was told to take is not lost.
+        revive(study, place_of(tmp_path), worker=0)
+        assert len(counted(study)) == deaths - 1
+    assert "died twice" in counted(study)[0].user_attrs["error"]
+    assert study.ask().suggest_float("lr", 0.5, 1.0) != 0.25
+
+
+def test_another_folder_draws_other_numbers(tmp_path):
+    assert place_of(tmp_path / "a") != place_of(tmp_path / "b")
+    assert place_of(tmp_path / "a") == place_of(tmp_path / "a")
 
 
 def with_looks(*looks):
@@ -142,10 +175,10 @@ def study_of(*rows):
     for number, (chosen, reported) in enumerate(rows):
         trial = study.ask()
         trial.suggest_float("lr", 1e-4, 1e-1)
-        trial.set_user_attr("number", number + 1)
         trial.set_user_attr("default", number == 0)
-        for half, (target, lost) in (("chosen", chosen), ("reported", reported)):
-            trial.set_user_attr(half, json.loads(run(target, lost).to_json()))
+        halves = {"chosen": run(*chosen), "reported": run(*reported)}
+        told = {name: json.loads(half.to_json()) for name, half in halves.items()}
+        trial.set_user_attr("halves", told)
         study.tell(trial, chosen)
     return study
 
@@ -164,7 +197,7 @@ def test_the_frontier_is_chosen_on_one_half_and_reported_on_the_other():
     assert found.taken.trial == 3  # the best on the target, none within 1 %
     assert not found.taken.beats(found.default, "reported")
     assert "does not beat the defaults in both" in " ".join(found.sentences())
-    assert "0 of the 2 models on the frontier do" in " ".join(found.sentences())
+    assert "Of 2 on the frontier 0 beat them" in " ".join(found.sentences())
 
 
 def test_no_trial_at_all_says_why():
@@ -192,6 +225,43 @@ def test_the_halves_share_nothing_and_are_all(tmp_path):
     assert "".join(half["text"]["wiki"] for half in halves) == "\n".join(map(str, range(100)))
 
 
+def test_a_learning_rate_of_the_recipe_is_searched_too(tmp_path):
+    (tmp_path / "own.yaml").write_text("update: {name: recadam, lr: 1.0e-3}\n")
+    plan = Plan("m", "d", "t", recipes=("own.yaml",))
+    spec = plan.spec("own.yaml", 0, {"lr": 5e-4})
+    assert spec.method["update"]["lr"] == spec.training.lr == 5e-4
+
+
+def test_a_new_head_is_merged_as_a_run_merges_it(tmp_path, monkeypatch):
+    rows = [{"text": f"w{i % 20}", "label": i % 2} for i in range(12)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    plan = Plan(
+        save_bert(tmp_path / "bert"), "rows.jsonl", "rows.jsonl", recipes=("lp-ft+flow+wise-ft",),
+        training=Training(lr=0.01, max_updates=2), measuring=Measuring(context_free=0),
+    )  # fmt: skip
+    seen = []
+    measure = Worker.measure
+    monkeypatch.setattr(
+        Worker,
+        "measure",
+        lambda self, name, model: (
+            seen.append({n: p.detach().clone() for n, p in model.named_parameters()}),
+            measure(self, name, model),
+        )[1],
+    )
+    tuning = Tuning("lp-ft+flow+wise-ft", trials=1, alphas=(), prune=False)
+    search = Search(plan, tuning, tmp_path / "trials", str(tmp_path / "study.log"), "one")
+    assert "objective.tau" not in search.space  # a new head has no losses yet
+    search.run()
+    (trial,) = counted(search.study)
+    assert trial.state.name == "COMPLETE", trial.user_attrs.get("error")
+    worker = Worker(plan, tmp_path / "runs")
+    (tmp_path / "runs").mkdir()
+    model, _ = worker.train(next(plan.runs()), tmp_path / "runs")  # α = 0.5, as by default
+    for name, p in model.named_parameters():
+        assert torch.equal(p, seen[0][name]), name
+
+
 def test_goals_are_less_is_better():
     good, bad = run(1.0, 1.0), run(2.0, 5.0)
     assert all(a < b for a, b in zip(goals_in(good), goals_in(bad), strict=True))
@@ -207,6 +277,8 @@ def test_goals_are_less_is_better():
         (["--alphas=[2]"], "alphas"),
         (["--storage=nowhere://x"], "nowhere"),
         (["--target=gone.jsonl"], "gone.jsonl"),
+        (["--measuring.limit=0"], "limit must be at least 1"),
+        (["--measuring.text=[]", "--measuring.tasks=[piqa]"], "cannot be halved"),
     ],
 )
 def test_bad_input_is_one_sentence(given, words, capsys):

@@ -79,6 +79,25 @@ def test_it_is_the_cosine_of_the_means_of_each_text_alone(cls):
     assert score.before.n == len(ROWS)
 
 
+@pytest.mark.parametrize(
+    "cls", [transformers.BertModel, transformers.BertForSequenceClassification]
+)
+def test_a_model_with_adapters(cls):
+    peft = pytest.importorskip("peft")
+    model, inside = make_bert(cls), make_bert(cls)
+    adapted = peft.get_peft_model(inside, peft.LoraConfig(r=2, target_modules=["query"])).eval()
+    with torch.no_grad():
+        adapted.get_parameter(
+            next(name for name, _ in adapted.named_parameters() if "lora_B" in name)
+        ).normal_(std=2.0)
+    options = {"similarity": {"pairs": ROWS}, "tokenizer": make_tokenizer(), "drift": False}
+    (score,) = holdfast.measure(model, adapted, progress=False, **options).scores
+    merged = adapted.merge_and_unload()
+    (expected,) = holdfast.measure(model, merged, progress=False, **options).scores
+    assert score.after.value == pytest.approx(expected.after.value)
+    assert score.after.value != score.before.value  # the adapters do act
+
+
 def test_rows_that_do_not_fit():
     for row in ({"sentence1": "a", "sentence2": "b"}, {"text": "a", "label": 1.0},
                 {"sentence1": "a", "sentence2": "b", "label": "red"}):  # fmt: skip

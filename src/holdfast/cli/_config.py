@@ -48,8 +48,13 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(_sentence(message, self, "option"))
 
 
-def make_parser(name: str, description: str, examples: str) -> Any:
-    """A parser of jsonargparse, whose help begins with what it is for and how it is used."""
+def make_parser(name: str, description: str, examples: str, *, example: bool = False) -> Any:
+    """A parser of jsonargparse, whose help begins with what it is for and how it is used.
+
+    Args:
+        name, description, examples: of the subcommand.
+        example: whether what must be given has defaults, of the model in the package.
+    """
     try:
         from jsonargparse import ArgumentParser, DefaultHelpFormatter
     except ImportError as error:
@@ -63,7 +68,8 @@ def make_parser(name: str, description: str, examples: str) -> Any:
         def _get_help_string(self, action: argparse.Action) -> str:
             text, default = (action.help or "").replace("``", "").rstrip("."), action.default
             if action.required:
-                return f"{text} (required)"
+                shown = "(default: the small one in holdfast)" if example else "(required)"
+                return f"{text} {shown}"
             nothing = default is None or default is False or default in ("", (), [], {})
             if nothing or default == argparse.SUPPRESS or "default" in text:
                 return text
@@ -83,6 +89,7 @@ def make_parser(name: str, description: str, examples: str) -> Any:
 
 def parsed(parser: Any, arguments: Sequence[str]) -> Any:
     """What the user said. A name that is not known is answered with the nearest one."""
+    arguments = _with_lists(parser, arguments)
     try:
         return parser.parse_args(list(arguments))
     except argparse.ArgumentError as error:
@@ -94,6 +101,26 @@ def parsed(parser: Any, arguments: Sequence[str]) -> Any:
                 f"{config} holds no settings: it must have lines such as 'model: DIR'"
             ) from None
         raise ValueError(_sentence(text, parser, "setting")) from None
+
+
+def _with_lists(parser: Any, arguments: Sequence[str]) -> list[str]:
+    """``--recipes a,b`` as ``--recipes [a, b]``."""
+    lists = {
+        option
+        for action in parser._actions
+        if str(getattr(action, "_typehint", "")).startswith("tuple")
+        for option in action.option_strings
+    }
+    given, values = [], False
+    for word in arguments:
+        name, equals, value = word.partition("=")
+        if values or (name in lists and equals):
+            value = word if values else value
+            listed = value if value.startswith(("[", "(")) else f"[{value}]"
+            word = listed if values else f"{name}={listed}"
+        values = word in lists
+        given.append(word)
+    return given
 
 
 def _sentence(message: str, parser: argparse.ArgumentParser, what: str) -> str:

@@ -32,7 +32,9 @@ def main(arguments: Sequence[str]) -> None:
     """Run the subcommand."""
     from holdfast.compare.plan import Plan
 
-    parser = make_parser("compare", "Fine-tune by many recipes and compare them.", EXAMPLES)
+    parser = make_parser(
+        "compare", "Fine-tune by many recipes and compare them.", EXAMPLES, example=True
+    )
     parser.add_class_arguments(Plan, None)
     parser.add_argument(
         "--out",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ EXAMPLES = """
   holdfast finetune --model DIR --data train.jsonl --recipe my-recipe.yaml --training.lr 1e-4
   holdfast finetune --model MiniLM --data cola.jsonl --recipe lp-ft+flow --out tuned
   holdfast finetune --model ViT --data flowers/train --recipe recadam --out tuned
-  holdfast finetune --config tuned/config.yaml           # once more, or on where it was stopped
+  holdfast finetune --config tuned/config.yaml           # goes on where it was stopped
 
 Data is a file of rows (JSON lines, JSON, CSV, TSV, Parquet) or text, a directory written by
 datasets.save_to_disk (DIR:SPLIT), a folder of images in a folder for each class, or a dataset of
@@ -58,14 +59,32 @@ def main(arguments: Sequence[str]) -> None:
 
 def run(chosen: Any, training: Any, config: str) -> None:
     """Train, and save the model."""
-    from holdfast._files import check_folder, write_whole
+    from holdfast._files import check_folder
+    from holdfast.compare.compare import alone
+    from holdfast.compare.place import Place
+
+    out = Path(chosen.out)
+    check_folder(out)
+    new_folder = not out.exists()
+    with alone(Place.at(out)):
+        try:
+            _run(out, chosen, training, config)
+        except BaseException:
+            (out / ".lock").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                if new_folder:
+                    out.rmdir()  # if nothing has come of it
+            raise
+        (out / ".lock").unlink(missing_ok=True)
+
+
+def _run(out: Path, chosen: Any, training: Any, config: str) -> None:
+    from holdfast._files import write_whole
     from holdfast.compare.plan import read_recipe
     from holdfast.compare.task import Task, check_fitted
     from holdfast.compare.train import train
     from holdfast.forgetting.models import Loader
 
-    out = Path(chosen.out)
-    check_folder(out)
     check_unfinished(out, config)
     name, recipe = read_recipe(chosen.recipe)
     given = [part for part in chosen.new.split(",") if part]
@@ -82,6 +101,8 @@ def run(chosen: Any, training: Any, config: str) -> None:
     print(recipe.describe(), file=sys.stderr)
     told = f", and a new head ({task.head}): {', '.join(new)}" if task.head else ""
     print(f"{len(samples)} samples{told}", file=sys.stderr)
+    if recipe.update.lr is not None and recipe.update.lr != training.lr:
+        print(f"the recipe's own learning rate is used: {recipe.update.lr:g}", file=sys.stderr)
     with Progress(1, "training") as progress:
         tuned, history = train(
             model, recipe, samples, training, out, new=new, seed=chosen.seed,
@@ -96,27 +117,33 @@ def run(chosen: Any, training: Any, config: str) -> None:
         about = {"recipe": name, "out": str(out), "updates": history[-1]["update"]}
         print(json.dumps({**about, "loss": {"first": losses[0], "last": losses[-1]}}))
     else:
-        print(f"{name}: loss {losses[0]:.3f} → {losses[-1]:.3f}; the model is in {out}")
+        print(
+            f"{name}: loss {losses[0]:.3f} (first updates) → {losses[-1]:.3f} (last); the model is "
+            f"in {out}: `holdfast measure {chosen.model} {out}` says what it cost"
+        )
 
 
 def check_unfinished(out: Path, config: str) -> None:
     """Refuse a place that holds a model, or an unfinished run with other settings."""
     import yaml
 
-    if not (out / LEFT[0]).exists():
+    try:
+        before = yaml.safe_load((out / "config.yaml").read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        before = None
+    ours = isinstance(before, dict) and {"recipe", "training"} <= before.keys()
+    if not ours or (out / "training.json").exists():  # which is written last
         if (out / "config.json").exists() or (out / "adapter_config.json").exists():
             raise ValueError(f"{out} holds a model already: give another --out")
         return
-    try:
-        before = yaml.safe_load((out / "config.yaml").read_text())
-    except (OSError, yaml.YAMLError):
-        before = None
-    saved, ours = _flat(before or {}), _flat(yaml.safe_load(config))
-    for name in sorted((saved.keys() | ours.keys()) - {"out", "config", "json"}):
-        if saved.get(name) != ours.get(name):
+    if not (out / LEFT[0]).exists():
+        return  # there is nothing to go on from
+    saved, now = _flat(before), _flat(yaml.safe_load(config))
+    for name in sorted((saved.keys() | now.keys()) - {"out", "config", "json"}):
+        if saved.get(name) != now.get(name):
             raise ValueError(
                 f"{out} holds an unfinished run with {name} {saved.get(name)}, not "
-                f"{ours.get(name)}: go on with `holdfast finetune --config {out}/config.yaml`, or "
+                f"{now.get(name)}: go on with `holdfast finetune --config {out}/config.yaml`, or "
                 "give another --out"
             )
 

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     from holdfast.compare.search import Tuning
 
     parser = make_parser(
-        "tune", "Find the settings of a recipe: target against retained.", EXAMPLES
+        "tune", "Find the settings of a recipe: target against retained.", EXAMPLES, example=True
     )
     parser.add_class_arguments(Tuning, None)
     parser.add_class_arguments(Plan, None, skip={"recipes", "seeds", "grid"})
@@ -71,10 +71,12 @@ def run(plan: Any, tuning: Any, chosen: Any, config: str) -> None:
     with Progress(tuning.trials, "trials") as progress:
 
         def on_trials(trials: list[Any]) -> None:
-            for trial in trials:
+            for number, trial in enumerate(trials, 1):
+                if trial.state.name == "RUNNING" and "at" in trial.user_attrs:
+                    progress.update(f"trial {number}", *trial.user_attrs["at"])
                 if trial.state.is_finished() and trial.number not in ended:
                     ended.add(trial.number)
-                    progress.finished(f"trial {trial.user_attrs['number']}", _words(trial))
+                    progress.finished(f"trial {number}", _words(trial))
 
         found = tune(
             plan, tuning, out, storage=chosen.storage, name=chosen.name, jobs=jobs,

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 from pathlib import Path
+from types import SimpleNamespace
 
+from holdfast._sources import labels_of
 from holdfast.compare.halves import inputs_of
-from holdfast.compare.plan import Plan
+from holdfast.compare.plan import Measuring, Plan
 from holdfast.compare.task import Task
+from holdfast.forgetting.classify import Classification
+from holdfast.forgetting.heads import NewHead
 from holdfast.forgetting.inputs import probe_of, similarity_of, texts_from
 from holdfast.forgetting.kinds import config_of
+from holdfast.forgetting.labels import target_in
 from holdfast.forgetting.models import Loader
+from holdfast.forgetting.probes import Probe
 from holdfast.weights.checkpoint import open_weights
 
 __all__ = ["check_inputs"]
@@ -20,18 +28,50 @@ def check_inputs(plan: Plan) -> None:
 
     Raises ValueError or OSError, with the sentence that a run would have ended with.
     """
+    if (Path(plan.model) / "adapter_config.json").is_file():
+        raise ValueError(
+            f"{plan.model} is an adapter, and what is tuned is a full model: merge it first, with "
+            f"holdfast merge BASE {plan.model} --alpha 1 --out DIR"
+        )
     loader = Loader(max_length=plan.training.max_length)
-    Task.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
-    if not (Path(plan.model) / "adapter_config.json").is_file():
-        where, options = loader.place(plan.model)
-        config_of(where, options.get("gguf_file"))
-        if Path(where).is_dir():
-            open_weights(plan.model)
+    task = Task.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
+    where, options = loader.place(plan.model)
+    config_of(where, options.get("gguf_file"))
+    if Path(where).is_dir():
+        open_weights(plan.model)
     inputs, limit = inputs_of(plan), plan.measuring.limit
     texts_from(inputs["text"])
-    for name, data in inputs["data"].items():
-        probe_of(name, data, "retained", limit)
+    probes = [probe_of(name, data, "retained", limit) for name, data in inputs["data"].items()]
     for name, data in inputs["similarity"].items():
         similarity_of(name, data, limit)
-    for name, data in inputs["target"].items():
-        probe_of(name, data, "target", limit)
+    probes += [probe_of(name, data, "target", limit) for name, data in inputs["target"].items()]
+    if task.head is not None:
+        for probe in probes:
+            _check_labels(task.head, probe)
+    if plan.measuring.tasks:
+        _check_tasks(plan.measuring)
+
+
+def _check_labels(head: NewHead, probe: Probe) -> None:
+    """Refuse a label that a new head will not know; no image is decoded for it."""
+    if isinstance(probe, Classification):
+        config = SimpleNamespace(**head.settings())
+        for label in labels_of(probe.data, probe.name) or ():
+            target_in(config, label, probe.name)
+
+
+def _check_tasks(measuring: Measuring) -> None:
+    """Refuse the name of a task that lm-evaluation-harness does not have."""
+    try:
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise ImportError(
+            'tasks are run by lm-evaluation-harness: pip install "holdfast[eval]"'
+        ) from error
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    known = set(TaskManager(include_path=measuring.include_path).all_tasks)
+    for task in measuring.tasks:
+        if task not in known:
+            near = difflib.get_close_matches(task, sorted(known), n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ValueError(f"lm-evaluation-harness has no task {task!r}{hint}")

@@ -14,7 +14,7 @@ from holdfast.compare.plan import Plan
 from holdfast.compare.results import Results, RunResult
 from holdfast.forgetting import _codec
 
-__all__ = ["compare", "finished_runs"]
+__all__ = ["alone", "compare", "finished_runs"]
 
 
 def compare(
@@ -55,7 +55,7 @@ def compare(
         raise ValueError(f"engine must be local or ray, got {engine!r}")
     specs = list(plan.runs())
     place = Place.at(out)
-    with _alone(place):
+    with alone(place):
         if config is not None:
             (place / "config.yaml").write_text(config)
         results = finished_runs(plan, place)
@@ -92,7 +92,7 @@ def finished_runs(plan: Plan, place: Place) -> dict[str, RunResult]:
 
 
 @contextlib.contextmanager
-def _alone(place: Place) -> Iterator[None]:
+def alone(place: Place) -> Iterator[None]:
     """No two plans of this machine at work in one place: the second is told so."""
     folder: Path = place.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,6 +106,6 @@ def _alone(place: Place) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ValueError(
-                f"another comparison is at work in {place.name}: give another --out"
+                f"another one is at work in {place.name}: give another --out"
             ) from None
         yield

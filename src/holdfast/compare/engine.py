@@ -12,12 +12,13 @@ import signal
 import socket
 import threading
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -25,7 +26,7 @@ from holdfast.compare.place import Place
 from holdfast.compare.plan import Plan, RunSpec
 from holdfast.compare.result import RunResult
 
-__all__ = ["Finished", "run_locally", "run_on_ray"]
+__all__ = ["Finished", "no_interrupts", "run_locally", "run_on_ray", "take_share"]
 
 #: Told of a run at work: what it does, how much of it is done, and of how much.
 Tell = Callable[[RunSpec, str, int, int], None]
@@ -65,7 +66,9 @@ def run_locally(
                     if tell:
                         tell(spec, *message)
                     continue
-                if message is not None and waiting and waiting[0].id not in died:
+                # After an error a GPU may be of no use to its process any more.
+                spoilt = message is not None and message.error and torch.cuda.is_available()
+                if message is not None and not spoilt and waiting and waiting[0].id not in died:
                     process.give(waiting.popleft())
                 else:
                     at_work.remove(process)
@@ -90,7 +93,7 @@ class _Process:
         self.number = number
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, plan, out, number, jobs))
-        with _no_interrupts():
+        with no_interrupts():
             self.process.start()
             theirs.close()  # else its end would not be heard
             self.give(spec)
@@ -125,7 +128,7 @@ def _heard(at_work: Sequence[_Process]) -> list[_Process]:
 
 
 @contextlib.contextmanager
-def _no_interrupts() -> Iterator[None]:
+def no_interrupts() -> Iterator[None]:
     """Ctrl-C is for this process alone, and a process that begins has it from this one."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -139,17 +142,22 @@ def _no_interrupts() -> Iterator[None]:
 
 def _serve(pipe: Connection, plan: Plan, out: Place, number: int, jobs: int) -> None:
     """In a process of its own: one run after the other, as long as there are any."""
-    _end_with_parent()
-    if gpus := torch.cuda.device_count():
-        torch.cuda.set_device(number % gpus)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    take_share(number, jobs)
     while True:
         try:
             spec = pipe.recv()
         except EOFError:
             return
         pipe.send(_finish(plan, spec, out, lambda *done: pipe.send(done)))
+
+
+def take_share(number: int, jobs: int) -> None:
+    """At the start of a process, one of several: a GPU and its share of the cores."""
+    _end_with_parent()
+    if gpus := torch.cuda.device_count():
+        torch.cuda.set_device(number % gpus)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
 
 
 def _end_with_parent() -> None:
@@ -204,6 +212,11 @@ def run_on_ray(
     pending: dict[Any, RunSpec] = {}
     try:
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_finish_on_node)
+        if gpus > (there := cast(Any, ray).cluster_resources().get("GPU", 0)):
+            warnings.warn(
+                f"a run asks for {gpus:g} GPUs and the cluster has {there:g}: it waits for more",
+                stacklevel=2,
+            )
         for spec in specs:
             pending[task.remote(plan, spec, out, os.getcwd())] = spec
         while pending:

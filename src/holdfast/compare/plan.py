@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast._checks import above_zero, share, whole
+from holdfast._checks import above_zero, at_least_zero, share, whole
+from holdfast.compare._contents import contents_of
 from holdfast.forgetting import _codec
 from holdfast.forgetting.heads import check_head
 from holdfast.recipe import Recipe
@@ -71,6 +72,10 @@ class Training:
             whole(name, getattr(self, name), least)
         if self.max_updates is not None:
             whole("max_updates", self.max_updates, 1)
+        if self.clip_norm is not None:
+            above_zero("clip_norm", self.clip_norm)
+        for name in ("weight_decay", "save_seconds"):
+            at_least_zero(name, getattr(self, name))
         if self.precision not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"precision must be auto, float32 or bfloat16, got {self.precision!r}")
 
@@ -107,6 +112,9 @@ class Measuring:
     def __post_init__(self) -> None:
         if self.half not in (None, 0, 1):
             raise ValueError(f"half must be 0, 1 or None for all, got {self.half!r}")
+        if self.limit is not None:
+            whole("limit", self.limit, 1)
+        whole("context_free", self.context_free, 0), whole("max_length", self.max_length, 2)
 
 
 @dataclass(frozen=True)
@@ -174,6 +182,11 @@ class Plan:
         for name, given in (("recipes", self.recipes), ("seeds", self.seeds)):
             if len(set(given)) < len(given):
                 raise ValueError(f"{name} holds {_twice(given)!r} twice")
+        names = [read_recipe(name)[0] for name in self.recipes]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"two recipes are called {_twice(names)!r}, as their files are: rename one"
+            )
         list(self.runs())  # whatever is wrong with a recipe or a value is said now
         used = {n for r in self.recipes for n in settings_of(r)}
         for key in self.grid:
@@ -185,7 +198,7 @@ class Plan:
                 raise ValueError(_unknown(key, sorted(known | vars(self.training).keys())))
 
     def runs(self) -> Iterator[RunSpec]:
-        """Every run, the seeds innermost: the first results are of all recipes' neighbours."""
+        """Every run, the seeds outermost: the first results are of all recipes."""
         grid = [[(name, value) for value in some] for name, some in self.grid.items()]
         for seed in self.seeds:
             for name in self.recipes:
@@ -206,6 +219,8 @@ class Plan:
                 if not hasattr(training, key):
                     raise ValueError(_unknown(key, sorted(vars(training))))
                 training = replace(training, **{key: value})
+                if key == "lr" and method["update"].get("lr") is not None:  # it has its own
+                    method = {**method, "update": {**method["update"], "lr": value}}
             elif (changed := _with_option(method, stage, option, value)) is not None:
                 method = changed
             else:
@@ -213,12 +228,24 @@ class Plan:
             if key in values:
                 applied[key] = value
         method = Recipe.from_dict(method).to_dict()
+        saving = {"save_seconds"}  # what does not change the result
         known = [
             self.model, self.data, self.target, self.new, self.head, method, seed,
-            _codec.encode(training), _codec.encode(self.measuring),
+            {k: v for k, v in _codec.encode(training).items() if k not in saving},
+            _codec.encode(self.measuring), self._contents(),
         ]  # fmt: skip
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
         return RunSpec(label, method, seed, applied, training, f"{label}-{seed}-{digest}")
+
+    def _contents(self) -> list[str | None]:
+        """Of everything that lies on this machine: other data make another run."""
+        if "_held" not in self.__dict__:  # once a plan
+            asked = self.measuring
+            tests = (*asked.text, *asked.data, *asked.similarity)
+            sources = (self.model, self.data, self.target, *tests)
+            self.__dict__["_held"] = [contents_of(source) for source in sources]
+        held: list[str | None] = self.__dict__["_held"]
+        return held
 
 
 def read_recipe(name: str) -> tuple[str, Recipe]:

@@ -6,7 +6,6 @@ A run goes on where it was stopped, to the bit, and one that is finished is read
 from __future__ import annotations
 
 import contextlib
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from holdfast.forgetting.models import Loader
 from holdfast.forgetting.report import ForgettingReport
 from holdfast.forgetting.watch import Watch, curves_of
 from holdfast.recipe import Recipe
+from holdfast.run import Run
 
 __all__ = ["Worker"]
 
@@ -94,6 +94,7 @@ class Worker:
         place: Path,
         progress: Progress | None = None,
         watch: Callable[[nn.Module, int], Watch] | None = None,
+        on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
     ) -> tuple[nn.Module, list[dict[str, float]]]:
         """The trained model of a run, and what was logged on the way."""
         model = self.load()
@@ -102,7 +103,7 @@ class Worker:
         check_fitted(recipe, spec.recipe, self.new)
         return train(
             model, recipe, samples, spec.training, place, new=self.new, seed=spec.seed,
-            progress=progress, watch=watch,
+            progress=progress, watch=watch, on_trained=on_trained,
         )  # fmt: skip
 
     def load(self) -> nn.Module:
@@ -148,6 +149,12 @@ class Worker:
         finally:
             self._next = None
 
+    def close(self) -> None:
+        """Let go of what the base has said."""
+        if self._reports is not None:
+            self._reports.close()
+            self._reports = None
+
     def _feed(self) -> Iterator[tuple[str, nn.Module]]:
         while self._next is not None:
             yield self._next
@@ -169,5 +176,7 @@ def peak_memory() -> int:
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
+    import resource  # not on Windows
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

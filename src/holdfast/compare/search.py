@@ -13,6 +13,7 @@ import math
 import shutil
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,20 +23,21 @@ import numpy as np
 from torch import nn
 
 from holdfast._checks import share, whole
+from holdfast._content import random_numbers_kept
 from holdfast.compare.halves import inputs_of
 from holdfast.compare.plan import Plan, RunSpec, read_recipe
 from holdfast.compare.result import Measured, RunResult, measured, result_of
-from holdfast.compare.runs import Worker, peak_memory
+from holdfast.compare.runs import Worker, peak_memory, reset_peak_memory
 from holdfast.compare.space import ALPHA, space_of
 from holdfast.compare.study import counted, hopeless, open_study, place_of
 from holdfast.forgetting.inputs import similarity_of
-from holdfast.forgetting.watch import Watch, curves_of, effective_distance
+from holdfast.forgetting.watch import PREFIX, Watch, curves_of, effective_distance
 from holdfast.merging import WiseFT
 from holdfast.objective import Flow
 from holdfast.objective.scoring import score
-from holdfast.reference import Reference
+from holdfast.run import Run
 
-__all__ = ["Search", "Tuning", "goals_in", "search"]
+__all__ = ["Search", "Tuning", "goals_in"]
 
 Halves = tuple[RunResult, RunResult]
 
@@ -71,11 +73,6 @@ class Tuning:
         read_recipe(self.recipe)
 
 
-def search(plan: Plan, tuning: Tuning, folder: Path, storage: str, name: str, number: int) -> None:
-    """Train and test, one trial after the other, until the study has as many as it should."""
-    Search(plan, tuning, folder, storage, name, number).run()
-
-
 class Search:
     """One process at work on a study.
 
@@ -90,33 +87,39 @@ class Search:
     def __init__(
         self, plan: Plan, tuning: Tuning, folder: Path, storage: str, name: str, number: int = 0
     ) -> None:
-        self.tuning, self.folder = tuning, folder
-        self.plan, other = (
-            replace(plan, measuring=replace(plan.measuring, half=half)) for half in (0, 1)
-        )
+        self.tuning, self.folder, self.number = tuning, folder, number
+        # The harness's tasks cannot be halved: nothing is chosen on them.
+        one = replace(plan.measuring, half=0, tasks=())
+        self.plan = replace(plan, measuring=one)
+        other = replace(plan, measuring=replace(plan.measuring, half=1))
         self.worker, self.reporter = Worker(self.plan, folder), Worker(other, folder)
         self.recipe = read_recipe(tuning.recipe)[1]
+        self.study = open_study(storage, name)
         lr = self.recipe.update.lr or plan.training.lr
         self.space = space_of(self.recipe, lr, self._tau(), tuning.space)
-        self.study = open_study(storage, name)
-        self.study.sampler = self._sampler(number)
-        self.number, self.defaults = number, {n: r.default for n, r in self.space.items()}
+        self.defaults = {name: range_.default for name, range_ in self.space.items()}
+        self.study.sampler = self._sampler()
 
     def run(self) -> None:
         """Ask for trials and do them."""
+        try:
+            self._run()
+        finally:
+            self.worker.close()
+            self.reporter.close()
+
+    def _run(self) -> None:
         from optuna.trial import TrialState
 
-        if not self.number and "begun" not in self.study.user_attrs:
-            self.study.set_user_attr("begun", True)
-            self.study.enqueue_trial(self.defaults)
+        self.study.enqueue_trial(self.defaults, skip_if_exists=True)
         while len(counted(self.study)) < self.tuning.trials:
             trial = self.study.ask()
+            trial.set_user_attr("place", place_of(self.folder))
+            trial.set_user_attr("worker", self.number)
             before = [t for t in counted(self.study) if t.number < trial.number]
             if len(before) >= self.tuning.trials:
                 self.study.tell(trial, state=TrialState.FAIL)  # another process was quicker
                 return
-            trial.set_user_attr("place", place_of(self.folder))
-            trial.set_user_attr("number", 1 + len(before))
             try:
                 self._do(trial)
             except _Hopeless:
@@ -128,25 +131,20 @@ class Search:
     def _do(self, trial: Any) -> None:
         values = {name: range_.suggest(trial, name) for name, range_ in self.space.items()}
         trial.set_user_attr("default", values == self.defaults)
-        drawn = values.pop(ALPHA, None)
         spec = self.plan.spec(self.tuning.recipe, self.tuning.seed, values)
-        unmerged = {**spec.method, "merging": {"name": "keep"}}
         place = self.folder / spec.id
         place.mkdir(parents=True, exist_ok=True)
+        reset_peak_memory()
         try:
-            found = self._train_and_test(trial, replace(spec, method=unmerged), place, drawn)
-            self._tell(trial, drawn, found)
-        except Exception:
+            self._tell(trial, values.get(ALPHA), self._train_and_test(trial, spec, place))
+        finally:
             shutil.rmtree(place, ignore_errors=True)
-            raise
-        shutil.rmtree(place, ignore_errors=True)
 
-    def _train_and_test(
-        self, trial: Any, spec: RunSpec, place: Path, drawn: float | None
-    ) -> dict[float | None, Halves]:
+    def _train_and_test(self, trial: Any, spec: RunSpec, place: Path) -> dict[float | None, Halves]:
         """The results on both halves, by α."""
         begin = time.monotonic()
         looks: dict[str, Sequence[float]] = {}
+        found: dict[float | None, Halves] = {}
 
         def look(update: int, goals: Sequence[float]) -> None:
             looks[str(update)] = goals
@@ -157,55 +155,69 @@ class Search:
         def watch(model: nn.Module, total: int) -> Watch:
             return _Look(model, total, self.plan, self.worker.tokenizer, look)
 
-        model, history = self.worker.train(spec, place, watch=watch if self.tuning.prune else None)
-        curves, trained = curves_of(history), time.monotonic() - begin
+        def test(run: Run, history: list[dict[str, float]]) -> None:
+            curves, trained = curves_of(history), time.monotonic() - begin
 
-        def both(tuned: Any) -> Halves:
-            if hasattr(tuned, "merge_and_unload"):  # which would change it
-                tuned = copy.deepcopy(tuned)
-            begin = time.monotonic()
-            reports = [w.measure(spec.id, tuned) for w in (self.worker, self.reporter)]
-            spent = trained + time.monotonic() - begin
-            one, other = (
-                result_of(spec, replace(r, curves=curves), spent, peak_memory()) for r in reports
-            )
-            return one, other
+            def both(tuned: Any) -> Halves:
+                if hasattr(tuned, "merge_and_unload"):  # which would change it
+                    tuned = copy.deepcopy(tuned)
+                start = time.monotonic()
+                reports = [w.measure(spec.id, tuned) for w in (self.worker, self.reporter)]
+                spent = trained + time.monotonic() - start
+                one, other = (
+                    result_of(spec, replace(r, curves=curves), spent, peak_memory())
+                    for r in reports
+                )
+                return one, other
 
-        if drawn is None or not isinstance(merging := self.recipe.merging, WiseFT):
-            return {None: both(model)}
-        adapted = hasattr(model, "merge_and_unload")
-        start = None if adapted else Reference.of(self.worker.load())
-        found = merging.sweep(model, start, [drawn, *self.tuning.alphas], both)
-        return dict(found.items())
+            merging = run.recipe.merging
+            if isinstance(merging, WiseFT):
+                alphas = self._alphas(merging.alpha)
+                swept = merging.sweep(
+                    run.model, run.anchors, alphas, both, data=run.data, collate=run.collate
+                )
+                found.update(swept.items())
+            else:
+                found[None] = both(run.model)
+
+        self.worker.train(spec, place, watch=watch if self.tuning.prune else None, on_trained=test)
+        return found
+
+    def _alphas(self, drawn: float) -> list[float]:
+        """The α to test at: what was drawn, and those of the range that are not next to it."""
+        ends = self.space[ALPHA]
+        others = [a for a in self.tuning.alphas if ends.low <= a <= ends.high]
+        return [drawn, *(alpha for alpha in others if abs(alpha - drawn) > 0.005)]
 
     def _tell(self, trial: Any, drawn: float | None, found: dict[float | None, Halves]) -> None:
         """The trial's own point last: where it is, all others are."""
         import optuna
 
-        number = trial.user_attrs["number"]
         for alpha, halves in sorted(found.items(), key=lambda row: row[0] == drawn):
             chosen, reported = (json.loads(half.to_json()) for half in halves)
-            goals = goals_in(halves[0])
+            both, goals = {"chosen": chosen, "reported": reported}, goals_in(halves[0])
             if alpha == drawn:
                 if not all(map(math.isfinite, goals)):
                     raise _Hopeless
-                trial.set_user_attr("chosen", chosen)
-                trial.set_user_attr("reported", reported)
+                trial.set_user_attr("halves", both)
                 self.study.tell(trial, goals)
             elif all(map(math.isfinite, goals)):
                 other = optuna.trial.create_trial(
                     params={**trial.params, ALPHA: alpha},
                     distributions=trial.distributions,
                     values=goals,
-                    user_attrs={"of": number, "chosen": chosen, "reported": reported},
+                    user_attrs={"of": trial.number, "halves": both},
                 )
                 self.study.add_trial(other)
 
-    def _sampler(self, number: int) -> Any:
+    def _sampler(self) -> Any:
         import optuna
 
-        # A search that goes on draws other numbers than at its beginning.
-        drawn = [self.tuning.seed, number, len(self.study.get_trials(deepcopy=False))]
+        # A search that goes on, and one on another machine, draws other numbers.
+        drawn = [
+            self.tuning.seed, self.number, len(self.study.get_trials(deepcopy=False)),
+            zlib.crc32(place_of(self.folder).encode()),
+        ]  # fmt: skip
         points = 1 + len(self.tuning.alphas) if ALPHA in self.space else 1
         return optuna.samplers.TPESampler(
             seed=int(np.random.SeedSequence(drawn).generate_state(1)[0]),
@@ -214,14 +226,21 @@ class Search:
         )
 
     def _tau(self) -> float | None:
-        """FLOW's τ as it is without a search: the median loss of the training data."""
+        """FLOW's τ as it is without a search: the median loss of the training data.
+
+        A head that is new has no losses yet: there τ is left alone.
+        """
         if not isinstance(self.recipe.objective, Flow):
             return None
         model = self.worker.load()
-        scores = score(
-            model, self.worker.samples(model, self.plan.training.max_length), progress=False
-        )
-        return float(np.median(scores.losses[scores.counts > 0].numpy()))
+        if self.worker.new:
+            return None
+        if "tau" not in self.study.user_attrs:  # one for all processes, to the last digit
+            samples = self.worker.samples(model, self.plan.training.max_length)
+            scores = score(model, samples, progress=False)
+            median = float(np.median(scores.losses[scores.counts > 0].numpy()))
+            self.study.set_user_attr("tau", median)
+        return float(self.study.user_attrs["tau"])
 
 
 class _Hopeless(Exception):  # noqa: N818 (no error)
@@ -258,7 +277,8 @@ class _Look(Watch):
         """The goals of this moment; what is said of them may end the training."""
         if update % self.every or update in (0, self.total):
             return {}
-        with self.loader.open(model) as loaded:
+        devices = [p.device for p in list(model.parameters())[:1] if p.device.type == "cuda"]
+        with random_numbers_kept(devices), self.loader.open(model) as loaded:
             scores = [
                 score
                 for probe, before in zip(self.probes, self.before, strict=True)
@@ -269,7 +289,7 @@ class _Look(Watch):
         moved = 0.0 if retained else effective_distance(model, self.reference)
         goals = goals_of(target, retained, moved)
         self.seen(update, goals)
-        return dict(zip(("target", "lost"), goals, strict=True))
+        return {f"{PREFIX}distance": effective_distance(model, self.reference)}
 
 
 def goals_of(target: Measured, retained: Sequence[Measured], moved: float) -> tuple[float, float]:
@@ -281,5 +301,6 @@ def goals_of(target: Measured, retained: Sequence[Measured], moved: float) -> tu
 
 def goals_in(result: RunResult) -> tuple[float, float]:
     """The same of a run."""
-    moved = result.kl.get("context-free", next(iter(result.kl.values()), 0.0))
+    far = 0.0 if result.drift is None else result.drift.relative
+    moved = result.kl.get("context-free", next(iter(result.kl.values()), far))
     return goals_of(result.target, result.retained, moved)

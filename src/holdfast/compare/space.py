@@ -74,7 +74,7 @@ def space_of(
         if len(ends) != 2:
             raise ValueError(f"{name} needs two ends, such as [0.01, 0.5], got {list(ends)}")
         old = space[name]
-        default = min(max(old.default, ends[0]), ends[1])
+        default = type(old.default)(min(max(old.default, ends[0]), ends[1]))
         space[name] = replace(old, low=ends[0], high=ends[1], default=default)
     return space
 

@@ -5,10 +5,13 @@ Everything is in the study, results too: machines that share its storage share t
 
 from __future__ import annotations
 
-import socket
+import secrets
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from holdfast._files import write_whole
 
 __all__ = ["counted", "hopeless", "open_study", "place_of", "revive"]
 
@@ -47,18 +50,38 @@ def counted(study: Any) -> list[Any]:
 
 
 def place_of(folder: Path) -> str:
-    """Who works where: a machine and its folder."""
-    return f"{socket.gethostname()}:{folder.resolve()}"
+    """A name for a folder that no other has, on any machine: it is kept in it."""
+    file = folder / ".place"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(file, lambda path: path.write_text(secrets.token_hex(8)))
+    return file.read_text()
 
 
-def revive(study: Any, folder: Path) -> None:
-    """Put what was stopped in this folder, where nobody works now, first in the queue again."""
+def revive(study: Any, place: str, worker: int | None = None) -> None:
+    """Put what was stopped in this place, where nobody works now, first in the queue again.
+
+    A trial whose process has died twice has failed. One that was stopped before it could say whose
+    it is counts as stopped here after a minute.
+    """
     from optuna.trial import TrialState
 
+    now = datetime.now()
     for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-        if trial.user_attrs.get("place") == place_of(folder):
-            study.tell(trial.number, state=TrialState.FAIL)
-            study.enqueue_trial(trial.params)
+        attrs = trial.user_attrs
+        nobodys = "place" not in attrs and now - trial.datetime_start > timedelta(minutes=1)
+        mine = attrs.get("place") == place and worker in (None, attrs.get("worker"))
+        if not (mine or nobodys):
+            continue
+        deaths = attrs.get("deaths", 0) + (worker is not None)
+        if deaths >= 2:
+            study._storage.set_trial_user_attr(
+                trial._trial_id, "error", "its process died twice: was there enough memory?"
+            )
+        study.tell(trial.number, state=TrialState.FAIL)
+        if deaths < 2:
+            wanted = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+            study.enqueue_trial(wanted, user_attrs={"deaths": deaths})
 
 
 def hopeless(study: Any, update: int, goals: Sequence[float]) -> bool:

@@ -16,6 +16,7 @@ from holdfast.compare.plan import Training
 from holdfast.forgetting.watch import Watch
 from holdfast.hosts.raw import finetune_loop
 from holdfast.recipe import Recipe
+from holdfast.run import Run
 
 __all__ = ["Progress", "spent_before", "train"]
 
@@ -34,6 +35,7 @@ def train(
     seed: int = 0,
     progress: Progress | None = None,
     watch: Callable[[nn.Module, int], Watch] | None = None,
+    on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
 ) -> tuple[nn.Module, list[dict[str, float]]]:
     """The trained model, and what was logged on the way.
 
@@ -48,6 +50,7 @@ def train(
         progress: told of the updates.
         watch: makes a watch of the pretrained model and the number of updates; None watches the
             distance alone.
+        on_trained: given the run before anything is merged, and what was logged.
     """
     torch.manual_seed(seed)
     model.to(torch.float32)
@@ -74,6 +77,7 @@ def train(
         log=log,
         log_every=max(1, total // 20),
         watch=watch(model, total) if watch else Watch(model, every=max(1, total // 20)),
+        on_trained=None if on_trained is None else lambda run: on_trained(run, log.rows()),
         progress=False,
     )
     return trained, log.rows()

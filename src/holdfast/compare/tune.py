@@ -8,27 +8,25 @@ recipe to take is the one that :mod:`~holdfast.compare.recommend` would.
 from __future__ import annotations
 
 import json
-import os
+import traceback
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from holdfast._checks import whole
 from holdfast.compare._words import share
-from holdfast.compare.compare import _alone
-from holdfast.compare.engine import _end_with_parent, _no_interrupts
+from holdfast.compare.compare import alone
+from holdfast.compare.engine import no_interrupts, take_share
 from holdfast.compare.place import Place
 from holdfast.compare.plan import Plan
 from holdfast.compare.result import RunResult
 from holdfast.compare.results import Results
-from holdfast.compare.search import Tuning, goals_in, search
+from holdfast.compare.search import Search, Tuning, goals_in
 from holdfast.compare.space import ALPHA
-from holdfast.compare.study import counted, open_study, revive
+from holdfast.compare.study import counted, open_study, place_of, revive
 from holdfast.forgetting import _codec
 from holdfast.forgetting.show._words import level, plain
 from holdfast.recipe import Recipe
@@ -111,6 +109,8 @@ class Tuned:
             "them on the frontier."
         ]
         settings = ", ".join(f"{name} = {value:.3g}" for name, value in self.taken.values.items())
+        if not self.taken.chosen.target.gain > 0:
+            said += ["No model is better on the target than the pretrained one: keep that."]
         said += [f"Found ({self.taken.chosen.label}): {settings}."]
         if self.default is None:
             return [*said, "The defaults did not come to an end."]
@@ -125,7 +125,7 @@ class Tuned:
             f"{level(metric, mine.target.after)} {plain(metric)} (the defaults: "
             f"{level(metric, theirs.target.after)}){lost}: it "
             + ("beats the defaults in both." if beats else "does not beat the defaults in both."),
-            f"{better} of the {len(self.frontier)} models on the frontier do{self._unmerged()}.",
+            f"Of {len(self.frontier)} on the frontier {better} beat them{self._unmerged()}.",
         ]
 
     def _unmerged(self) -> str:
@@ -133,7 +133,7 @@ class Tuned:
         if (plain_ones := self.unmerged) is None:
             return ""
         better = sum(point.beats(plain_ones, "reported") for point in self.frontier)
-        return f", and {better} beat them without merging (α = 1)"
+        return f", and {better} the defaults without merging (α = 1)"
 
 
 def tune(
@@ -159,49 +159,85 @@ def tune(
         on_trials: told every second of the trials so far.
     """
     whole("jobs", jobs, 1)
+    asked = plan.measuring
+    if asked.tasks and not (asked.text or asked.data or asked.similarity):
+        raise ValueError(
+            "tasks of the harness cannot be halved, and settings are chosen on one half: give a "
+            "text or data as well"
+        )
     kept, folder = storage or str(out / "study.log"), out / "trials"
-    with _alone(Place.at(out)):
+    with alone(Place.at(out)):
         study = open_study(kept, name)
         _check_same(study, plan, tuning)
-        revive(study, folder)
+        revive(study, place_of(folder))
         if len(counted(study)) < tuning.trials:
-            with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-                with _no_interrupts():
-                    given = plan, tuning, folder, kept, name
-                    work = [pool.submit(_search, n, jobs, *given) for n in range(jobs)]
-                try:
-                    left = set(work)
-                    while left:
-                        left = wait(left, timeout=1.0).not_done
-                        if on_trials:
-                            on_trials(counted(study))
-                    for one in work:
-                        one.result()
-                except BaseException:
-                    for process in list((pool._processes or {}).values()):
-                        process.kill()
-                    raise
+            _search_in_processes(study, jobs, (plan, tuning, folder, kept, name), on_trials)
         return tuned_of(study, tuning, plan)
 
 
-def _search(
-    number: int, jobs: int, plan: Plan, tuning: Tuning, folder: Path, storage: str, name: str
+def _search_in_processes(
+    study: Any, jobs: int, given: Any, on_trials: Callable[[list[Any]], None] | None
 ) -> None:
-    """In a process of its own, with its share of the machine."""
-    _end_with_parent()
-    if gpus := torch.cuda.device_count():
-        torch.cuda.set_device(number % gpus)
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
-    search(plan, tuning, folder, storage, name, number)
+    """Each does one trial after the other; where one dies, another takes its place."""
+    context = get_context("spawn")
+    errors: Any = context.SimpleQueue()
+    place = place_of(given[2])
+
+    def start(number: int) -> Any:
+        process = context.Process(target=_search, args=(errors, number, jobs, *given))
+        with no_interrupts():
+            process.start()
+        return process
+
+    at_work = {number: start(number) for number in range(jobs)}
+    deaths = 0
+    try:
+        while at_work:
+            wait([process.sentinel for process in at_work.values()], timeout=1.0)
+            if on_trials:
+                on_trials(counted(study))
+            for number, process in list(at_work.items()):
+                if process.is_alive():
+                    continue
+                process.join()
+                del at_work[number]
+                if not errors.empty():
+                    raise errors.get()
+                if process.exitcode:
+                    deaths += 1
+                    revive(study, place, number)
+                    if deaths > 2 * jobs + len(counted(study)):
+                        raise ValueError("processes die again and again: is there enough memory?")
+                    at_work[number] = start(number)
+    finally:
+        for process in at_work.values():
+            process.kill()
+            process.join()
+
+
+def _search(
+    errors: Any, number: int, jobs: int, plan: Plan, tuning: Tuning, folder: Path, storage: str,
+    name: str,
+) -> None:  # fmt: skip
+    """In a process of its own."""
+    take_share(number, jobs)
+    try:
+        Search(plan, tuning, folder, storage, name, number).run()
+    except Exception as error:  # of the plan itself: trials keep theirs
+        known = isinstance(error, ValueError | OSError | ImportError)
+        errors.put(error if known else RuntimeError("".join(traceback.format_exception(error))))
 
 
 def _check_same(study: Any, plan: Plan, tuning: Tuning) -> None:
     """A study holds one search: the number of trials may change, nothing else."""
-    mine = json.dumps([_codec.encode(plan), _codec.encode(replace(tuning, trials=1))])
-    if study.user_attrs.get("search", mine) != mine:
+    training = replace(plan.training, save_seconds=0.0)
+    plan = replace(plan, training=training)
+    mine = {**_codec.encode(plan), **_codec.encode(replace(tuning, trials=1))}
+    theirs = study.user_attrs.get("search", mine)
+    if other := [name for name in mine if mine[name] != theirs.get(name)]:
         raise ValueError(
-            "the study holds another search, of other data, recipes or settings: give another "
-            "--out, or another --name"
+            f"the study holds another search, with another {other[0]}: give another --out, or "
+            "another --name"
         )
     study.set_user_attr("search", mine)
 
@@ -211,12 +247,20 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
     trials, every = counted(study), study.get_trials(deepcopy=False)
     states = [trial.state.name for trial in trials]
     failed = [trial.user_attrs["error"] for trial in trials if "error" in trial.user_attrs]
-    points = [_point(trial) for trial in every if "chosen" in trial.user_attrs]
+    order = {trial.number: 1 + i for i, trial in enumerate(trials)}
+    done = {trial.number for trial in trials if trial.state.name == "COMPLETE"}
+    points = [
+        _point(trial, order[whose])
+        for trial in every
+        if trial.state.name == "COMPLETE"
+        and (whose := trial.user_attrs.get("of", trial.number)) in done
+    ]
     if not points:
         last = failed[-1].strip().rpartition("\n")[2] if failed else "all were given up"
         raise ValueError(f"no trial came to an end: {last}")
     frontier = [point for point in points if not any(other.beats(point) for other in points)]
     chosen = Results(runs=tuple(point.chosen for point in points)).recommendation().label
+    frontier.sort(key=lambda point: goals_in(point.chosen))
     taken = next((point for point in points if point.chosen.label == chosen), frontier[0])
     default = next((p for p in points if p.chosen.recipe == "defaults"), None)
     alike = [p for p in points if default and p.trial == default.trial and p is not default]
@@ -226,7 +270,7 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
         taken=taken,
         default=default,
         unmerged=next((p for p in alike if p.values.get(ALPHA) == 1.0), None),
-        frontier=tuple(sorted(frontier, key=lambda point: goals_in(point.chosen))),
+        frontier=tuple(frontier),
         points=len(points),
         trained=states.count("COMPLETE"),
         given_up=states.count("PRUNED"),
@@ -234,14 +278,13 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
     )
 
 
-def _point(trial: Any) -> Point:
+def _point(trial: Any, number: int) -> Point:
     """A trial of the study, called by the training it comes from and its α."""
     attrs, values = trial.user_attrs, dict(trial.params)
-    number = attrs["of"] if "of" in attrs else attrs["number"]
     alpha: Values = {"alpha": round(values[ALPHA], 3)} if ALPHA in values else {}
     name, called = ("defaults", {}) if attrs.get("default") else (f"trial {number}", alpha)
     chosen, reported = (
-        replace(RunResult.from_json(json.dumps(attrs[half])), recipe=name, values=called)
+        replace(RunResult.from_json(json.dumps(attrs["halves"][half])), recipe=name, values=called)
         for half in ("chosen", "reported")
     )
     return Point(number, values, chosen, reported)

@@ -92,24 +92,24 @@ def head_for(asked: str, source: str, rows: Rows, name: str) -> NewHead | None:
     if asked == "auto":
         if _suits(source, labels, numbers, rows):
             return None
+        classes = isinstance(rows, Table) and rows.classes
         decimal = all(n is not None for n in numbers) and any(n != int(n) for n in numbers if n)
-        asked = "regression" if decimal else "classification"
+        asked = "regression" if decimal and not classes else "classification"
     if asked == "regression":
         if None in numbers:
             wrong = labels[numbers.index(None)]
             raise ValueError(f"{name}: a regression needs numbers, and {wrong!r} is none")
         return NewHead((), images)
-    classes = _names(rows) or distinct(labels)
-    if len(classes) < 2:
-        raise ValueError(f"{name}: all rows have the label {classes[0]!r}: nothing to tell apart")
-    return NewHead(tuple(classes), images)
+    names = _names(rows) or distinct(labels)
+    if len(names) < 2:
+        raise ValueError(f"{name}: all rows have the label {names[0]!r}: nothing to tell apart")
+    return NewHead(tuple(names), images)
 
 
 def head_like(base: Source, tuned: Source) -> NewHead | None:
     """The head that a base needs beside a tuned classifier; None if it needs none.
 
-    A base that lies in files and has no classes, or another number of them, was given a new head
-    when it was tuned.
+    A base that lies in files and has no classes, or others, was given a new head when it was tuned.
     """
     if isinstance(base, nn.Module) or (Path(base) / "adapter_config.json").is_file():
         return None
@@ -121,7 +121,9 @@ def head_like(base: Source, tuned: Source) -> NewHead | None:
     kinds = [kind_named((config.architectures or [""])[0]) for config in (before, after)]
     if kinds[1] not in ("classifier", "image_classifier"):
         return None
-    return None if kinds[0] == kinds[1] and _size(before) == _size(after) else of_config(after)
+    if kinds[0] == kinds[1] and of_config(before).classes == of_config(after).classes:
+        return None
+    return of_config(after)
 
 
 def of_config(config: Any) -> NewHead:
@@ -185,10 +187,6 @@ def _suits(source: str, labels: Sequence[Any], numbers: Sequence[Any], rows: Row
 
 def _names(rows: Rows) -> list[str] | None:
     return rows.names if isinstance(rows, Table) else None
-
-
-def _size(config: Any) -> int:
-    return 1 if is_regression(config) else int(config.num_labels)
 
 
 def _parts(keys: Sequence[str], body: str) -> tuple[str, ...]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
 
 from holdfast._names import shorten
 
-__all__ = ["as_number", "class_name", "is_regression", "label_id", "target_of", "texts_of"]
+__all__ = [
+    "as_number", "class_name", "id_in", "is_regression", "label_id", "target_in", "target_of",
+    "texts_of",
+]  # fmt: skip
 
 #: Pairs of columns that are two texts of one sample.
 TEXTS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "sentence"))
@@ -59,8 +63,13 @@ def is_regression(config: Any) -> bool:
 
 def target_of(model: nn.Module, label: Any, name: str) -> int | float:
     """What a model is to say: the number of a class, or the number itself of a regression."""
-    if not is_regression(getattr(model, "config", None)):
-        return label_id(model, label, name)
+    return target_in(getattr(model, "config", None), label, name)
+
+
+def target_in(config: Any, label: Any, name: str) -> int | float:
+    """The same by the model's configuration."""
+    if not is_regression(config):
+        return id_in(config, label, name)
     number = as_number(label)
     if number is None:
         raise ValueError(f"{name}: the model predicts a number, and the label {label!r} is none")
@@ -70,9 +79,13 @@ def target_of(model: nn.Module, label: Any, name: str) -> int | float:
 def label_id(model: nn.Module, label: Any, name: str) -> int:
     """The index of a class that a row names by the model's own word for it, or by its number.
 
-    Where the model's words are numbers themselves, a label is one of them and no index.
+    Where one of the model's words is a number itself, a label is a word and no index.
     """
-    config = getattr(model, "config", None)
+    return id_in(getattr(model, "config", None), label, name)
+
+
+def id_in(config: Any, label: Any, name: str) -> int:
+    """The same by the model's configuration."""
     index = index_in(config, label)
     if index is None:
         known = _known(config)
@@ -84,14 +97,14 @@ def label_id(model: nn.Module, label: Any, name: str) -> int:
 
 
 def index_in(config: Any, label: Any) -> int | None:
-    """The same by the model's configuration; None if it has no such class."""
+    """The index of a class by the model's configuration; None if it has no such class."""
     known, word = _known(config), class_name(label)
     if word in known:
         return known[word]
     number = as_number(label)
     if number is None or number != int(number) or number < 0:
         return None
-    if known and (number >= len(known) or all(name.isdigit() for name in known)):
+    if known and (number >= len(known) or _any_number(tuple(known))):
         return None
     return int(number)
 
@@ -100,6 +113,11 @@ def _known(config: Any) -> dict[str, int]:
     """The classes of a model by their names, in their order."""
     names: Mapping[Any, str] = getattr(config, "id2label", None) or {}
     return {str(name): int(i) for i, name in sorted(names.items(), key=lambda item: int(item[0]))}
+
+
+@lru_cache  # the classes are the same for every row
+def _any_number(names: tuple[str, ...]) -> bool:
+    return any(as_number(name) is not None for name in names)
 
 
 def distinct(labels: Sequence[Any]) -> list[str]:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from holdfast._batch import evaluating
+from holdfast._hub import check_hub
 from holdfast._names import shorten
 from holdfast.forgetting.kinds import (
     Kind,
@@ -214,6 +215,8 @@ class Loader:
                     "of its own as model.safetensors, with its config.json"
                 )
             source = str(path.parent)
+        if not path.exists():
+            check_hub(source, "model")
         return source, {"use_safetensors": None if self.allow_pickle else True}
 
     def _adapted(self, path: Path, base: Source | None) -> nn.Module:
@@ -227,12 +230,15 @@ class Loader:
         under = own if base is None or isinstance(base, nn.Module) else base
         if not under:
             raise ValueError(f"{path} is an adapter and does not say where its base model lies")
-        if (path / "config.json").is_file():  # the head that it was tuned with, by finetune
-            from holdfast.forgetting.heads import load_with_head, of_config
+        from holdfast.forgetting.heads import head_like, load_with_head
 
-            under_it, _ = load_with_head(self, str(under), of_config(config_of(str(path))))
-        else:
+        # A config.json beside it is finetune's, of the head that its base lacks, or a copy of the
+        # base's own, as other trainers write it.
+        head = head_like(under, path)
+        if head is None:
             under_it = self.load(str(under), None)
+        else:
+            under_it, _ = load_with_head(self, str(under), head)
         model: Any = PeftModel.from_pretrained(under_it, path)
         merged: nn.Module = model.merge_and_unload()
         return merged.eval()

@@ -82,7 +82,10 @@ class Similarity:
 
     @torch.inference_mode()
     def _embedded(self, loaded: Loaded, ids: list[Any], progress: bool) -> list[Tensor]:
-        body: Any = getattr(loaded.model, "base_model", loaded.model)
+        model: Any = loaded.model
+        if hasattr(model, "get_base_model"):  # PEFT's, whose own base_model is not the body
+            model = model.get_base_model()
+        body: Any = getattr(model, "base_model", model)
         collate = partial(pad_collate, pad_id=pad_id_of(loaded.model) or 0)
         found: dict[int, Tensor] = {}
         bar = progress_bar(len(ids), self.name, shown=progress)

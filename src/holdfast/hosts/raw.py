@@ -58,6 +58,7 @@ def finetune_loop(
     log: Callable[[dict[str, float]], None] | None = None,
     log_every: int = 10,
     watch: Watch | None = None,
+    on_trained: Callable[[Run], None] | None = None,
     cache: bool | str | os.PathLike[str] = True,
     progress: bool = True,
 ) -> nn.Module:
@@ -85,6 +86,7 @@ def finetune_loop(
         save_every: updates, or time, between saves; None saves about twenty times.
         log: called every ``log_every`` updates with ``update``, ``loss``, ``lr`` and what the
             methods have to tell: ``lam`` (λ), the ``pull``, penalties.
+        on_trained: given the run when it is trained and nothing is merged yet.
         watch: figures of what is forgotten, at steps of its own, into the same log.
         progress: show progress bars.
 
@@ -166,4 +168,6 @@ def finetune_loop(
         raise
     finally:
         bar.close()
+    if on_trained is not None:
+        on_trained(run)
     return run.finish().train(was_training)
