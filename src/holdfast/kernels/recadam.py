@@ -115,7 +115,7 @@ def _rounded(
     """To the weights' dtype: to the nearest value, or up or down with the odds of being nearer."""
     if STOCHASTIC:
         bits = p.to(tl.int32, bitcast=True)
-        noise = tl.randint(seed, first + tl.arange(0, BLOCK)) & 0xFFFF
+        noise = tl.randint(seed, first + tl.arange(0, BLOCK)).to(tl.int32, bitcast=True) & 0xFFFF
         finite = (bits & 0x7F800000) != 0x7F800000
         p = tl.where(finite, (bits + noise) & -65536, bits).to(tl.float32, bitcast=True)
     return p.to(P)

@@ -117,7 +117,7 @@ class _Launch:
         on_device = isinstance(rates.lam, Tensor) or isinstance(rates.lr, Tensor)
         if on_device:
             # In float64: near 0, 1 − βᵗ has few digits left in float32.
-            given = rates.at(rows[0].step.double())
+            given = rates.at(rows[0].step.double().clamp(min=1))  # 0: a step that is not made
             stacked: Tensor = torch.stack([torch.as_tensor(x).to(table.device) for x in given])
             where, numbers = stacked.float(), [0.0] * 4
         else:
