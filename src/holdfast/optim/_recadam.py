@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
 from holdfast._sharding import like
+from holdfast.kernels import available
 
 Scalar = float | Tensor
+
+
+class Row(NamedTuple):
+    """The tensors of one parameter."""
+
+    p: Tensor
+    grad: Tensor
+    m: Tensor
+    v: Tensor
+    step: Tensor
+    anchor: Tensor | None = None
+    weight: Tensor | None = None
 
 
 def recadam(
@@ -141,3 +154,15 @@ def current_lambda(group: dict[str, Any]) -> Scalar:
     updates: Tensor = group["updates"]
     on_device = group["capturable"] or torch.compiler.is_compiling()
     return cast(Scalar, group["anneal"](updates if on_device else int(updates)))
+
+
+def is_over(lam: Scalar, dtype: torch.dtype) -> bool:
+    """Whether what is left of the pull, at most 1 − λ of the way, is lost in rounding."""
+    return not isinstance(lam, Tensor) and 1 - lam < torch.finfo(dtype).eps / 64
+
+
+def wants_kernel(group: dict[str, Any], device: torch.device) -> bool:
+    """Whether a group is updated by the kernel: asked for by ``fused``, the default on a GPU."""
+    if group["foreach"] or group["fused"] is False or torch.compiler.is_compiling():
+        return False
+    return (bool(group["fused"]) or device.type == "cuda") and available(device)

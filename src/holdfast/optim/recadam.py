@@ -32,7 +32,7 @@ from holdfast.anneal import Anneal, Constant, Sigmoid
 from holdfast.optim._adam import AdamUpdate, check_adam_group, make_adam_state
 from holdfast.optim._anchored import AnchoredOptimizer
 from holdfast.optim._matching import part_anchored
-from holdfast.optim._recadam import current_lambda, pull_rate, recadam
+from holdfast.optim._recadam import Row, current_lambda, is_over, pull_rate, recadam, wants_kernel
 from holdfast.optim.ewc import EWC
 from holdfast.optim.mas import MAS
 from holdfast.reference import Reference
@@ -121,6 +121,7 @@ class RecAdam(AnchoredOptimizer):
             "maximize": maximize,
             "capturable": capturable,
         }
+        self._kernels: dict[tuple[int, bool], Any] = {}
         super().__init__(params, defaults, anchors, state_dtype, importance)
         self._warn_of_fast_pull(self.param_groups)
 
@@ -160,11 +161,11 @@ class RecAdam(AnchoredOptimizer):
                 loss = closure()
 
         moves = self._begin_update()
-        for group, anchors, weights in zip(
-            self.param_groups, self._anchors, self._weights, strict=True
+        for number, (group, anchors, weights) in enumerate(
+            zip(self.param_groups, self._anchors, self._weights, strict=True)
         ):
             rows = [
-                (p, a, weight, self._state_of(p, group))
+                Row(p, cast(Tensor, p.grad), *self._state_of(p, group), a, weight)
                 for p, a, weight in zip(group["params"], anchors, weights, strict=True)
                 if p.grad is not None
             ]
@@ -172,30 +173,57 @@ class RecAdam(AnchoredOptimizer):
                 continue
             lam = current_lambda(group)
             for pulled in (True, False):
-                part = [row for row in rows if (row[1] is not None) == pulled]
-                if not part:
-                    continue
-                states = [state for *_, state in part]
-                recadam(
-                    [p for p, *_ in part],
-                    [cast(Tensor, p.grad) for p, *_ in part],
-                    [s["exp_avg"] for s in states],
-                    [s["exp_avg_sq"] for s in states],
-                    [s["step"] for s in states],
-                    [cast(Tensor, a) for _, a, _, _ in part] if pulled else None,
-                    [weight for _, _, weight, _ in part],
-                    lam=lam if pulled else 1.0,
-                    beta1=group["betas"][0],
-                    beta2=group["betas"][1],
-                    **{name: group[name] for name in _OPTIONS},
-                )
+                part = [row for row in rows if (row.anchor is not None) == pulled]
+                if pulled and part and is_over(lam, part[0].p.dtype):
+                    part = [row._replace(anchor=None, weight=None) for row in part]
+                rest = self._by_kernel((number, pulled), part, group, lam if pulled else 1.0)
+                if rest:
+                    recadam(
+                        [row.p for row in rest],
+                        [row.grad for row in rest],
+                        [row.m for row in rest],
+                        [row.v for row in rest],
+                        [row.step for row in rest],
+                        [cast(Tensor, row.anchor) for row in rest] if rest[0].anchor is not None
+                        else None,
+                        [row.weight for row in rest],
+                        lam=lam if pulled else 1.0,
+                        beta1=group["betas"][0],
+                        beta2=group["betas"][1],
+                        **{name: group[name] for name in _OPTIONS},
+                    )  # fmt: skip
         return loss
 
-    def _state_of(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+    def _by_kernel(
+        self, part: tuple[int, bool], rows: list[Row], group: dict[str, Any], lam: float | Tensor
+    ) -> list[Row]:
+        """Update what the kernel takes; returns the rest."""
+        if not rows or not wants_kernel(group, rows[0].p.device):
+            return rows
+        from holdfast.kernels.recadam_step import Rates, RecAdamStep, takes
+
+        taken = [row for row in rows if takes(row)]
+        if taken:
+            step = self._kernels.setdefault(part, RecAdamStep())
+            beta1, beta2 = group["betas"]
+            options = {n: group[n] for n in ("lr", "gamma", "weight_decay", "eps", "maximize")}
+            step(taken, Rates(lam=lam, beta1=beta1, beta2=beta2, **options))
+        return [row for row in rows if not takes(row)] if len(taken) < len(rows) else []
+
+    def _state_of(self, p: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         state: dict[str, Tensor] = self.state[p]
         if not state:
             make_adam_state(state, p, group, self.state_dtype or p.dtype)
-        return state
+        return state["exp_avg"], state["exp_avg_sq"], state["step"]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state. Refuses, unchanged, a state of other pretrained weights."""
+        super().load_state_dict(state_dict)
+        self._kernels.clear()  # they know the counts of steps
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._kernels = {}
 
     @torch.no_grad()
     def recall_state(self, *, distance: bool = False, group: int | None = None) -> dict[str, float]:
