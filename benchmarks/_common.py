@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib.metadata
 import importlib.util
 import json
 import platform
@@ -9,12 +11,14 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 if importlib.util.find_spec("holdfast") is None:  # not installed: take the checkout's
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
@@ -29,6 +33,127 @@ def bert_shapes(layers: int, hidden: int, vocabulary: int = 30522) -> list[Shape
     ffn: list[Shape] = [(4 * hidden, hidden), (4 * hidden,), (hidden, 4 * hidden), (hidden,)]
     embeddings: list[Shape] = [(vocabulary, hidden), (512, hidden), (2, hidden), *norm]
     return [*embeddings, *layers * [*4 * dense, *norm, *ffn, *norm], *dense]
+
+
+def llama_shapes(
+    layers: int = 16, hidden: int = 2048, ffn: int = 8192, keys: int = 512, vocabulary: int = 128256
+) -> list[Shape]:
+    """Parameter shapes of a Llama decoder, embeddings and head tied; as it is, of 1.24 G."""
+    layer: list[Shape] = [
+        (hidden, hidden), (keys, hidden), (keys, hidden), (hidden, hidden),
+        (ffn, hidden), (ffn, hidden), (hidden, ffn), (hidden,), (hidden,),
+    ]  # fmt: skip
+    return [(vocabulary, hidden), *layers * layer, (hidden,)]
+
+
+#: What optimizers' steps are measured on. ``small-2000`` is many tensors of 1 to 4 k elements.
+SHAPES: dict[str, list[Shape]] = {
+    "minilm-l6": bert_shapes(layers=6, hidden=384),
+    "bert-base": bert_shapes(layers=12, hidden=768),
+    "llama-1b": llama_shapes(),
+    "small-2000": [(1000 + 37 * i % 3097,) for i in range(2000)],
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class StepRow(TypedDict):
+    """What a step costs. The limit is its bytes over the bandwidth of a copy in the same rounds."""
+
+    case: str
+    impl: str
+    ms: float
+    x_limit: float
+    x_fused_adamw: float
+    bytes_per_param: float
+    host_ms: float
+    kept_bytes_per_param: float
+
+
+def make_parameters(
+    shapes: Sequence[Shape], device: torch.device, dtype: torch.dtype
+) -> list[Parameter]:
+    """Parameters with gradients."""
+    torch.manual_seed(0)
+    params = []
+    for shape in shapes:
+        p = Parameter(0.02 * torch.randn(shape, device=device, dtype=dtype))
+        p.grad = 0.02 * torch.randn_like(p)
+        params.append(p)
+    return params
+
+
+class Step(NamedTuple):
+    """A step to measure: what makes it, and the bytes that one pass moves for each parameter."""
+
+    make: Callable[[list[Parameter]], Any]
+    bytes: float
+
+
+def measure_steps(
+    case: str,
+    params: list[Parameter],
+    steps: Mapping[str, Step],
+    device: torch.device,
+    repeats: int,
+    at_once: int = 3,
+) -> tuple[list[StepRow], float]:
+    """The rows of one case, and the copy bandwidth (GB/s) that their limits come from.
+
+    Each round times all of a few implementations, torch's fused AdamW and a large copy among them:
+    ratios are of the same rounds.
+    """
+    size = sum(p.numel() for p in params)
+    names, copy = list(steps), Copy(device)
+    rows: list[StepRow] = []
+    bandwidths = []
+    for begin in range(0, len(names), at_once):
+        made = {name: steps[name].make(params) for name in names[begin : begin + at_once]}
+        base = made.get("torch_fused_adamw") or steps["torch_fused_adamw"].make(params)
+        calls = {name: optimizer.step for name, optimizer in made.items()}
+        timed = {**calls, "copy": copy, "torch_fused_adamw": base.step}
+        ms = interleaved_medians(timed, device, device_ms, repeats=repeats)
+        on_host = ms
+        if device.type == "cuda":
+            on_host = interleaved_medians(calls, device, host_ms, repeats=repeats)
+        bandwidth = copy.bytes / ms["copy"]  # bytes a millisecond
+        bandwidths.append(bandwidth / 1e6)
+        for name, optimizer in made.items():
+            limit = steps[name].bytes * size / bandwidth
+            rows.append(
+                {
+                    "case": case,
+                    "impl": name,
+                    "ms": round(ms[name], 4),
+                    "x_limit": round(ms[name] / limit, 3),
+                    "x_fused_adamw": round(ms[name] / ms["torch_fused_adamw"], 3),
+                    "bytes_per_param": round(steps[name].bytes, 2),
+                    "host_ms": round(on_host[name], 4),
+                    "kept_bytes_per_param": round(kept_bytes(optimizer, device) / size, 2),
+                }
+            )
+        del made, base, calls, timed
+        gc.collect()
+    return rows, statistics.median(bandwidths)
+
+
+def kept_bytes(optimizer: Any, device: torch.device) -> int:
+    """Bytes on the device of an optimizer's state and anchors."""
+    state = getattr(optimizer, "state", {})
+    tensors = [t for values in state.values() for t in values.values() if isinstance(t, Tensor)]
+    tensors += [a for found in getattr(optimizer, "_anchors", []) for a in found if a is not None]
+    tensors += getattr(optimizer, "kept", [])
+    here = [t for t in tensors if t.device.type == device.type]
+    return sum(t.numel() * t.element_size() for t in here)
+
+
+def print_steps(title: str, rows: Sequence[StepRow]) -> None:
+    """A table."""
+    print(f"\n{title}")
+    print(f"{'':28}{'ms':>10}{'× limit':>9}{'× fused AdamW':>15}{'host ms':>9}{'kept B':>8}")
+    for row in rows:
+        print(f"{row['impl']:28}{row['ms']:10.3f}{row['x_limit']:9.2f}", end="")
+        print(f"{row['x_fused_adamw']:15.2f}{row['host_ms']:9.3f}", end="")
+        print(f"{row['kept_bytes_per_param']:8.2f}", flush=True)
 
 
 def default_device() -> torch.device:
@@ -109,6 +234,13 @@ def describe(device: torch.device) -> str:
     )
 
 
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def write_results(path: Path, device: torch.device, protocol: Any, **results: Any) -> None:
     """Write results with what is needed to judge them: device, versions, protocol and date."""
     import holdfast
@@ -116,6 +248,7 @@ def write_results(path: Path, device: torch.device, protocol: Any, **results: An
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "triton": _version("triton"),
         "holdfast": holdfast.__version__,
     }
     record = {

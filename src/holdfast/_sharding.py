@@ -43,7 +43,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
 def storage_of(tensor: Tensor) -> int:
     """Where a tensor's values lie, or this rank's part of them."""
-    local: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return local.untyped_storage().data_ptr()
+    return local(tensor).untyped_storage().data_ptr()

@@ -151,6 +151,23 @@ class Reference(Mapping[str, Tensor]):
         kept._path = self._path
         return kept
 
+    def pinned(self) -> Reference:
+        """A copy of these weights in page-locked memory of the host, for a GPU to fetch from.
+
+        It takes no memory there: while the backward pass runs, :class:`~holdfast.RecAdam` has the
+        weights come over in chunks. On the host a tensor takes up to twice its size, as torch
+        rounds such memory up to a power of 2.
+
+            anchors = Reference.open("pretrained", device="cpu").pinned()
+        """
+        if not torch.cuda.is_available():
+            raise RuntimeError("page-locked memory is for a GPU, and there is none")
+        kept = self.without(())
+        for name, tensor in self.items():
+            kept._tensors[name] = tensor.cpu().pin_memory()
+        kept._path = None
+        return kept
+
     def with_part(self, model: nn.Module, part: str) -> Reference:
         """These weights, but those of one part as the model has them now."""
         kept = self.without(())

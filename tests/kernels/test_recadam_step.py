@@ -16,6 +16,7 @@ from hypothesis import strategies as st  # noqa: E402
 from holdfast import RecAdam, Sigmoid  # noqa: E402
 from holdfast.kernels.recadam_step import Rates, RecAdamStep, takes  # noqa: E402
 from holdfast.optim._recadam import Row  # noqa: E402
+from holdfast.optim._recadam_group import GroupUpdate  # noqa: E402
 
 HALVES = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 OPTIONS = {"gamma": 60.0, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
@@ -37,13 +38,13 @@ def rows_of(sizes, dtype, state, anchored, weighted):
             anchor = torch.randn(p.shape, device=DEVICE).to(anchored) if anchored else None
             weight = 3 * torch.rand(p.shape, device=DEVICE) if weighted and anchored else None
             count = torch.zeros((), device=DEVICE)
-            rows.append(Row(p, p, m, torch.zeros_like(m), count, anchor, weight))
+            rows.append(Row(p, m, torch.zeros_like(m), count, anchor, weight))
     return rows
 
 
 def twin(row, state, grad, t, lr, lam, maximize=False):
     """The same in float64, one parameter."""
-    o = OPTIONS
+    o, lam = OPTIONS, lam if row.anchor is not None else 1.0
     g = -grad.double() if maximize else grad.double()
     p, m, v = state
     m = o["beta1"] * m + (1 - o["beta1"]) * g
@@ -69,16 +70,13 @@ def test_it_is_the_float64_twin(sizes, dtypes, anchored, weighted, on_device, ma
     torch.manual_seed(len(sizes))
     rows, lr = rows_of(sizes, *dtypes, anchored, weighted), 1e-2
     known = [(r.p.double().clone(), r.m.double(), r.v.double()) for r in rows]
-    step = RecAdamStep()
+    step = RecAdamStep(rows)
     assert all(takes(row) for row in rows)
     for t in range(1, 4):
         grads = [torch.randn(r.p.shape, device=DEVICE).to(r.p.dtype) for r in rows]
         rates = [torch.tensor(x, dtype=torch.float64, device=DEVICE) if on_device else x
                  for x in (lr, lam)]  # fmt: skip
-        step(
-            [r._replace(grad=g) for r, g in zip(rows, grads, strict=True)],
-            Rates(*rates, maximize=maximize, **OPTIONS),
-        )
+        step(grads, Rates(*rates, maximize=maximize, **OPTIONS))
         known = [
             twin(r, state, g, t, lr, lam, maximize)
             for r, state, g in zip(rows, known, grads, strict=True)
@@ -97,8 +95,8 @@ def test_nothing_beyond_a_tensor_is_written():
     p = poison[100:1500]
     p.zero_()
     m, v = torch.zeros_like(p), torch.zeros_like(p)
-    row = Row(p, torch.ones_like(p), m, v, torch.zeros((), device=DEVICE), torch.ones_like(p))
-    RecAdamStep()([row], Rates(0.1, 0.5, 1.0, 0.0, 0.9, 0.99, 1e-8))
+    row = Row(p, m, v, torch.zeros((), device=DEVICE), torch.ones_like(p))
+    RecAdamStep([row])([torch.ones_like(p)], Rates(0.1, 0.5, 1.0, 0.0, 0.9, 0.99, 1e-8))
     assert p.isfinite().all()
     assert poison[:100].isnan().all()
     assert poison[1500:].isnan().all()
@@ -107,16 +105,16 @@ def test_nothing_beyond_a_tensor_is_written():
 def test_an_infinite_gradient_changes_nothing_and_is_no_step():
     p = torch.randn(700, device=DEVICE)
     before, count = p.clone(), torch.zeros((), device=DEVICE)
-    row = Row(p, torch.full_like(p, 4.0), torch.zeros_like(p), torch.zeros_like(p), count)
-    step, rates = RecAdamStep(), Rates(
+    row = Row(p, torch.zeros_like(p), torch.zeros_like(p), count)
+    step, rates = RecAdamStep([row]), Rates(
         torch.tensor(0.1, device=DEVICE), 1.0, 1.0, 0.0, 0.9, 0.99, 1e-8,
         grad_scale=torch.tensor(4.0, device=DEVICE), found_inf=torch.ones((), device=DEVICE),
     )  # fmt: skip
-    step([row], rates)
+    step([torch.full_like(p, 4.0)], rates)
     assert torch.equal(p, before)
     assert float(count) == 0
     rates.found_inf = torch.zeros((), device=DEVICE)
-    step([row], rates)
+    step([torch.full_like(p, 4.0)], rates)
     assert float(count) == 1
     assert torch.allclose(row.m, torch.full_like(p, 0.1))  # of a gradient of 1: it was unscaled
 
@@ -124,11 +122,56 @@ def test_an_infinite_gradient_changes_nothing_and_is_no_step():
 def test_stochastic_rounding_is_right_on_average():
     p = torch.ones(4096, dtype=torch.bfloat16, device=DEVICE)
     m, v = torch.zeros(4096, device=DEVICE), torch.zeros(4096, device=DEVICE)
-    row = Row(p, torch.ones_like(p), m, v, torch.zeros((), device=DEVICE))
+    row = Row(p, m, v, torch.zeros((), device=DEVICE))
     lr = 2.0**-10  # an eighth of the way to the next value below 1: 1 − 2⁻⁸
-    RecAdamStep()([row], Rates(lr, 1.0, 0.0, 0.0, 0.9, 0.99, 1e-8, seed=7))
+    rates = Rates(lr, 1.0, 0.0, 0.0, 0.9, 0.99, 1e-8, stochastic=True, seed=7)
+    RecAdamStep([row])([torch.ones_like(p)], rates)
     assert set(p.float().unique().tolist()) <= {1.0, 1 - 2.0**-8}
     assert float((p.float() < 1).float().mean()) == pytest.approx(0.25, abs=0.05)
+
+
+def packed_row(size, anchored, dtype=torch.float32):
+    p = torch.randn(size, device=DEVICE).to(dtype)
+    codes = torch.zeros(2, size, dtype=torch.uint8, device=DEVICE)
+    scales = torch.zeros(2, -(-size // 256), device=DEVICE)
+    anchor = torch.randn(size, device=DEVICE).bfloat16() if anchored else None
+    count = torch.zeros((), device=DEVICE)
+    return Row(p, codes[0], codes[1], count, anchor, None, scales[0], scales[1])
+
+
+def take_over(row, other):
+    for mine, theirs in zip(row, other, strict=True):
+        if mine is not None:
+            mine.copy_(theirs)
+
+
+@pytest.mark.parametrize("anchored", [True, False])
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 1300])
+def test_moments_of_8_bits_are_those_of_torchs_operations(size, anchored):
+    torch.manual_seed(size)
+    row, other = (packed_row(size, anchored) for _ in range(2))
+    take_over(other, row)
+    group = {
+        "lr": 1e-2, "gamma": 60.0, "weight_decay": 0.1, "betas": (0.9, 0.99), "eps": 1e-8,
+        "maximize": False, "foreach": False, "fused": False, "capturable": False,
+        "stochastic_rounding": False, "updates": torch.tensor(3),
+    }  # fmt: skip
+    by_kernel = GroupUpdate([row], {**group, "fused": True}, 0)
+    by_torch = GroupUpdate([other], group, 0)
+    assert by_kernel._kernel
+    assert not by_torch._kernel
+    for step in range(5):
+        group["updates"].fill_(step)
+        row.p.grad = torch.randn(size, device=DEVICE) * 10.0 ** torch.randint(-3, 3, (size,)).to(
+            DEVICE
+        )
+        other.p.grad = row.p.grad.clone()
+        by_kernel(group, 0.7), by_torch(group, 0.7)
+        torch.testing.assert_close(row.p, other.p, atol=1e-6, rtol=1e-5)
+        for a, b in ((row.m, other.m), (row.v, other.v)):  # rounding may turn at the last bit
+            assert (a.int() - b.int()).abs().max() <= 1
+            assert (a != b).float().mean() <= 0.01 + 1 / size
+        take_over(other, row)
 
 
 def model_after(updates, **options):
@@ -147,5 +190,5 @@ def model_after(updates, **options):
 def test_the_optimizer_takes_it(updates):
     plain, _ = model_after(updates, foreach=False, fused=False, weight_decay=0.1)
     fused, optimizer = model_after(updates, fused=True, weight_decay=0.1)
-    assert optimizer._kernels
+    assert all(bool(update._kernel) == (updates == 5) for _, update in optimizer._updates.values())
     torch.testing.assert_close(fused, plain, atol=1e-6, rtol=1e-5)

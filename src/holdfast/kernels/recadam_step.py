@@ -1,31 +1,34 @@
 """RecAdam's step over many tensors by its kernel: one launch for each kind of tensors.
 
-Tables and counts of steps are kept from one step to the next.
+A step is planned for some parameters and called at each update: where things lie and what they are
+is found out once. Only gradients may lie elsewhere each time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from holdfast._sharding import is_sharded, like
+from holdfast._sharding import is_sharded, like, local
+from holdfast.kernels.fetching import Fetching, Piece
 from holdfast.kernels.recadam import BLOCK, WARPS, recadam_kernel
-from holdfast.kernels.tables import Table, dense
+from holdfast.kernels.tables import TYPES, Table, dense
+from holdfast.optim import _eight_bit as eight_bit
 from holdfast.optim._recadam import Row
 
 __all__ = ["Rates", "RecAdamStep", "takes"]
 
-_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_TYPES = {**TYPES, torch.uint8: tl.uint8}
 
 
 def takes(row: Row) -> bool:
     """Whether the kernel can update a parameter: its tensors lie alike, in dtypes that it knows."""
-    p, m, v = (_local(t) for t in (row.p, row.m, row.v))
+    p, m, v = (local(t) for t in (row.p, row.m, row.v))
     known = all(t is None or t.dtype in _TYPES for t in (p, m, v, row.anchor, row.weight))
     alike = p.numel() < 2 or p.stride() == m.stride() == v.stride()
     return known and m.dtype == v.dtype and alike and _is_dense(p)
@@ -39,7 +42,8 @@ class Rates:
         lr, lam, gamma, weight_decay: of RecAdam; the first two may be tensors.
         beta1, beta2, eps, maximize: Adam's.
         grad_scale, found_inf: of a GradScaler, on the device.
-        seed: of stochastic rounding of bfloat16 weights; None rounds to the nearest value.
+        stochastic: round bfloat16 weights at random.
+        seed, updates: of what is rounded at random; ``updates`` counts where rates are tensors.
     """
 
     lr: float | Tensor
@@ -52,130 +56,213 @@ class Rates:
     maximize: bool = False
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
-    seed: int | None = None
+    stochastic: bool = False
+    seed: int = 0
+    updates: Tensor | None = None
 
-    def at(self, t: float | Tensor) -> list[Any]:
+    def at(self, t: float | Tensor, pulled: bool) -> list[Any]:
         """c, step, r and keep at step ``t``: see :mod:`holdfast.kernels.recadam`."""
+        lam = self.lam if pulled else 1.0
         return [
-            self.lr * (1 - self.lam) * self.gamma,
-            self.lr * self.lam / (1 - self.beta1**t),
+            self.lr * (1 - lam) * self.gamma,
+            self.lr * lam / (1 - self.beta1**t),
             1 / (1 - self.beta2**t) ** 0.5,
             1 - self.lr * self.weight_decay,
         ]
 
 
 class RecAdamStep:
-    """Updates parameters by RecAdam's kernel; made for one list of them, called at each step."""
+    """Updates parameters by RecAdam's kernel.
 
-    def __init__(self) -> None:
-        self._known: list[int] = []
-        self._held: list[Any] = []
-        self._launches: list[_Launch] = []
+    Args:
+        rows: the parameters' tensors. Those without an anchor get plain Adam (λ = 1).
+    """
 
-    def __call__(self, rows: Sequence[Row], rates: Rates) -> None:
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = list(rows)
+        self._tensors = [t for row in rows for t in row if t is not None]
+        self._sharded = any(is_sharded(row.p) for row in rows)
+        self._steps = [row.step for row in rows]
+        self._known = self._places()
+        self._strides = [local(row.p).stride() for row in rows]
+        self._launches, self._fetching = _launches(rows)
+
+    def fits(self) -> bool:
+        """Whether everything but the gradients lies where it did."""
+        return self._places() == self._known
+
+    def _places(self) -> list[int]:
+        if self._sharded:
+            return [local(t).data_ptr() for t in self._tensors]
+        return [t.data_ptr() for t in self._tensors]
+
+    def __call__(self, grads: Sequence[Tensor], rates: Rates) -> None:
         """One update; the counts of steps are advanced."""
-        known = [id(t) for row in rows for t in (row.p, row.m, row.step, row.anchor)]
-        if known != self._known:  # with the tensors, so that no other has their id
-            self._known, self._held = known, [(r.p, r.m, r.step, r.anchor) for r in rows]
-            self._launches = _launches(rows)
-        steps = [row.step for row in rows]
-        torch._foreach_add_(steps, 1)
+        if self._sharded:
+            grads = [local(g) for g in grads]
+        torch._foreach_add_(self._steps, 1)
         if rates.found_inf is not None:
-            torch._foreach_sub_(steps, [rates.found_inf.to(steps[0].device)] * len(steps))
+            skipped = rates.found_inf.to(self._steps[0].device)
+            torch._foreach_sub_(self._steps, [skipped] * len(self._steps))
+        if [g.stride() for g in grads] != self._strides:
+            rows = zip(grads, self._rows, strict=True)
+            grads = [dense(g, local(row.p)) for g, row in rows]
         for launch in self._launches:
-            launch([rows[i] for i in launch.rows], rates)
+            with torch.cuda.device_of(launch.table.sizes):  # Triton launches on the current one
+                launch(grads, rates)
+        self.let_go()
 
-    def forget(self) -> None:
-        """Look at everything anew at the next step: counts may have been changed."""
-        self._known, self._launches = [], []
+    def let_go(self) -> None:
+        """Free anchors that were fetched for this step."""
+        for fetching in self._fetching:
+            fetching.let_go()
+
+
+class _Kind(NamedTuple):
+    """What the parameters of one launch have in common."""
+
+    device: torch.device
+    p: torch.dtype
+    m: torch.dtype
+    anchor: torch.dtype | None
+    weight: torch.dtype | None
+    constant: bool
+    far: bool
+    steps: float
 
 
 class _Launch:
-    """Parameters of one kind: the same device and dtypes, the same count of steps."""
+    """Parts of parameters of one kind."""
 
-    def __init__(self, rows: Sequence[Row], numbers: Sequence[int], count: float) -> None:
-        self.rows, self.count = list(numbers), count
-        first = rows[0]
-        anchored, weighted = first.anchor is not None, first.weight is not None
-        self.table = Table(_columns(rows), BLOCK)
+    def __init__(
+        self, kind: _Kind, rows: Sequence[Row], pieces: Sequence[Piece], fetching: Fetching | None
+    ) -> None:
+        self.kind, self.pieces, self.count = kind, pieces, kind.steps
+        self.step, self.fetching = rows[pieces[0].row].step, fetching
+        self.held = {piece.row: _columns(rows[piece.row], kind) for piece in pieces}
+        eight = kind.m == torch.uint8
+        places = [
+            [_address(self.held[piece.row][column], piece.begin) for piece in pieces]
+            for column in range(6)
+        ]
+        scales = [
+            [_address(self.held[piece.row][column], piece.begin // eight_bit.BLOCK) if eight else 0
+             for piece in pieces]
+            for column in (6, 7)
+        ]  # fmt: skip
+        block = eight_bit.BLOCK if eight else BLOCK
+        self.table = Table.at(
+            places + scales, [piece.end - piece.begin for piece in pieces], block, kind.device
+        )
         self.options = {
-            "P": _TYPES[first.p.dtype],
-            "S": _TYPES[first.m.dtype],
-            "A": _TYPES[first.anchor.dtype if first.anchor is not None else first.p.dtype],
-            "F": _TYPES[first.weight.dtype if first.weight is not None else first.p.dtype],
-            "BLOCK": BLOCK,
-            "PULLED": anchored,
-            "WEIGHTED": weighted and anchored,
-            "num_warps": WARPS,
+            "P": _TYPES[kind.p],
+            "S": _TYPES[kind.m],
+            "A": _TYPES[kind.anchor or kind.p],
+            "F": _TYPES[kind.weight or kind.p],
+            "BLOCK": block,
+            "PULLED": kind.anchor is not None,
+            "CONSTANT": kind.constant,
+            "WEIGHTED": kind.weight is not None,
+            "EIGHT_BIT": eight,
+            "num_warps": 1 if eight else WARPS,
         }
 
-    def __call__(self, rows: Sequence[Row], rates: Rates) -> None:
+    def __call__(self, grads: Sequence[Tensor], rates: Rates) -> None:
         self.count += 1
-        columns = _columns(rows)  # held until the launch: a copy of a gradient may be among them
-        self.table.find(columns)
-        table, none = self.table, self.table.sizes
+        table, none, size = self.table, self.table.sizes, self.kind.p.itemsize
+        table.move(0, [grads[x.row].data_ptr() + x.begin * size for x in self.pieces])
+        if self.fetching is not None:
+            table.move(4, self.fetching.take(self.pieces[0].chunk))
         on_device = isinstance(rates.lam, Tensor) or isinstance(rates.lr, Tensor)
+        pulled = self.kind.anchor is not None
         if on_device:
             # In float64: near 0, 1 − βᵗ has few digits left in float32.
-            given = rates.at(rows[0].step.double().clamp(min=1))  # 0: a step that is not made
-            stacked: Tensor = torch.stack([torch.as_tensor(x).to(table.device) for x in given])
-            where, numbers = stacked.float(), [0.0] * 4
+            given = rates.at(self.step.double().clamp(min=1), pulled)  # 0: a step not made
+            where, numbers = _together(given, table.device), [0.0] * 4
         else:
-            where, numbers = none, rates.at(self.count)
-        g, p, m, v, a, _ = table.aligned
-        stochastic = rates.seed is not None and rows[0].p.dtype == torch.bfloat16
+            where, numbers = none, rates.at(self.count, pulled)
+        g, p, m, v, a = table.aligned[:5]
         recadam_kernel[(table.programs,)](
             table.addresses, table.sizes, table.owner, table.part, table.count,
             where, *numbers, rates.beta1, rates.beta2, rates.eps,
             none if rates.grad_scale is None else rates.grad_scale,
-            none if rates.found_inf is None else rates.found_inf, rates.seed or 0,
+            none if rates.found_inf is None else rates.found_inf,
+            none if rates.updates is None else rates.updates, rates.seed,
             ALIGNED=p and m and v, G_ALIGNED=g, A_ALIGNED=a, MAXIMIZE=rates.maximize,
-            ON_DEVICE=on_device, SCALED=rates.grad_scale is not None, STOCHASTIC=stochastic,
-            **self.options,
+            ON_DEVICE=on_device, SCALED=rates.grad_scale is not None,
+            STOCHASTIC=rates.stochastic and self.kind.p == torch.bfloat16, **self.options,
         )  # fmt: skip
 
 
-def _launches(rows: Sequence[Row]) -> list[_Launch]:
-    kinds: dict[Any, list[int]] = {}
-    for i, row in enumerate(rows):
-        tensors = (row.p, row.m, row.anchor, row.weight)
-        if row.p.numel():
-            dtypes = tuple(None if t is None else t.dtype for t in tensors)
-            # The only time that a count is read from the device.
-            kinds.setdefault((_local(row.p).device, dtypes, float(row.step)), []).append(i)
-    return [
-        _Launch([rows[i] for i in numbers], numbers, count)
-        for (_, _, count), numbers in kinds.items()
+def _launches(rows: Sequence[Row]) -> tuple[list[_Launch], list[Fetching]]:
+    """A launch for each kind; where anchors are far, one for each chunk of them."""
+    kinds: dict[_Kind, list[int]] = {}
+    counts = torch.stack([row.step for row in rows]).tolist()  # read from the device only now
+    for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        p, a = local(row.p), row.anchor
+        if p.numel():
+            constant = a is not None and a.numel() > 1 and not any(a.stride())
+            kind = _Kind(
+                p.device, p.dtype, row.m.dtype, None if a is None else a.dtype,
+                None if a is None or row.weight is None else row.weight.dtype, constant,
+                a is not None and not constant and _device(a) != p.device, count,
+            )  # fmt: skip
+            kinds.setdefault(kind, []).append(i)
+    launches, couriers = [], []
+    for kind, numbers in kinds.items():
+        sizes = {i: local(rows[i].p).numel() for i in numbers}
+        if not kind.far:
+            pieces = [Piece(i, 0, size) for i, size in sizes.items()]
+            launches.append(_Launch(kind, rows, pieces, None))
+            continue
+        far = {i: (rows[i].p, _here(rows[i].anchor, rows[i].p)) for i in numbers}
+        fetching = Fetching(far, kind.device)
+        couriers.append(fetching)
+        launches += [_Launch(kind, rows, pieces, fetching) for pieces in fetching.chunks]
+    return launches, couriers
+
+
+def _together(numbers: Sequence[float | Tensor], device: torch.device) -> Tensor:
+    """Numbers and tensors as one tensor, made on the device: a graph can have no copies to it."""
+    made = [
+        x.to(device) if isinstance(x, Tensor) else torch.full((), x, device=device).double()
+        for x in numbers
     ]
+    return torch.stack(made).float()
 
 
-def _columns(rows: Sequence[Row]) -> list[list[Tensor]]:
-    """The tensors as the kernel's table has them, all lying as the weights do."""
-    ps = [_local(row.p) for row in rows]
-    anchors = [p if row.anchor is None else _beside(row.anchor, row.p) for p, row in _zip(ps, rows)]
-    weights = [p if row.weight is None else _beside(row.weight, row.p) for p, row in _zip(ps, rows)]
-    return [
-        [dense(_local(row.grad), p) for p, row in _zip(ps, rows)],
-        ps,
-        [_local(row.m) for row in rows],
-        [_local(row.v) for row in rows],
-        anchors,
-        weights,
-    ]
+def _columns(row: Row, kind: _Kind) -> list[Tensor | None]:
+    """A parameter's tensors as the table has them, all lying as the weights do.
+
+    Gradients are found at each step, as are anchors that are far.
+    """
+    p, a, f = local(row.p), None, None
+    if kind.anchor is not None and not kind.far and row.anchor is not None:
+        a = row.anchor if kind.constant else _here(row.anchor, row.p)
+        a = a.to(kind.device)
+    if kind.weight is not None and row.weight is not None:
+        f = dense(local(like(row.weight, row.p, row.weight.dtype)), p)
+    return [None, p, local(row.m), local(row.v), a, f, row.m_scale, row.v_scale]
 
 
-def _zip(ps: Sequence[Tensor], rows: Sequence[Row]) -> zip[tuple[Tensor, Row]]:
-    return zip(ps, rows, strict=True)
+def _address(tensor: Tensor | None, begin: int) -> int:
+    return 0 if tensor is None else tensor.data_ptr() + begin * tensor.element_size()
 
 
-def _beside(tensor: Tensor, p: Tensor) -> Tensor:
-    """On the parameter's device, parted and lying as it is, in its own dtype."""
-    return dense(_local(like(tensor, p, tensor.dtype)), _local(p))
+def _here(anchor: Tensor | None, p: Tensor) -> Tensor:
+    """An anchor where it is, but lying as its parameter does, and of it the same part."""
+    if anchor is None:
+        raise ValueError("there is no anchor")
+    if is_sharded(p):
+        return dense(local(like(anchor, p, anchor.dtype)), local(p))
+    if anchor.stride() == p.stride() or p.numel() < 2:
+        return anchor
+    lying = torch.empty_strided(p.shape, p.stride(), dtype=anchor.dtype, device=anchor.device)
+    return lying.copy_(anchor)
 
 
-def _local(tensor: Tensor) -> Tensor:
-    here: Any = tensor
-    return here.to_local() if is_sharded(tensor) else tensor
+def _device(tensor: Tensor) -> torch.device:
+    return local(tensor).device
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Table", "dense"]
+__all__ = ["TYPES", "Table", "dense"]
+
+#: What kernels know.
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 #: Messages to the device that may be under way at once.
 _UNDER_WAY = 4
@@ -34,8 +38,23 @@ class Table:
     """
 
     def __init__(self, columns: Sequence[Sequence[Tensor]], block: int) -> None:
-        self.device = columns[0][0].device
         sizes = [t.numel() for t in columns[0]]
+        places = [[t.data_ptr() for t in column] for column in columns]
+        self._fill(places, sizes, block, columns[0][0].device)
+
+    @classmethod
+    def at(
+        cls, places: list[list[int]], sizes: list[int], block: int, device: torch.device
+    ) -> Table:
+        """A table of addresses, where what is updated is not whole tensors."""
+        table = cls.__new__(cls)
+        table._fill(places, sizes, block, device)
+        return table
+
+    def _fill(
+        self, places: list[list[int]], sizes: list[int], block: int, device: torch.device
+    ) -> None:
+        self.device = device
         blocks = torch.tensor([-(-size // block) for size in sizes])
         owner = torch.repeat_interleave(torch.arange(len(sizes)), blocks)
         part = torch.arange(len(owner)) - (blocks.cumsum(0) - blocks)[owner]
@@ -43,38 +62,42 @@ class Table:
         self.owner = owner.to(self.device, torch.int32)
         self.part = part.to(self.device, torch.int32)
         self.sizes = torch.tensor(sizes, device=self.device)
-        self._known = [[t.data_ptr() for t in column] for column in columns]
-        self.aligned = [_aligned(column) for column in self._known]
-        self.addresses = torch.tensor(self._known, device=self.device)
+        self._known = places
+        self.aligned = [_aligned(column) for column in places]
+        self.addresses = torch.tensor(places, device=self.device)
         self._messages: list[_Message] = []
+        self._captured: list[_Message] = []
 
     def find(self, columns: Sequence[Sequence[Tensor]]) -> None:
         """Look up where the tensors, of the same sizes as before, are by now."""
-        for row, column in enumerate(columns):
-            now = [t.data_ptr() for t in column]
-            if now != self._known[row]:
-                self._known[row], self.aligned[row] = now, _aligned(now)
-                self._message().send(now, self.addresses[row])
+        for number, column in enumerate(columns):
+            self.move(number, [t.data_ptr() for t in column])
+
+    def move(self, column: int, places: list[int]) -> None:
+        """Say where the tensors of a column are by now."""
+        if places != self._known[column]:
+            self._known[column], self.aligned[column] = places, _aligned(places)
+            self._message().send(places, self.addresses[column])
 
     def _message(self) -> _Message:
         """One that has arrived, or a new one. A graph that was captured sends its own for ever."""
-        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if len(self._messages) < _UNDER_WAY or capturing:
-            self._messages.append(_Message(self.count, self.device, capturing))
-            return self._messages[-1]
-        first = next(i for i, message in enumerate(self._messages) if not message.captured)
-        self._messages.append(self._messages.pop(first))
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._captured.append(_Message(self.count, self.device, waits=False))
+            return self._captured[-1]
+        if len(self._messages) < _UNDER_WAY:
+            self._messages.append(_Message(self.count, self.device, waits=True))
+        else:
+            self._messages.append(self._messages.pop(0))
         return self._messages[-1]
 
 
 class _Message:
     """Addresses on their way to the device, without waiting for it."""
 
-    def __init__(self, count: int, device: torch.device, captured: bool) -> None:
+    def __init__(self, count: int, device: torch.device, *, waits: bool) -> None:
         on_gpu = device.type == "cuda"
         self.held = torch.empty(count, dtype=torch.int64, pin_memory=on_gpu)
-        self.sent = torch.cuda.Event() if on_gpu and not captured else None
-        self.captured = captured
+        self.sent = torch.cuda.Event() if on_gpu and waits else None
 
     def send(self, addresses: list[int], place: Tensor) -> None:
         if self.sent is not None:

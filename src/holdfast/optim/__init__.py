@@ -7,7 +7,8 @@ from holdfast.optim.l2sp import L2SP
 from holdfast.optim.mas import MAS, mas_importance
 from holdfast.optim.mofo import MoFO, MoFOUpdate
 from holdfast.optim.penalty import Penalty, attach_penalties
-from holdfast.optim.recadam import RecAdam, RecAdamUpdate
+from holdfast.optim.recadam import RecAdam
+from holdfast.optim.recadam_update import RecAdamUpdate
 from holdfast.optim.schedules import slanted_triangular
 from holdfast.optim.sfa import PeriodicAverage
 from holdfast.optim.sgd import SGDUpdate

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from holdfast._checks import at_least_zero
+from holdfast._sharding import is_sharded
+from holdfast.optim import _eight_bit as eight_bit
 from holdfast.stages import Update
 
 
@@ -51,12 +53,21 @@ def check_adam_group(group: dict[str, Any]) -> None:
 
 
 def make_adam_state(
-    state: dict[str, Tensor], p: Tensor, group: dict[str, Any], dtype: torch.dtype
+    state: dict[str, Tensor],
+    p: Tensor,
+    group: dict[str, Any],
+    dtype: torch.dtype | Literal["8bit"],
 ) -> None:
     """Fill a parameter's empty state: the step and the two moments."""
     # As in torch.optim.Adam: the step lives on the CPU unless the implementation needs it on the
     # device, which spares a synchronisation for each parameter.
     on_device = group["capturable"] or (group["fused"] and dtype == p.dtype)
     state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if on_device else "cpu")
+    if dtype == "8bit" and is_sharded(p):
+        raise ValueError("moments of 8 bits are not for sharded parameters: leave out state_dtype")
     for moment in ("exp_avg", "exp_avg_sq"):
-        state[moment] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+        kept = torch.uint8 if dtype == "8bit" else dtype
+        state[moment] = torch.zeros_like(p, dtype=kept, memory_format=torch.preserve_format)
+        if dtype == "8bit":
+            scales = -(-p.numel() // eight_bit.BLOCK)
+            state[f"{moment}_scale"] = torch.zeros(scales, device=p.device)

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch.optim.optimizer import Optimizer
 
 from holdfast._checks import at_least_zero
 from holdfast._names import shorten
+from holdfast._sharding import is_sharded
 from holdfast.anneal import Anneal
 from holdfast.optim._matching import (
     Found,
@@ -50,7 +51,7 @@ class AnchoredOptimizer(Optimizer):
         params: as in torch; groups may say ``anchored=False``.
         defaults: the method's hyper-parameters.
         anchors: a Reference, a mapping from names to tensors, or None for the values now.
-        state_dtype: dtype of floating-point state; None is the parameter's own.
+        state_dtype: dtype of floating-point state, or "8bit"; None is the parameter's own.
         importance: how much each coordinate matters, found like the anchors; None is 1 for all.
     """
 
@@ -59,16 +60,18 @@ class AnchoredOptimizer(Optimizer):
         params: Iterable[Any],
         defaults: dict[str, Any],
         anchors: Reference | Mapping[str, Tensor] | None,
-        state_dtype: torch.dtype | None,
+        state_dtype: torch.dtype | Literal["8bit"] | None,
         importance: Reference | Mapping[str, Tensor] | None = None,
     ) -> None:
         if isinstance(params, nn.Module):
             raise TypeError("pass the parameters, model.named_parameters(), not the model")
         anchors = _as_reference(anchors, "anchors", "Reference.open(path), Reference.of(model)")
         importance = _as_reference(importance, "importance", "fisher_importance(model, data)")
-        if state_dtype not in (None, *_STATE_DTYPES):
+        if state_dtype not in (None, "8bit", *_STATE_DTYPES):
             allowed = ", ".join(map(str, _STATE_DTYPES))
-            raise ValueError(f"state_dtype must be None or one of {allowed}, got {state_dtype}")
+            raise ValueError(
+                f"state_dtype must be None, '8bit' or one of {allowed}, got {state_dtype!r}"
+            )
         super().__init__(params, {**defaults, "anchored": True})
         self.state_dtype = state_dtype
         self._matcher = None if anchors is None else Matcher(anchors)
@@ -150,11 +153,16 @@ class AnchoredOptimizer(Optimizer):
         for group in self.param_groups:
             group["updates"] = count
 
+    def _shard_anchors(self) -> bool:
+        """Part the anchors as their parameters are by now. True if there was anything to part."""
+        if not any(is_sharded(p) for group in self.param_groups for p in group["params"]):
+            return False
+        parted = [shard(found, self.param_groups) for found in (self._anchors, self._weights)]
+        return any(parted)
+
     def _begin_update(self) -> bool:
         """Check the gradients, then count the update. False if there is none to make."""
         _check_capture(self)
-        shard(self._anchors, self.param_groups)
-        shard(self._weights, self.param_groups)
         grads = [
             p.grad for group in self.param_groups for p in group["params"] if p.grad is not None
         ]
@@ -176,13 +184,22 @@ class AnchoredOptimizer(Optimizer):
 
     def distance(self) -> float:
         """‖θ − θ*‖ over all anchored parameters."""
+        if self._matcher is None and not any(
+            a is not None for found in self._anchors for a in found
+        ):
+            raise RuntimeError(
+                "the anchors were let go: keep a Reference of your own to compare with"
+            )
         return math.hypot(*(distance(p, anchor) for p, anchor in self._anchored_parameters()))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain Python values; of the anchors a fingerprint only."""
+    def _take_fingerprints(self) -> None:
         for group, anchors in zip(self.param_groups, self._anchors, strict=True):
             if group["anchor_fingerprint"] is None:
                 group["anchor_fingerprint"] = group_fingerprint(group, anchors)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain Python values; of the anchors a fingerprint only."""
+        self._take_fingerprints()
         # Before the user's own hooks, so that they see what is saved.
         handle = self.register_state_dict_post_hook(_make_plain, prepend=True)
         try:
@@ -197,6 +214,7 @@ class AnchoredOptimizer(Optimizer):
         def receive(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             groups = [dict(group) for group in given["param_groups"]]
             self._check_saved(groups)
+            self._check_saved_state(given["state"])
             for group in groups:
                 group.pop("param_names", None)  # the live model's names stay
                 if isinstance(group.get("anneal"), dict):
@@ -210,13 +228,24 @@ class AnchoredOptimizer(Optimizer):
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-        # torch has cast the floating-point state to the dtype of its parameter: take it again.
+        # torch has cast the state to the dtype of its parameter: take it again.
+        wanted = None if self.state_dtype == "8bit" else self.state_dtype
         for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
             for p, index in zip(group["params"], saved["params"], strict=True):
                 for key, value in loaded["state"].get(index, {}).items():
-                    if key != "step" and isinstance(value, Tensor) and value.is_floating_point():
-                        dtype = self.state_dtype or value.dtype
-                        self.state[p][key] = value.to(device=p.device, dtype=dtype)
+                    if key != "step" and isinstance(value, Tensor):
+                        self.state[p][key] = value.to(p.device, wanted or value.dtype)
+
+    def _check_saved_state(self, state: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Moments of 8 bits and others are not made of one another."""
+        saved = {moments["exp_avg"].dtype == torch.uint8 for moments in state.values() if moments}
+        own = self.state_dtype == "8bit"
+        if saved - {own}:
+            what = ["in full precision", "of 8 bits"]
+            raise ValueError(
+                f"the saved state has moments {what[not own]}, this optimizer has them "
+                f"{what[own]}: make it with state_dtype={None if own else '8bit'!r}"
+            )
 
     def _check_saved(self, saved: list[dict[str, Any]]) -> None:
         own = self.state_dict()["param_groups"]

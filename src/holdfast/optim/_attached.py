@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from holdfast._sharding import like, whole
+from holdfast._sharding import whole
 from holdfast.optim._matching import (
     Found,
     Importances,
@@ -22,6 +23,7 @@ from holdfast.optim._matching import (
     refuse_other_groups,
     shard,
 )
+from holdfast.optim._penalise import Acting, Penalised, Row, difference, weight_of
 from holdfast.reference import Reference
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
 # In param_groups: distributed checkpoints know no other place for what must survive.
 COUNT, FINGERPRINT = "penalty_updates", "penalty_fingerprint"
-_Row = tuple[dict[str, Any], Tensor, Tensor, list[Tensor | float]]
 
 
 class AttachedPenalties:
@@ -59,6 +60,10 @@ class AttachedPenalties:
         self._importances = self._one_for_each(importance)
         self._anchors: Found = []
         self._weights: list[Found] = [[] for _ in self.penalties]
+        # Of the latest step: the parameters, who had a gradient, and how they are penalised.
+        self._params: list[list[Tensor]] = []
+        self._graded: list[bool] = []
+        self._penalised: Penalised | None = None
         self._match_new_groups()
         _keep_hooks(optimizer)
         optimizer._holdfast_penalties = self  # type: ignore[attr-defined]
@@ -78,6 +83,7 @@ class AttachedPenalties:
         for handle in self._handles:
             handle.remove()
         self.optimizer._holdfast_penalties = None  # type: ignore[attr-defined]
+        self._params, self._penalised = [], None
         for group in self.optimizer.param_groups:
             group.pop(COUNT, None)
             group.pop(FINGERPRINT, None)
@@ -91,10 +97,10 @@ class AttachedPenalties:
     def values(self) -> dict[str, float]:
         """What each penalty amounts to now, for the log."""
         totals: dict[str, float] = {}
-        for _, p, anchor, weights in self._parameters():
-            difference = _difference(p, anchor)
-            for penalty, weight in zip(self.penalties, weights, strict=True):
-                if (value := penalty.value(difference, weight)) is not None:
+        for row in self._rows():
+            way = difference(row.p, row.anchor)
+            for k, penalty in enumerate(self.penalties):
+                if (value := penalty.value(way, weight_of(row, k))) is not None:
                     name = type(penalty).__name__
                     totals[name] = totals.get(name, 0.0) + float(whole(value))
         return totals
@@ -141,25 +147,21 @@ class AttachedPenalties:
         for group in new:
             group[COUNT], group[FINGERPRINT] = count, None
 
-    def _parameters(self) -> Iterator[_Row]:
-        """Every parameter that has an anchor, with it and its importance for each penalty.
-
-        A penalty that does not weigh coordinates has 1, one that does has 0 where it is not known.
-        """
-        for i, (group, anchors) in enumerate(
-            zip(self.optimizer.param_groups, self._anchors, strict=True)
-        ):
+    def _rows(self) -> Iterator[Row]:
+        """Every parameter that has an anchor, with it and its importance for each penalty."""
+        groups = self.optimizer.param_groups
+        for i, (group, anchors) in enumerate(zip(groups, self._anchors, strict=True)):
             for j, (p, anchor) in enumerate(zip(group["params"], anchors, strict=True)):
                 if anchor is None:
                     continue
                 weights: list[Tensor | float] = []
                 for penalty, found in zip(self.penalties, self._weights, strict=True):
                     weight = found[i][j]
-                    known = 0.0 if weight is None else like(weight, p, _wide(p))
+                    known = 0.0 if weight is None else weight
                     weights.append(known if penalty.weighted else 1.0)
-                yield group, p, anchor, weights
+                yield Row(i, p, anchor, p.grad is not None, weights)
 
-    def _acting(self, *, coupled: bool) -> list[tuple[int, Penalty]]:
+    def _acting(self, *, coupled: bool) -> Acting:
         """The penalties that act at the next update."""
         update = self.updates + 1
         return [
@@ -170,16 +172,29 @@ class AttachedPenalties:
             and penalty.acts_at(update, self.total_updates)
         ]
 
-    def _is_update(self) -> bool:
-        groups = self.optimizer.param_groups
-        grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-        return bool(grads) and not only_makes_state(self.optimizer, grads)
-
-    def _before_step(self, _: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    def _follow_groups(self) -> None:
+        """Find the anchors of new groups, and part them if the parameters have been parted."""
         self._match_new_groups()
         groups = self.optimizer.param_groups
-        for found in (self._anchors, *self._weights):
-            shard(found, groups)
+        params = [list(group["params"]) for group in groups]
+        if len(params) != len(self._params) or not all(map(_same, params, self._params)):
+            for found in (self._anchors, *self._weights):
+                shard(found, groups)
+            self._params, self._penalised = params, None
+
+    def _begin_update(self) -> Penalised | None:
+        """What there is to penalise, found anew if anything has changed; None without an update."""
+        grads = [p.grad for params in self._params for p in params]
+        graded = [grad is not None for grad in grads]
+        given = [grad for grad in grads if grad is not None]
+        if not given or only_makes_state(self.optimizer, given):
+            return None
+        if self._penalised is None or graded != self._graded or not self._penalised.fits():
+            self._graded, self._penalised = graded, Penalised(self._rows())
+        return self._penalised
+
+    def _before_step(self, _: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        self._follow_groups()
         position = 1 if len(args) > 1 else "closure"  # args[0] is the optimizer
         closure = args[1] if position == 1 else kwargs.get("closure")
         if closure is None:
@@ -198,43 +213,27 @@ class AttachedPenalties:
     @torch.no_grad()
     def _add_gradients(self) -> None:
         coupled = self._acting(coupled=True)
-        if not coupled or not self._is_update():
+        if not coupled or (penalised := self._begin_update()) is None:
             return
         # A fused step under a GradScaler starts with gradients that are still scaled.
         scale = getattr(self.optimizer, "grad_scale", None)
-        for group, p, anchor, weights in self._parameters():
-            if p.grad is None:
-                continue
-            difference = _difference(p, anchor)
-            added = torch.zeros_like(difference)
-            for i, penalty in coupled:
-                added += penalty.gradient(difference, weights[i])
-            added = added if scale is None else added * scale.to(p.device)
-            p.grad.add_(added.to(p.grad.dtype), alpha=-1 if group.get("maximize") else 1)
+        groups = self.optimizer.param_groups
+        signs = [-1.0 if group.get("maximize") else 1.0 for group in groups]
+        penalised.add_gradients(coupled, signs, scale)
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         skipped = getattr(optimizer, "found_inf", None)
-        if (skipped is not None and bool(skipped)) or not self._is_update():
+        if skipped is not None and bool(skipped):
+            return
+        if (penalised := self._begin_update()) is None:
             return
         decoupled = self._acting(coupled=False)
         count = self.updates + 1
         for group in optimizer.param_groups:
             group[COUNT] = count
-        if not decoupled:
-            return
-        for group, p, anchor, weights in self._parameters():
-            if p.grad is None and all(penalty.needs_gradient for _, penalty in decoupled):
-                continue
-            theta, here, lr = p.to(_wide(p)), like(anchor, p, _wide(p)), float(group["lr"])
-            for i, penalty in decoupled:
-                if p.grad is None and penalty.needs_gradient:
-                    continue
-                before = theta - here
-                after = penalty.move(before, weights[i], lr)
-                # What is not moved keeps its bits: θ* + (θ − θ*) is θ only up to rounding.
-                theta = torch.where(after == before, theta, here + after)
-            p.copy_(theta)
+        if decoupled:
+            penalised.move(decoupled, [float(group["lr"]) for group in optimizer.param_groups])
 
     def _fingerprints(self) -> list[str]:
         groups = self.optimizer.param_groups
@@ -274,13 +273,8 @@ class AttachedPenalties:
             group[COUNT] = count
 
 
-def _wide(p: Tensor) -> torch.dtype:
-    """At least float32: in half precision a large importance is infinite, and 0·∞ no number."""
-    return torch.promote_types(p.dtype, torch.float32)
-
-
-def _difference(p: Tensor, anchor: Tensor) -> Tensor:
-    return p.detach().to(_wide(p)) - like(anchor, p, _wide(p))
+def _same(params: Sequence[Tensor], known: Sequence[Tensor]) -> bool:
+    return len(params) == len(known) and all(map(operator.is_, params, known))
 
 
 def _keep_hooks(optimizer: Optimizer) -> None:

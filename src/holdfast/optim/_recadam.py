@@ -11,20 +11,22 @@ from torch.optim.adamw import adamw
 
 from holdfast._sharding import like
 from holdfast.kernels import available
+from holdfast.optim._chunked import parts
 
 Scalar = float | Tensor
 
 
 class Row(NamedTuple):
-    """The tensors of one parameter."""
+    """The tensors of one parameter; the scales are of moments of 8 bits."""
 
     p: Tensor
-    grad: Tensor
     m: Tensor
     v: Tensor
     step: Tensor
     anchor: Tensor | None = None
     weight: Tensor | None = None
+    m_scale: Tensor | None = None
+    v_scale: Tensor | None = None
 
 
 def recadam(
@@ -75,22 +77,34 @@ def recadam(
         lr_step = lr_step.clamp(min=1e-30)
         lr_step = lr_step.float() if fused else lr_step
         capturable = capturable or torch.compiler.is_compiling()
-    steps = list(state_steps)
-    adam |= {"foreach": foreach, "fused": fused, "capturable": capturable, "amsgrad": False}
-    adamw(theta, g, m, v, [], steps, lr=lr_step, weight_decay=decay, **adam)
-    if anchors is not None:
-        # On the CPU a foreach operation is the same loop, with more memory in use.
-        together = (fused or foreach is not False) and theta[0].device.type != "cpu"
-        rows = list(zip(theta, anchors, importance or [None] * len(theta), strict=True))
-        alike = [(p, a) for p, a, weight in rows if weight is None]
-        if alike:
-            _pull([p for p, _ in alike], [a for _, a in alike], pull_rate(lr, lam, gamma), together)
-        weighted = [(p, a, weight) for p, a, weight in rows if weight is not None]
-        _pull_weighted(weighted, lr * (1 - lam) * gamma, together)
+    steps, weights = list(state_steps), importance or [None] * len(theta)
+    if anchors is not None and fused and _in_parts(theta, g, lr_step, lr * (1 - lam) * gamma):
+        # torch's fused implementation, with the pull on each part while that is in the cache.
+        torch._foreach_add_(steps, 1)
+        adam |= {"lr": lr_step, "weight_decay": decay, "amsgrad": False}
+        rows = zip(theta, g, m, v, steps, anchors, weights, strict=True)
+        for p, grad, exp_avg, exp_avg_sq, step, anchor, weight in parts(rows):
+            torch._fused_adamw_(p, grad, exp_avg, exp_avg_sq, (), step, **adam)
+            _pull_all(p, anchor, weight, lr, lam, gamma, True)
+    else:
+        adam |= {"foreach": foreach, "fused": fused, "capturable": capturable, "amsgrad": False}
+        adamw(theta, g, m, v, [], steps, lr=lr_step, weight_decay=decay, **adam)
+        if anchors is not None:
+            # On the CPU a foreach operation is the same loop, with more memory in use.
+            together = (fused or foreach is not False) and theta[0].device.type != "cpu"
+            _pull_all(theta, anchors, weights, lr, lam, gamma, together)
 
     narrow = [*params, *exp_avgs, *exp_avg_sqs]
     if any(a is not b for a, b in zip(narrow, theta + m + v, strict=True)):
         torch._foreach_copy_(narrow, theta + m + v)
+
+
+def _in_parts(theta: list[Tensor], grads: list[Tensor], lr: Scalar, c: Scalar) -> bool:
+    """Whether the update is done part by part: on a CPU, in one dtype, with a pull."""
+    first = theta[0]
+    if first.device.type != "cpu" or isinstance(lr, Tensor) or isinstance(c, Tensor) or c == 0:
+        return False
+    return all(t.dtype == first.dtype and t.device == first.device for t in (*theta, *grads))
 
 
 def _decay_first(theta: list[Tensor], lr: Scalar, lam: Scalar, weight_decay: float) -> float:
@@ -109,6 +123,24 @@ def pull_rate(lr: Scalar, lam: Scalar, gamma: float) -> Scalar:
     """c = min(1, lr·(1−λ)·γ): the fraction of the way back to θ* that one update goes."""
     c = lr * (1 - lam) * gamma
     return c.clamp(max=1.0) if isinstance(c, Tensor) else min(1.0, c)
+
+
+def _pull_all(
+    params: Sequence[Tensor],
+    anchors: Sequence[Tensor],
+    importance: Sequence[Tensor | None],
+    lr: Scalar,
+    lam: Scalar,
+    gamma: float,
+    foreach: bool,
+) -> None:
+    """The pull on each parameter, weighted by the importance of those that have one."""
+    rows = list(zip(params, anchors, importance, strict=True))
+    alike = [(p, a) for p, a, weight in rows if weight is None]
+    if alike:
+        _pull([p for p, _ in alike], [a for _, a in alike], pull_rate(lr, lam, gamma), foreach)
+    weighted = [(p, a, weight) for p, a, weight in rows if weight is not None]
+    _pull_weighted(weighted, lr * (1 - lam) * gamma, foreach)
 
 
 def _pull(params: list[Tensor], anchors: Sequence[Tensor], c: Scalar, foreach: bool) -> None:

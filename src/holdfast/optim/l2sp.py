@@ -36,15 +36,9 @@ class L2SP(ScaledPenalty):
         """½ · strength · Σ F·d²."""
         return 0.5 * self.beta * (importance * difference.square()).sum()
 
-    def gradient(self, difference: Tensor, importance: Tensor | float) -> Tensor:
-        """The derivative, strength · F·d."""
-        return self.beta * importance * difference
-
-    def move(self, difference: Tensor, importance: Tensor | float, lr: float) -> Tensor:
-        """The share lr · strength · F of the way back, no further than θ*."""
-        share = lr * self.beta * importance
-        share = share.clamp(max=1.0) if isinstance(share, Tensor) else min(1.0, share)
-        return difference * (1 - share)
+    def rate(self, lr: float) -> float:
+        """lr · strength: it goes the share lr · strength · F of the way back, as far as θ*."""
+        return lr * self.beta
 
     def warning(self, lr: float) -> str | None:
         """That nothing can be learned."""

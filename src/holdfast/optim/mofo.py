@@ -26,13 +26,14 @@ from torch.optim.optimizer import Optimizer
 from holdfast._checks import above_zero
 from holdfast._sharding import like, whole
 from holdfast.optim._adam import AdamUpdate, check_adam_group, make_adam_state
+from holdfast.optim._recadam import wants_kernel
 
 if TYPE_CHECKING:
     from holdfast.run import Run
 
 __all__ = ["MoFO", "MoFOUpdate"]
 
-_OPTIONS = ("lr", "eps", "weight_decay", "maximize", "foreach", "fused", "capturable")
+_OPTIONS = ("lr", "eps", "weight_decay", "maximize", "capturable")
 
 
 class MoFO(Optimizer):
@@ -44,7 +45,8 @@ class MoFO(Optimizer):
         weight_decay: decoupled, as in AdamW; weights decay only where they move.
         fraction: α, the share of each matrix that moves in an update; the paper takes 5 to 20 %.
             1 is AdamW to the last bit.
-        foreach, fused: which of torch's implementations to use; None is torch's own choice.
+        foreach, fused: which of torch's implementations to use. Where there is Triton, ``fused`` is
+            holdfast's own kernels (for α < 1), and so is None on a GPU; they part equal |m| alike.
         maximize, capturable: as in AdamW.
 
     Example:
@@ -83,6 +85,7 @@ class MoFO(Optimizer):
             "maximize": maximize,
             "capturable": capturable,
         }
+        self._kernels: dict[int, Any] = {}
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -97,31 +100,65 @@ class MoFO(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Perform one update: Adam's, after which what was not selected is put back."""
+        """Perform one update. Parameters whose gradient is None are left alone."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             params = [p for p in group["params"] if p.grad is not None]
             if any(p.grad.layout is not torch.strided for p in params):
                 raise RuntimeError("MoFO does not support sparse gradients")
+            if not params:
+                continue
+            by_kernel = group["fraction"] < 1 and wants_kernel(group, params[0].device)
             for p in params:
                 if not self.state[p]:
-                    make_adam_state(self.state[p], p, group, p.dtype)
+                    self._make_state(p, group, by_kernel)
             states = [self.state[p] for p in params]
-            mofo(
+            columns = [
                 params,
                 [cast(Tensor, p.grad) for p in params],
                 [s["exp_avg"] for s in states],
                 [s["exp_avg_sq"] for s in states],
                 [s["step"] for s in states],
-                fraction=group["fraction"],
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                **{name: group[name] for name in _OPTIONS},
-            )
+            ]
+            beta1, beta2 = group["betas"]
+            options = {"fraction": group["fraction"], "beta1": beta1, "beta2": beta2}
+            options |= {name: group[name] for name in _OPTIONS}
+            if by_kernel:
+                rest = self._by_kernel(number, columns, options)
+                columns = [[column[i] for i in rest] for column in columns]
+            if columns[0]:
+                mofo(*columns, **options, foreach=group["foreach"], fused=group["fused"])
         return loss
+
+    def _by_kernel(
+        self, number: int, columns: list[list[Tensor]], options: dict[str, Any]
+    ) -> list[int]:
+        """Update what the kernels take; returns which are left."""
+        from holdfast.kernels.mofo_step import MoFOStep
+
+        if number not in self._kernels:
+            self._kernels[number] = MoFOStep()
+        return cast(list[int], self._kernels[number](*columns, **options))
+
+    def _make_state(self, p: Tensor, group: dict[str, Any], by_kernel: bool) -> None:
+        if by_kernel:
+            from holdfast.kernels.mofo_step import takes
+
+            # Then counts are on the device, where all of them are advanced at once.
+            group = {**group, "fused": group["fused"] or takes(p)}
+        make_adam_state(self.state[p], p, group, p.dtype)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state_dict)
+        self._kernels.clear()  # they know the counts of steps
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._kernels = {}
 
 
 @dataclass(frozen=True)
@@ -162,7 +199,10 @@ def mofo(
     fraction: float,
     **adam: Any,
 ) -> None:
-    """One MoFO update of a list of tensors, in place."""
+    """One MoFO update of a list of tensors, in place, by torch's operations.
+
+    It is Adam's, after which what was not selected is put back.
+    """
     filtered = [i for i, p in enumerate(params) if p.dim() > 1 and fraction < 1]
     before = [params[i].clone() for i in filtered]
     adamw(params, grads, exp_avgs, exp_avg_sqs, [], state_steps, amsgrad=False, **adam)

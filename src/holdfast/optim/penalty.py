@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
@@ -38,8 +37,9 @@ SHARE = 0.01
 class Penalty(Method, ABC):
     """What draws the weights to θ* in the step of any optimizer.
 
-    A method says how far an update leaves them from θ* (:meth:`move`), and perhaps at which updates
-    it acts, what it amounts to, and what it adds to the gradient instead.
+    A method says which share of the way back to θ* an update goes (:meth:`rate`), or else how far
+    it leaves them from θ* (:meth:`move`), and perhaps at which updates it acts, what it amounts to,
+    and what it adds to the gradient instead.
     """
 
     needs_reference: ClassVar[bool] = True
@@ -73,13 +73,21 @@ class Penalty(Method, ABC):
         """
         return None
 
+    def rate(self, lr: float) -> float | None:
+        """c, if a decoupled step of rate ``lr`` goes the share min(1, c·F) of the way back to θ*.
+
+        Coupled it adds rate(1)·F·(θ − θ*) to the gradient. That is done in one pass over memory,
+        and ``move`` is not asked. None if it does something else.
+        """
+        return None
+
     def gradient(self, difference: Tensor, importance: Tensor | float) -> Tensor:
         """What is added to the gradient if it is coupled."""
-        return torch.zeros_like(difference)
+        return (self.rate(1.0) or 0.0) * importance * difference
 
-    @abstractmethod
     def move(self, difference: Tensor, importance: Tensor | float, lr: float) -> Tensor:
-        """θ − θ* after a decoupled step of rate ``lr``."""
+        """θ − θ* after a decoupled step of rate ``lr``, where there is no :meth:`rate`."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither rate nor move")
 
     def at(self, lr: float) -> Penalty:
         """This penalty with all settings given, at a run's peak learning rate."""
@@ -92,7 +100,9 @@ class Penalty(Method, ABC):
 
 @dataclass(frozen=True)
 class ScaledPenalty(Penalty, ABC):
-    """A penalty strength · P(θ − θ*). A method defines P three times: value, gradient, step.
+    """A penalty strength · P(θ − θ*). A method defines P by its value and its rate.
+
+    Where there is no rate, by its gradient and its step.
 
     Args:
         strength: β; 0 is no penalty. None is what an update goes :data:`SHARE` of the way back by,
@@ -137,10 +147,6 @@ class ScaledPenalty(Penalty, ABC):
     @abstractmethod
     def value(self, difference: Tensor, importance: Tensor | float) -> Tensor:
         """strength · P, summed; ``difference`` is θ − θ*, ``importance`` 1 if all count alike."""
-
-    @abstractmethod
-    def gradient(self, difference: Tensor, importance: Tensor | float) -> Tensor:
-        """strength · ∇P."""
 
 
 def attach_penalties(

@@ -17,34 +17,22 @@ the paper drops the Fisher information for want of data. It can be given as ``im
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer
 
 from holdfast._checks import at_least_zero
 from holdfast.anneal import Anneal, Constant, Sigmoid
-from holdfast.optim._adam import AdamUpdate, check_adam_group, make_adam_state
+from holdfast.optim._adam import check_adam_group, make_adam_state
 from holdfast.optim._anchored import AnchoredOptimizer
-from holdfast.optim._matching import part_anchored
-from holdfast.optim._recadam import Row, current_lambda, is_over, pull_rate, recadam, wants_kernel
-from holdfast.optim.ewc import EWC
-from holdfast.optim.mas import MAS
+from holdfast.optim._recadam import Row, current_lambda, is_over, pull_rate, wants_kernel
+from holdfast.optim._recadam_group import GroupUpdate
 from holdfast.reference import Reference
 
-if TYPE_CHECKING:
-    from holdfast.run import Run
-
-__all__ = ["RecAdam", "RecAdamUpdate"]
-
-_OPTIONS = (
-    "lr", "gamma", "eps", "weight_decay", "maximize", "foreach", "fused", "capturable"
-)  # fmt: skip
+__all__ = ["RecAdam"]
 
 
 class RecAdam(AnchoredOptimizer):
@@ -66,16 +54,25 @@ class RecAdam(AnchoredOptimizer):
         anchors: the pretrained weights θ*. None anchors each parameter at its value now. A
             :class:`~holdfast.Reference` or a mapping from names to tensors anchors by name
             (prefixes such as ``bert.`` or ``module.`` are resolved); a parameter without an
-            anchor gets plain Adam. Anchors stay where they are: on another device they are
-            copied over for each step.
+            anchor gets plain Adam. Anchors stay where they are. In page-locked memory of the host
+            (:meth:`Reference.pinned <holdfast.Reference.pinned>`) they cost no memory on the
+            GPU, and come over while the backward pass runs.
         importance: F, how much each coordinate matters, with a mean of 1 and found like the
             anchors: ``fisher_importance`` or ``mas_importance`` of :mod:`holdfast.optim`, with
             ``normalize=True``. Parameters without one have F = 1. It is not in checkpoints.
-        foreach, fused: which of torch's implementations to use; None is torch's own choice.
+        foreach, fused: which implementation to use. On a GPU None is one fused kernel (where
+            Triton is installed), on a CPU torch's own choice; ``fused=True`` is one pass over
+            memory on both.
         state_dtype: dtype of Adam's moments; None is the parameter's own. With another dtype the
-            arithmetic is done in the wider one of the two and rounded once.
+            arithmetic is done in the wider one of the two and rounded once. ``"8bit"`` takes a
+            byte for each, with a scale for every 256.
+        stochastic_rounding: round bfloat16 parameters up or down with the odds of being nearer,
+            so that small updates are not lost; the same at each run.
+        release: let the anchors go once the pull is lost in rounding, for good: :meth:`distance`
+            is not known from then on. Their memory is free if nobody else holds them.
         maximize: ascend instead of descend.
-        capturable: keep all counts and rates on the device, for CUDA graphs.
+        capturable: keep all counts and rates on the device, for CUDA graphs. With ``fused=True``
+            a step under a GradScaler does not wait for the GPU either.
 
     Example:
         >>> import torch
@@ -105,7 +102,9 @@ class RecAdam(AnchoredOptimizer):
         importance: Reference | Mapping[str, Tensor] | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
-        state_dtype: torch.dtype | None = None,
+        state_dtype: torch.dtype | Literal["8bit"] | None = None,
+        stochastic_rounding: bool = False,
+        release: bool = False,
         maximize: bool = False,
         capturable: bool = False,
     ) -> None:
@@ -120,10 +119,18 @@ class RecAdam(AnchoredOptimizer):
             "fused": fused,
             "maximize": maximize,
             "capturable": capturable,
+            "stochastic_rounding": stochastic_rounding,
         }
-        self._kernels: dict[tuple[int, bool], Any] = {}
+        self.release = release
+        self._updates: dict[int, tuple[list[int], GroupUpdate]] = {}
         super().__init__(params, defaults, anchors, state_dtype, importance)
         self._warn_of_fast_pull(self.param_groups)
+        # torch's GradScaler then leaves it to the step to unscale gradients and to do nothing.
+        self._step_supports_amp_scaling = all(
+            group["fused"] and group["capturable"] and wants_kernel(group, p.device)
+            for group in self.param_groups
+            for p in group["params"]
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; without a Reference its parameters are anchored at their values now."""
@@ -160,70 +167,81 @@ class RecAdam(AnchoredOptimizer):
             with torch.enable_grad():
                 loss = closure()
 
+        if self._shard_anchors():
+            self._updates.clear()
         moves = self._begin_update()
-        for number, (group, anchors, weights) in enumerate(
-            zip(self.param_groups, self._anchors, self._weights, strict=True)
-        ):
-            rows = [
-                Row(p, cast(Tensor, p.grad), *self._state_of(p, group), a, weight)
-                for p, a, weight in zip(group["params"], anchors, weights, strict=True)
-                if p.grad is not None
-            ]
-            if not moves:
-                continue
+        scale, found_inf = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
+        if moves and found_inf is not None:
+            self.param_groups[0]["updates"].sub_(found_inf.to(torch.int64))
+        over = moves
+        for number, group in enumerate(self.param_groups):
             lam = current_lambda(group)
-            for pulled in (True, False):
-                part = [row for row in rows if (row.anchor is not None) == pulled]
-                if pulled and part and is_over(lam, part[0].p.dtype):
-                    part = [row._replace(anchor=None, weight=None) for row in part]
-                rest = self._by_kernel((number, pulled), part, group, lam if pulled else 1.0)
-                if rest:
-                    recadam(
-                        [row.p for row in rest],
-                        [row.grad for row in rest],
-                        [row.m for row in rest],
-                        [row.v for row in rest],
-                        [row.step for row in rest],
-                        [cast(Tensor, row.anchor) for row in rest] if rest[0].anchor is not None
-                        else None,
-                        [row.weight for row in rest],
-                        lam=lam if pulled else 1.0,
-                        beta1=group["betas"][0],
-                        beta2=group["betas"][1],
-                        **{name: group[name] for name in _OPTIONS},
-                    )  # fmt: skip
+            exact = torch.float32 if group["stochastic_rounding"] else group["params"][0].dtype
+            done = is_over(lam, exact)
+            update = self._update_of(number, group, pulled=not done)
+            if moves:
+                update(group, 1.0 if done else lam, scale, found_inf)
+            over = over and (done or not any(a is not None for a in self._anchors[number]))
+        if over and self.release:
+            self._release()
         return loss
 
-    def _by_kernel(
-        self, part: tuple[int, bool], rows: list[Row], group: dict[str, Any], lam: float | Tensor
-    ) -> list[Row]:
-        """Update what the kernel takes; returns the rest."""
-        if not rows or not wants_kernel(group, rows[0].p.device):
-            return rows
-        from holdfast.kernels.recadam_step import Rates, RecAdamStep, takes
+    def _update_of(self, number: int, group: dict[str, Any], *, pulled: bool) -> GroupUpdate:
+        """How a group is updated: as at the last step if nothing was exchanged since then."""
+        params = [p for p in group["params"] if p.grad is not None]
+        states = [self._state_of(p, group) for p in params]
+        key = [pulled, *map(id, params)]
+        if not torch.compiler.is_compiling():  # a compiler knows no identity, and needs no memory
+            key += [id(t) for state in states for t in state.values()]
+            known, update = self._updates.get(number, (None, None))
+            if update is not None and key == known and update.fits():
+                return update
+        found = zip(group["params"], self._anchors[number], self._weights[number], strict=True)
+        others = {p: (a, w) for p, a, w in found} if pulled else {}
+        rows = [
+            Row(
+                p, s["exp_avg"], s["exp_avg_sq"], s["step"], *others.get(p, (None, None)),
+                s.get("exp_avg_scale"), s.get("exp_avg_sq_scale"),
+            )
+            for p, s in zip(params, states, strict=True)
+        ]  # fmt: skip
+        update = GroupUpdate(rows, group, number)
+        if not torch.compiler.is_compiling():
+            self._updates[number] = key, update
+        return update
 
-        taken = [row for row in rows if takes(row)]
-        if taken:
-            step = self._kernels.setdefault(part, RecAdamStep())
-            beta1, beta2 = group["betas"]
-            options = {n: group[n] for n in ("lr", "gamma", "weight_decay", "eps", "maximize")}
-            step(taken, Rates(lam=lam, beta1=beta1, beta2=beta2, **options))
-        return [row for row in rows if not takes(row)] if len(taken) < len(rows) else []
+    def _release(self) -> None:
+        """Let go of the anchors, of which checkpoints have the fingerprint."""
+        self._take_fingerprints()
+        for found in (*self._anchors, *self._weights):
+            found[:] = [None] * len(found)
+        self._matcher = self._importances = None
+        self._updates.clear()
 
-    def _state_of(self, p: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    def _state_of(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
         if not state:
             make_adam_state(state, p, group, self.state_dtype or p.dtype)
-        return state["exp_avg"], state["exp_avg_sq"], state["step"]
+        return state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch; anchors that were fetched for a step that was not made are let go."""
+        super().zero_grad(set_to_none)
+        for _, update in self._updates.values():
+            update.let_go()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state. Refuses, unchanged, a state of other pretrained weights."""
         super().load_state_dict(state_dict)
-        self._kernels.clear()  # they know the counts of steps
+        self._updates.clear()  # they know the counts of steps
+
+    def __getstate__(self) -> dict[str, Any]:
+        ours = ("release", "_step_supports_amp_scaling")
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in ours}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._kernels = {}
+        self._updates = {}
 
     @torch.no_grad()
     def recall_state(self, *, distance: bool = False, group: int | None = None) -> dict[str, float]:
@@ -254,81 +272,3 @@ class RecAdam(AnchoredOptimizer):
         if distance:
             state["distance"] = self.distance()
         return state
-
-
-@dataclass(frozen=True)
-class RecAdamUpdate(AdamUpdate):
-    """:class:`RecAdam` in a recipe, laid out over the run: no setting depends on lr or length.
-
-    Args:
-        lr, weight_decay, layer_decay: as in :class:`~holdfast.stages.Update`. Under a layer decay
-            lower layers are pulled more slowly, as they learn more slowly.
-        betas, eps: Adam's.
-        pull: lr·γ at the peak learning rate, the fraction of the way back to θ* that an update
-            goes while λ is near 0. The paper and every good run since have 0.1; 0 is no pull.
-        gamma: γ itself, instead of ``pull``.
-        t0: when λ reaches ½, as a fraction of the run.
-        width: 1/k, the width of the shift from recalling to learning, as a fraction of the run.
-        anneal: λ(t) itself, in updates, instead of ``t0`` and ``width``.
-        importance: weigh the pull on each coordinate as EWC (``"fisher"``) or MAS (``"mas"``) do
-            by default: from 1000 samples of the training data at θ*, scaled to a mean of 1 over
-            what is pulled. None pulls on all alike.
-
-    Example:
-        >>> from holdfast.optim import RecAdamUpdate
-        >>> RecAdamUpdate(lr=2e-5, t0=0.3).pull
-        0.1
-    """
-
-    neutral: ClassVar[dict[str, Any] | None] = {"pull": 0.0, "anneal": Constant(1.0)}
-    needs_reference: ClassVar[bool] = True
-
-    pull: float = 0.1
-    gamma: float | None = None
-    t0: float = 0.25
-    width: float = 0.02
-    anneal: Anneal | None = None
-    importance: Literal["fisher", "mas"] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "pull", at_least_zero("pull", self.pull))
-        if self.gamma is not None:
-            object.__setattr__(self, "gamma", at_least_zero("gamma", self.gamma))
-            if self.pull != RecAdamUpdate.pull:
-                raise ValueError(
-                    f"pull={self.pull:g} and gamma={self.gamma:g} say the same thing (gamma = "
-                    "pull / lr): give one of them"
-                )
-        Sigmoid.over(1, t0=self.t0, width=self.width)  # checks them
-        if self.anneal is not None and not isinstance(self.anneal, Anneal):
-            raise TypeError(f"anneal must be one of holdfast.anneal's, got {self.anneal!r}")
-        if self.importance not in (None, "fisher", "mas"):
-            raise ValueError(f"importance must be None, 'fisher' or 'mas', got {self.importance!r}")
-
-    @property
-    def pulls(self) -> bool:
-        """Unless its settings leave nothing of the pull."""
-        strength = self.pull if self.gamma is None else self.gamma
-        return strength > 0 and self.anneal != Constant(1.0)
-
-    def measure_importance(self, run: Run) -> Reference | None:
-        """F at θ*, with a mean of 1, where the pull is weighted."""
-        measure = {"fisher": EWC(), "mas": MAS(), None: None}[self.importance]
-        return measure.measure_importance(run) if measure and (self.gamma or self.pull) else None
-
-    def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
-        """RecAdam over the groups; what has no anchor (a new head, LoRA's A) is not pulled."""
-        if run.anchors is None:
-            raise ValueError("RecAdam pulls to the pretrained weights, but the run has none")
-        gamma = self.pull / (run.lr or math.inf) if self.gamma is None else self.gamma
-        return RecAdam(
-            part_anchored(groups, run.anchors),
-            lr=run.lr,
-            betas=self.betas,
-            eps=self.eps,
-            gamma=gamma,
-            anneal=self.anneal or Sigmoid.over(total_updates, t0=self.t0, width=self.width),
-            anchors=run.anchors,
-            importance=run.importance[self],
-        )

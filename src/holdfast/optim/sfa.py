@@ -14,8 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from holdfast._checks import above_zero, at_least_zero
 from holdfast.optim.penalty import Penalty
 
@@ -70,6 +68,6 @@ class PeriodicAverage(Penalty):
         nearest = round(update / period)
         return any(round(period * j) == update for j in (nearest - 1, nearest, nearest + 1))
 
-    def move(self, difference: Tensor, importance: Tensor | float, lr: float) -> Tensor:
-        """(1−w)·d, at any learning rate."""
-        return difference * (1 - self.weight)
+    def rate(self, lr: float) -> float:
+        """w, at any learning rate."""
+        return self.weight

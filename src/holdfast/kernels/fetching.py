@@ -1,0 +1,168 @@
+"""Anchors that are kept in the host's memory, on their way to the GPU while the backward pass runs.
+
+They travel in chunks, in the order in which gradients arrive, each when the gradients of the chunks
+before it do: then activations are gone, and the memory that they had is there for anchors. A chunk
+that would raise the peak of memory waits for the step, which has three of them at once. A chunk is
+let go as soon as its weights are updated.
+
+The memory is torch's, of the stream that trains, so that what activations leave can be taken; the
+copies have a stream of their own, from page-locked memory (:meth:`holdfast.Reference.pinned`)
+without keeping the host.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Fetching", "Piece"]
+
+#: Bytes of a chunk.
+CHUNK = 32 * 2**20
+#: Chunks that are fetched ahead: of the gradients in the backward pass, of the update in the step.
+AHEAD, NEXT = 16, 2
+#: Bytes by which fetching may raise the peak of memory.
+SLACK = 64 * 2**20
+
+
+class Piece(NamedTuple):
+    """Elements ``begin`` to ``end`` of a row's tensors as they lie in memory, and their chunk."""
+
+    row: int
+    begin: int
+    end: int
+    chunk: int = 0
+
+
+class Fetching:
+    """Fetches anchors.
+
+    Args:
+        tensors: by the number of its row, each parameter and its anchor, lying alike.
+        device: where to.
+
+    Attributes:
+        chunks: the pieces of each.
+    """
+
+    def __init__(self, tensors: Mapping[int, tuple[Tensor, Tensor]], device: torch.device) -> None:
+        self._device = device
+        self._flat = {i: _flat(anchor) for i, (_, anchor) in tensors.items()}
+        self.chunks = _cut(self._flat)
+        self._stream = torch.cuda.Stream(device)
+        self._fetched: dict[int, tuple[Tensor, torch.cuda.Event]] = {}
+        self._last: Tensor | None = None
+        # How often gradients arrive before a step is learned from the last one: fetched is in the
+        # last pass, or anchors would lie there in the forward passes of the others.
+        self._arrivals: dict[int, int] = {}
+        self._passes: int | None = None
+        if all(anchor.is_pinned() for _, anchor in tensors.values()):  # else a copy waits
+            last = {pieces[0].row: chunk for chunk, pieces in enumerate(self.chunks)}
+            handles = [
+                tensors[row][0].register_post_accumulate_grad_hook(_calling(self, chunk))
+                for row, chunk in last.items()
+            ]
+            weakref.finalize(self, _remove, handles)
+
+    def arrived(self, chunk: int) -> None:
+        """A gradient has arrived, of the first parameter in a chunk."""
+        self._arrivals[chunk] = self._arrivals.get(chunk, 0) + 1
+        if self._arrivals[chunk] != self._passes:
+            return
+        used = torch.cuda.memory.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"]
+        room = used["peak"] + SLACK - used["current"]
+        for ahead in range(min(chunk + AHEAD, len(self.chunks))):
+            if ahead not in self._fetched and room >= CHUNK:
+                self._fetch(ahead)
+                room -= CHUNK
+
+    def take(self, chunk: int) -> list[int]:
+        """Where the anchors of a chunk are, for what the current stream does next."""
+        for number in range(chunk, min(chunk + NEXT + 1, len(self.chunks))):
+            if number not in self._fetched:
+                self._fetch(number)
+        buffer, arrived = self._fetched.pop(chunk)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(arrived)
+        buffer.record_stream(current)
+        self._last = buffer  # until the next one is taken: by then the update is launched
+        if chunk == len(self.chunks) - 1:
+            self._passes = max(self._arrivals.values(), default=None)
+            self._arrivals.clear()
+        places, place = [], buffer.data_ptr()
+        for piece in self.chunks[chunk]:
+            places.append(place)
+            place += _padded(piece, self._flat[piece.row])
+        return places
+
+    def let_go(self) -> None:
+        """Free what was fetched: the step is done, or there is none."""
+        current = torch.cuda.current_stream(self._device)
+        for _, arrived in self._fetched.values():
+            current.wait_event(arrived)  # before anything else gets the memory
+        self._fetched.clear()
+        self._last = None
+
+    def _fetch(self, chunk: int) -> None:
+        pieces = self.chunks[chunk]
+        size = sum(_padded(piece, self._flat[piece.row]) for piece in pieces)
+        buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
+        # The memory may have been another tensor's a moment ago.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        arrived = torch.cuda.Event()
+        with torch.cuda.stream(self._stream):
+            begin = 0
+            for piece in pieces:
+                source = self._flat[piece.row]
+                part = source[piece.begin : piece.end].view(torch.uint8)
+                buffer[begin : begin + part.numel()].copy_(part, non_blocking=True)
+                begin += _padded(piece, source)
+            arrived.record(self._stream)
+        self._fetched[chunk] = buffer, arrived
+
+
+def _cut(flat: Mapping[int, Tensor]) -> list[list[Piece]]:
+    """Chunks of pieces: from the last parameter, whose gradient arrives first, to the first one."""
+    chunks: list[list[Piece]] = [[]]
+    room = CHUNK
+    for row in sorted(flat, reverse=True):
+        begin, size, width = 0, flat[row].numel(), flat[row].element_size()
+        while begin < size:
+            end = min(size, begin + max(4096, room // width // 4096 * 4096))
+            if chunks[-1] and room < min(CHUNK, 4096 * width):
+                chunks.append([])
+                room, end = CHUNK, min(size, begin + CHUNK // width)
+            piece = Piece(row, begin, end, len(chunks) - 1)
+            chunks[-1].append(piece)
+            room -= _padded(piece, flat[row])
+            begin = end
+    return chunks
+
+
+def _padded(piece: Piece, tensor: Tensor) -> int:
+    """Bytes of a piece, up to where the next one begins: kernels like multiples of 16."""
+    return -(-(piece.end - piece.begin) * tensor.element_size() // 64) * 64
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _calling(fetching: Fetching, chunk: int) -> Callable[[Tensor], None]:
+    """A hook that does not keep the fetching alive."""
+    known = weakref.ref(fetching)
+
+    def arrived(_: Tensor) -> None:
+        if (fetching := known()) is not None:
+            fetching.arrived(chunk)
+
+    return arrived
+
+
+def _remove(handles: list[torch.utils.hooks.RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()

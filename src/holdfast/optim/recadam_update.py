@@ -1,0 +1,107 @@
+"""RecAdam in a recipe: the optimizer, laid out over a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from torch.optim.optimizer import Optimizer
+
+from holdfast._checks import at_least_zero
+from holdfast.anneal import Anneal, Constant, Sigmoid
+from holdfast.optim._adam import AdamUpdate
+from holdfast.optim._matching import part_anchored
+from holdfast.optim.ewc import EWC
+from holdfast.optim.mas import MAS
+from holdfast.optim.recadam import RecAdam
+from holdfast.reference import Reference
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+__all__ = ["RecAdamUpdate"]
+
+
+@dataclass(frozen=True)
+class RecAdamUpdate(AdamUpdate):
+    """:class:`RecAdam` in a recipe, laid out over the run: no setting depends on lr or length.
+
+    Args:
+        lr, weight_decay, layer_decay: as in :class:`~holdfast.stages.Update`. Under a layer decay
+            lower layers are pulled more slowly, as they learn more slowly.
+        betas, eps: Adam's.
+        pull: lr·γ at the peak learning rate, the fraction of the way back to θ* that an update
+            goes while λ is near 0. The paper and every good run since have 0.1; 0 is no pull.
+        gamma: γ itself, instead of ``pull``.
+        t0: when λ reaches ½, as a fraction of the run.
+        width: 1/k, the width of the shift from recalling to learning, as a fraction of the run.
+        anneal: λ(t) itself, in updates, instead of ``t0`` and ``width``.
+        importance: weigh the pull on each coordinate as EWC (``"fisher"``) or MAS (``"mas"``) do
+            by default: from 1000 samples of the training data at θ*, scaled to a mean of 1 over
+            what is pulled. None pulls on all alike.
+        eight_bit: keep Adam's moments in 8 bits each: with pretrained weights in half precision
+            the whole takes less memory than plain AdamW in float32.
+
+    Example:
+        >>> from holdfast.optim import RecAdamUpdate
+        >>> RecAdamUpdate(lr=2e-5, t0=0.3).pull
+        0.1
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = {"pull": 0.0, "anneal": Constant(1.0)}
+    needs_reference: ClassVar[bool] = True
+
+    pull: float = 0.1
+    gamma: float | None = None
+    t0: float = 0.25
+    width: float = 0.02
+    anneal: Anneal | None = None
+    importance: Literal["fisher", "mas"] | None = None
+    eight_bit: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "pull", at_least_zero("pull", self.pull))
+        if self.gamma is not None:
+            object.__setattr__(self, "gamma", at_least_zero("gamma", self.gamma))
+            if self.pull != RecAdamUpdate.pull:
+                raise ValueError(
+                    f"pull={self.pull:g} and gamma={self.gamma:g} say the same thing (gamma = "
+                    "pull / lr): give one of them"
+                )
+        Sigmoid.over(1, t0=self.t0, width=self.width)  # checks them
+        if self.anneal is not None and not isinstance(self.anneal, Anneal):
+            raise TypeError(f"anneal must be one of holdfast.anneal's, got {self.anneal!r}")
+        if self.importance not in (None, "fisher", "mas"):
+            raise ValueError(f"importance must be None, 'fisher' or 'mas', got {self.importance!r}")
+        if not isinstance(self.eight_bit, bool):
+            raise TypeError(f"eight_bit must be True or False, got {self.eight_bit!r}")
+
+    @property
+    def pulls(self) -> bool:
+        """Unless its settings leave nothing of the pull."""
+        strength = self.pull if self.gamma is None else self.gamma
+        return strength > 0 and self.anneal != Constant(1.0)
+
+    def measure_importance(self, run: Run) -> Reference | None:
+        """F at θ*, with a mean of 1, where the pull is weighted."""
+        measure = {"fisher": EWC(), "mas": MAS(), None: None}[self.importance]
+        return measure.measure_importance(run) if measure and (self.gamma or self.pull) else None
+
+    def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
+        """RecAdam over the groups; what has no anchor (a new head, LoRA's A) is not pulled."""
+        if run.anchors is None:
+            raise ValueError("RecAdam pulls to the pretrained weights, but the run has none")
+        gamma = self.pull / (run.lr or math.inf) if self.gamma is None else self.gamma
+        return RecAdam(
+            part_anchored(groups, run.anchors),
+            lr=run.lr,
+            betas=self.betas,
+            eps=self.eps,
+            gamma=gamma,
+            anneal=self.anneal or Sigmoid.over(total_updates, t0=self.t0, width=self.width),
+            anchors=run.anchors,
+            importance=run.importance[self],
+            state_dtype="8bit" if self.eight_bit else None,
+        )
