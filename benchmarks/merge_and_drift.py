@@ -1,13 +1,16 @@
-"""Drift and merging of checkpoints larger than memory, against ``cp`` of the same files.
+"""Drift and merging of checkpoints on disk, against reading and copying the same files.
 
     python benchmarks/merge_and_drift.py --gb 8
 
 Makes a pair of sharded bfloat16 checkpoints of Llama's shapes in a temporary directory, and runs
-each of the following as a process of its own, in turns: ``cp -r`` of one checkpoint (reads and
-writes its size), the drift between the two (reads it twice) and their merge (reads twice, writes
-once). The time of each runs until what it wrote is on disk (``fsync``); the time of its threads on
-processors is less troubled by what else the machine does. Peak memory is the largest resident set
-of the process, mapped pages of files included.
+each of the following as a process of its own, in turns: ``cat`` of both (reads their size twice),
+``cp -r`` of one (reads and writes its size), the drift between the two (reads as ``cat``) and their
+merge (reads twice, writes once). The limit of the drift is the time of ``cat``, that of the merge
+the time of ``cp`` and half of that of ``cat``. Starting Python and importing holdfast is part of
+drift and merge, and timed by itself. The time of each runs until what it wrote is on disk
+(``fsync``); the time of its threads on processors is less troubled by what else the machine does.
+Peak memory is the largest resident set of the process, mapped pages of files included. Files that
+fit into the machine's memory are read from there.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from _common import write_results
@@ -38,6 +42,18 @@ DRIFT = "from holdfast.forgetting.drift import drift; drift({base!r}, {tuned!r})
 MERGE = "from holdfast.merging.on_disk import merge_on_disk as m; m({base!r}, {tuned!r}, {out!r})"
 # What getrusage says of a child is at least what its parent had, so it tells of itself.
 PEAK = "; print(*(line for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+
+
+class Row(TypedDict):
+    case: str
+    impl: str
+    ms: float
+    x_limit: float | None
+    x_cp: float
+    processor_s: float
+    x_cp_processor: float
+    peak_gb: float | None
+    each_s: list[float]
 
 
 def llama_shapes(gigabytes: float) -> Shapes:
@@ -128,8 +144,9 @@ def main() -> None:
         write_checkpoint(root / "tuned", shapes, seed=1)
         places = {name: str(root / name) for name in ("base", "tuned", "out")}
         commands = {
+            "cat": ["sh", "-c", "cat {base}/* {tuned}/* > /dev/null".format(**places)],
             "cp": ["cp", "-r", places["tuned"], places["out"]],
-            "import holdfast": [sys.executable, "-c", IMPORT + PEAK],
+            "import": [sys.executable, "-c", IMPORT + PEAK],
             "drift": [sys.executable, "-c", DRIFT.format(**places) + PEAK],
             "merge": [sys.executable, "-c", MERGE.format(**places) + PEAK],
         }
@@ -142,27 +159,32 @@ def main() -> None:
         name: [statistics.median(column) for column in zip(*found, strict=True)]
         for name, found in runs.items()
     }
-    rows = {
-        name: {
-            "seconds": round(wall, 2),
-            "times cp": round(wall / medians["cp"][0], 2),
-            "processor seconds": round(processor, 2),
-            "times cp, processor": round(processor / medians["cp"][1], 2),
-            "peak memory, GB": round(max(run[2] for run in runs[name]), 3),
-            "seconds of each run": [round(run[0], 2) for run in runs[name]],
+    read, copied = medians["cat"][0], medians["cp"][0]
+    limits = {"cat": read, "cp": copied, "drift": read, "merge": read / 2 + copied}
+    case = f"{size / 1e9:.1f} GB, bfloat16"
+    rows: list[Row] = [
+        {
+            "case": case,
+            "impl": name,
+            "ms": round(1e3 * wall, 1),
+            "x_limit": round(wall / limits[name], 3) if name in limits else None,
+            "x_cp": round(wall / copied, 3),
+            "processor_s": round(processor, 2),
+            "x_cp_processor": round(processor / medians["cp"][1], 2),
+            "peak_gb": None if math.isnan(peak) else round(max(run[2] for run in runs[name]), 3),
+            "each_s": [round(run[0], 2) for run in runs[name]],
         }
-        for name, (wall, processor, _) in medians.items()
-    }
-    del rows["cp"]["peak memory, GB"]  # it does not tell
+        for name, (wall, processor, peak) in medians.items()
+    ]
     protocol = {"checkpoint, GB": round(size / 1e9, 2), "repeats": options.repeats}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     protocol["memory of the machine, GB"] = round(memory / 1e9, 1)
     protocol["load average in the last 5 minutes"] = round(os.getloadavg()[1], 1)
-    write_results(options.results, torch.device("cpu"), protocol, results=rows)
-    print(f"{'':<16}{'seconds':>9}{'× cp':>7}{'CPU s':>8}{'× cp':>7}{'peak GB':>9}")
-    for name, row in rows.items():
-        wall, times, processor, share, *peak, _ = row.values()
-        print(f"{name:<16}{wall:>9}{times:>7}{processor:>8}{share:>7}{peak[0] if peak else '':>9}")
+    write_results(options.results, torch.device("cpu"), protocol, rows=rows)
+    print(f"{'':<16}{'seconds':>9}{'× limit':>9}{'× cp':>7}{'CPU s':>8}{'peak GB':>9}")
+    for row in rows:
+        print(f"{row['impl']:<16}{row['ms'] / 1e3:>9.2f}{row['x_limit'] or '':>9}", end="")
+        print(f"{row['x_cp']:>7.2f}{row['processor_s']:>8.2f}{row['peak_gb'] or '':>9}")
 
 
 if __name__ == "__main__":

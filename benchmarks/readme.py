@@ -7,36 +7,18 @@ python benchmarks/readme.py --check    # only says whether it agrees
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import sys
-from pathlib import Path
 from typing import Any
+
+from _pages import RECADAM, ROOT, Results, number, scoring, table
 
 from holdfast import registry
 from holdfast.compare.results import Measured, RunResult, summarise
 from holdfast.forgetting import _codec
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-STEPS = ("recadam_step_h200", "recadam_step_cpu")
-IMPLEMENTATIONS = {
-    "recadam_fused": "`RecAdam(fused=True)`",
-    "recadam_foreach": "`RecAdam(foreach=True)`",
-    "recadam_single": "`RecAdam(foreach=False)`",
-    "torch_foreach_adamw": "`torch.optim.AdamW(foreach=True)`",
-    "plain_loop": "a plain loop over the tensors",
-}
-
-
-def read(name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return record
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+RESULTS = Results()
+read = RESULTS.read
 
 
 def methods() -> str:
@@ -183,33 +165,33 @@ def ranks() -> str:
 
 
 def speed() -> str:
-    records = [read(name) for name in STEPS]
-    columns = [
-        (record, case)
-        for record in records
-        for case in dict.fromkeys(row["case"] for row in record["rows"])
+    """The headline ratios; docs/performance.md has the rest."""
+    gpu, cases = "recadam_step_h200", ("bert-base", "llama-1b")
+    steps = {
+        "RecAdam": (gpu, "recadam_fused", ""),
+        "RecAdam, bfloat16 weights and anchors": (gpu, "recadam_fused", ", bfloat16"),
+        "RecAdam, moments of 8 bits, bfloat16 anchors": (gpu, "recadam_8bit", ""),
+        "RecAdam after annealing": (gpu, "recadam_after_annealing", ""),
+        RECADAM["plain_loop"]: (gpu, "plain_loop", ""),
+        "MoFO, 15 %": ("mofo_step_h200", "mofo_fused", ""),
+        "MoFO as a plain loop": ("mofo_step_h200", "plain_loop", ""),
+    }
+    rows = [
+        [title, *(number(RESULTS.figure(name, case + dtype, impl)) for case in cases)]
+        for title, (name, impl, dtype) in steps.items()
     ]
-    rows = []
-    for impl, title in IMPLEMENTATIONS.items():
-        found = [
-            next(r for r in record["rows"] if (r["case"], r["impl"]) == (case, impl))
-            for record, case in columns
-        ]
-        rows.append([title, *(f"{r['x_fused_adamw']:.2f}" for r in found)])
-    heads = [f"{case}, {record['device'].split(',')[0]}" for record, case in columns]
-    steps = table(["fp32, × torch's fused AdamW", *heads], rows)
-    return "\n\n".join([steps, *map(scoring, ("flow_score_h200", "flow_score_cpu"))])
-
-
-def scoring(name: str) -> str:
-    record = read(name)
-    s = {row["impl"]: row["seconds"] for row in record["rows"]}
-    return (
-        f"Scoring ({record['rows'][0]['case']}, {record['device'].split(',')[0]}) is "
-        f"{s['naive_two_pass'] / s['score']:.1f} × as fast as a naive two-pass version with the "
-        f"same memory and takes {s['score'] / s['train_epoch']:.2f} of a training epoch; a second "
-        f"call reads the cache in {100 * s['score_cached'] / s['score']:.1f} % of the time."
-    )
+    heads = ["one step on a GPU, × torch's fused AdamW", "BERT-base", "Llama-1B"]
+    slow = RESULTS.figure("recadam_step_cpu", "minilm-l6", "recadam_fused")
+    others = [f"On a CPU (MiniLM-L6) RecAdam's step takes {number(slow)} × as long as AdamW's."]
+    whole = {"minilm, rte": "MiniLM-L6 on RTE", "smollm2, gsm8k": "SmolLM2-135M on GSM8K"}
+    found = {
+        title: RESULTS.figure("end_to_end_h200", case, "recadam+flow", "x_adamw")
+        for case, title in whole.items()
+    }
+    told = ", ".join(f"{title} {x:.2f} ×" for title, x in found.items() if x is not None)
+    if told:
+        others.append(f"A whole update with RecAdam and FLOW, against AdamW: {told}.")
+    return "\n\n".join([table(heads, rows), " ".join(others), scoring(RESULTS, "flow_score_h200")])
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """What the pages say is what was measured, and what they show runs."""
 
 import copy
+import json
 import re
 import subprocess
 import sys
@@ -15,11 +16,26 @@ from holdfast import Reference
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_readmes_tables_are_the_committed_results():
-    script = ROOT / "benchmarks" / "readme.py"
+@pytest.mark.parametrize("script", ["readme.py", "performance.py"])
+def test_the_pages_tables_are_the_committed_results(script):
+    script = ROOT / "benchmarks" / script
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
     assert done.stderr == ""
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(("times", "said"), [(1.35, "met"), (1.4, "missed"), (None, "not meas")])
+def test_what_is_said_of_a_target_follows_its_figure(times, said, tmp_path):
+    record = json.loads((ROOT / "benchmarks/results/recadam_step_cpu.json").read_text())
+    for row in record["rows"]:
+        row["x_fused_adamw"] = times
+    (tmp_path / "recadam_step_cpu.json").write_text(json.dumps(record))
+    script, page = ROOT / "benchmarks" / "performance.py", tmp_path / "page.md"
+    subprocess.run([sys.executable, script, "--results", tmp_path, "--out", page], check=True)
+    text = page.read_text(encoding="utf-8")
+    (line,) = re.findall(r"\| RecAdam on a CPU.*", text)
+    assert said in line
+    assert ("Why the step on a CPU misses" in text) == (said == "missed")
 
 
 def test_the_readmes_first_examples_run(monkeypatch, tmp_path):

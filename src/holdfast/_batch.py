@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -77,8 +78,7 @@ def inputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
         inner: Any = unwrapped(model)
         if hasattr(inner, "get_base_model"):  # PEFT's own forward takes anything
             inner = inner.get_base_model()
-        accepted = inspect.signature(inner.forward).parameters
-        anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+        accepted, anything = _accepted(getattr(inner.forward, "__func__", inner.forward))
         inputs = {
             name: value
             for name, value in batch.items()
@@ -91,6 +91,13 @@ def inputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
         f"{columns}. Give samples a collate= that makes batches of them, add labels, or pass "
         "task= a function (model, batch) -> one loss a sample"
     )
+
+
+@functools.lru_cache(maxsize=32)
+def _accepted(forward: Callable[..., Any]) -> tuple[frozenset[str], bool]:
+    """The names of a function's arguments, and whether it takes any others; slow to find out."""
+    parameters = inspect.signature(forward).parameters
+    return frozenset(parameters), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def logits_of(model: nn.Module, inputs: Any, *, features: bool = False) -> Tensor:

@@ -142,19 +142,30 @@ def pad_collate(samples: Sequence[Mapping[str, Any]], pad_id: int = 0) -> dict[s
         if isinstance(labels, list | tuple) and len(labels) != len(ids):
             raise ValueError(f"a sample has {len(labels)} labels for {len(ids)} input_ids")
     fills = {"labels": IGNORED, "input_ids": pad_id}
-    samples = [{"attention_mask": [1] * len(s["input_ids"]), **s} for s in samples]
     batch: dict[str, Tensor] = {}
     for column in samples[0]:
         name = "labels" if column in ("label", "label_ids") else column
         try:
-            values = [torch.as_tensor(s[column]) for s in samples]
+            batch[name] = _padded([s[column] for s in samples], fills.get(name, 0))
         except (TypeError, ValueError, RuntimeError):
             continue
-        if values[0].dim() == 0:
-            batch[name] = torch.stack(values)
-        else:
-            batch[name] = torch.nn.utils.rnn.pad_sequence(values, True, fills.get(name, 0))
+    if "attention_mask" not in batch:
+        lengths = torch.tensor([len(s["input_ids"]) for s in samples])
+        batch["attention_mask"] = (torch.arange(max(lengths)) < lengths[:, None]).long()
     return batch
+
+
+def _padded(values: list[Any], fill: int) -> Tensor:
+    """One tensor of numbers, or of sequences padded on the right."""
+    if isinstance(values[0], int | float):
+        return torch.tensor(values)
+    if all(isinstance(value, list) and value and type(value[0]) is int for value in values):
+        width = max(map(len, values))
+        return torch.tensor([value + [fill] * (width - len(value)) for value in values])
+    tensors = [torch.as_tensor(value) for value in values]
+    if tensors[0].dim() == 0:
+        return torch.stack(tensors)
+    return torch.nn.utils.rnn.pad_sequence(tensors, True, fill)
 
 
 class _Chunks:

@@ -68,23 +68,41 @@ def per_sample_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
 
 def token_losses(logits: Tensor, labels: Tensor, task: Task) -> TokenLosses:
     """The loss of every target, in order; tasks without tokens have one target a sample."""
+    losses, sample = _every_loss(logits, labels, task)
+    if sample is not None:
+        return TokenLosses(losses, sample)
     where = target_mask(labels, task)
     sample = torch.arange(len(labels), device=labels.device)
-    if task == "multi_label":
-        _check_same_shape(logits, labels, task)
-    outputs = target_outputs(logits, labels, task)
-    if task == "regression":
-        wanted = labels.reshape(len(labels), -1)
-        _check_same_shape(outputs, wanted, task)
-        return TokenLosses((outputs - wanted).square().mean(1), sample)
-    if task == "multi_label":
-        hot = labels.to(outputs).reshape(len(labels), -1)
-        loss = F.binary_cross_entropy_with_logits(outputs, hot, reduction="none")
-        return TokenLosses(loss.mean(1), sample)
-    if task != "classification":
-        sample = sample[:, None].expand_as(where)
-    nll = F.cross_entropy(outputs, labels[where].long(), reduction="none")
-    return TokenLosses(nll, sample[where])
+    return TokenLosses(losses[where], sample[where])
+
+
+class _Losses(NamedTuple):
+    """The losses of all targets and their samples; without samples, one for each sample or 0."""
+
+    values: Tensor
+    sample: Tensor | None = None
+
+
+def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> _Losses:
+    """The losses of a batch. A GPU need not be waited for, but once where targets are picked."""
+    where = target_mask(labels, task)
+    if task == "classification":
+        nll = F.cross_entropy(_wide(logits), labels.long(), reduction="none", ignore_index=IGNORED)
+        return _Losses(nll)
+    if task in ("regression", "multi_label"):
+        outputs = target_outputs(logits, labels, task)
+        _check_same_shape(outputs, labels.reshape(len(labels), -1), task)
+        wanted = labels.to(outputs).reshape(len(labels), -1)
+        if task == "regression":
+            return _Losses((outputs - wanted).square().mean(1))
+        loss = F.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
+        return _Losses(loss.mean(1))
+    targets = where.flatten().nonzero().squeeze(1)
+    # The logits at t of a causal model speak of the label at t + 1.
+    rows = targets - 1 if task == "causal_lm" else targets
+    outputs = _wide(logits.flatten(0, 1)[rows])
+    nll = F.cross_entropy(outputs, labels.flatten()[targets].long(), reduction="none")
+    return _Losses(nll, targets // labels.shape[1])
 
 
 def target_outputs(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
@@ -158,25 +176,26 @@ def weighted_loss(
         >>> weighted_loss(logits, labels, torch.tensor([1.0, 0.5]), "classification")
         tensor(1.0397)
     """
-    losses = token_losses(logits, labels, task)
-    weights = torch.ones(len(labels)) if weights is None else torch.as_tensor(weights)
-    weights = weights.to(losses.values)
-    if weights.shape == labels.shape[:1]:
-        weights = weights[losses.sample]
-    elif weights.shape == labels.shape and labels.shape == target_mask(labels, task).shape:
-        weights = weights[target_mask(labels, task)]
-    else:
-        raise ValueError(
-            f"weights must have one value a sample, {tuple(labels.shape[:1])}, or one a label, "
-            f"{tuple(labels.shape)}; got {tuple(weights.shape)}"
-        )
+    losses = _every_loss(logits, labels, task)
+    if weights is not None:
+        weights = torch.as_tensor(weights).to(losses.values)
+        if weights.shape == labels.shape[:1]:
+            weights = weights if losses.sample is None else weights[losses.sample]
+        elif weights.shape == labels.shape and labels.shape == target_mask(labels, task).shape:
+            weights = weights[target_mask(labels, task)]
+        else:
+            raise ValueError(
+                "weights must have one value a sample, "
+                f"{tuple(labels.shape[:1])}, or one a label, {tuple(labels.shape)}; got "
+                f"{tuple(weights.shape)}"
+            )
     if num_targets is None:
-        num_targets = max(1, len(losses.values))
-    elif isinstance(num_targets, Tensor):
-        num_targets = num_targets.to(losses.values)
-    elif not num_targets > 0:
+        num_targets = target_mask(labels, task).sum().clamp(min=1)
+    elif not isinstance(num_targets, Tensor) and not num_targets > 0:
         raise ValueError(f"num_targets must be > 0, got {num_targets!r}")
-    return (weights * losses.values).sum() / num_targets
+    if isinstance(num_targets, Tensor) and num_targets.dim():
+        num_targets = num_targets.to(losses.values)
+    return (losses.values if weights is None else weights * losses.values).sum() / num_targets
 
 
 def global_targets(micro_batches: Iterable[Tensor], task: Task) -> Tensor:

@@ -250,7 +250,7 @@ class TestRefused:
         with pytest.raises(ValueError, match="cannot both be True"):
             RecAdam(net.parameters(), foreach=True, fused=True)
         for dtype in (torch.int32, torch.float8_e4m3fn):
-            with pytest.raises(ValueError, match="state_dtype must be None or one of"):
+            with pytest.raises(ValueError, match="state_dtype must be None, '8bit' or one of"):
                 RecAdam(net.parameters(), state_dtype=dtype)
         for bad in ("1e-3", None, True, torch.zeros(2)):
             with pytest.raises(TypeError, match="gamma must be a number"):

@@ -143,10 +143,10 @@ def finetune_loop(
             run.advance(update)
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factors[update - 1]
-            batches = [to_device(batch, device) for batch in updates.batches(update)]
-            targets = updates.targets(batches)
+            batches = list(updates.batches(update))
+            targets = updates.targets(batches)  # where they are: counting on a GPU takes longer
             losses = []
-            for batch in batches:
+            for batch in (to_device(batch, device) for batch in batches):
                 with precision:
                     loss = run.loss(batch, targets, update)
                 loss.backward()

@@ -22,7 +22,7 @@ __all__ = ["AdamWUpdate"]
 
 @dataclass(frozen=True)
 class AdamWUpdate(AdamUpdate):
-    """``torch.optim.AdamW``: the default of a recipe.
+    """``torch.optim.AdamW``: the default of a recipe. On a GPU it is the fused one.
 
     Args:
         lr, weight_decay, layer_decay: as in :class:`~holdfast.stages.Update`.
@@ -36,7 +36,13 @@ class AdamWUpdate(AdamUpdate):
 
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
         """torch's AdamW over the groups."""
+        params = [p for group in groups for _, p in group["params"]]
         # torch's own default for groups that do not say it would be 0.01.
         return torch.optim.AdamW(
-            groups, lr=run.lr, betas=self.betas, eps=self.eps, weight_decay=0.0
+            groups,
+            lr=run.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=0.0,
+            fused=all(p.is_cuda for p in params) or None,  # twice as fast, but not torch's default
         )
