@@ -35,7 +35,7 @@ class Promise(NamedTuple):
         verdict = "not measured"
         if self.most is not None and self.measured is not None:
             by = self.measured - self.most
-            verdict = f"**missed** by {by:.3f}" if self.missed else "met"
+            verdict = f"**missed** by {by:.2g}" if self.missed else "met"
         most = "—" if self.most is None else f"{self.most:g}"
         most = f"{'below ' if self.below else ''}{most} {self.unit}"
         return [self.what, most, number(self.measured, 3), verdict]

@@ -48,6 +48,22 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def alike(tensor: Tensor, p: Tensor) -> bool:
+    """Whether a tensor is parted as a parameter is. A gradient may have yet to be summed up."""
+    mine: Any = tensor
+    theirs: Any = p
+    return not is_sharded(p) or (is_sharded(tensor) and mine.placements == theirs.placements)
+
+
+def local_like(tensor: Tensor, p: Tensor) -> Tensor:
+    """This rank's part of a tensor, parted as a parameter is."""
+    if not alike(tensor, p):
+        mine: Any = tensor
+        theirs: Any = p
+        tensor = mine.redistribute(theirs.device_mesh, theirs.placements)
+    return local(tensor)
+
+
 def storage_of(tensor: Tensor) -> int:
     """Where a tensor's values lie, or this rank's part of them."""
     return local(tensor).untyped_storage().data_ptr()

@@ -155,7 +155,8 @@ class Reference(Mapping[str, Tensor]):
         """A copy of these weights in page-locked memory of the host, for a GPU to fetch from.
 
         It takes no memory there: while the backward pass runs, :class:`~holdfast.RecAdam` has the
-        weights come over in chunks. On the host a tensor takes up to twice its size, as torch
+        weights come over in chunks. (Sharded parameters have their part of it on the GPU.) On the
+        host a tensor takes up to twice its size, as torch
         rounds such memory up to a power of 2.
 
             anchors = Reference.open("pretrained", device="cpu").pinned()

@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from holdfast._memory import flat as as_it_lies
 from holdfast.kernels import fetching
 from holdfast.optim._eight_bit import BLOCK
 
@@ -103,5 +104,5 @@ def test_pieces_begin_where_wide_loads_can(size, dtype):
 
 def test_a_tensor_is_fetched_as_it_lies():
     turned = torch.arange(12.0).view(3, 4).t()
-    assert torch.equal(fetching._flat(turned), torch.arange(12.0))
-    assert torch.equal(fetching._flat(torch.arange(12.0)[5:]), torch.arange(5.0, 12.0))
+    assert torch.equal(as_it_lies(turned), torch.arange(12.0))
+    assert torch.equal(as_it_lies(torch.arange(12.0)[5:]), torch.arange(5.0, 12.0))

@@ -2,8 +2,8 @@
 
 They travel in chunks, in the order in which gradients arrive, each when the gradients of the chunks
 before it do: then activations are gone, and the memory that they had is there for anchors. A chunk
-that would raise the peak of memory waits for the step, which has three of them at once. A chunk is
-let go as soon as its weights are updated.
+that would raise the peak of memory (gradients are yet to come) waits for the step, which has three
+of them at once. A chunk is let go as soon as its weights are updated.
 
 The memory is torch's, of the stream that trains, so that what activations leave can be taken; the
 copies have a stream of their own, from page-locked memory (:meth:`holdfast.Reference.pinned`)
@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from holdfast._memory import flat
 
 __all__ = ["Fetching", "Piece"]
 
@@ -51,13 +53,15 @@ class Fetching:
 
     def __init__(self, tensors: Mapping[int, tuple[Tensor, Tensor]], device: torch.device) -> None:
         self._device = device
-        self._flat = {i: _flat(anchor) for i, (_, anchor) in tensors.items()}
+        self._flat = {i: flat(anchor) for i, (_, anchor) in tensors.items()}
         self.chunks = _cut(self._flat)
         self._stream = torch.cuda.Stream(device)
         self._fetched: dict[int, tuple[Tensor, torch.cuda.Event]] = {}
         self._last: Tensor | None = None
         # How often gradients arrive before a step is learned from the last one: fetched is in the
         # last pass, or anchors would lie there in the forward passes of the others.
+        self._params = [p for p, _ in tensors.values()]
+        self._most = 0  # bytes in use, but for what was fetched
         self._arrivals: dict[int, int] = {}
         self._passes: int | None = None
         if all(anchor.is_pinned() for _, anchor in tensors.values()):  # else a copy waits
@@ -65,20 +69,30 @@ class Fetching:
             handles = [
                 tensors[row][0].register_post_accumulate_grad_hook(_calling(self, chunk))
                 for row, chunk in last.items()
+                if tensors[row][0].requires_grad and tensors[row][0].is_leaf
             ]
             weakref.finalize(self, _remove, handles)
 
     def arrived(self, chunk: int) -> None:
         """A gradient has arrived, of the first parameter in a chunk."""
         self._arrivals[chunk] = self._arrivals.get(chunk, 0) + 1
-        if self._arrivals[chunk] != self._passes:
+        capturing = torch.cuda.is_current_stream_capturing()  # a graph would wait for it for ever
+        if capturing or self._arrivals[chunk] != self._passes:
             return
-        used = torch.cuda.memory.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"]
-        room = used["peak"] + SLACK - used["current"]
+        room = self._room()
         for ahead in range(min(chunk + AHEAD, len(self.chunks))):
             if ahead not in self._fetched and room >= CHUNK:
                 self._fetch(ahead)
                 room -= CHUNK
+
+    def _room(self) -> int:
+        """Bytes that can be fetched without more memory in use than there ever was without them."""
+        used = torch.cuda.memory.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"]
+        ours = sum(buffer.numel() for buffer, _ in self._fetched.values())
+        others: int = used["current"] - ours
+        self._most = max(self._most, others)
+        to_come = sum(p.numel() * p.element_size() for p in self._params if p.grad is None)
+        return self._most + SLACK - others - to_come - ours
 
     def take(self, chunk: int) -> list[int]:
         """Where the anchors of a chunk are, for what the current stream does next."""
@@ -101,18 +115,18 @@ class Fetching:
 
     def let_go(self) -> None:
         """Free what was fetched: the step is done, or there is none."""
-        current = torch.cuda.current_stream(self._device)
-        for _, arrived in self._fetched.values():
-            current.wait_event(arrived)  # before anything else gets the memory
         self._fetched.clear()
+        self._arrivals.clear()
         self._last = None
 
     def _fetch(self, chunk: int) -> None:
         pieces = self.chunks[chunk]
         size = sum(_padded(piece, self._flat[piece.row]) for piece in pieces)
         buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
-        # The memory may have been another tensor's a moment ago.
+        # The memory may have been another tensor's a moment ago, and is not to be one's while the
+        # copy is under way, whatever becomes of the buffer.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        buffer.record_stream(self._stream)
         arrived = torch.cuda.Event()
         with torch.cuda.stream(self._stream):
             begin = 0
@@ -125,12 +139,12 @@ class Fetching:
         self._fetched[chunk] = buffer, arrived
 
 
-def _cut(flat: Mapping[int, Tensor]) -> list[list[Piece]]:
+def _cut(tensors: Mapping[int, Tensor]) -> list[list[Piece]]:
     """Chunks of pieces: from the last parameter, whose gradient arrives first, to the first one."""
     chunks: list[list[Piece]] = [[]]
     room = CHUNK
-    for row in sorted(flat, reverse=True):
-        begin, size, width = 0, flat[row].numel(), flat[row].element_size()
+    for row in sorted(tensors, reverse=True):
+        begin, size, width = 0, tensors[row].numel(), tensors[row].element_size()
         while begin < size:
             end = min(size, begin + max(4096, room // width // 4096 * 4096))
             if chunks[-1] and room < min(CHUNK, 4096 * width):
@@ -138,7 +152,7 @@ def _cut(flat: Mapping[int, Tensor]) -> list[list[Piece]]:
                 room, end = CHUNK, min(size, begin + CHUNK // width)
             piece = Piece(row, begin, end, len(chunks) - 1)
             chunks[-1].append(piece)
-            room -= _padded(piece, flat[row])
+            room -= _padded(piece, tensors[row])
             begin = end
     return chunks
 
@@ -146,10 +160,6 @@ def _cut(flat: Mapping[int, Tensor]) -> list[list[Piece]]:
 def _padded(piece: Piece, tensor: Tensor) -> int:
     """Bytes of a piece, up to where the next one begins: kernels like multiples of 16."""
     return -(-(piece.end - piece.begin) * tensor.element_size() // 64) * 64
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _calling(fetching: Fetching, chunk: int) -> Callable[[Tensor], None]:

@@ -31,7 +31,7 @@ __all__ = ["learn_kernel", "move_kernel"]
 
 @triton.jit
 def learn_kernel(
-    table, sizes, owner, part, tensors, wanted, search, counts, ticket, beta1, beta2,
+    table, sizes, owner, part, tensors, wanted, search, counts, ticket, new1, beta2, new2,
     P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr,
     ALIGNED: tl.constexpr, G_ALIGNED: tl.constexpr, MAXIMIZE: tl.constexpr,
 ):  # fmt: skip
@@ -47,6 +47,7 @@ def learn_kernel(
         wanted: k of each tensor; there is no search where that is all.
         search: FIELDS of each tensor. counts: BINS of each tensor, 0 between kernels.
         ticket: how many programs of each tensor are done, 0 between kernels.
+        new1, new2: 1 − β₁ and 1 − β₂, which float32 does not have to many digits.
         P, S: dtypes of weights and gradients, and of moments.
         ALIGNED, G_ALIGNED: whether the addresses of weights and moments, and of gradients, are
             multiples of 16 bytes.
@@ -62,12 +63,12 @@ def learn_kernel(
     shift = tl.where(known < 0, 23, 16)
     found = tl.zeros([BINS], tl.int32)
     for at in range(begin, full, BLOCK):
-        bits = _learn(g_, m_, v_, at, size, beta1, beta2, S, BLOCK, MAXIMIZE, True)
+        bits = _learn(g_, m_, v_, at, size, new1, beta2, new2, S, BLOCK, MAXIMIZE, True)
         if searched:
             bins = tl.maximum(((bits - first) >> shift) + 1, 0)
             found += tl.histogram(tl.minimum(bins, BINS - 1), BINS)
     if full < end:
-        bits = _learn(g_, m_, v_, full, size, beta1, beta2, S, BLOCK, MAXIMIZE, False)
+        bits = _learn(g_, m_, v_, full, size, new1, beta2, new2, S, BLOCK, MAXIMIZE, False)
         if searched:
             bins = tl.maximum(((bits - first) >> shift) + 1, 0)
             inside = full + tl.arange(0, BLOCK) < size
@@ -111,7 +112,7 @@ def move_kernel(
 
 @triton.jit
 def _learn(
-    g_, m_, v_, at, size, beta1, beta2,
+    g_, m_, v_, at, size, new1, beta2, new2,
     S: tl.constexpr, BLOCK: tl.constexpr, MAXIMIZE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Write a block's moments; returns the new |m| as integers."""
@@ -119,8 +120,8 @@ def _learn(
     g, m, v = read(g_, i, size, FULL), read(m_, i, size, FULL), read(v_, i, size, FULL)
     if MAXIMIZE:
         g = -g
-    new = (m + (1 - beta1) * (g - m)).to(S)
-    v = (beta2 * v + (1 - beta2) * g * g).to(S)
+    new = (m + new1 * (g - m)).to(S)
+    v = (beta2 * v + new2 * g * g).to(S)
     if FULL:
         tl.store(m_ + i, new)
         tl.store(v_ + i, v)

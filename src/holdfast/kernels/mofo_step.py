@@ -14,11 +14,12 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from holdfast._memory import dense
 from holdfast._sharding import is_sharded
 from holdfast.kernels import available
 from holdfast.kernels.mofo import learn_kernel, move_kernel
 from holdfast.kernels.mofo_search import BINS, narrow_kernel, ties_kernel
-from holdfast.kernels.tables import TYPES, Table, dense
+from holdfast.kernels.tables import TYPES, Table, on_device
 
 __all__ = ["MoFOStep", "takes"]
 
@@ -64,7 +65,8 @@ class MoFOStep:
         """
         columns = (params, exp_avgs, exp_avg_sqs, state_steps)
         known: list[Any] = [fraction, *(id(t) for column in columns for t in column)]
-        known += [(p.dtype, p.device) for p in params]  # ``Module.to`` keeps the parameter
+        # ``Module.to`` keeps the parameter.
+        known += [(p.dtype, p.device, p.stride()) for p in params]
         if known != self._known:  # with the tensors, so that no other has their id
             self._known, self._held = known, [list(column) for column in columns]
             self._look(fraction)
@@ -130,23 +132,24 @@ class _Launch:
             for g, p in zip(grads, self.params, strict=True)
         ]
         table, search, kind = self.table, self.search, TYPES[self.dtype]
-        table.find([grads, *self.kept])
+        with torch.cuda.device_of(search):
+            table.find([grads, *self.kept])
         g_aligned, *others = table.aligned
         shape, aligned = {"S": kind, **self.shape}, all(others)
         where = (table.addresses, table.sizes, table.owner, table.part, table.count)
-        on_device = capturable or (isinstance(lr, Tensor) and not lr.is_cpu)
+        there = capturable or (isinstance(lr, Tensor) and not lr.is_cpu)
         rates: Any = table.sizes  # which are not read then
         numbers = [0.0] * 3
-        if on_device:
+        if there:
             # In float64: near 0, 1 − βᵗ has few digits left in float32.
             given = _rates(lr, beta1, beta2, weight_decay, self.steps[0].double())
-            rates = torch.stack([_on(table.device, x) for x in given])
+            rates = on_device(given, table.device)
         else:
             numbers = _rates(float(lr), beta1, beta2, weight_decay, self.count)
         grid = (table.programs,)
         with torch.cuda.device_of(search):
             learn_kernel[grid](
-                *where, self.wanted, search, self.counts, self.ticket, beta1, beta2,
+                *where, self.wanted, search, self.counts, self.ticket, 1 - beta1, beta2, 1 - beta2,
                 P=kind, ALIGNED=aligned, G_ALIGNED=g_aligned, MAXIMIZE=maximize, **shape,
             )  # fmt: skip
             if self.searched:
@@ -160,15 +163,8 @@ class _Launch:
                 )
             move_kernel[grid](
                 *where, search, rates, *numbers, eps,
-                P=kind, ALIGNED=aligned, ON_DEVICE=on_device, **shape,
+                P=kind, ALIGNED=aligned, ON_DEVICE=there, **shape,
             )  # fmt: skip
-
-
-def _on(device: torch.device, x: float | Tensor) -> Tensor:
-    """A float32 there; a graph can be captured of it."""
-    if isinstance(x, Tensor):
-        return x.to(device, torch.float32)
-    return torch.full((), x, dtype=torch.float32, device=device)
 
 
 def _rates(lr: Any, beta1: float, beta2: float, weight_decay: float, t: Any) -> list[Any]:

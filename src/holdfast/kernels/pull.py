@@ -11,10 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["BLOCK", "WARPS", "pull_kernel"]
+from holdfast.kernels.recadam import BLOCK, WARPS, toward
 
-#: Elements of a program, and its warps, as in RecAdam's kernel.
-BLOCK, WARPS = 512, 4
+__all__ = ["BLOCK", "WARPS", "pull_kernel"]
 
 
 @triton.jit
@@ -69,7 +68,6 @@ def _pull(
         tl.store(g_, (tl.load(g_, mask).to(tl.float32) - share * d).to(G), mask)
     else:
         share = tl.minimum(share, 1.0)
-        # From the nearer end, as torch.lerp: from θ the last step to θ* would be rounded.
-        moved = tl.where(share < 0.5, p + share * d, a - (1.0 - share) * d)
+        moved = toward(p, a, share)
         stays = (share == 0.0) | (d == 0.0)  # −0 + 0 is not −0, nor 0·∞ a number
         tl.store(p_, tl.where(stays, p, moved).to(P), mask)

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from holdfast._memory import dense, is_dense
 from holdfast.kernels.pull import BLOCK, WARPS, pull_kernel
-from holdfast.kernels.tables import TYPES, Table, dense
+from holdfast.kernels.tables import TYPES, Table
 
 __all__ = ["PullStep", "Pulled", "takes"]
 
@@ -52,8 +53,7 @@ def takes(row: Pulled) -> bool:
         return False
     if row.grad is not None and row.grad.stride() != p.stride():
         return False
-    # A tensor made like it has its strides only if it has no gaps and no overlaps.
-    return torch.empty_like(p, device="meta").stride() == p.stride()
+    return is_dense(p)
 
 
 class PullStep:
@@ -114,9 +114,9 @@ class _Launch:
 
     def __call__(self, c: float, grads: Sequence[Tensor] | None, scale: Tensor | None) -> None:
         table = self.table
-        if grads is not None:
-            table.find([[grads[i] for i in self.numbers]])
         with torch.cuda.device_of(table.sizes):  # Triton launches on the current device
+            if grads is not None:
+                table.find([[grads[i] for i in self.numbers]])
             pull_kernel[(table.programs,)](
                 table.addresses, table.sizes, table.owner, table.part, table.count, c,
                 table.sizes if scale is None else scale.to(table.device),

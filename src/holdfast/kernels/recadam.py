@@ -15,7 +15,7 @@ import triton.language as tl
 
 from holdfast.optim import _eight_bit as eight_bit
 
-__all__ = ["BLOCK", "WARPS", "recadam_kernel"]
+__all__ = ["BLOCK", "WARPS", "recadam_kernel", "toward"]
 
 #: Elements of a program, and its warps: the best of nine on an H200, from 5 M to 1.2 G weights.
 BLOCK, WARPS = 512, 4
@@ -31,13 +31,13 @@ _V_MOST = tl.constexpr(eight_bit.UNSIGNED.most)
 @triton.jit(do_not_specialize=["seed"])
 def recadam_kernel(
     table, sizes, owner, part, tensors,
-    rates, c, step, r, keep, beta1, beta2, eps,
+    rates, c, step, r, keep, new1, beta2, new2, eps,
     scale, found_inf, updates, seed,
     P: tl.constexpr, S: tl.constexpr, A: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
     ALIGNED: tl.constexpr, G_ALIGNED: tl.constexpr, A_ALIGNED: tl.constexpr,
     PULLED: tl.constexpr, CONSTANT: tl.constexpr, WEIGHTED: tl.constexpr, MAXIMIZE: tl.constexpr,
-    ON_DEVICE: tl.constexpr, SCALED: tl.constexpr, STOCHASTIC: tl.constexpr,
-    EIGHT_BIT: tl.constexpr,
+    ON_DEVICE: tl.constexpr, SCALED: tl.constexpr, SKIPS: tl.constexpr,
+    STOCHASTIC: tl.constexpr, EIGHT_BIT: tl.constexpr,
 ):  # fmt: skip
     """One block of one tensor.
 
@@ -47,8 +47,10 @@ def recadam_kernel(
         sizes: of the tensors. owner, part: of each program, its tensor and its block of it.
         tensors: how many there are.
         rates: c, step, r and keep in memory, if they are ON_DEVICE; else they are arguments.
-        scale, found_inf: of the gradients, if they are SCALED: nothing is done if one is infinite.
-        updates, seed: of random rounding; the count in memory counts if rates are ON_DEVICE.
+        new1, new2: 1 − β₁ and 1 − β₂, which float32 does not have to many digits.
+        scale: of the gradients, if they are SCALED. found_inf: whether one of them is infinite, if
+            that is known: it SKIPS the step then.
+        updates, seed: of random rounding; the count in memory is added if rates are ON_DEVICE.
         P, S, A, F: dtypes of weights and gradients, of moments, of anchors, of importances.
         ALIGNED, G_ALIGNED, A_ALIGNED: whether the addresses of weights and moments, of gradients
             and of anchors are multiples of 16 bytes.
@@ -84,6 +86,7 @@ def recadam_kernel(
     factor = 1.0
     if SCALED:
         factor = 1.0 / tl.load(scale)
+    if SKIPS:
         size = tl.where(tl.load(found_inf) == 0, size, 0)
     if MAXIMIZE:
         factor = -factor
@@ -91,13 +94,13 @@ def recadam_kernel(
     if begin + BLOCK <= size:  # without a mask loads are as wide as they can be
         _block(
             g_, p_, m_, v_, a_, f_, tops, roots, i, size, own, seed,
-            factor, c, step, r, keep, beta1, beta2, eps,
+            factor, c, step, r, keep, new1, beta2, new2, eps,
             P, S, True, PULLED, CONSTANT, WEIGHTED, STOCHASTIC, EIGHT_BIT,
         )  # fmt: skip
     elif begin < size:
         _block(
             g_, p_, m_, v_, a_, f_, tops, roots, i, size, own, seed,
-            factor, c, step, r, keep, beta1, beta2, eps,
+            factor, c, step, r, keep, new1, beta2, new2, eps,
             P, S, False, PULLED, CONSTANT, WEIGHTED, STOCHASTIC, EIGHT_BIT,
         )  # fmt: skip
 
@@ -105,7 +108,7 @@ def recadam_kernel(
 @triton.jit
 def _block(
     g_, p_, m_, v_, a_, f_, tops, roots, i, size, own, seed,
-    factor, c, step, r, keep, beta1, beta2, eps,
+    factor, c, step, r, keep, new1, beta2, new2, eps,
     P: tl.constexpr, S: tl.constexpr, FULL: tl.constexpr, PULLED: tl.constexpr,
     CONSTANT: tl.constexpr, WEIGHTED: tl.constexpr, STOCHASTIC: tl.constexpr,
     EIGHT_BIT: tl.constexpr,
@@ -119,8 +122,8 @@ def _block(
     else:
         m = _load(m_, i, size, FULL).to(tl.float32)
         v = _load(v_, i, size, FULL).to(tl.float32)
-    m = m + (1 - beta1) * (g - m)
-    v = beta2 * v + (1 - beta2) * g * g
+    m = m + new1 * (g - m)
+    v = beta2 * v + new2 * g * g
     root = tl.sqrt(v)
     p = p * keep - step * m / (root * r + eps)
     if PULLED:
@@ -130,7 +133,7 @@ def _block(
             anchor = tl.load(a_).to(tl.float32)
         else:
             anchor = _load(a_, i, size, FULL).to(tl.float32)
-        p += tl.minimum(c, 1.0) * (anchor - p)
+        p = toward(p, anchor, tl.minimum(c, 1.0))
     if EIGHT_BIT:
         noise = _noise(seed, own, i)
         top, most = tl.max(tl.abs(m), 0), tl.max(root, 0)
@@ -151,6 +154,12 @@ def _block(
         finite = (bits & 0x7F800000) != 0x7F800000
         p = tl.where(finite, (bits + some) & -65536, bits).to(tl.float32, bitcast=True)
     _store(p_, i, p.to(P), size, FULL)
+
+
+@triton.jit
+def toward(p, anchor, share):
+    """A share of the way: from the nearer end, as torch.lerp, or the last step would be rounded."""
+    return tl.where(share < 0.5, p + share * (anchor - p), anchor - (1.0 - share) * (anchor - p))
 
 
 @triton.jit

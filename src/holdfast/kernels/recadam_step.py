@@ -14,10 +14,12 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from holdfast._sharding import is_sharded, like, local
+from holdfast._memory import dense, is_dense
+from holdfast._sharding import is_sharded, like, local, local_like
+from holdfast.kernels import available
 from holdfast.kernels.fetching import Fetching, Piece
 from holdfast.kernels.recadam import BLOCK, WARPS, recadam_kernel
-from holdfast.kernels.tables import TYPES, Table, dense
+from holdfast.kernels.tables import TYPES, Table, on_device
 from holdfast.optim import _eight_bit as eight_bit
 from holdfast.optim._recadam import Row
 
@@ -29,9 +31,11 @@ _TYPES = {**TYPES, torch.uint8: tl.uint8}
 def takes(row: Row) -> bool:
     """Whether the kernel can update a parameter: its tensors lie alike, in dtypes that it knows."""
     p, m, v = (local(t) for t in (row.p, row.m, row.v))
+    if not available(p.device) or not p.device == m.device == v.device:
+        return False
     known = all(t is None or t.dtype in _TYPES for t in (p, m, v, row.anchor, row.weight))
     alike = p.numel() < 2 or p.stride() == m.stride() == v.stride()
-    return known and m.dtype == v.dtype and alike and _is_dense(p)
+    return known and m.dtype == v.dtype and alike and is_dense(p)
 
 
 @dataclass
@@ -84,12 +88,13 @@ class RecAdamStep:
         self._sharded = any(is_sharded(row.p) for row in rows)
         self._steps = [row.step for row in rows]
         self._known = self._places()
-        self._strides = [local(row.p).stride() for row in rows]
+        self._forms = [(local(row.p).dtype, local(row.p).stride()) for row in rows]
+        self._version = self._steps[0]._version
         self._launches, self._fetching = _launches(rows)
 
     def fits(self) -> bool:
-        """Whether everything but the gradients lies where it did."""
-        return self._places() == self._known
+        """Whether everything but the gradients lies where it did, and no count was set anew."""
+        return self._steps[0]._version == self._version and self._places() == self._known
 
     def _places(self) -> list[int]:
         if self._sharded:
@@ -99,14 +104,14 @@ class RecAdamStep:
     def __call__(self, grads: Sequence[Tensor], rates: Rates) -> None:
         """One update; the counts of steps are advanced."""
         if self._sharded:
-            grads = [local(g) for g in grads]
+            grads = [local_like(g, row.p) for g, row in zip(grads, self._rows, strict=True)]
         torch._foreach_add_(self._steps, 1)
         if rates.found_inf is not None:
-            skipped = rates.found_inf.to(self._steps[0].device)
-            torch._foreach_sub_(self._steps, [skipped] * len(self._steps))
-        if [g.stride() for g in grads] != self._strides:
-            rows = zip(grads, self._rows, strict=True)
-            grads = [dense(g, local(row.p)) for g, row in rows]
+            torch._foreach_sub_(self._steps, [rates.found_inf.to(s.device) for s in self._steps])
+        self._version = self._steps[0]._version
+        if [(g.dtype, g.stride()) for g in grads] != self._forms:
+            params = [local(row.p) for row in self._rows]
+            grads = [dense(g.to(p.dtype), p) for g, p in zip(grads, params, strict=True)]
         for launch in self._launches:
             with torch.cuda.device_of(launch.table.sizes):  # Triton launches on the current one
                 launch(grads, rates)
@@ -139,6 +144,7 @@ class _Launch:
     ) -> None:
         self.kind, self.pieces, self.count = kind, pieces, kind.steps
         self.step, self.fetching = rows[pieces[0].row].step, fetching
+        self.number = 0  # among all launches of a step
         self.held = {piece.row: _columns(rows[piece.row], kind) for piece in pieces}
         eight = kind.m == torch.uint8
         places = [
@@ -173,31 +179,36 @@ class _Launch:
         table.move(0, [grads[x.row].data_ptr() + x.begin * size for x in self.pieces])
         if self.fetching is not None:
             table.move(4, self.fetching.take(self.pieces[0].chunk))
-        on_device = isinstance(rates.lam, Tensor) or isinstance(rates.lr, Tensor)
+        there = isinstance(rates.lam, Tensor) or isinstance(rates.lr, Tensor)
         pulled = self.kind.anchor is not None
-        if on_device:
+        if there:
             # In float64: near 0, 1 − βᵗ has few digits left in float32.
             given = rates.at(self.step.double().clamp(min=1), pulled)  # 0: a step not made
-            where, numbers = _together(given, table.device), [0.0] * 4
+            where, numbers = on_device(given, table.device), [0.0] * 4
         else:
             where, numbers = none, rates.at(self.count, pulled)
         g, p, m, v, a = table.aligned[:5]
         recadam_kernel[(table.programs,)](
             table.addresses, table.sizes, table.owner, table.part, table.count,
-            where, *numbers, rates.beta1, rates.beta2, rates.eps,
-            none if rates.grad_scale is None else rates.grad_scale,
-            none if rates.found_inf is None else rates.found_inf,
-            none if rates.updates is None else rates.updates, rates.seed,
+            where, *numbers, 1 - rates.beta1, rates.beta2, 1 - rates.beta2, rates.eps,
+            self._near(rates.grad_scale), self._near(rates.found_inf), self._near(rates.updates),
+            rates.seed + 104729 * self.number,
             ALIGNED=p and m and v, G_ALIGNED=g, A_ALIGNED=a, MAXIMIZE=rates.maximize,
-            ON_DEVICE=on_device, SCALED=rates.grad_scale is not None,
+            ON_DEVICE=there, SCALED=rates.grad_scale is not None,
+            SKIPS=rates.found_inf is not None,
             STOCHASTIC=rates.stochastic and self.kind.p == torch.bfloat16, **self.options,
         )  # fmt: skip
+
+    def _near(self, tensor: Tensor | None) -> Tensor:
+        """A tensor on the device; any where there is none, which is not read then."""
+        return self.table.sizes if tensor is None else tensor.to(self.table.device)
 
 
 def _launches(rows: Sequence[Row]) -> tuple[list[_Launch], list[Fetching]]:
     """A launch for each kind; where anchors are far, one for each chunk of them."""
     kinds: dict[_Kind, list[int]] = {}
-    counts = torch.stack([row.step for row in rows]).tolist()  # read from the device only now
+    # Read from the device only now. A state that was saved elsewhere may have them on the CPU.
+    counts = torch.stack([row.step.to(rows[0].step.device) for row in rows]).tolist()
     for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
         p, a = local(row.p), row.anchor
         if p.numel():
@@ -219,16 +230,9 @@ def _launches(rows: Sequence[Row]) -> tuple[list[_Launch], list[Fetching]]:
         fetching = Fetching(far, kind.device)
         couriers.append(fetching)
         launches += [_Launch(kind, rows, pieces, fetching) for pieces in fetching.chunks]
+    for number, launch in enumerate(launches):
+        launch.number = number
     return launches, couriers
-
-
-def _together(numbers: Sequence[float | Tensor], device: torch.device) -> Tensor:
-    """Numbers and tensors as one tensor, made on the device: a graph can have no copies to it."""
-    made = [
-        x.to(device) if isinstance(x, Tensor) else torch.full((), x, device=device).double()
-        for x in numbers
-    ]
-    return torch.stack(made).float()
 
 
 def _columns(row: Row, kind: _Kind) -> list[Tensor | None]:
@@ -238,7 +242,8 @@ def _columns(row: Row, kind: _Kind) -> list[Tensor | None]:
     """
     p, a, f = local(row.p), None, None
     if kind.anchor is not None and not kind.far and row.anchor is not None:
-        a = row.anchor if kind.constant else _here(row.anchor, row.p)
+        constant = kind.constant and not is_sharded(row.anchor)
+        a = row.anchor.as_strided((1,), (1,)) if constant else _here(row.anchor, row.p)
         a = a.to(kind.device)
     if kind.weight is not None and row.weight is not None:
         f = dense(local(like(row.weight, row.p, row.weight.dtype)), p)
@@ -254,23 +259,9 @@ def _here(anchor: Tensor | None, p: Tensor) -> Tensor:
     if anchor is None:
         raise ValueError("there is no anchor")
     if is_sharded(p):
-        return dense(local(like(anchor, p, anchor.dtype)), local(p))
-    if anchor.stride() == p.stride() or p.numel() < 2:
-        return anchor
-    lying = torch.empty_strided(p.shape, p.stride(), dtype=anchor.dtype, device=anchor.device)
-    return lying.copy_(anchor)
+        anchor = local(like(anchor, p, anchor.dtype))
+    return dense(anchor, local(p))
 
 
 def _device(tensor: Tensor) -> torch.device:
     return local(tensor).device
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor's elements lie side by side, in whatever order."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True

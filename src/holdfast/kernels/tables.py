@@ -12,7 +12,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["TYPES", "Table", "dense"]
+__all__ = ["TYPES", "Table", "on_device"]
 
 #: What kernels know.
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -75,15 +75,17 @@ class Table:
 
     def move(self, column: int, places: list[int]) -> None:
         """Say where the tensors of a column are by now."""
-        if places != self._known[column]:
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            # A graph has a message of its own for ever, and sends it whenever it is replayed.
+            self._known[column], self.aligned[column] = [], _aligned(places)
+            self._captured.append(_Message(self.count, self.device, waits=False))
+            self._captured[-1].send(places, self.addresses[column])
+        elif self._captured or places != self._known[column]:  # a replay may have come between
             self._known[column], self.aligned[column] = places, _aligned(places)
             self._message().send(places, self.addresses[column])
 
     def _message(self) -> _Message:
-        """One that has arrived, or a new one. A graph that was captured sends its own for ever."""
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self._captured.append(_Message(self.count, self.device, waits=False))
-            return self._captured[-1]
+        """One that has arrived, or a new one."""
         if len(self._messages) < _UNDER_WAY:
             self._messages.append(_Message(self.count, self.device, waits=True))
         else:
@@ -97,23 +99,29 @@ class _Message:
     def __init__(self, count: int, device: torch.device, *, waits: bool) -> None:
         on_gpu = device.type == "cuda"
         self.held = torch.empty(count, dtype=torch.int64, pin_memory=on_gpu)
+        self.filled = self.held.numpy()  # quicker to fill than a tensor
         self.sent = torch.cuda.Event() if on_gpu and waits else None
 
     def send(self, addresses: list[int], place: Tensor) -> None:
         if self.sent is not None:
             self.sent.synchronize()  # what it held before has arrived: four steps ago it was sent
-        self.held.copy_(torch.tensor(addresses))
+        self.filled[:] = addresses
         place.copy_(self.held, non_blocking=True)
         if self.sent is not None:
-            self.sent.record()
+            self.sent.record(torch.cuda.current_stream(place.device))
 
 
 def _aligned(addresses: Sequence[int]) -> bool:
     return not any(address % 16 for address in addresses)
 
 
-def dense(tensor: Tensor, like: Tensor) -> Tensor:
-    """A tensor that lies in memory as another does, element by element; itself if it does."""
-    if tensor.stride() == like.stride() or like.numel() < 2:
-        return tensor
-    return torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+def on_device(numbers: Sequence[float | Tensor], device: torch.device) -> Tensor:
+    """Numbers and tensors in one tensor of float32, made there: a graph can have no copies to it.
+
+    Tensors are given in float64, where that matters.
+    """
+    made = [
+        x.to(device, torch.float32) if isinstance(x, Tensor) else torch.full((), x, device=device)
+        for x in numbers
+    ]
+    return torch.stack(made)

@@ -59,12 +59,12 @@ def make_adam_state(
     dtype: torch.dtype | Literal["8bit"],
 ) -> None:
     """Fill a parameter's empty state: the step and the two moments."""
+    if dtype == "8bit" and is_sharded(p):
+        raise ValueError("moments of 8 bits are not for sharded parameters: leave out state_dtype")
     # As in torch.optim.Adam: the step lives on the CPU unless the implementation needs it on the
     # device, which spares a synchronisation for each parameter.
     on_device = group["capturable"] or (group["fused"] and dtype == p.dtype)
     state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if on_device else "cpu")
-    if dtype == "8bit" and is_sharded(p):
-        raise ValueError("moments of 8 bits are not for sharded parameters: leave out state_dtype")
     for moment in ("exp_avg", "exp_avg_sq"):
         kept = torch.uint8 if dtype == "8bit" else dtype
         state[moment] = torch.zeros_like(p, dtype=kept, memory_format=torch.preserve_format)

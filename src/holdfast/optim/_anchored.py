@@ -82,6 +82,7 @@ class AnchoredOptimizer(Optimizer):
         # other place.
         self._anchors: Found = []
         self._weights: Found = []
+        self._released = False
         self._anchor_new_groups()
         self._share_update_count(0)
 
@@ -116,6 +117,11 @@ class AnchoredOptimizer(Optimizer):
         """Find the anchors of the groups that have none yet. Changes nothing if it fails."""
         new = self.param_groups[len(self._anchors) :]
         pulled = [group for group in new if group["anchored"]]
+        if pulled and self._released:
+            raise ValueError(
+                "the anchors were let go, a new group has none: add it with anchored=False, or "
+                "make the optimizer with release=False"
+            )
         anchors: Found = []
         if self._matcher is None:
             anchors = [[p.detach().clone() for p in group["params"]] for group in pulled]
@@ -184,12 +190,8 @@ class AnchoredOptimizer(Optimizer):
 
     def distance(self) -> float:
         """‖θ − θ*‖ over all anchored parameters."""
-        if self._matcher is None and not any(
-            a is not None for found in self._anchors for a in found
-        ):
-            raise RuntimeError(
-                "the anchors were let go: keep a Reference of your own to compare with"
-            )
+        if self._released:
+            raise RuntimeError("the anchors were let go: compare with a Reference of your own")
         return math.hypot(*(distance(p, anchor) for p, anchor in self._anchored_parameters()))
 
     def _take_fingerprints(self) -> None:
@@ -209,6 +211,11 @@ class AnchoredOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state. Refuses, unchanged, a state of other pretrained weights."""
+        if self._released:
+            raise ValueError(
+                "the anchors were let go, and a saved state may need them: make the optimizer "
+                "anew, from the pretrained weights, and load the state into that"
+            )
         loaded: dict[str, Any] = {}
 
         def receive(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
@@ -237,15 +244,7 @@ class AnchoredOptimizer(Optimizer):
                         self.state[p][key] = value.to(p.device, wanted or value.dtype)
 
     def _check_saved_state(self, state: Mapping[Any, Mapping[str, Any]]) -> None:
-        """Moments of 8 bits and others are not made of one another."""
-        saved = {moments["exp_avg"].dtype == torch.uint8 for moments in state.values() if moments}
-        own = self.state_dtype == "8bit"
-        if saved - {own}:
-            what = ["in full precision", "of 8 bits"]
-            raise ValueError(
-                f"the saved state has moments {what[not own]}, this optimizer has them "
-                f"{what[own]}: make it with state_dtype={None if own else '8bit'!r}"
-            )
+        """Refuse a state that is not for this optimizer; extended by each method."""
 
     def _check_saved(self, saved: list[dict[str, Any]]) -> None:
         own = self.state_dict()["param_groups"]
@@ -263,11 +262,12 @@ class AnchoredOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # torch keeps only defaults, state and param_groups when it copies and pickles.
-        ours = ("state_dtype", "_matcher", "_importances", "_anchors", "_weights")
+        ours = ("state_dtype", "_matcher", "_importances", "_anchors", "_weights", "_released")
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in ours}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.__dict__.setdefault("_released", False)
         self._share_update_count(self.param_groups[0]["updates"])
 
 

@@ -4,7 +4,9 @@ Blocks of 256 elements share a scale, the largest magnitude in the block. An ele
 floating-point number in units of it: m has a sign, 4 bits of exponent and 3 of mantissa; of v the
 root is kept, with 4 bits of each. Codes are rounded at random, up or down with the odds of being
 nearer: rounded to the nearest, an average that changes by a thousandth a step would never move.
-√v is rounded to 0 only if it is 0, as m is divided by it.
+√v is rounded to 0 only if it is 0, as m is divided by it; an m below 1/50,000 of its block's scale
+is 0. As it is √v that is right on average, v is some 2 % too large. A gradient that is no number
+makes none of its whole block.
 
 >>> import torch
 >>> x = torch.tensor([-1.0, 0.5, 0.25, 0.0])
@@ -75,7 +77,7 @@ def decode(codes: Tensor, scales: Tensor, form: Format) -> Tensor:
     return torch.where(codes > form.most, -x, x)
 
 
-def noise(seed: int, number: int, size: int, device: torch.device | None = None) -> Tensor:
+def noise(seed: int | Tensor, number: int, size: int, device: torch.device | None = None) -> Tensor:
     """32 random bits for each element of a tensor, by its number and a seed: a hash."""
     x = torch.arange(size, device=device) + number * 0x85EBCA6B + seed * 0x9E3779B9
     x = _multiplied(x ^ ((x & 0xFFFFFFFF) >> 16), 0x7FEB352D)

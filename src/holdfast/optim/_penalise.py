@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast._sharding import is_sharded, like, local
+from holdfast._sharding import alike, is_sharded, like, local
 from holdfast.kernels import available
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def _planned(rows: list[Row], acting: Acting, coupled: bool) -> _Plan:
         if all(penalty.rate(1.0) is not None for _, penalty in acting)
         and (len(acting) == 1 or row.p.dtype == torch.float32)
         and available(row.p.device)
+        and not (coupled and not alike(_grad(row), row.p))
     ]  # fmt: skip
     if not here:
         return _Plan([], _at_once(rows))
@@ -113,7 +114,7 @@ def _planned(rows: list[Row], acting: Acting, coupled: bool) -> _Plan:
     def pulled(row: Row, k: int) -> Pulled:
         weight = row.weights[k]
         return Pulled(
-            row.group, local(row.p.detach()), local(row.anchor),
+            row.group, local(row.p), local(row.anchor),
             local(weight) if isinstance(weight, Tensor) else None,
             local(_grad(row)) if coupled else None,
         )  # fmt: skip

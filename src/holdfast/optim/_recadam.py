@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from holdfast._memory import dense
 from holdfast._sharding import like
-from holdfast.kernels import available
 from holdfast.optim._chunked import parts
 
 Scalar = float | Tensor
@@ -50,7 +50,7 @@ def recadam(
     """One RecAdam update of a list of tensors, in place.
 
     Adam's part is torch's own implementation with the learning rate lr·λ, so that a neutral pull
-    is torch's AdamW to the last bit on every path. ``anchors=None`` is no pull, ``importance``
+    is torch's AdamW to the last bit. ``anchors=None`` is no pull, ``importance``
     None is 1 everywhere, as is a None in it; ``adam`` are Adam's remaining options (beta1, beta2,
     eps, maximize).
     """
@@ -68,6 +68,8 @@ def recadam(
         theta, g, m, v = list(params), list(grads), list(exp_avgs), list(exp_avg_sqs)
     if fused and torch.compiler.is_compiling():
         foreach, fused = True, False  # a compiled step cannot contain it: the compiler fuses
+    if fused and theta[0].device.type == "cpu":  # where torch's takes them to lie alike
+        g = [dense(grad, p) for grad, p in zip(g, theta, strict=True)]
 
     lr_step, decay = lr * lam, _decay_first(theta, lr, lam, weight_decay)
     if isinstance(lr_step, Tensor):
@@ -188,13 +190,8 @@ def current_lambda(group: dict[str, Any]) -> Scalar:
     return cast(Scalar, group["anneal"](updates if on_device else int(updates)))
 
 
-def is_over(lam: Scalar, dtype: torch.dtype) -> bool:
-    """Whether what is left of the pull, at most 1 − λ of the way, is lost in rounding."""
-    return not isinstance(lam, Tensor) and 1 - lam < torch.finfo(dtype).eps / 64
-
-
-def wants_kernel(group: dict[str, Any], device: torch.device) -> bool:
-    """Whether a group is updated by the kernel: asked for by ``fused``, the default on a GPU."""
-    if group["foreach"] or group["fused"] is False or torch.compiler.is_compiling():
+def is_over(left: Scalar, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether what is ``left`` of the pull, a share of the way, is lost in rounding."""
+    if isinstance(left, Tensor) or left > 1e-3:  # no dtype is so coarse
         return False
-    return (bool(group["fused"]) or device.type == "cuda") and available(device)
+    return left < min((torch.finfo(dtype).eps for dtype in dtypes), default=1.0) / 64

@@ -11,8 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from holdfast import kernels
+from holdfast._memory import flat
 from holdfast.optim import _eight_bit as eight_bit
-from holdfast.optim._recadam import Row, Scalar, recadam, wants_kernel
+from holdfast.optim._recadam import Row, Scalar, recadam
 
 __all__ = ["GroupUpdate"]
 
@@ -39,7 +41,8 @@ class GroupUpdate:
             row.anchor is None and row.p.dtype == row.m.dtype and not _is_packed(row, group)
             for row in rows
         )
-        if rows and not self._adamw and wants_kernel(group, rows[0].p.device):
+        on = {row.p.device for row in rows}
+        if not self._adamw and any(kernels.wanted(group, device) for device in on):
             from holdfast.kernels.recadam_step import RecAdamStep, takes
 
             taken = [i for i, row in enumerate(rows) if takes(row)]
@@ -73,28 +76,30 @@ class GroupUpdate:
         grads = [cast(Tensor, row.p.grad) for row in self.rows]
         updates: Tensor = group["updates"]
         on_device = updates.device.type != "cpu"
-        seed = self.number
-        if self._draws and not on_device:
-            seed = (self.number + 7919 * int(updates)) % 2**31
+        seed: int | Tensor = 0
+        if self._draws:
+            seed = 15485863 * self.number + 7919 * (updates if on_device else int(updates))
         if self._kernel is not None:
             from holdfast.kernels.recadam_step import Rates
 
             beta1, beta2 = group["betas"]
             rates = Rates(
                 lam=lam, beta1=beta1, beta2=beta2, grad_scale=grad_scale, found_inf=found_inf,
-                stochastic=group["stochastic_rounding"], seed=seed,
+                stochastic=group["stochastic_rounding"],
+                seed=15485863 * self.number % 2**30 if isinstance(seed, Tensor) else seed % 2**30,
                 updates=updates if on_device else None, **{n: group[n] for n in _OPTIONS},
             )  # fmt: skip
             self._kernel(grads if self._all else [grads[i] for i in self._taken], rates)
         scaling = {"grad_scale": grad_scale, "found_inf": found_inf} if self._adamw else {}
-        if self._left and grad_scale is not None and not scaling:
+        if self._left and found_inf is not None and not scaling:
             raise RuntimeError(
-                f"a parameter of {self.rows[self._left[0][0]].p.dtype} cannot be updated with "
-                "gradients that are still scaled: unscale them first, scaler.unscale_(optimizer)"
+                f"a parameter of {self.rows[self._left[0][0]].p.dtype} cannot be updated under a "
+                "GradScaler with fused=True and capturable=True: leave out one of them"
             )
         for part in self._left:
             rows = [self.rows[i] for i in part]
-            _by_torch(rows, [grads[i] for i in part], group, lam, seed, **scaling)
+            random = [_Random(seed, i, self.rows[i].p) for i in part]
+            _by_torch(rows, [grads[i] for i in part], group, lam, random, **scaling)
 
     def let_go(self) -> None:
         """Free what was fetched for an update that is not made."""
@@ -107,7 +112,7 @@ def _by_torch(
     grads: Sequence[Tensor],
     group: dict[str, Any],
     lam: Scalar,
-    seed: int,
+    random: Sequence[_Random],
     **scaling: Tensor | None,
 ) -> None:
     """By torch's operations; what they do not know (8 bits, random rounding) is put around them."""
@@ -129,9 +134,9 @@ def _by_torch(
         update([rows[i] for i in plain], [grads[i] for i in plain])
     for i, (row, grad) in enumerate(zip(rows, grads, strict=True)):
         if _is_packed(row, group):  # one at a time: unpacked, it takes four times the memory
-            wide, random = _unpacked(row), _Random(seed, i, row.p)
+            wide = _unpacked(row)
             update([wide], [grad.to(wide.p.dtype)])
-            _pack(wide, row, group["stochastic_rounding"], random)
+            _pack(wide, row, group["stochastic_rounding"], random[i])
 
 
 def _is_packed(row: Row, group: dict[str, Any]) -> bool:
@@ -142,18 +147,18 @@ def _is_packed(row: Row, group: dict[str, Any]) -> bool:
 def _unpacked(row: Row) -> Row:
     m, v = row.m.float(), row.v.float()
     if row.m_scale is not None and row.v_scale is not None:
-        m = _lying_as(eight_bit.decode(_flat(row.m), row.m_scale, eight_bit.SIGNED), row.m)
-        root = eight_bit.decode(_flat(row.v), row.v_scale, eight_bit.UNSIGNED)
+        m = _lying_as(eight_bit.decode(flat(row.m), row.m_scale, eight_bit.SIGNED), row.m)
+        root = eight_bit.decode(flat(row.v), row.v_scale, eight_bit.UNSIGNED)
         v = _lying_as(root.square(), row.v)
-    return row._replace(p=row.p.float(), m=m, v=v)
+    return row._replace(p=row.p.to(torch.promote_types(row.p.dtype, m.dtype)), m=m, v=v)
 
 
 def _pack(wide: Row, row: Row, stochastic: bool, random: _Random) -> None:
     if row.m_scale is not None and row.v_scale is not None:
         noise = random(0)
-        m, m_scale = eight_bit.encode(_flat(wide.m), eight_bit.SIGNED, noise & 0xFFFF)
-        v, v_scale = eight_bit.encode(_flat(wide.v).sqrt(), eight_bit.UNSIGNED, noise >> 16)
-        for kept, new in ((_flat(row.m), m), (_flat(row.v), v)):
+        m, m_scale = eight_bit.encode(flat(wide.m), eight_bit.SIGNED, noise & 0xFFFF)
+        v, v_scale = eight_bit.encode(flat(wide.v).sqrt(), eight_bit.UNSIGNED, noise >> 16)
+        for kept, new in ((flat(row.m), m), (flat(row.v), v)):
             kept.copy_(new)
         row.m_scale.copy_(m_scale)
         row.v_scale.copy_(v_scale)
@@ -170,17 +175,12 @@ def _pack(wide: Row, row: Row, stochastic: bool, random: _Random) -> None:
 class _Random:
     """Random bits for the elements of one parameter at one update."""
 
-    def __init__(self, seed: int, number: int, p: Tensor) -> None:
+    def __init__(self, seed: int | Tensor, number: int, p: Tensor) -> None:
         self.seed, self.number, self.p = seed, number, p
 
     def __call__(self, which: int) -> Tensor:
         size, device = self.p.numel(), self.p.device
         return eight_bit.noise(self.seed + which, self.number, size, device)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """The elements as they lie in memory."""
-    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _lying_as(flat: Tensor, tensor: Tensor) -> Tensor:

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
+from holdfast import kernels
 from holdfast._checks import above_zero
 from holdfast._sharding import like, whole
 from holdfast.optim._adam import AdamUpdate, check_adam_group, make_adam_state
-from holdfast.optim._recadam import wants_kernel
 
 if TYPE_CHECKING:
     from holdfast.run import Run
@@ -111,7 +111,7 @@ class MoFO(Optimizer):
                 raise RuntimeError("MoFO does not support sparse gradients")
             if not params:
                 continue
-            by_kernel = group["fraction"] < 1 and wants_kernel(group, params[0].device)
+            by_kernel = group["fraction"] < 1 and kernels.wanted(group, params[0].device)
             for p in params:
                 if not self.state[p]:
                     self._make_state(p, group, by_kernel)

@@ -24,11 +24,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from holdfast import kernels
 from holdfast._checks import at_least_zero
+from holdfast._sharding import whole
 from holdfast.anneal import Anneal, Constant, Sigmoid
 from holdfast.optim._adam import check_adam_group, make_adam_state
 from holdfast.optim._anchored import AnchoredOptimizer
-from holdfast.optim._recadam import Row, current_lambda, is_over, pull_rate, wants_kernel
+from holdfast.optim._recadam import Row, Scalar, current_lambda, is_over, pull_rate
 from holdfast.optim._recadam_group import GroupUpdate
 from holdfast.reference import Reference
 
@@ -121,22 +123,28 @@ class RecAdam(AnchoredOptimizer):
             "capturable": capturable,
             "stochastic_rounding": stochastic_rounding,
         }
+        if not isinstance(release, bool):
+            raise TypeError(f"release must be True or False, got {release!r}")
         self.release = release
+        self._strongest: dict[int, float] = {}
         self._updates: dict[int, tuple[list[int], GroupUpdate]] = {}
         super().__init__(params, defaults, anchors, state_dtype, importance)
         self._warn_of_fast_pull(self.param_groups)
-        # torch's GradScaler then leaves it to the step to unscale gradients and to do nothing.
-        self._step_supports_amp_scaling = all(
-            group["fused"] and group["capturable"] and wants_kernel(group, p.device)
-            for group in self.param_groups
-            for p in group["params"]
-        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; without a Reference its parameters are anchored at their values now."""
         super().add_param_group(param_group)
         if hasattr(self, "_anchors"):
             self._warn_of_fast_pull(self.param_groups[-1:])
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether torch's GradScaler leaves it to the step to unscale gradients, or do nothing."""
+        return all(
+            group["fused"] and group["capturable"] and kernels.wanted(group, p.device)
+            for group in self.param_groups
+            for p in group["params"]
+        )
 
     def _warn_of_fast_pull(self, groups: list[dict[str, Any]]) -> None:
         pulled = [g for g in groups if g["anchored"] and g["anneal"] != Constant(1.0)]
@@ -153,6 +161,10 @@ class RecAdam(AnchoredOptimizer):
         super()._check_group(group)
         check_adam_group(group)
         at_least_zero("gamma", group["gamma"])
+        if not isinstance(group["stochastic_rounding"], bool):
+            raise TypeError(
+                f"stochastic_rounding must be True or False, got {group['stochastic_rounding']!r}"
+            )
         if not isinstance(group["anneal"], Anneal):
             raise TypeError(
                 "anneal must be one of holdfast.anneal's Sigmoid, Linear and Constant, or an "
@@ -168,21 +180,21 @@ class RecAdam(AnchoredOptimizer):
                 loss = closure()
 
         if self._shard_anchors():
-            self._updates.clear()
+            self._forget_updates()
         moves = self._begin_update()
         scale, found_inf = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
         if moves and found_inf is not None:
+            found_inf = (found_inf != 0).float()  # torch may have added up those of several devices
             self.param_groups[0]["updates"].sub_(found_inf.to(torch.int64))
         over = moves
         for number, group in enumerate(self.param_groups):
             lam = current_lambda(group)
-            exact = torch.float32 if group["stochastic_rounding"] else group["params"][0].dtype
-            done = is_over(lam, exact)
+            done = self._is_over(number, group, lam)
             update = self._update_of(number, group, pulled=not done)
             if moves:
                 update(group, 1.0 if done else lam, scale, found_inf)
             over = over and (done or not any(a is not None for a in self._anchors[number]))
-        if over and self.release:
+        if over and self.release and any(a is not None for found in self._anchors for a in found):
             self._release()
         return loss
 
@@ -207,8 +219,25 @@ class RecAdam(AnchoredOptimizer):
         ]  # fmt: skip
         update = GroupUpdate(rows, group, number)
         if not torch.compiler.is_compiling():
+            if number in self._updates:
+                self._updates[number][1].let_go()
             self._updates[number] = key, update
         return update
+
+    def _is_over(self, number: int, group: dict[str, Any], lam: Scalar) -> bool:
+        """Whether the pull on a group is lost in rounding, and λ is 1 but for that."""
+        if isinstance(lam, Tensor):
+            return False
+        if number not in self._strongest:
+            found = [w for w in self._weights[number] if w is not None and w.numel()]
+            weights = [float(whole(w.max())) for w in found]
+            self._strongest[number] = max([1.0, *weights])
+        # At the peak of the learning rate, which a scheduler keeps there.
+        lr = max(float(group["lr"]), float(group.get("initial_lr", 0.0)))
+        left = (1 - lam) * max(1.0, lr * group["gamma"] * self._strongest[number])
+        narrow = not group["stochastic_rounding"]
+        dtypes = (p.dtype if narrow else torch.float32 for p in group["params"])
+        return is_over(left, dtypes)
 
     def _release(self) -> None:
         """Let go of the anchors, of which checkpoints have the fingerprint."""
@@ -216,12 +245,20 @@ class RecAdam(AnchoredOptimizer):
         for found in (*self._anchors, *self._weights):
             found[:] = [None] * len(found)
         self._matcher = self._importances = None
+        self._released = True
+        self._forget_updates()
+
+    def _forget_updates(self) -> None:
+        for _, update in self._updates.values():
+            update.let_go()
         self._updates.clear()
 
     def _state_of(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
         if not state:
-            make_adam_state(state, p, group, self.state_dtype or p.dtype)
+            # The kernel's counts are on the device, where all of them are advanced at once.
+            there = {"capturable": group["capturable"] or kernels.wanted(group, p.device)}
+            make_adam_state(state, p, {**group, **there}, self.state_dtype or p.dtype)
         return state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -233,15 +270,29 @@ class RecAdam(AnchoredOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state. Refuses, unchanged, a state of other pretrained weights."""
         super().load_state_dict(state_dict)
-        self._updates.clear()  # they know the counts of steps
+        self._forget_updates()  # they know the counts of steps
+
+    def _check_saved_state(self, state: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Moments of 8 bits and others are not made of one another."""
+        moments = [m["exp_avg"] for m in state.values() if isinstance(m.get("exp_avg"), Tensor)]
+        saved = {moment.dtype == torch.uint8 for moment in moments}
+        own = self.state_dtype == "8bit"
+        if saved - {own}:
+            what = ["in full precision", "of 8 bits"]
+            raise ValueError(
+                f"the saved state has moments {what[not own]}, this optimizer has them "
+                f"{what[own]}: make it with state_dtype={None if own else '8bit'!r}"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
-        ours = ("release", "_step_supports_amp_scaling")
-        return {**super().__getstate__(), **{name: self.__dict__[name] for name in ours}}
+        return {**super().__getstate__(), "release": self.release}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._updates = {}
+        self.__dict__.setdefault("release", False)
+        self._updates, self._strongest = {}, {}
+        for group in self.param_groups:  # of a checkpoint that knew no such thing
+            group.setdefault("stochastic_rounding", False)
 
     @torch.no_grad()
     def recall_state(self, *, distance: bool = False, group: int | None = None) -> dict[str, float]:
