@@ -158,8 +158,8 @@ def main() -> None:
     for name in ("minilm", "rte", "smollm2", "gsm8k"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--device", type=torch.device, default=default_device())
-    parser.add_argument("--updates", type=int, default=150)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--updates", type=int, default=40, help=f"a multiple of {EVERY}")
+    parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     args = parser.parse_args()
     print(f"{describe(args.device)}, torch {torch.__version__}", flush=True)

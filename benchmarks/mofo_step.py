@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--device", type=torch.device, default=default_device())
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"])
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     args = parser.parse_args()
     print(f"{describe(args.device)}, torch {torch.__version__}")

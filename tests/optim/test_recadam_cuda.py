@@ -293,8 +293,10 @@ def test_under_a_scaler_nothing_waits_and_all_comes_out_as_without(unscale, extr
     for t in range(1, 6):
         set_gradients(others, t)
         plain.step()
-    # The scale is a power of 2, by which nothing is rounded.
-    assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
+    # The scale is a power of 2, by which nothing is rounded. But it is another kernel, whose
+    # compiler may fuse other sums and products.
+    for p, other in zip(params, others, strict=True):
+        torch.testing.assert_close(p, other, atol=1e-6, rtol=1e-6)
 
 
 def test_under_a_scaler_what_is_not_anchored():

@@ -247,7 +247,7 @@ def test_resume_to_the_bit(tmp_path, chunk):
     train(model, opt, 0, 4)
     torch.save({"model": model.state_dict(), "opt": opt.state_dict()}, tmp_path / "run.pt")
     backward(model, 999)  # fetched for a step that is not made
-    opt.load_state_dict(torch.load(tmp_path / "run.pt", weights_only=True))
+    opt.load_state_dict(torch.load(tmp_path / "run.pt", weights_only=True)["opt"])
     opt.zero_grad()
     train(model, opt, 4, 8)
     other, again = make("pinned")
@@ -290,8 +290,8 @@ def test_the_peak_of_memory_does_not_have_the_anchors(size):
     pinned, _ = peak("pinned", size)
     assert weights > 380
     assert on_device > without + 0.9 * weights  # or there is nothing to spare
-    # In the backward pass SLACK at most, in the step three chunks.
-    room = max(fetching.SLACK, (fetching.NEXT + 1) * fetching.CHUNK) / 2**20
+    # In the backward pass SLACK at most, in the step three chunks more.
+    room = (fetching.SLACK + (fetching.NEXT + 1) * fetching.CHUNK) / 2**20
     assert pinned < without + room + 16
 
 

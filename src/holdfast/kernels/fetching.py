@@ -96,6 +96,8 @@ class Fetching:
 
     def take(self, chunk: int) -> list[int]:
         """Where the anchors of a chunk are, for what the current stream does next."""
+        if chunk == 0 and torch.cuda.is_current_stream_capturing():
+            self._fetched.clear()  # a graph cannot wait for what was begun outside of it
         for number in range(chunk, min(chunk + NEXT + 1, len(self.chunks))):
             if number not in self._fetched:
                 self._fetch(number)

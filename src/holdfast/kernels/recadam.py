@@ -43,7 +43,8 @@ def recadam_kernel(
 
     Args:
         table: addresses, a row each for gradients, weights, both moments, anchors, importances and
-            both moments' scales.
+            both moments' scales; then the parameter's number, and its element where the tensor
+            begins: what is drawn at random does not depend on how parameters are parted.
         sizes: of the tensors. owner, part: of each program, its tensor and its block of it.
         tensors: how many there are.
         rates: c, step, r and keep in memory, if they are ON_DEVICE; else they are arguments.
@@ -72,6 +73,7 @@ def recadam_kernel(
     f_ = tl.load(table + 5 * tensors + own).to(tl.pointer_type(F))
     tops = tl.load(table + 6 * tensors + own).to(tl.pointer_type(tl.float32)) + block
     roots = tl.load(table + 7 * tensors + own).to(tl.pointer_type(tl.float32)) + block
+    name, start = tl.load(table + 8 * tensors + own), tl.load(table + 9 * tensors + own)
     if ALIGNED:
         p_ = tl.multiple_of(p_, 16)
         m_, v_ = tl.multiple_of(m_, 16), tl.multiple_of(v_, 16)
@@ -93,13 +95,13 @@ def recadam_kernel(
     i = tl.multiple_of(begin, BLOCK) + tl.arange(0, BLOCK)
     if begin + BLOCK <= size:  # without a mask loads are as wide as they can be
         _block(
-            g_, p_, m_, v_, a_, f_, tops, roots, i, size, own, seed,
+            g_, p_, m_, v_, a_, f_, tops, roots, i, size, name, start, seed,
             factor, c, step, r, keep, new1, beta2, new2, eps,
             P, S, True, PULLED, CONSTANT, WEIGHTED, STOCHASTIC, EIGHT_BIT,
         )  # fmt: skip
     elif begin < size:
         _block(
-            g_, p_, m_, v_, a_, f_, tops, roots, i, size, own, seed,
+            g_, p_, m_, v_, a_, f_, tops, roots, i, size, name, start, seed,
             factor, c, step, r, keep, new1, beta2, new2, eps,
             P, S, False, PULLED, CONSTANT, WEIGHTED, STOCHASTIC, EIGHT_BIT,
         )  # fmt: skip
@@ -107,7 +109,7 @@ def recadam_kernel(
 
 @triton.jit
 def _block(
-    g_, p_, m_, v_, a_, f_, tops, roots, i, size, own, seed,
+    g_, p_, m_, v_, a_, f_, tops, roots, i, size, name, start, seed,
     factor, c, step, r, keep, new1, beta2, new2, eps,
     P: tl.constexpr, S: tl.constexpr, FULL: tl.constexpr, PULLED: tl.constexpr,
     CONSTANT: tl.constexpr, WEIGHTED: tl.constexpr, STOCHASTIC: tl.constexpr,
@@ -135,7 +137,7 @@ def _block(
             anchor = _load(a_, i, size, FULL).to(tl.float32)
         p = toward(p, anchor, tl.minimum(c, 1.0))
     if EIGHT_BIT:
-        noise = _noise(seed, own, i)
+        noise = _noise(seed, name, start + i)
         top, most = tl.max(tl.abs(m), 0), tl.max(root, 0)
         m8 = _encode(tl.abs(m), top, noise & 0xFFFF, _M_SHIFT, _M_ZERO, _M_MOST)
         v8 = _encode(root, most, noise >> 16, _V_SHIFT, _V_ZERO, _V_MOST)
@@ -150,7 +152,7 @@ def _block(
         _store(v_, i, v.to(S), size, FULL)
     if STOCHASTIC:
         bits = p.to(tl.int32, bitcast=True)
-        some = (_noise(seed + 1, own, i) & 0xFFFF).to(tl.int32)
+        some = (_noise(seed + 1, name, start + i) & 0xFFFF).to(tl.int32)
         finite = (bits & 0x7F800000) != 0x7F800000
         p = tl.where(finite, (bits + some) & -65536, bits).to(tl.float32, bitcast=True)
     _store(p_, i, p.to(P), size, FULL)
@@ -203,9 +205,9 @@ def _encode(x, top, noise, SHIFT: tl.constexpr, ZERO: tl.constexpr, MOST: tl.con
 
 
 @triton.jit
-def _noise(seed, own, i):
+def _noise(seed, name, i):
     """32 random bits for each element: :func:`holdfast.optim._eight_bit.noise`."""
-    x = i.to(tl.uint32) + own.to(tl.uint32) * 0x85EBCA6B + seed.to(tl.uint32) * 0x9E3779B9
+    x = i.to(tl.uint32) + name.to(tl.uint32) * 0x85EBCA6B + seed.to(tl.uint32) * 0x9E3779B9
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)

@@ -144,7 +144,6 @@ class _Launch:
     ) -> None:
         self.kind, self.pieces, self.count = kind, pieces, kind.steps
         self.step, self.fetching = rows[pieces[0].row].step, fetching
-        self.number = 0  # among all launches of a step
         self.held = {piece.row: _columns(rows[piece.row], kind) for piece in pieces}
         eight = kind.m == torch.uint8
         places = [
@@ -156,10 +155,12 @@ class _Launch:
              for piece in pieces]
             for column in (6, 7)
         ]  # fmt: skip
+        named = [[piece.row for piece in pieces], [piece.begin for piece in pieces]]
         block = eight_bit.BLOCK if eight else BLOCK
         self.table = Table.at(
-            places + scales, [piece.end - piece.begin for piece in pieces], block, kind.device
-        )
+            places + scales + named, [piece.end - piece.begin for piece in pieces], block,
+            kind.device,
+        )  # fmt: skip
         self.options = {
             "P": _TYPES[kind.p],
             "S": _TYPES[kind.m],
@@ -192,7 +193,7 @@ class _Launch:
             table.addresses, table.sizes, table.owner, table.part, table.count,
             where, *numbers, 1 - rates.beta1, rates.beta2, 1 - rates.beta2, rates.eps,
             self._near(rates.grad_scale), self._near(rates.found_inf), self._near(rates.updates),
-            rates.seed + 104729 * self.number,
+            rates.seed,
             ALIGNED=p and m and v, G_ALIGNED=g, A_ALIGNED=a, MAXIMIZE=rates.maximize,
             ON_DEVICE=there, SCALED=rates.grad_scale is not None,
             SKIPS=rates.found_inf is not None,
@@ -230,8 +231,6 @@ def _launches(rows: Sequence[Row]) -> tuple[list[_Launch], list[Fetching]]:
         fetching = Fetching(far, kind.device)
         couriers.append(fetching)
         launches += [_Launch(kind, rows, pieces, fetching) for pieces in fetching.chunks]
-    for number, launch in enumerate(launches):
-        launch.number = number
     return launches, couriers
 
 

@@ -222,7 +222,10 @@ def largest(values: Tensor, k: int) -> Tensor:
     flat = values.flatten()
     if k >= flat.numel():
         return torch.ones_like(values, dtype=torch.bool)
-    threshold = flat.kthvalue(flat.numel() - k + 1).values
+    if flat.is_cuda:  # where a k-th value is found by a single block of threads
+        threshold = flat.topk(k, sorted=False).values.min()
+    else:
+        threshold = flat.kthvalue(flat.numel() - k + 1).values
     above, level = flat > threshold, flat == threshold
     first_of_level = level.cumsum(0) <= k - above.sum()
     return (above | (level & first_of_level)).view_as(values)
