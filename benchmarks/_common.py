@@ -142,8 +142,15 @@ def kept_bytes(optimizer: Any, device: torch.device) -> int:
     tensors = [t for values in state.values() for t in values.values() if isinstance(t, Tensor)]
     tensors += [a for found in getattr(optimizer, "_anchors", []) for a in found if a is not None]
     tensors += getattr(optimizer, "kept", [])
-    here = [t for t in tensors if t.device.type == device.type]
-    return sum(t.numel() * t.element_size() for t in here)
+    parts = [part for t in tensors for part in _parts(t) if part.device.type == device.type]
+    return sum(part.numel() * part.element_size() for part in parts)
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """What a tensor is made of, if it is one of others (torchao's)."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
 
 
 def print_steps(title: str, rows: Sequence[StepRow]) -> None:
@@ -162,11 +169,11 @@ def default_device() -> torch.device:
 
 def host_ms(function: Callable[[], object], device: torch.device) -> float:
     """How long a call keeps the host: on CUDA, to launch its work; on the CPU, to do it."""
-    _synchronize(device)
+    synchronize(device)
     begin = time.perf_counter()
     function()
     elapsed = time.perf_counter() - begin
-    _synchronize(device)
+    synchronize(device)
     return 1e3 * elapsed
 
 
@@ -185,7 +192,7 @@ def device_ms(function: Callable[[], object], device: torch.device) -> float:
     return float(start.elapsed_time(end))
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

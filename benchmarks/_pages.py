@@ -13,6 +13,9 @@ Row = dict[str, Any]
 Columns = Mapping[str, tuple[str, int | None]]
 
 GPU, CPU = "recadam_step_h200", "recadam_step_cpu"
+GPU_BF16, EIGHT_BIT = "recadam_step_h200_bf16", "eight_bit_h200"
+#: Records of one subject that are measured one after the other.
+TOGETHER = {GPU: (GPU, GPU_BF16)}
 MOFO_GPU, PENALTY_GPU = "mofo_step_h200", "penalty_step_h200"
 PLACEMENT, GROWTH, WHOLE = "anchor_placement_h200", "step_growth_h200", "end_to_end_h200"
 SCORING, DISK = ("flow_score_h200", "flow_score_cpu"), "merge_and_drift"
@@ -61,7 +64,8 @@ class Results:
         return (self.folder / f"{name}.json").exists()
 
     def rows(self, name: str) -> list[Row]:
-        return list(self.read(name).get("rows", [])) if self.has(name) else []
+        found = [self.read(part) for part in TOGETHER.get(name, (name,)) if self.has(part)]
+        return [row for record in found for row in record.get("rows", [])]
 
     def row(self, name: str, case: str, impl: str) -> Row:
         rows = self.rows(name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -82,7 +83,9 @@ def take_column(batch: Any, column: str) -> tuple[Any, Tensor]:
 
 
 class _WithColumn(Dataset[Any]):
-    def __init__(self, dataset: Any, values: Sequence[Any], column: str) -> None:
+    def __init__(self, dataset: Any, values: Any, column: str) -> None:
+        if isinstance(values, Tensor) and values.dim() == 1 and values.device.type == "cpu":
+            values = values.numpy()  # of which an element is quick to take
         self.dataset, self.values, self.column = dataset, values, column
 
     def __len__(self) -> int:
@@ -113,7 +116,7 @@ class _Keeping:
             return self.collate(list(samples))
         parts = [self._part(sample) for sample in samples]
         batch = self.collate([rest for rest, _ in parts])
-        values = _batched([torch.as_tensor(value) for _, value in parts], batch, self.column)
+        values = _batched([value for _, value in parts], batch, self.column)
         if isinstance(batch, MutableMapping):
             batch[self.column] = values
             return batch
@@ -139,8 +142,11 @@ class _Keeping:
         )
 
 
-def _batched(values: list[Tensor], batch: Any, column: str) -> Tensor:
+def _batched(given: list[Any], batch: Any, column: str) -> Tensor:
     """One tensor: numbers and vectors are stacked, values along labels are padded as these are."""
+    if isinstance(given[0], np.generic):
+        return torch.from_numpy(np.asarray(given))
+    values = [torch.as_tensor(value) for value in given]
     labels = batch.get("labels") if isinstance(batch, Mapping) else batch[-1]
     if values[0].dim() == 0 or not isinstance(labels, Tensor) or labels.dim() != 2:
         return torch.stack(values)

@@ -271,6 +271,8 @@ class Run:
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         if not named:
             raise ValueError("no parameter requires a gradient: there is nothing to train")
+        if not self.weight_decay:
+            return [{"params": named, "weight_decay": 0.0}]  # each group costs a launch a step
         matrices = [row for row in named if row[1].dim() > 1]
         others = [row for row in named if row[1].dim() <= 1]
         groups: list[dict[str, Any]] = [

@@ -84,7 +84,7 @@ class RecAdamStep:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = list(rows)
-        self._tensors = [t for row in rows for t in row if t is not None]
+        self._tensors = [t for row in rows for t in (row.p, row.m, row.v)]
         self._sharded = any(is_sharded(row.p) for row in rows)
         self._steps = [row.step for row in rows]
         self._known = self._places()
@@ -93,7 +93,7 @@ class RecAdamStep:
         self._launches, self._fetching = _launches(rows)
 
     def fits(self) -> bool:
-        """Whether everything but the gradients lies where it did, and no count was set anew."""
+        """Whether weights and moments lie where they did, and no count was set anew."""
         return self._steps[0]._version == self._version and self._places() == self._known
 
     def _places(self) -> list[int]:

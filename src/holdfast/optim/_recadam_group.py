@@ -60,10 +60,11 @@ class GroupUpdate:
         ]
 
     def fits(self) -> bool:
-        """Whether the tensors lie where they did."""
-        return [row.p.dtype for row in self.rows] == self._dtypes and (
-            self._kernel is None or self._kernel.fits()
-        )
+        """Whether the tensors are what they were, and lie where they did."""
+        if self._all and self._kernel is not None:
+            return bool(self._kernel.fits())  # what has another dtype by now lies elsewhere
+        same = [row.p.dtype for row in self.rows] == self._dtypes
+        return same and (self._kernel is None or bool(self._kernel.fits()))
 
     def __call__(
         self,
