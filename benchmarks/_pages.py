@@ -129,6 +129,10 @@ def by_case(
     rows: Iterable[Row], titles: Mapping[str, str], columns: Columns, first: str = "shapes"
 ) -> str:
     """A line for each row, with its case where another begins."""
+    rows = list(rows)
+    columns = {
+        head: column for head, column in columns.items() if any(column[0] in row for row in rows)
+    }
     lines, last = [], ""
     for row in in_order(rows, titles):
         title = titles.get(row["impl"], f"`{row['impl']}`")

@@ -10,7 +10,11 @@ bytes of one pass over them (RecAdam reads θ, g, m, v and θ* and writes θ, m 
 over the speed of a large copy on the same device, measured in the same rounds. × limit is a time
 over that; × AdamW is a time over that of torch's fused AdamW in the same rounds. Both are ratios,
 and say more about other machines than milliseconds do. Host ms is the time until `step()` returns:
-what a loop pays that cannot launch its work ahead.
+what a loop pays that cannot launch its work ahead; it varies more than the rest. AdamW is measured
+again beside every three implementations, and its row shows the first of these times: where the
+machine's pace has changed meanwhile, ratios of milliseconds are not the ratios that are shown. A
+step can be a little below the limit, probably because a copy writes as much as it reads, and a step
+less.
 """
 
 OF_EIGHT_BIT = """
@@ -78,8 +82,10 @@ CHOSEN = table(
 )
 
 CHOICE = """
-What a kernel does not take (tensors with gaps, other dtypes) torch's operations do. `fused` is None
-in recipes.
+After annealing, the default on a GPU is the kernel without anchors. Moments of 8 bits and random
+rounding are done by the kernel on a GPU; elsewhere by torch's operations around the step, many
+times as slow. What a kernel does not take (tensors with gaps, other dtypes) torch's operations do.
+`fused` of RecAdam and MoFO is None in recipes.
 """
 
 NOT_SAID = """\

@@ -80,15 +80,16 @@ ON_DISK = {
     "merge": "their merge",
 }
 COMMANDS = {
-    GPU: "recadam_step.py",
-    GPU_BF16: "recadam_step.py --dtypes bfloat16 --cases bert-base llama-1b",
-    EIGHT_BIT: "recadam_step.py --cases llama-1b --impls recadam_8bit torchao_adamw_8bit",
-    CPU: "recadam_step.py --device cpu --cases minilm-l6 bert-base",
-    MOFO_GPU: "mofo_step.py",
-    PENALTY_GPU: "penalty_step.py --cases bert-base llama-1b",
-    PLACEMENT: "anchor_placement.py",
-    GROWTH: "step_growth.py",
-    WHOLE: "end_to_end.py --minilm DIR --rte FILE --smollm2 DIR --gsm8k FILE",
+    GPU: "recadam_step.py --repeats 11",
+    GPU_BF16: "recadam_step.py --dtypes bfloat16 --cases bert-base llama-1b --repeats 9",
+    EIGHT_BIT: "recadam_step.py --cases llama-1b --repeats 7 \\\n"
+    "    --impls recadam_8bit torchao_adamw_8bit",
+    CPU: "recadam_step.py --device cpu --cases minilm-l6 bert-base --repeats 15",
+    MOFO_GPU: "mofo_step.py --repeats 5",
+    PENALTY_GPU: "penalty_step.py --cases bert-base llama-1b --repeats 7",
+    PLACEMENT: "anchor_placement.py --updates 8 --rounds 1",
+    GROWTH: "step_growth.py --repeats 5",
+    WHOLE: "end_to_end.py --minilm DIR --rte FILE --smollm2 DIR --gsm8k FILE --updates 60",
     SCORING[0]: "flow_score.py --data FILE --samples 2000 --model smollm2-135m \\\n"
     "    --dtype bfloat16 --batch-size 16 --repeats 2",
     SCORING[1]: "flow_score.py --data FILE --samples 200 --device cpu --repeats 2",
@@ -170,10 +171,12 @@ def recadam(results: Results) -> str:
 
 
 def scores(results: Results) -> str:
-    made = [
-        "The limit is the forward pass over the same batches as far as the logits of the targets, "
-        "without losses."
-    ]
+    made = []
+    if any("x_limit" in row for name in SCORING for row in results.rows(name)):
+        made.append(
+            "The limit is the forward pass over the same batches as far as the logits of the "
+            "targets, without losses."
+        )
     for name in SCORING:
         made += [scoring(results, name)] if results.has(name) else []
         made.append(section(results, name, SCORERS, SCORED, "model and data"))
@@ -264,7 +267,8 @@ def reproduce() -> str:
         f"From a clone. Each script says in its `--help` what it does.\n\n{block}\n\n"
         "FILE is JSON lines of RTE (`sentence1`, `sentence2`, `label`) or GSM8K (`question`, "
         "`answer`), gzipped or, for scoring, not; DIR a model's folder with its tokenizer. "
-        "torchao's optimizer is compiled for each shape and only measured when it is named."
+        "torchao's optimizer (`pip install torchao`; here 0.18) is compiled for each shape and "
+        "only measured when it is named."
     )
 
 

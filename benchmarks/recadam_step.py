@@ -138,6 +138,9 @@ def main() -> None:
             case = name if dtype == "float32" else f"{name}, {dtype}"
             params = make_parameters(SHAPES[name], args.device, DTYPES[dtype])
             chosen = steps(args.device, DTYPES[dtype])
+            if unknown := set(args.impls or ()) - set(chosen):
+                known = ", ".join(chosen)
+                parser.error(f"{', '.join(unknown)} is not measured here; there are {known}")
             # torchao's is compiled for each shape, which takes minutes: only if it is asked for.
             wanted = {"torch_fused_adamw", *(args.impls or set(chosen) - {"torchao_adamw_8bit"})}
             chosen = {impl: step for impl, step in chosen.items() if impl in wanted}

@@ -162,7 +162,9 @@ class Reference(Mapping[str, Tensor]):
             anchors = Reference.open("pretrained", device="cpu").pinned()
         """
         if not torch.cuda.is_available():
-            raise RuntimeError("page-locked memory is for a GPU, and there is none")
+            raise RuntimeError(
+                "page-locked memory is for a GPU, and there is none: leave out .pinned()"
+            )
         kept = self.without(())
         for name, tensor in self.items():
             kept._tensors[name] = tensor.cpu().pin_memory()

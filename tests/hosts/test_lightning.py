@@ -95,10 +95,8 @@ class Plain(LightningModule):
         return F.cross_entropy(self.model(batch[0]), batch[1])
 
     def configure_optimizers(self):
-        # The usual two groups; in which order the norm to clip is summed up depends on them.
-        groups = [[p for p in self.parameters() if (p.dim() > 1) == m] for m in (True, False)]
-        options = {"lr": 0.01, "weight_decay": 0.0}
-        return torch.optim.AdamW([{"params": group} for group in groups], **options)
+        # One group, as without weight decay; the norm to clip is summed up in its order.
+        return torch.optim.AdamW(self.parameters(), lr=0.01, weight_decay=0.0)
 
 
 def make_trainer(folder, **options):

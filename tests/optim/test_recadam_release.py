@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import pickle
 import warnings
 import weakref
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from holdfast import Constant, Linear, RecAdam, Reference, Sigmoid
+from holdfast.anneal import Anneal
 from optim.problems import PATHS, backward, far, make_net
 
 OPTIONS = {"lr": 1e-2, "gamma": 20.0, "anneal": Linear(5), "weight_decay": 0.01}
@@ -160,9 +162,22 @@ def test_the_distance_is_not_known():
     train(net, opt, 0, 6)
     with pytest.raises(RuntimeError, match="the anchors were let go"):
         opt.distance()
-    with pytest.raises(RuntimeError, match="the anchors were let go"):
-        opt.recall_state(distance=True)
+    assert math.isnan(opt.recall_state(distance=True)["distance"])  # a log does not stop the run
     assert opt.recall_state() == {"updates": 6, "lam": 1.0, "pull": 0.0}
+
+
+class Returning(Anneal):
+    """λ is 1 at first, and falls."""
+
+    def _at(self, t):
+        return 1.0 if float(t) < 5 else 0.5
+
+
+def test_a_pull_that_may_come_back_keeps_its_anchors():
+    net, opt = make(release=True, anneal=Returning())
+    train(net, opt, 0, 8)
+    assert opt.recall_state()["pull"] > 0
+    assert opt.distance() > 0
 
 
 def test_an_optimizer_that_had_no_anchors_let_none_go():

@@ -17,6 +17,7 @@ the paper drops the Fisher information for want of data. It can be given as ``im
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -27,7 +28,7 @@ from torch import Tensor
 from holdfast import kernels
 from holdfast._checks import at_least_zero
 from holdfast._sharding import whole
-from holdfast.anneal import Anneal, Constant, Sigmoid
+from holdfast.anneal import Anneal, Constant, Linear, Sigmoid
 from holdfast.optim._adam import check_adam_group, make_adam_state
 from holdfast.optim._anchored import AnchoredOptimizer
 from holdfast.optim._recadam import Row, Scalar, current_lambda, is_over, pull_rate
@@ -67,11 +68,13 @@ class RecAdam(AnchoredOptimizer):
             memory on both.
         state_dtype: dtype of Adam's moments; None is the parameter's own. With another dtype the
             arithmetic is done in the wider one of the two and rounded once. ``"8bit"`` takes a
-            byte for each, with a scale for every 256.
+            byte for each, with a scale for every 256: by a kernel on a GPU, slowly elsewhere. A
+            state that is loaded keeps the dtype it was saved in, unless one is given here.
         stochastic_rounding: round bfloat16 parameters up or down with the odds of being nearer,
             so that small updates are not lost; the same at each run.
         release: let the anchors go once the pull is lost in rounding, for good: :meth:`distance`
-            is not known from then on. Their memory is free if nobody else holds them.
+            is not known from then on. Their memory is free if nobody else holds them. Not under
+            ``capturable``, nor with an annealing of your own, whose λ may fall again.
         maximize: ascend instead of descend.
         capturable: keep all counts and rates on the device, for CUDA graphs. With ``fused=True``
             a step under a GradScaler does not wait for the GPU either.
@@ -193,7 +196,8 @@ class RecAdam(AnchoredOptimizer):
             update = self._update_of(number, group, pulled=not done)
             if moves:
                 update(group, 1.0 if done else lam, scale, found_inf)
-            over = over and (done or not any(a is not None for a in self._anchors[number]))
+            stays = done and isinstance(group["anneal"], Sigmoid | Linear | Constant)
+            over = over and (stays or not any(a is not None for a in self._anchors[number]))
         if over and self.release and any(a is not None for found in self._anchors for a in found):
             self._release()
         return loss
@@ -278,7 +282,7 @@ class RecAdam(AnchoredOptimizer):
         saved = {moment.dtype == torch.uint8 for moment in moments}
         own = self.state_dtype == "8bit"
         if saved - {own}:
-            what = ["in full precision", "of 8 bits"]
+            what = ["not of 8 bits", "of 8 bits"]
             raise ValueError(
                 f"the saved state has moments {what[not own]}, this optimizer has them "
                 f"{what[own]}: make it with state_dtype={None if own else '8bit'!r}"
@@ -305,7 +309,7 @@ class RecAdam(AnchoredOptimizer):
         Returns:
             ``updates`` so far; ``lam`` = λ and ``pull`` = c, the fraction of the way back to θ*
             (at F = 1), of the last update (before the first one: of the first one) at the current
-            learning rate; and ``distance`` if asked for.
+            learning rate; and ``distance`` if asked for, NaN once the anchors were let go.
         """
         pulled = [any(a is not None for a in anchors) for anchors in self._anchors]
         if group is not None and not 0 <= group < len(pulled):
@@ -321,5 +325,5 @@ class RecAdam(AnchoredOptimizer):
             "pull": float(pull_rate(float(chosen["lr"]), lam, chosen["gamma"])),
         }
         if distance:
-            state["distance"] = self.distance()
+            state["distance"] = math.nan if self._released else self.distance()
         return state

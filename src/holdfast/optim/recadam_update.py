@@ -87,7 +87,7 @@ class RecAdamUpdate(AdamUpdate):
     def measure_importance(self, run: Run) -> Reference | None:
         """F at θ*, with a mean of 1, where the pull is weighted."""
         measure = {"fisher": EWC(), "mas": MAS(), None: None}[self.importance]
-        return measure.measure_importance(run) if measure and (self.gamma or self.pull) else None
+        return measure.measure_importance(run) if measure and self.pulls else None
 
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
         """RecAdam over the groups; what has no anchor (a new head, LoRA's A) is not pulled."""
