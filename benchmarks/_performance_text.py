@@ -18,8 +18,8 @@ less.
 """
 
 OF_EIGHT_BIT = """
-Moments of 8 bits have a kernel of their own because torchao's optimizer, which has the same format
-of blocks and no pull, takes longer than the target allows:
+Moments of 8 bits have a kernel of their own because torchao's optimizer, which also keeps them in
+blocks of 256 (in another code) and has no pull, takes longer than the target allows:
 """
 
 OF_MOFO = """
@@ -39,8 +39,10 @@ runs; a chunk is let go when its weights are updated.
 """
 
 OF_RUNS = """
-A whole update in `finetune_loop`, from data to step. FLOW scores the data once, before training:
-that is the last column.
+A whole update as `finetune_loop` makes it, from data to step, timed one by one. FLOW scores the
+data once, before training: that is the last column. Earlier protocols timed whole runs in turn;
+they varied too much from run to run to tell, missed the target as well, and were given up for this
+one, while the loop and the step were made to wait less.
 """
 
 OF_DISK = """

@@ -10,14 +10,15 @@ LARGE = ("bert-base", "llama-1b")
 WHY_CPU = """
 Why the step on a CPU misses its target: the pull is a second pass over each part of the weights,
 and finds them in the L3 cache, not in L2. Smaller parts would stay in L2, but each part costs about
-30 µs, for calls and for waiting until all threads are done. Huge pages, threads of Python's own and
-`torch.compile` were tried and did not help.
+30 µs, for calls and for waiting until all threads are done. Threads of Python's own and
+`torch.compile` were slower; huge pages helped in one trial and not in another. The size of a part
+was chosen on the machine that is measured here.
 """
 WHY_WHOLE = """
-Why a whole update misses its target on {case}: updates are bound there by the host that launches
-them, and its pace varies by more than what is asked. In the same rounds a loop without holdfast,
-which has less to do than the recipe `standard`, took {plain} × as long as that. What RecAdam's step
-takes of the host and of the GPU is in the tables below.
+Why a whole update misses its target on {case} is not settled. Updates are bound there by the host
+that launches them, and its pace varies: in the same rounds a loop without holdfast, which has less
+to do than the recipe `standard`, took {plain} × as long as that. By the tables below RecAdam's step
+takes little more of the host than AdamW's, but it was not measured again.
 """
 
 
