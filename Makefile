@@ -4,7 +4,7 @@ SHELL := bash
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo digits test lint soak clean
+.PHONY: help demo digits docs test lint soak clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
@@ -14,6 +14,9 @@ demo: .venv/cli  ## compare all recipes on a small language model; the report is
 
 digits: .venv/demo  ## fine-tune with AdamW and with RecAdam, see what each forgets
 	$(BIN)/python examples/digits.py
+
+docs: .venv/docs  ## serve the documentation on http://127.0.0.1:8000
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 test: lint  ## lint, type-check and run all tests
 	$(BIN)/python -m pytest --numprocesses auto
