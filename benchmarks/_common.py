@@ -248,19 +248,24 @@ def _version(package: str) -> str | None:
         return None
 
 
-def write_results(path: Path, device: torch.device, protocol: Any, **results: Any) -> None:
-    """Write results with what is needed to judge them: device, versions, protocol and date."""
+def versions(*packages: str) -> dict[str, str | None]:
+    """Of Python, torch, Triton, holdfast, and others that matter."""
     import holdfast
 
-    versions = {
+    return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": _version("triton"),
         "holdfast": holdfast.__version__,
+        **{name: _version(name) for name in packages},
     }
+
+
+def write_results(path: Path, device: torch.device, protocol: Any, **results: Any) -> None:
+    """Write results with what is needed to judge them: device, versions, protocol and date."""
     record = {
         "device": describe(device),
-        "versions": versions,
+        "versions": versions(),
         "protocol": protocol,
         "date": datetime.now(timezone.utc).date().isoformat(),
         **results,

@@ -1,0 +1,98 @@
+"""Many runs, each a record of its own: several processes share them, and a stop loses one at most.
+
+A process claims a run by making its ``.claim`` file; a run is done when its ``.json`` is there.
+Claims of processes that died are stale: remove ``*.claim`` before starting again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from _common import describe, versions
+
+Record = dict[str, Any]
+
+
+def work(
+    jobs: Mapping[str, Callable[[], Record]], folder: Path, seconds: float = math.inf
+) -> list[str]:
+    """Run what nobody has run or claimed, as long as there is time; return what failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    begin, failed = time.monotonic(), []
+    for name, job in jobs.items():
+        if time.monotonic() - begin > seconds:
+            break
+        done, claim = folder / f"{name}.json", folder / f"{name}.claim"
+        if done.exists() or not _claimed(claim):
+            continue
+        started = time.monotonic()
+        try:
+            record = job()
+        except Exception:
+            failed.append(name)
+            (folder / f"{name}.error").write_text(traceback.format_exc(), encoding="utf-8")
+            print(f"{name}: failed, see {name}.error", flush=True)
+            continue
+        record = {"run": name, **record, "seconds": round(time.monotonic() - started, 1)}
+        part = folder / f"{name}.part"
+        part.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+        part.rename(done)
+        claim.unlink(missing_ok=True)
+        shown = {k: v for k, v in record.items() if isinstance(v, int | float)}
+        print(f"{name}: " + ", ".join(f"{k} {v:.4g}" for k, v in shown.items()), flush=True)
+    return failed
+
+
+def _claimed(claim: Path) -> bool:
+    try:
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    return True
+
+
+def records(folder: Path) -> dict[str, Record]:
+    """What is done, by the names of the runs."""
+    found = (json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json")))
+    return {record["run"]: record for record in found}
+
+
+def collect(
+    folder: Path, names: Iterable[str], out: Path, device: Any, protocol: Record, **more: Any
+) -> None:
+    """Put the runs of a table into one file; a run that is missing is an error.
+
+    Device and versions are of the machine that collects: do it where the runs were made.
+    """
+    done, names = records(folder), list(names)
+    if missing := [name for name in names if name not in done]:
+        raise SystemExit(f"{len(missing)} of {len(names)} runs are missing: {', '.join(missing)}")
+    record = {
+        "device": describe(device),
+        "versions": versions("transformers", "peft"),
+        "protocol": protocol,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        **more,
+        "runs": [done[name] for name in names],
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(_readable(record), encoding="utf-8")
+
+
+def _readable(record: Record) -> str:
+    """Indented, but a run a line."""
+    runs = record.pop("runs")
+    head = json.dumps(record, indent=2, ensure_ascii=False)[:-2]
+    lines = ",\n    ".join(json.dumps(run, ensure_ascii=False) for run in runs)
+    return f'{head},\n  "runs": [\n    {lines}\n  ]\n}}\n'
