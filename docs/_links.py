@@ -1,7 +1,7 @@
-"""Links to files of the repository that are no pages: a hook, named in ``mkdocs.yml``.
+"""A hook, named in ``mkdocs.yml``: links to files of the repository, and figures in tables.
 
-On a code host they lead to the file. The site does not have it, so they become plain text there;
-a link to a file that does not exist stays, and ``strict`` complains.
+On a code host links to files that are no pages lead to the file. The site does not have it, so they
+become plain text there; a link to a file that does not exist stays, and ``strict`` complains.
 """
 
 from __future__ import annotations
@@ -12,6 +12,12 @@ from pathlib import Path
 from typing import Any
 
 _LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\((\.\./[^)#\s]+)(?:#[^)\s]*)?\)")
+_PER_CENT = re.compile(r"(<td[^>]*>[-+±\d., to()]*\d) %")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Keep a figure and its per cent sign on one line of a table."""
+    return _PER_CENT.sub(r"\1&nbsp;%", html)
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:

@@ -1,44 +1,32 @@
-"""The documentation builds without a warning, and what its pages show runs."""
+"""The documentation builds without a warning, and what its pages show runs and prints that."""
 
+import ast
+import dataclasses
+import importlib.util
 import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
+from holdfast.registry import methods
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-FENCE = re.compile(r"( *)(`{3,})([^`]*)")
-REASON = re.compile(r"<!-- not run: .+ -->")
 #: What is not a dependency of the core: a page that needs one of these is skipped without it.
 EXTRAS = (
     "accelerate", "datasets", "lightning", "peft", "plotly", "rich", "tokenizers", "transformers",
     "trl", "yaml",
 )  # fmt: skip
+#: The defaults of their stages, and torch's own optimizers: they have no page.
+PLAIN = ("adamw", "full", "keep", "pretrained", "sgd", "uniform")
 
-
-def blocks(text):
-    """The Python blocks of a page that run, as (line, code), in order."""
-    found, opening, code, above = [], None, [], ""
-    for number, line in enumerate(text.split("\n"), 1):
-        fence = FENCE.fullmatch(line)
-        if opening is None and fence:
-            opening, code, begin = fence, [], number + 1
-        elif opening is not None and line.strip() == opening[2]:
-            words = re.findall(r"[\w-]+", opening[3])
-            if words[:1] == ["python"] and "no-run" not in words:
-                found.append((begin, textwrap.dedent("\n".join(code))))
-            elif words[:1] == ["python"]:
-                assert REASON.search(above), f"line {begin}: <!-- not run: why --> is missing"
-            opening = None
-        elif opening is not None:
-            code.append(line)
-        elif line.strip():
-            above = line
-    return found
+_spec = importlib.util.spec_from_file_location("_outputs", ROOT / "docs" / "_outputs.py")
+outputs = importlib.util.module_from_spec(_spec)
+sys.modules["_outputs"] = outputs  # dataclasses look their module up
+_spec.loader.exec_module(outputs)
 
 
 def missing_extra(error):
@@ -50,12 +38,39 @@ def missing_extra(error):
     return None
 
 
-def test_blocks_are_found():
+def test_cells_are_found():
     page = "a\n```python\nx = 1\n```\n- b\n\n  ```python\n  y = x\n  ```\n```bash\nz\n```\n"
     page += "<!-- not run: it takes a GPU -->\n```{.python .no-run}\nz = 1\n```\n"
-    assert blocks(page) == [(3, "x = 1"), (8, "y = x")]
-    with pytest.raises(AssertionError, match="line 3: "):
-        blocks("a\n```{.python .no-run}\nz = 1\n```\n")
+    page += "```text\nof no cell\n```\n```python\nprint(2)\n```\n\n```text\n2\n```\n"
+    page += "```python\nw = 1\n```\nIt is:\n```text\nno output\n```\n"
+    cells = outputs.cells_of(page)
+    assert [(c.line, c.code, c.shown) for c in cells] == [
+        (3, "x = 1", None),
+        (8, "y = x", None),
+        (21, "print(2)", "2"),
+        (28, "w = 1", None),
+    ]
+    assert page.split("\n")[cells[2].lines] == ["2"]
+    with pytest.raises(ValueError, match="line 3: "):
+        outputs.cells_of("a\n```{.python .no-run}\nz = 1\n```\n")
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("loss 2.31, lost +1500 %", "loss  2.33, lost +1592 %", True),
+        ("loss 2.31", "loss 2.71", False),
+        ("λ 0.00", "λ 0.01", True),  # the last digit
+        ("λ 0.00", "λ 0.02", False),
+        ("take flow", "take recadam", False),
+        ("1,000 rows", "1,010 rows", True),
+        ("+3", "-3", False),
+        ("a\nb", "a b", True),
+        ("a\nb", "a", False),
+    ],
+)
+def test_words_must_be_the_same_and_figures_nearly_so(shown, printed, same):
+    assert outputs.alike(shown, printed) == same
 
 
 def test_what_is_not_installed_is_told_from_what_is_broken():
@@ -88,22 +103,42 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert "weight_decay" in reference
 
 
+@pytest.mark.parametrize(
+    "method",
+    [entry.cls for entry in methods() if entry.name not in PLAIN],
+    ids=lambda c: c.__name__,
+)
+def test_the_page_of_a_method_has_its_options_with_their_defaults(method):
+    title = f"**`{method.__name__}`**"
+    (page,) = [p for p in (ROOT / "docs" / "methods").glob("*.md") if title in p.read_text("utf-8")]
+    text = page.read_text(encoding="utf-8")
+    for heading in ("What it does", "When to take it", "Options", "Cost", "Paper", "Example"):
+        assert f"\n## {heading}\n" in text
+    table = re.split(r"\n(?:\*\*|## )", text[text.index(title) + 2 :])[0]
+    told = {}
+    for names, defaults in re.findall(r"^\| (`.*?) \| (.*?) \|", table, re.MULTILINE):
+        names, defaults = (re.findall(r"`([^`]+)`", cell) for cell in (names, defaults))
+        told |= zip(names, map(ast.literal_eval, defaults), strict=True)
+    assert told == {f.name: f.default for f in dataclasses.fields(method) if f.init}
+
+
 @pytest.mark.filterwarnings("ignore")  # those of the frameworks, which differ by their release
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT / "docs").as_posix())
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
-    found = blocks(page.read_text(encoding="utf-8"))
+    found = outputs.cells_of(page.read_text(encoding="utf-8"))
     if not found:
         return
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
     names = {"__name__": "__main__"}
-    for line, code in found:
-        where = f"{page.relative_to(ROOT)}, the block at line {line}"
+    for cell in found:
+        where = f"{page.relative_to(ROOT)}, the block at line {cell.line}"
         try:
-            # The lines of a traceback are those of the page.
-            exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
+            printed = outputs.run(cell, page, names)
         except Exception as error:
             if package := missing_extra(error):
                 pytest.skip(f"{where} needs {package}, which is not installed")
             error.add_note(where) if hasattr(error, "add_note") else None
             raise
+        if cell.shown is not None:
+            assert outputs.alike(cell.shown, printed), f"{where} prints\n{printed}"
