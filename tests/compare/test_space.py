@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast import Recipe
+from holdfast import RecAdamUpdate, Recipe
 from holdfast.compare.halves import half_of_text
 from holdfast.compare.space import Range, space_of
 
@@ -29,6 +29,13 @@ def test_defaults_lie_within():
     for name in ("recadam+flow+wise-ft", "mofo+lora", "ewc", "distill+mixout", "sfa"):
         for setting, found in space(name).items():
             assert found.low <= found.default <= found.high, setting
+
+
+def test_a_gamma_is_searched_instead_of_the_pull():
+    found = space_of(Recipe(update=RecAdamUpdate(gamma=50.0)), 1e-3, None, {})
+    assert sorted(found) == ["lr", "update.gamma", "update.t0", "update.width"]
+    gamma = found["update.gamma"]
+    assert (gamma.low, gamma.high, gamma.default) == (pytest.approx(3), pytest.approx(1000), 50)
 
 
 def test_own_ranges_come_instead():

@@ -232,6 +232,19 @@ def test_a_learning_rate_of_the_recipe_is_searched_too(tmp_path):
     assert spec.method["update"]["lr"] == spec.training.lr == 5e-4
 
 
+def test_a_gamma_may_be_asked_for_where_the_pull_is_the_default(tmp_path):
+    (tmp_path / "own.yaml").write_text("update: {name: recadam, pull: 0.2}\n")
+    grid = {"update.gamma": (5.0,), "update.t0": (0.1, 0.4)}
+    first, second = Plan("m", "d", "t", recipes=("recadam",), seeds=(0,), grid=grid).runs()
+    assert (first.method["update"]["gamma"], first.method["update"]["pull"]) == (5.0, None)
+    assert (first.method["update"]["t0"], second.method["update"]["t0"]) == (0.1, 0.4)
+    assert first.values == {"update.gamma": 5.0, "update.t0": 0.1}
+    with pytest.raises(ValueError, match="give one of them"):
+        Plan("m", "d", "t", recipes=("own.yaml",), grid=grid)
+    with pytest.raises(ValueError, match="give one of them"):
+        Plan("m", "d", "t", recipes=("recadam",), grid={**grid, "update.pull": (0.1,)})
+
+
 def test_a_new_head_is_merged_as_a_run_merges_it(tmp_path, monkeypatch):
     rows = [{"text": f"w{i % 20}", "label": i % 2} for i in range(12)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -1,4 +1,4 @@
-"""SFA, literally: train; at every share of the run, average with the pretrained weights."""
+"""SFA, literally: train; at every share of the run and at its end, average with θ*."""
 
 
 def averaged_at(every, total):
@@ -7,7 +7,7 @@ def averaged_at(every, total):
     while round(every * total * j) <= total:
         updates.append(round(every * total * j))
         j += 1
-    return [t for t in updates if t >= 1]
+    return [t for t in {*updates, total} if t >= 1]
 
 
 def sfa(theta, pretrained, gradient_at, *, lr, total, every, weight):

@@ -201,7 +201,14 @@ def test_what_is_not_done_right_is_said():
 
 
 CASES = {
-    "ddp": [("recadam", 2), ("mofo", 2), ("flow+recadam+l2-sp+wise-ft", 1), ("lora", 1)],
+    "ddp": [
+        ("recadam", 2),
+        ("mofo", 2),
+        ("flow+recadam+l2-sp+wise-ft", 1),
+        ("lora", 1),
+        ("lp-ft", 1),
+        ("hft", 1),
+    ],
     "ddp-unused": [("hft", 1), ("gradual-unfreezing", 1)],
     "fsdp2": [("recadam", 2), ("mofo", 2), ("flow+recadam+l2-sp+wise-ft", 1), ("distill", 1)],
 }

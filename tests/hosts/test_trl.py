@@ -270,6 +270,14 @@ def test_the_collators_batch_is_what_the_loss_sees(tmp_path):
     assert torch.equal(batch["labels"], pad_collate(rest)["labels"])
 
 
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("tau", ["batch_median", "running_median"])
+def test_medians_of_batches_are_refused_packed_or_not(tau, packing, tmp_path):
+    with pytest.raises(ValueError, match=rf"Flow\(tau='{tau}'\) takes a median over") as no:
+        make_trainer(Recipe(objective=Flow(tau=tau)), tmp_path, options={"packing": packing})
+    assert "packed batch" not in str(no.value)
+
+
 def test_a_second_loss_is_refused(tmp_path):
     with pytest.raises(ValueError, match='loss_type="nll"'):
         make_trainer(Recipe(objective=Flow()), tmp_path, options={"loss_type": "dft"})

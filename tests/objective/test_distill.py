@@ -181,15 +181,15 @@ class TestTheBase:
         for objective, trainable in [
             (Distill(0.7, 3.0), LoRA()),
             (Distill(0.7, 3.0, cache=False), LoRA()),
-            (Distill(0.7, 3.0, cache=False), None),
+            (Distill(0.7, 3.0, cache=False), None),  # the adapters came with the model
         ]:
             samples, collate = make_samples(task), collate_for(task)
             run = make_run(model, samples, task, collate=collate, trainable=trainable)
             criteria.append(objective.prepare(run))
-        cached, adapters_off, copied = criteria
-        assert adapters_off.base is adapters_off_base
+        cached, adapters_off, came_along = criteria
+        assert adapters_off.base is came_along.base is adapters_off_base
         assert (cached.base is None) == (task == "classification")
-        assert isinstance(copied.base, Frozen)
+        criteria.append(distill.DistillCriterion(run, objective, base=Frozen(model)))
         with torch.no_grad():
             for name, p in model.named_parameters():
                 if "lora_" in name:
@@ -198,8 +198,24 @@ class TestTheBase:
         for criterion in criteria:
             torch.manual_seed(3)
             losses.append(loss_of(criterion, model, collate_for(task)).item())
-        assert losses[1:] == pytest.approx([losses[0]] * 2, rel=1e-12)
+        assert losses[1:] == pytest.approx([losses[0]] * 3, rel=1e-12)
         assert model.training
+
+    @pytest.mark.parametrize("why", ["trained before", "a head in full", "biases", "statistics"])
+    def test_where_the_adapters_are_not_all_that_changes_a_copy_is_taken(self, why):
+        peft = pytest.importorskip("peft", reason="the peft extra is not installed")
+        model = make_model("causal_lm")
+        if why == "statistics":
+            model.dropout = torch.nn.BatchNorm1d(5)
+        options = {
+            "trained before": {"init_lora_weights": False},
+            "a head in full": {"modules_to_save": ["head"]},
+            "biases": {"bias": "all"},
+        }
+        config = peft.LoraConfig(target_modules=["hidden"], r=2, **options.get(why, {}))
+        model = peft.get_peft_model(model, config)
+        run = make_run(model, make_samples("causal_lm"), "causal_lm")
+        assert isinstance(DISTILL.prepare(run).base, Frozen)
 
 
 def same_on_all_ranks():

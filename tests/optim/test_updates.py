@@ -214,6 +214,17 @@ class TestImportance:
         assert set(run.importance.values()) == {None}
         run.make_optimizer(3)
 
+    @pytest.mark.parametrize("importance", ["fisher", "mas"])
+    def test_a_new_head_is_refused_in_the_name_of_who_asks(self, importance):
+        with pytest.raises(ValueError, match="asks the pretrained model") as refused:
+            make_run(RecAdamUpdate(importance=importance), new="head")
+        said = str(refused.value)
+        assert said.startswith(f'RecAdamUpdate(importance="{importance}") asks')
+        assert "trainable=LPFT()" in said
+        assert "preset" not in said  # none says importance=
+        with pytest.raises(ValueError, match=r'^EWC asks.*\(in a preset "lp-ft\+ewc"\), or'):
+            make_run(AdamWUpdate(), [EWC()], new="head")
+
     @pytest.mark.parametrize("kind", ["dataset", "loader", "hf"])
     def test_so_many_samples_drawn_by_the_seed(self, kind):
         given = data(40)
@@ -241,6 +252,18 @@ class TestImportance:
         assert torch.allclose(found[0], expected["head.bias"], rtol=1e-5)
 
 
+def test_the_pull_is_the_papers_unless_it_or_gamma_is_given():
+    assert RecAdamUpdate() == RecAdamUpdate(pull=0.1)
+    assert RecAdamUpdate(gamma=5).pull is None
+    for update, gamma in [
+        (RecAdamUpdate(), 10.0), (RecAdamUpdate(pull=0.2), 20.0), (RecAdamUpdate(gamma=5), 5.0),
+        (RecAdamUpdate(pull=0), 0.0), (RecAdamUpdate(gamma=0), 0.0),
+    ]:  # fmt: skip
+        opt = make_run(update, lr=1e-2).make_optimizer(4)
+        assert opt.param_groups[0]["gamma"] == pytest.approx(gamma)
+        assert update.pulls == (gamma > 0)
+
+
 def pairs(rows):
     return torch.tensor([r["x"] for r in rows]), torch.tensor([r["labels"] for r in rows])
 
@@ -249,12 +272,14 @@ def pairs(rows):
     "recipe",
     [
         Recipe(update=RecAdamUpdate(lr=1e-3, anneal=Linear(9), betas=[0.8, 0.9])),
+        Recipe(update=RecAdamUpdate(gamma=5.0)),
         Recipe(update=MoFOUpdate(fraction=0.1), penalties=[EWC(), MAS(samples=None)]),
         Recipe.preset("sgd+l2-sp+l1-sp+sfa+wise-ft"),
     ],
     ids=lambda r: r.name,
 )
 def test_recipes_round_trip(recipe):
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
     assert Recipe.from_yaml(recipe.to_yaml()) == recipe
     assert len({recipe.update, recipe.update}) == 1  # hashable: a run looks it up
 
@@ -263,6 +288,8 @@ def test_recipes_round_trip(recipe):
     ("make", "message"),
     [
         (lambda: RecAdamUpdate(pull=0.2, gamma=10.0), "say the same thing.*give one of them"),
+        (lambda: RecAdamUpdate(pull=0.1, gamma=10.0), "say the same thing.*give one of them"),
+        (lambda: RecAdamUpdate(pull=0, gamma=0), "say the same thing.*give one of them"),
         (lambda: RecAdamUpdate(pull=-1.0), "pull must be"),
         (lambda: RecAdamUpdate(gamma=math.nan), "gamma must be"),
         (lambda: RecAdamUpdate(t0=1.5), "t0 must be a fraction"),

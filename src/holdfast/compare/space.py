@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.optim import RecAdamUpdate
 from holdfast.optim.penalty import SHARE
 from holdfast.recipe import Recipe
 from holdfast.registry import entry_of, nearest
+from holdfast.stages import Method
 
 __all__ = ["ALPHA", "Range", "space_of"]
 
@@ -59,7 +61,7 @@ def space_of(
     """
     space = {"lr": Range(lr / 10, lr * 3, lr)}
     for stage, method in recipe:
-        for name, range_ in _ranges(entry_of(method).name, lr, tau).items():
+        for name, range_ in _ranges(method, lr, tau).items():
             value = getattr(method, name)
             default = range_.default if value is None or isinstance(value, str) else value
             space[f"{stage}.{name}"] = replace(
@@ -79,16 +81,18 @@ def space_of(
     return space
 
 
-def _ranges(method: str, lr: float, tau: float | None) -> dict[str, Range]:
-    if method == "recadam":  # γ = pull / lr; t0 and 1/k as fractions of the run
+def _ranges(method: Method, lr: float, tau: float | None) -> dict[str, Range]:
+    name = entry_of(method).name
+    if isinstance(method, RecAdamUpdate):  # γ = pull / lr; t0 and 1/k as fractions of the run
+        pull, gamma = Range(0.003, 1.0, 0.1), Range(0.003 / lr, 1.0 / lr, 0.1 / lr)
         return {
-            "pull": Range(0.003, 1.0, 0.1),
+            **({"pull": pull} if method.gamma is None else {"gamma": gamma}),
             "t0": Range(0.0, 0.9, 0.25, log=False),
             "width": Range(0.005, 1.0, 0.02),
         }
-    if method == "flow" and tau is not None:
+    if name == "flow" and tau is not None:
         return {"tau": Range(tau / 5, tau * 5, tau)}
-    if method in ("l2-sp", "ewc", "mas"):  # what an update goes of its way back: 0.3 % to 30 %
+    if name in ("l2-sp", "ewc", "mas"):  # what an update goes of its way back: 0.3 % to 30 %
         return {"strength": Range(0.003 / lr, 0.3 / lr, SHARE / lr)}
     return {
         "mofo": {"fraction": Range(0.01, 0.8, 0.15)},
@@ -97,4 +101,4 @@ def _ranges(method: str, lr: float, tau: float | None) -> dict[str, Range]:
         "mixout": {"p": Range(0.1, 0.95, 0.7, log=False)},
         "sfa": {"weight": Range(0.05, 0.95, 0.5, log=False)},
         "wise-ft": {"alpha": Range(0.05, 1.0, 0.5, log=False)},
-    }.get(method, {})
+    }.get(name, {})

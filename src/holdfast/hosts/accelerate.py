@@ -87,7 +87,7 @@ class AccelerateLoop:
     number of ranks may change while an update has as many samples, but not under DeepSpeed.
 
     DistributedDataParallel needs ``DistributedDataParallelKwargs(find_unused_parameters=True)`` for
-    methods that freeze parts for a while (HFT, gradual unfreezing, LP-FT).
+    methods that freeze parts for a while: gradual unfreezing, and HFT with several rounds.
 
     Example:
         >>> import torch

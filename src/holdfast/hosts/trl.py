@@ -65,10 +65,12 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
         self._reads_data = _reads_data(recipe)
         self._seen_training_data = False
         self._packs_later = False
-        if getattr(recipe.objective, "tau", None) in ("batch_median", "running_median"):
+        tau = getattr(recipe.objective, "tau", None)
+        if tau in ("batch_median", "running_median"):
             raise ValueError(
-                "tokens of a packed batch do not tell its samples' median: use Flow(tau='median') "
-                "or a number"
+                f"Flow(tau={tau!r}) takes a median over the samples of a batch, but here each "
+                "token carries the loss of its sample, packed or not, and which tokens are of one "
+                "sample is not told. Use Flow(tau='median'), over the whole dataset, or a number"
             )
         super().__init__(*args, recipe=recipe, **kwargs)
 

@@ -11,15 +11,19 @@ if TYPE_CHECKING:
     from holdfast.run import Run
 
 
-def check_head_is_fitted(run: Run, who: str) -> None:
-    """Refuse a new head that nobody has fitted: what is predicted through it means nothing."""
+def check_head_is_fitted(run: Run, who: str, *, preset: bool = True) -> None:
+    """Refuse a new head that nobody has fitted: what is predicted through it means nothing.
+
+    ``preset`` says whether ``who`` can be named in one.
+    """
     from holdfast.trainable import LPFT
 
     if run.new and not isinstance(run.recipe.trainable, LPFT):
+        named = f' (in a preset "lp-ft+{who.lower()}")' if preset else ""
         raise ValueError(
             f"{who} asks the pretrained model what it makes of the data, but {', '.join(run.new)} "
-            "is new and its predictions are random. Fit it first: with trainable=LPFT() (in a "
-            f'preset "lp-ft+{who.lower()}"), or, with LoRA and others, by linear_probe(model, '
+            "is new and its predictions are random. Fit it first: with trainable=LPFT()"
+            f"{named}, or, with LoRA and others, by linear_probe(model, "
             f'"{run.new[0]}", data) before, and then without new='
         )
 

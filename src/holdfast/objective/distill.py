@@ -54,7 +54,8 @@ class Distill(Objective):
 
     - Tasks with one output vector a sample: one pass over the data before training, then nothing;
       the samples carry z* (up to 1 GiB of it).
-    - :class:`~holdfast.LoRA`: the same model with its adapters off, a forward pass a batch.
+    - :class:`~holdfast.LoRA`, and models that come with new adapters of PEFT's: the same model
+      with its adapters off, a forward pass a batch.
     - Else: a frozen copy of the model, whose weights take memory, and a forward pass a batch.
 
     Args:
@@ -96,7 +97,7 @@ class Distill(Objective):
             outputs = outputs_of_base(run, source) if isinstance(source, Samples) else None
             if outputs is not None:
                 return DistillCriterion(run, self, data=with_column(source.data, outputs, _COLUMN))
-        base = adapters_off_base if _has_lora(run) else Frozen(run.model)
+        base = adapters_off_base if _holds_its_base(run) else Frozen(run.model)
         return DistillCriterion(run, self, base=base)
 
 
@@ -214,3 +215,9 @@ def _has_lora(run: Run) -> bool:
     from holdfast.trainable import LoRA
 
     return isinstance(run.recipe.trainable, LoRA)
+
+
+def _holds_its_base(run: Run) -> bool:
+    from holdfast.trainable.lora import holds_its_base
+
+    return _has_lora(run) or holds_its_base(run.model)

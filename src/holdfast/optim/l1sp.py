@@ -1,4 +1,4 @@
-"""L1-SP: a penalty that leaves most weights exactly at their pretrained values.
+"""L1-SP: a penalty on the sum of absolute distances, which holds small changes back entirely.
 
 The L1 variant of Li et al., ICML 2018, https://arxiv.org/abs/1802.01483:  β·‖θ − θ*‖₁.
 """

@@ -3,7 +3,8 @@
 Aljundi et al., *Memory Aware Synapses: Learning what (not) to forget*, ECCV 2018,
 https://arxiv.org/abs/1711.09601:  ½·β·Σ Ωᵢ·(θᵢ − θ*ᵢ)²,  Ωᵢ = E[|∂‖f(x)‖²/∂θᵢ|].
 
-Ω needs inputs but no labels.
+The paper writes the penalty as λ·Σ Ωᵢ·(θᵢ − θ*ᵢ)², without the ½ that EWC and L2-SP have: its λ is
+our β/2. Ω needs inputs but no labels.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ __all__ = ["MAS", "mas_importance"]
 class MAS(L2SP):
     """½ · strength · Σ Ω·(θ − θ*)²; Ω comes from :func:`mas_importance`.
 
-    Decoupled: θ ← θ − min(1, lr · strength · Ω) · (θ − θ*).
+    Decoupled: θ ← θ − min(1, lr · strength · Ω) · (θ − θ*). The paper's λ, without the ½, is
+    strength / 2.
 
     Args:
         strength, coupled: as in :class:`~holdfast.optim.L2SP`, whose strength it shares while Ω

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RecAdamUpdate"]
 
+_PULL = 0.1  # lr·γ of the paper
+
 
 @dataclass(frozen=True)
 class RecAdamUpdate(AdamUpdate):
@@ -32,8 +34,9 @@ class RecAdamUpdate(AdamUpdate):
             lower layers are pulled more slowly, as they learn more slowly.
         betas, eps: Adam's.
         pull: lr·γ at the peak learning rate, the fraction of the way back to θ* that an update
-            goes while λ is near 0. The paper and every good run since have 0.1; 0 is no pull.
-        gamma: γ itself, instead of ``pull``.
+            goes while λ is near 0. The paper and every good run since have 0.1, which it is unless
+            it or ``gamma`` is given; 0 is no pull.
+        gamma: γ itself, instead of ``pull``, which is then None.
         t0: when λ reaches ½, as a fraction of the run.
         width: 1/k, the width of the shift from recalling to learning, as a fraction of the run.
         anneal: λ(t) itself, in updates, instead of ``t0`` and ``width``.
@@ -52,7 +55,7 @@ class RecAdamUpdate(AdamUpdate):
     neutral: ClassVar[dict[str, Any] | None] = {"pull": 0.0, "anneal": Constant(1.0)}
     needs_reference: ClassVar[bool] = True
 
-    pull: float = 0.1
+    pull: float | None = None
     gamma: float | None = None
     t0: float = 0.25
     width: float = 0.02
@@ -62,14 +65,16 @@ class RecAdamUpdate(AdamUpdate):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "pull", at_least_zero("pull", self.pull))
-        if self.gamma is not None:
+        if self.pull is not None and self.gamma is not None:
+            raise ValueError(
+                f"pull={self.pull!r} and gamma={self.gamma!r} say the same thing (gamma = pull / "
+                "lr): give one of them, and leave the other None"
+            )
+        if self.gamma is None:
+            pull = _PULL if self.pull is None else self.pull
+            object.__setattr__(self, "pull", at_least_zero("pull", pull))
+        else:
             object.__setattr__(self, "gamma", at_least_zero("gamma", self.gamma))
-            if self.pull != RecAdamUpdate.pull:
-                raise ValueError(
-                    f"pull={self.pull:g} and gamma={self.gamma:g} say the same thing (gamma = "
-                    "pull / lr): give one of them"
-                )
         Sigmoid.over(1, t0=self.t0, width=self.width)  # checks them
         if self.anneal is not None and not isinstance(self.anneal, Anneal):
             raise TypeError(f"anneal must be one of holdfast.anneal's, got {self.anneal!r}")
@@ -81,19 +86,22 @@ class RecAdamUpdate(AdamUpdate):
     @property
     def pulls(self) -> bool:
         """Unless its settings leave nothing of the pull."""
-        strength = self.pull if self.gamma is None else self.gamma
-        return strength > 0 and self.anneal != Constant(1.0)
+        return bool(self.pull or self.gamma) and self.anneal != Constant(1.0)
 
     def measure_importance(self, run: Run) -> Reference | None:
         """F at θ*, with a mean of 1, where the pull is weighted."""
-        measure = {"fisher": EWC(), "mas": MAS(), None: None}[self.importance]
-        return measure.measure_importance(run) if measure and self.pulls else None
+        from holdfast.objective._base import check_head_is_fitted
+
+        if self.importance is None or not self.pulls:
+            return None
+        check_head_is_fitted(run, f'RecAdamUpdate(importance="{self.importance}")', preset=False)
+        return {"fisher": EWC(), "mas": MAS()}[self.importance].measure_importance(run)
 
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
         """RecAdam over the groups; what has no anchor (a new head, LoRA's A) is not pulled."""
         if run.anchors is None:
             raise ValueError("RecAdam pulls to the pretrained weights, but the run has none")
-        gamma = self.pull / (run.lr or math.inf) if self.gamma is None else self.gamma
+        gamma = self.gamma or (self.pull or 0.0) / (run.lr or math.inf)  # one of them is None
         return RecAdam(
             part_anchored(groups, run.anchors),
             lr=run.lr,

@@ -75,8 +75,9 @@ class GradualUnfreezing(Trainable):
             raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
         if self.until > 0 and len(from_the_top) == 1:
             raise ValueError(
-                f"{type(model).__name__} has no layers one after another (nn.ModuleList or "
-                "nn.Sequential) to free one by one. Use Full() or HalfFineTuning()"
+                f"GradualUnfreezing frees layers one by one, but all that is trainable in "
+                f"{type(model).__name__} is one layer (layers are the children of an nn.ModuleList "
+                "or nn.Sequential, and what stands before and after them). Use Full()"
             )
         _phases.plan(
             model,

@@ -155,6 +155,26 @@ def has_adapters(model: nn.Module) -> bool:
     return any(isinstance(getattr(m, "lora_B", None), nn.ModuleDict) for m in model.modules())
 
 
+def holds_its_base(model: nn.Module) -> bool:
+    """Whether a model with its adapters off is what it is now, and will be when it has trained.
+
+    So it is with adapters as PEFT first makes them, B = 0, if nothing beside them changes: no part
+    that is trained in full, no running statistics.
+    """
+    inner = unwrapped(model)
+    if not (has_adapters(inner) and hasattr(inner, "disable_adapter")):
+        return False
+    if any(getattr(m, "running_mean", None) is not None for m in inner.modules()):
+        return False
+    for name, p in inner.named_parameters():
+        if ".lora_B." in name:
+            if p.any():
+                return False
+        elif p.requires_grad and not (".lora_A." in name or ".lora_magnitude_vector." in name):
+            return False
+    return True
+
+
 def adapter_anchors(model: nn.Module) -> Reference:
     """Where adapters are nothing: B = 0, without memory, and DoRA's norms as they are now."""
     anchors: dict[str, Tensor] = {}
