@@ -1,11 +1,15 @@
 """Many runs, each a record of its own: several processes share them, and a stop loses one at most.
 
 A process claims a run by making its ``.claim`` file; a run is done when its ``.json`` is there.
-Claims of processes that died are stale: remove ``*.claim`` before starting again.
+Claims of processes that died are stale: remove ``*.claim`` before starting again. What a results
+file holds need not be run again:
+
+    python benchmarks/papers/_jobs.py benchmarks/papers/results/vision.json RUNS
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -19,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from _common import describe, versions
+from _common import default_device, describe, versions
 
 Record = dict[str, Any]
 
@@ -44,7 +48,8 @@ def work(
             (folder / f"{name}.error").write_text(traceback.format_exc(), encoding="utf-8")
             print(f"{name}: failed, see {name}.error", flush=True)
             continue
-        record = {"run": name, **record, "seconds": round(time.monotonic() - started, 1)}
+        seconds = round(time.monotonic() - started, 1)
+        record = {"run": name, **record, "seconds": seconds, "made": made()}
         part = folder / f"{name}.part"
         part.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
         part.rename(done)
@@ -68,26 +73,32 @@ def records(folder: Path) -> dict[str, Record]:
     return {record["run"]: record for record in found}
 
 
-def collect(
-    folder: Path, names: Iterable[str], out: Path, device: Any, protocol: Record, **more: Any
-) -> None:
-    """Put the runs of a table into one file; a run that is missing is an error.
-
-    Device and versions are of the machine that collects: do it where the runs were made.
-    """
-    done, names = records(folder), list(names)
-    if missing := [name for name in names if name not in done]:
-        raise SystemExit(f"{len(missing)} of {len(names)} runs are missing: {', '.join(missing)}")
-    record = {
-        "device": describe(device),
-        "versions": versions("transformers", "peft"),
-        "protocol": protocol,
+def made() -> Record:
+    """On what, and with which versions."""
+    found = {name: version for name, version in versions("transformers", "peft").items() if version}
+    return {
+        "device": describe(default_device()),
+        "versions": found,
         "date": datetime.now(timezone.utc).date().isoformat(),
-        **more,
-        "runs": [done[name] for name in names],
     }
+
+
+def collect(folder: Path, names: Iterable[str], out: Path, protocol: Record) -> None:
+    """Put the runs of a table into one file, which names those that are missing."""
+    done, names = records(folder), list(names)
+    missing = [name for name in names if name not in done]
+    runs, machines = [], []
+    for name in names:
+        if name in done:
+            run = dict(done[name])
+            machine = run.pop("made")
+            if machine not in machines:
+                machines.append(machine)
+            runs.append({**run, "made": machines.index(machine)})
+    record = {"protocol": protocol, "made": machines, "missing": missing, "runs": runs}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(_readable(record), encoding="utf-8")
+    print(f"{out}: {len(runs)} runs" + (f", {len(missing)} are missing" if missing else ""))
 
 
 def _readable(record: Record) -> str:
@@ -96,3 +107,20 @@ def _readable(record: Record) -> str:
     head = json.dumps(record, indent=2, ensure_ascii=False)[:-2]
     lines = ",\n    ".join(json.dumps(run, ensure_ascii=False) for run in runs)
     return f'{head},\n  "runs": [\n    {lines}\n  ]\n}}\n'
+
+
+def restore(results: Path, folder: Path) -> None:
+    """Put the runs of a results file back, each into a file of its own."""
+    record = json.loads(results.read_text(encoding="utf-8"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for run in record["runs"]:
+        run["made"] = record["made"][run["made"]]
+        text = json.dumps(run, ensure_ascii=False)
+        (folder / f"{run['run']}.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Put the runs of a results file back.")
+    parser.add_argument("results", type=Path)
+    parser.add_argument("folder", type=Path)
+    restore(**vars(parser.parse_args()))

@@ -13,125 +13,51 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import gzip
 import itertools
-import json
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import _jobs
-import numpy as np
 import torch
 from _common import default_device
-from _loop import Batch, Distance, train
+from _glue import TASKS, Data
+from _loop import Distance, train
 from torch import Tensor, nn
 
 from holdfast import RandomInit, RecAdamUpdate, Recipe
 from holdfast.anneal import Sigmoid
-from holdfast.hosts._updates import order_of
 from holdfast.run import Run
 
-#: Of each task: its metric, the length to cut at, and how many classes it has (1: a number).
-TASKS = {
-    "cola": ("matthews", 64, 2),
-    "stsb": ("pearson", 128, 1),
-    "mrpc": ("accuracy", 128, 2),
-    "rte": ("accuracy", 128, 2),
-    "sst2": ("accuracy", 64, 2),
-}
 UPDATES, BATCH, LR, PULL, SEEDS = 1000, 32, 5e-5, 0.1, 5
 K, T0 = (0.02, 0.1, 0.5), (0.1, 0.3)
 #: RecAdam's t0 and width as shares of the run: what the library's defaults are chosen from.
-LAYOUTS = {"a": (0.25, 0.02), "b": (0.5, 0.1), "c": (0.5, 0.3)}
+LAYOUTS = {
+    "a": (0.25, 0.02), "b": (0.5, 0.1), "c": (0.5, 0.3), "d": (0.3, 0.05), "e": (0.3, 0.1),
+}  # fmt: skip
 FIGURE_2 = ("stsb", "cola")
 MARKS = 20  # updates between two points of a curve
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
-class Data:
-    """A task's samples as tensors on a device."""
-
-    def __init__(self, task: str, folder: Path, tokenizer: Any, device: torch.device) -> None:
-        self.metric, length, self.classes = TASKS[task]
-        self.splits = {}
-        for split in ("train", "dev"):
-            rows = read(folder / "glue" / f"{task}-{split}.jsonl.gz")
-            first = [row.get("sentence", row.get("sentence1")) for row in rows]
-            second = [row["sentence2"] for row in rows] if "sentence2" in rows[0] else None
-            made = tokenizer(
-                first, second, truncation=True, max_length=length, padding="max_length",
-                return_tensors="pt", return_token_type_ids=True,
-            )  # fmt: skip
-            labels = torch.tensor([row["label"] for row in rows])
-            labels = labels.float() if self.classes == 1 else labels.long()
-            self.splits[split] = {k: v.to(device) for k, v in made.items()} | {
-                "labels": labels.to(device)
-            }
-
-    def batches(self, seed: int) -> Iterator[Batch]:
-        rows = self.splits["train"]
-        size = len(rows["labels"])
-        for epoch in range(-(-UPDATES // (size // BATCH))):
-            order = order_of(epoch, size, seed).to(rows["labels"].device)
-            for begin in range(0, size - BATCH + 1, BATCH):
-                some = order[begin : begin + BATCH]
-                yield {name: value[some] for name, value in rows.items()}
-
-    @torch.no_grad()
-    def predictions(self, model: nn.Module) -> np.ndarray[Any, Any]:
-        rows = {k: v for k, v in self.splits["dev"].items() if k != "labels"}
-        device = rows["input_ids"].device
-        model.eval()
-        said = []
-        for begin in range(0, len(rows["input_ids"]), 512):
-            some = {name: value[begin : begin + 512] for name, value in rows.items()}
-            with torch.autocast(device.type, torch.bfloat16):
-                said.append(model(**some).logits.float())
-        return torch.cat(said).cpu().numpy()
-
-    def figures(self, said: np.ndarray[Any, Any]) -> dict[str, float]:
-        """The metric on all of dev, and on its halves: the first to choose by."""
-        labels = self.splits["dev"]["labels"].cpu().numpy()
-        shuffled = np.random.default_rng(0).permutation(len(labels))
-        halves = np.array_split(shuffled, 2)
-        parts = {"dev": shuffled, "half_a": halves[0], "half_b": halves[1]}
-        found = {name: score(self.metric, said[i], labels[i]) for name, i in parts.items()}
-        if self.metric == "accuracy":
-            found["f1"] = score("f1", said, labels)
-        return {name: round(100 * value, 3) for name, value in found.items()}
-
-
-def score(metric: str, said: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> float:
-    """GLUE's metrics, from logits."""
-    if metric == "pearson":
-        return float(np.corrcoef(said[:, 0], labels)[0, 1])
-    chosen = said.argmax(1)
-    if metric == "accuracy":
-        return float((chosen == labels).mean())
-    tp, tn = int(((chosen == 1) & (labels == 1)).sum()), int(((chosen == 0) & (labels == 0)).sum())
-    fp, fn = int(((chosen == 1) & (labels == 0)).sum()), int(((chosen == 0) & (labels == 1)).sum())
-    if metric == "f1":
-        return 2 * tp / max(1, 2 * tp + fp + fn)
-    below = math.sqrt(float((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
-    return (tp * tn - fp * fn) / below if below else 0.0
 
 
 class Lab:
     """The pretrained model, and tasks when they are asked for."""
 
     def __init__(self, model: Path, data: Path, device: torch.device) -> None:
-        from transformers import AutoTokenizer, BertModel
+        self.path, self.folder, self.device = model, data, device
 
-        self.device, self.folder = device, data
-        self.tokenizer = AutoTokenizer.from_pretrained(model)
-        self.base = BertModel.from_pretrained(model, attn_implementation="sdpa")
-        self.base.float()
+    @functools.cached_property
+    def base(self) -> Any:
+        from transformers import BertModel
+
+        return BertModel.from_pretrained(self.path, attn_implementation="sdpa").float()
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.path)
 
     @functools.cache  # noqa: B019
     def task(self, name: str) -> Data:
@@ -143,9 +69,10 @@ class Lab:
         torch.manual_seed(seed)
         config = copy.deepcopy(self.base.config)
         config.num_labels = classes
-        model = BertForSequenceClassification(config)
+        model: Any = BertForSequenceClassification(config)
         model.bert.load_state_dict(self.base.state_dict())
-        return model.to(self.device)
+        made: nn.Module = model.to(self.device)
+        return made
 
     def run(
         self, name: str, recipe: Recipe, seed: int, *, coupled: Sigmoid | None = None,
@@ -170,7 +97,7 @@ class Lab:
 
         train(
             run,
-            itertools.islice(data.batches(seed), UPDATES),
+            itertools.islice(data.batches(BATCH, seed), UPDATES),
             lambda batch: run.loss(batch, float(BATCH), 1),
             [1 - update / UPDATES for update in range(UPDATES)],
             clip_norm=1.0,
@@ -194,7 +121,7 @@ def couple(model: nn.Module, distance: Distance, anneal: Sigmoid) -> Callable[[i
 
     def before(update: int) -> None:
         lam = anneal(update)
-        gradients = [p.grad for p in body]
+        gradients = [p.grad for p in body if p.grad is not None]
         torch._foreach_mul_(gradients, lam)
         torch._foreach_add_(
             gradients, torch._foreach_sub(distance.now, distance.then), alpha=(1 - lam) * PULL / LR
@@ -212,34 +139,34 @@ def recadam(k: float, t0: float, start: str) -> Recipe:
 Jobs = dict[str, Callable[[], dict[str, Any]]]
 
 
-def first_jobs(lab: Lab) -> Jobs:
-    """All but what the grid chooses."""
+def grid_jobs(lab: Lab) -> Jobs:
+    """The grid with one seed, and plain fine-tuning with all."""
     jobs: Jobs = {}
     for task in TASKS:
         curve = task in FIGURE_2
-        jobs[f"{task}-vanilla-0"] = functools.partial(
-            lab.run, task, Recipe(), 0, method="vanilla", curve=curve
-        )
-        for start in ("pi", "ri"):
-            for k in K:
-                for t0 in T0:
-                    jobs |= recadam_job(lab, task, start, k, t0, 0, curve=curve and t0 == T0[1])
-        for seed in range(1, SEEDS):
+        for seed in range(SEEDS):
             jobs[f"{task}-vanilla-{seed}"] = functools.partial(
-                lab.run, task, Recipe(), seed, method="vanilla"
+                lab.run, task, Recipe(), seed, method="vanilla", curve=curve and seed == 0
             )
-    for seed in range(SEEDS):
-        for task in TASKS:
-            jobs |= recadam_job(lab, task, "pi", K[1], T0[1], seed, curve=False)
-            jobs[f"{task}-coupled-{seed}"] = functools.partial(
-                lab.run, task, Recipe(), seed, method="coupled", k=K[1], t0=T0[1],
-                coupled=Sigmoid(k=K[1], t0=T0[1] * UPDATES),
+        for start, k, t0 in itertools.product(("pi", "ri"), K, T0):
+            jobs |= recadam_job(lab, task, start, k, t0, 0, curve=curve and t0 == T0[1])
+    return jobs
+
+
+def other_jobs(lab: Lab) -> Jobs:
+    """Coupled and decoupled at one point of the grid; RecAdam laid out in other ways."""
+    jobs: Jobs = {}
+    for seed, task in itertools.product(range(SEEDS), TASKS):
+        jobs |= recadam_job(lab, task, "pi", K[1], T0[1], seed)
+        jobs[f"{task}-coupled-{seed}"] = functools.partial(
+            lab.run, task, Recipe(), seed, method="coupled", k=K[1], t0=T0[1],
+            coupled=Sigmoid(k=K[1], t0=T0[1] * UPDATES),
+        )  # fmt: skip
+        for layout, (t0, width) in LAYOUTS.items():
+            jobs[f"{task}-layout-{layout}-{seed}"] = functools.partial(
+                lab.run, task, Recipe(update=RecAdamUpdate(t0=t0, width=width)), seed,
+                method="layout", t0=t0, width=width,
             )  # fmt: skip
-            for layout, (t0, width) in LAYOUTS.items():
-                jobs[f"{task}-layout-{layout}-{seed}"] = functools.partial(
-                    lab.run, task, Recipe(update=RecAdamUpdate(t0=t0, width=width)), seed,
-                    method="layout", t0=t0, width=width,
-                )  # fmt: skip
     return jobs
 
 
@@ -274,25 +201,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin none later")
     parser.add_argument("--only", default="", help="runs whose names hold this")
     parser.add_argument("--collect", type=Path, metavar="FILE.json")
     args = parser.parse_args()
+    if not args.collect and None in (args.model, args.data):
+        parser.error("to run, pass --model and --data")
     torch.set_float32_matmul_precision("high")
-    lab = Lab(args.model, args.data, default_device())
-    first = {name: job for name, job in first_jobs(lab).items() if args.only in name}
+    lab, begin = Lab(args.model, args.data, default_device()), time.monotonic()
+    grid, others = grid_jobs(lab), other_jobs(lab)
+
+    def work(jobs: Jobs) -> None:
+        some = {name: job for name, job in jobs.items() if args.only in name}
+        _jobs.work(some, args.runs, args.seconds - (time.monotonic() - begin))
+
     if not args.collect:
-        _jobs.work(first, args.runs, args.seconds)
+        work(grid)
+        done = _jobs.records(args.runs)
+        while any(name not in done for name in grid) and not args.only:  # others are at it
+            if time.monotonic() - begin > args.seconds:
+                return
+            time.sleep(1)
+            done = _jobs.records(args.runs)
+        work(others if args.only else chosen_jobs(lab, done) | others)
+        return
     done = _jobs.records(args.runs)
-    if args.only or any(name not in done for name in first):
-        return
-    second = chosen_jobs(lab, done)
-    if not args.collect:
-        _jobs.work(second, args.runs, args.seconds)
-        return
     protocol = {
         "model": "all-MiniLM-L6-v2", "updates": UPDATES, "batch": BATCH, "lr": LR,
         "schedule": "linear to 0, no warm-up", "clip_norm": 1.0, "pull": PULL,
@@ -304,8 +240,7 @@ def main() -> None:
             for task in TASKS for start in ("pi", "ri")
         },
     }  # fmt: skip
-    names = list(first | second)
-    _jobs.collect(args.runs, names, args.collect, default_device(), protocol)
+    _jobs.collect(args.runs, grid | chosen_jobs(lab, done) | others, args.collect, protocol)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,265 @@
+"""A language model learns maths: what do the methods, alone and together, learn and retain?
+
+SmolLM2-135M-Instruct is fine-tuned on GSM8K (one epoch, batches of 32, float32 weights with
+bfloat16 autocast, 3 % warm-up, then linear to 0, gradients clipped to 1), at a learning rate where
+plain fine-tuning truly forgets. Every trained model is tested as it is and at four points of
+WiSE-FT on its way: GSM8K; WikiText-2, MBPP, LAMBADA, PIQA, ARC, BoolQ, WinoGrande, MMLU; the
+distance of its weights; KL(base‖tuned) on GSM8K and on texts of the base's own.
+
+    python benchmarks/papers/language.py --model SMOLLM2 --data DATA --runs RUNS
+    python benchmarks/papers/language.py … --collect benchmarks/papers/results/language.json
+
+SMOLLM2 is a directory that transformers reads, DATA holds lm/*.gz. Processes that are started side
+by side with the same RUNS share the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from _jobs import Record, collect, work
+from _lm_tests import Tests, draw, load, make_tests
+from _lm_train import BATCH, loss_of, make_batches, weights_of
+from _loop import train
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from _common import default_device
+from additivity_lm import answers, read
+
+from holdfast import (
+    EWC,
+    L2SP,
+    Flow,
+    HalfFineTuning,
+    LoRA,
+    MoFOUpdate,
+    RecAdamUpdate,
+    Recipe,
+    Reference,
+    Run,
+    WiseFT,
+    pad_collate,
+)
+
+SEEDS = (0, 1, 2)
+ALPHAS = (0.5, 0.7)
+LORA_LR = 3.0  # times the others': adapters want more
+EWC_SAMPLES = 40  # half a second each: labels are drawn on the CPU, gradients taken one by one
+
+
+class Plan(NamedTuple):
+    """A recipe, its learning rate as a multiple of the others', and how often it is run."""
+
+    recipe: Recipe
+    lr: float = 1.0
+    seeds: Sequence[int] = SEEDS
+
+
+def recadam(t0: float, width: float, **stages: Any) -> Recipe:
+    return Recipe(update=RecAdamUpdate(t0=t0, width=width), **stages)
+
+
+def plans(lr: float) -> dict[str, Plan]:
+    """What is compared."""
+    flow, lora, l2sp = Flow(), LoRA(r=16), L2SP()
+    main = {
+        "standard": Plan(Recipe()),
+        "standard-0.5lr": Plan(Recipe(), 0.5),
+        "standard-0.2lr": Plan(Recipe(), 0.2),
+        "flow": Plan(Recipe(objective=flow)),
+        "recadam-0.25-0.02": Plan(recadam(0.25, 0.02)),
+        "recadam-0.3-0.1": Plan(recadam(0.3, 0.1)),
+        "recadam-0.5-0.15": Plan(recadam(0.5, 0.15)),
+        "recadam-0.5-0.15+flow": Plan(recadam(0.5, 0.15, objective=flow)),
+        "l2-sp": Plan(Recipe(penalties=[l2sp])),
+        "flow+l2-sp": Plan(Recipe(objective=flow, penalties=[l2sp])),
+        "mofo": Plan(Recipe(update=MoFOUpdate())),
+        "hft": Plan(Recipe(trainable=HalfFineTuning())),
+        "ewc": Plan(Recipe(penalties=[EWC(samples=EWC_SAMPLES)])),
+        "lora": Plan(Recipe(trainable=lora), LORA_LR),
+        "lora+flow": Plan(Recipe(trainable=lora, objective=flow), LORA_LR),
+    }
+    more = {
+        "standard-0.1lr": Plan(Recipe(), 0.1),
+        "recadam-0.3-0.05": Plan(recadam(0.3, 0.05)),
+        "recadam-0.5-0.3": Plan(recadam(0.5, 0.3)),
+        "recadam-0.5-0.6": Plan(recadam(0.5, 0.6)),
+        "recadam-0.5-0.3+flow": Plan(recadam(0.5, 0.3, objective=flow)),
+        "recadam-0.3-0.1-0.5lr": Plan(recadam(0.3, 0.1), 0.5),
+        "l2-sp-0.5lr": Plan(Recipe(penalties=[l2sp]), 0.5),
+        "l2-sp-weak": Plan(Recipe(penalties=[L2SP(0.002 / lr)])),
+        "flow-token": Plan(Recipe(objective=Flow(level="token"))),
+        "mofo+flow": Plan(Recipe(update=MoFOUpdate(), objective=flow)),
+        "hft+flow": Plan(Recipe(trainable=HalfFineTuning(), objective=flow)),
+    }
+    return main | {name: plan._replace(seeds=SEEDS[:1]) for name, plan in more.items()}
+
+
+class Bench:
+    """What all runs of a process share, made when it is first needed."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.device = args, default_device()
+        self.prepared = args.runs / "prepared"
+        self.folder: Any = args.data and args.data / "lm"
+
+    def kept(self, name: str, make: Callable[[], Any]) -> Any:
+        """What this or another process has made."""
+        file = self.prepared / f"{name}.json"
+        if not file.exists():
+            self.prepared.mkdir(parents=True, exist_ok=True)
+            part = file.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(make()), encoding="utf-8")
+            part.rename(file)
+        return json.loads(file.read_text(encoding="utf-8"))
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.args.model)
+
+    @functools.cached_property
+    def samples(self) -> list[dict[str, list[int]]]:
+        """The training data."""
+        rows = read(self.folder / "gsm8k-train.jsonl.gz")[: self.args.samples]
+        found: list[dict[str, list[int]]] = self.kept(
+            f"train-{len(rows)}", lambda: answers(self.tokenizer, rows)
+        )
+        return found
+
+    @functools.cached_property
+    def base(self) -> Reference:
+        """The pretrained weights, in the checkpoint's own dtype."""
+        return Reference.open(self.args.model, device=self.device)
+
+    @functools.cached_property
+    def tests(self) -> Tests:
+        limit, model = self.args.limit, load(self.args.model, self.device)
+        tests = self.kept(f"tests-{limit}", lambda: make_tests(self.tokenizer, self.folder, limit))
+        texts = min(64, limit)
+        drawn = self.kept(f"drawn-{texts}", lambda: draw(model, self.tokenizer, texts))
+        questions = read(self.folder / "gsm8k-test.jsonl.gz")[: min(200, limit)]
+        return Tests(tests, drawn, model, self.tokenizer, questions if self.args.generate else ())
+
+    def pretrained(self) -> Record:
+        """The model before anything."""
+        point = self.tests.measure(load(self.args.model, self.device), write=True)
+        return {"recipe": "pretrained", "points": {"1": {**point, "distance": 0.0}}}
+
+    def run(self, name: str, recipe: Recipe, lr: float, seed: int) -> Record:
+        """Train by a recipe, and test what comes of it and what lies on the way."""
+        tests, begin = self.tests, time.monotonic()
+        torch.manual_seed(seed)
+        run = Run(
+            recipe, load(self.args.model, self.device), self.samples, lr=lr, collate=pad_collate,
+            cache=self.prepared, progress=False, seed=seed,
+        )  # fmt: skip
+        batches = make_batches(self.samples, weights_of(run), seed, self.device)
+        updates = len(batches)
+        losses: list[Tensor] = []
+        ready = time.monotonic()
+        train(
+            run, batches, loss_of(run.model), schedule(updates), clip_norm=1.0,
+            autocast=torch.bfloat16 if self.device.type == "cuda" else None,
+            after_step=lambda _, loss: losses.append(loss.clone()),
+        )  # fmt: skip
+        last = float(torch.stack(losses[-20:]).mean())
+        model: Any = run.finish()
+        if hasattr(model, "merge_and_unload"):  # from here on LoRA is weights like any others
+            model = model.merge_and_unload()
+        model.eval().zero_grad(set_to_none=True)
+        del run, batches
+        most = self.free()
+        trained = time.monotonic()
+        distance = self.base.distance(model)
+        points = {1.0: tests.measure(model, write=True)}
+        points |= WiseFT().sweep(model, self.base, ALPHAS, tests.measure)
+        for alpha, point in points.items():
+            point["distance"] = round(alpha * distance.total, 4)
+            point["relative_distance"] = round(alpha * distance.relative, 6)
+        return {
+            "recipe": name, "seed": seed, "lr": lr, "settings": settings(recipe),
+            "updates": updates, "train_loss": round(last, 5),
+            "points": {f"{alpha:g}": point for alpha, point in points.items()},
+            "prepare_seconds": round(ready - begin, 1), "train_seconds": round(trained - ready, 1),
+            "gigabytes": max(most, self.free()),
+        }  # fmt: skip
+
+    def free(self) -> float:
+        """Give unused memory back, and say how much was taken at most since the last time."""
+        gc.collect()
+        if self.device.type != "cuda":
+            return 0.0
+        most = torch.cuda.max_memory_reserved() / 1e9
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return round(most, 1)
+
+
+def schedule(total: int) -> list[float]:
+    """Factors of the learning rate: 3 % warm-up, then linear to 0."""
+    return [min((update + 1) / (0.03 * total), 1 - update / total) for update in range(total)]
+
+
+def settings(recipe: Recipe) -> Record:
+    """What a recipe changes of plain fine-tuning, by stage, without what is not given."""
+    plain, given = Recipe().to_dict(), recipe.to_dict()
+    changed = {stage: value for stage, value in given.items() if value != plain[stage]}
+    ones = {stage: value[0] if stage == "penalties" else value for stage, value in changed.items()}
+    return {s: {k: v for k, v in one.items() if v is not None} for s, one in ones.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--runs", type=Path, required=True, help="where the runs' records go")
+    parser.add_argument("--only", default="", help="runs whose names hold this")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no run after this")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--samples", type=int, default=7473, help="of the training data")
+    parser.add_argument("--limit", type=int, default=500, help="rows of a test; of MMLU twice that")
+    parser.add_argument("--no-generate", dest="generate", action="store_false")
+    parser.add_argument("--collect", type=Path, help="only put the finished runs into this file")
+    args = parser.parse_args()
+    if not args.collect and None in (args.model, args.data):
+        parser.error("to run, pass --model and --data")
+
+    torch.set_float32_matmul_precision("high")
+    bench = Bench(args)
+    jobs: dict[str, Callable[[], Record]] = {"pretrained": bench.pretrained}
+    for seed in SEEDS:
+        for name, plan in plans(args.lr).items():
+            if seed in plan.seeds:
+                lr = plan.lr * args.lr
+                jobs[f"{name}-s{seed}"] = functools.partial(bench.run, name, plan.recipe, lr, seed)
+    jobs = {name: job for name, job in jobs.items() if args.only in name}
+    if args.collect is None:
+        sys.exit(1 if work(jobs, args.runs, args.seconds) else 0)
+    protocol = {
+        "model": "SmolLM2-135M-Instruct (Q4_1, dequantised)", "target": "GSM8K", "epochs": 1,
+        "batch_size": BATCH, "lr": args.lr, "samples": args.samples, "rows_a_test": args.limit,
+        "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1",
+        "testing": "bfloat16 autocast, float32 logits", "ewc_samples": EWC_SAMPLES,
+    }  # fmt: skip
+    collect(args.runs, jobs, args.collect, protocol)
+
+
+if __name__ == "__main__":
+    main()

