@@ -16,7 +16,7 @@ from holdfast import Reference
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("script", ["readme.py", "performance.py"])
+@pytest.mark.parametrize("script", ["readme.py", "performance.py", "papers/page.py"])
 def test_the_pages_tables_are_the_committed_results(script):
     script = ROOT / "benchmarks" / script
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)

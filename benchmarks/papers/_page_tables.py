@@ -1,0 +1,189 @@
+"""The tables of docs/results.md on vision, language and what predicts forgetting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from _pages import number, table
+from _summary import Point, Results, Table, at_target, spearman
+
+VISION = {
+    "probe": "pretrained body, new head (linear probe)",
+    "standard": "plain fine-tuning, SGD",
+    "l2-sp": "L2-SP, SGD",
+    "l2-sp-strong": "– ten times as strong",
+    "flow": "FLOW, SGD",
+    "flow+l2-sp": "FLOW + L2-SP, SGD",
+    "standard-adamw": "plain fine-tuning, AdamW",
+    "l2-sp-adamw": "L2-SP, AdamW",
+    "ewc-adamw": "EWC, AdamW",
+    "hft-adamw": "HFT, AdamW",
+    "flow-adamw": "FLOW, AdamW",
+    "mofo": "MoFO",
+    "mofo+flow": "MoFO + FLOW",
+    "recadam-25-02": "RecAdam, t0 .25, width .02",
+    "recadam-30-05": "RecAdam, t0 .3, width .05",
+    "recadam-30-10": "RecAdam, t0 .3, width .1",
+    "recadam-50-06": "RecAdam, t0 .5, width .06",
+    "recadam-50-15": "RecAdam, t0 .5, width .15",
+    "recadam-50-30": "RecAdam, t0 .5, width .3",
+    "recadam+flow-50-06": "RecAdam + FLOW, t0 .5, width .06",
+    "recadam+flow-50-15": "RecAdam + FLOW, t0 .5, width .15",
+}
+LANGUAGE = {
+    "pretrained": "pretrained",
+    "standard": "plain fine-tuning",
+    "standard-0.5lr": "– at half the learning rate",
+    "standard-0.2lr": "– at a fifth",
+    "standard-0.1lr": "– at a tenth",
+    "flow": "FLOW",
+    "flow-token": "FLOW, by token",
+    "l2-sp": "L2-SP",
+    "l2-sp-0.5lr": "– at half the learning rate",
+    "l2-sp-weak": "– a fifth as strong",
+    "flow+l2-sp": "FLOW + L2-SP",
+    "ewc": "EWC",
+    "mofo": "MoFO",
+    "mofo+flow": "MoFO + FLOW",
+    "hft": "HFT",
+    "hft+flow": "HFT + FLOW",
+    "lora": "LoRA",
+    "lora+flow": "LoRA + FLOW",
+    "recadam-0.25-0.02": "RecAdam, t0 .25, width .02",
+    "recadam-0.3-0.05": "RecAdam, t0 .3, width .05",
+    "recadam-0.3-0.1": "RecAdam, t0 .3, width .1",
+    "recadam-0.3-0.1-0.5lr": "– at half the learning rate",
+    "recadam-0.5-0.15": "RecAdam, t0 .5, width .15",
+    "recadam-0.5-0.3": "RecAdam, t0 .5, width .3",
+    "recadam-0.5-0.6": "RecAdam, t0 .5, width .6",
+    "recadam-0.5-0.15+flow": "RecAdam + FLOW, t0 .5, width .15",
+    "recadam-0.5-0.3+flow": "RecAdam + FLOW, t0 .5, width .3",
+}
+TESTS = {
+    "piqa": "PIQA", "arc_easy": "ARC-e", "arc_challenge": "ARC-c", "boolq": "BoolQ",
+    "winogrande": "WinoGrande", "lambada": "LAMBADA", "mmlu": "MMLU",
+}  # fmt: skip
+#: GSM8K's loss at which recipes are compared: all that learn get there, as they are or by WiSE-FT.
+TARGET = 0.64
+
+
+def of_vision(results: Results, model: str) -> Table:
+    return Table(results.where(model=model), "alpha")
+
+
+def of_language(results: Results) -> Table:
+    return Table(results.runs, "points")
+
+
+def known(found: Table, titles: Mapping[str, str]) -> list[str]:
+    """The recipes that were run, in the order of the titles."""
+    return [recipe for recipe in titles if recipe in found.recipes]
+
+
+def vision(results: Results, model: str) -> str:
+    found = of_vision(results, model)
+    rows = []
+    for recipe in known(found, VISION):
+        point = found.point(recipe)
+        cells = [number(point[f], 1) for f in ("imagenet", "target")]
+        cells.append(number((point["imagenet"] + point["target"]) / 2, 1))
+        cells.append(number(point["distance"], 2))
+        half = [p for p in found.path(recipe) if p.alpha == 0.5]
+        cells += [number(half[0][f], 1) if half else "—" for f in ("imagenet", "target")]
+        rows.append([VISION[recipe], *cells, str(point.seeds)])
+    name = {"mobilenet-v2": "MobileNetV2", "efficientnet-lite0": "EfficientNet-Lite0"}[model]
+    head = [name, "ImageNet", "Flowers102", "average", "‖θ−θ*‖", "ImageNet, α ½", "Flowers102, α ½"]
+    return table([*head, "seeds"], rows)
+
+
+def language(results: Results) -> str:
+    """What is learned and kept, in losses."""
+    found = of_language(results)
+    rows = []
+    for recipe in known(found, LANGUAGE):
+        point = found.point(recipe)
+        path = [*found.path(recipe), found.point("pretrained")]
+        matched = at_target(path, "gsm8k_nll", TARGET, "wikitext_nll")
+        if recipe == "pretrained" or point["gsm8k_nll"] > TARGET:
+            matched = None
+        cells = [number(point["gsm8k_nll"], 3), number(100 * point["gsm8k_match"], 1)]
+        cells += [number(point[f], 3) for f in ("wikitext_nll", "mbpp_nll", "lambada_nll")]
+        cells += [number(100 * point["retained_accuracy"], 1), number(matched, 3)]
+        rows.append([LANGUAGE[recipe], *cells, str(point.seeds)])
+    head = ["", "GSM8K", "– exact, %", "WikiText-2", "MBPP", "LAMBADA", "seven tests, %"]
+    return table([*head, f"WikiText-2 at GSM8K {TARGET:g}", "seeds"], rows)
+
+
+def accuracies(results: Results) -> str:
+    """The seven tests one by one."""
+    found = of_language(results)
+    rows = []
+    for recipe in known(found, LANGUAGE):
+        point = found.point(recipe)
+        cells = [number(100 * point[test], 1) for test in TESTS]
+        rows.append([LANGUAGE[recipe], *cells])
+    return "Accuracy in %, one by one:\n\n" + table(["", *TESTS.values()], rows)
+
+
+def additivity(of_lm: Results, of_images: Results) -> str:
+    """What FLOW changes, on top of each method it was run with."""
+    found, images = of_language(of_lm), of_vision(of_images, "mobilenet-v2")
+    pairs = [
+        ("standard", "flow"), ("l2-sp", "flow+l2-sp"), ("mofo", "mofo+flow"), ("hft", "hft+flow"),
+        ("lora", "lora+flow"), ("recadam-0.5-0.15", "recadam-0.5-0.15+flow"),
+        ("recadam-0.5-0.3", "recadam-0.5-0.3+flow"),
+    ]  # fmt: skip
+    rows = []
+    for alone, both in pairs:
+        if alone in found.recipes and both in found.recipes:
+            a, b = found.point(alone), found.point(both)
+            cells = [f"{b[f] - a[f]:+.3f}".replace("-", "−") for f in ("gsm8k_nll", "wikitext_nll")]
+            rows.append([LANGUAGE[alone], *cells])
+    first = table(["FLOW added to", "GSM8K", "WikiText-2"], rows)
+    pairs = [
+        ("standard", "flow"), ("l2-sp", "flow+l2-sp"), ("standard-adamw", "flow-adamw"),
+        ("mofo", "mofo+flow"), ("recadam-50-06", "recadam+flow-50-06"),
+        ("recadam-50-15", "recadam+flow-50-15"),
+    ]  # fmt: skip
+    rows = []
+    for alone, both in pairs:
+        if alone in images.recipes and both in images.recipes:
+            a, b = images.point(alone), images.point(both)
+            cells = [f"{b[f] - a[f]:+.1f}".replace("-", "−") for f in ("target", "imagenet")]
+            rows.append([VISION[alone], *cells])
+    return first + "\n\n" + table(["FLOW added to", "Flowers102", "ImageNet"], rows)
+
+
+def lost(points: Sequence[Point], field: str, base: Point, sign: float) -> list[float]:
+    return [sign * (p[field] - base[field]) for p in points]
+
+
+def correlations(of_images: Results, of_lm: Results) -> dict[str, dict[str, float]]:
+    """By table: Spearman's ρ of what was lost with what might tell it, trained models only."""
+    found: dict[str, dict[str, float]] = {}
+    for model in ("mobilenet-v2", "efficientnet-lite0"):
+        images = of_vision(of_images, model)
+        points = [images.point(r) for r in images.recipes if r != "probe"]
+        gone = lost(points, "imagenet", images.point("probe"), -1)
+        found[f"{model}: ImageNet accuracy"] = {
+            f: spearman([p[f] for p in points], gone) for f in ("distance", "kl")
+        }
+    texts = of_language(of_lm)
+    points = [texts.point(r) for r in texts.recipes if r != "pretrained"]
+    for field, name, sign in (
+        ("wikitext_nll", "SmolLM2: WikiText-2 loss", 1),
+        ("mbpp_nll", "SmolLM2: MBPP loss", 1),
+        ("retained_accuracy", "SmolLM2: seven tests", -1),
+    ):
+        gone = lost(points, field, texts.point("pretrained"), sign)
+        kinds = {"distance": "distance", "kl_gsm8k": "kl", "kl_context_free": "context-free"}
+        found[name] = {to: spearman([p[f] for p in points], gone) for f, to in kinds.items()}
+    return found
+
+
+def predictors(of_images: Results, of_lm: Results) -> str:
+    found = correlations(of_images, of_lm)
+    kinds = ("distance", "kl", "context-free")
+    rows = [[name, *(number(row.get(kind), 2) for kind in kinds)] for name, row in found.items()]
+    head = ["lost", "distance ‖θ−θ*‖", "KL on the target's inputs", "KL, context-free"]
+    return table(head, rows)

@@ -1,0 +1,182 @@
+"""The pictures of docs/results.md, as SVG."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _summary import Results, Table
+
+from holdfast.anneal import Sigmoid
+
+importlib.import_module("matplotlib").use("svg")
+plt: Any = importlib.import_module("matplotlib.pyplot")
+
+PLAIN, OURS, BOTH, OTHER, FLOW = "#6b7280", "#0f766e", "#7c3aed", "#b45309", "#2563eb"
+STYLE = {
+    "svg.hashsalt": "holdfast", "svg.fonttype": "none", "font.family": "sans-serif",
+    "font.size": 11, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.edgecolor": "#9ca3af", "axes.labelcolor": "#374151", "text.color": "#111827",
+    "xtick.color": "#6b7280", "ytick.color": "#6b7280", "axes.grid": True,
+    "grid.color": "#e5e7eb", "figure.facecolor": "white",
+}  # fmt: skip
+
+
+def digest(*results: Results) -> str:
+    """What tells the results that a picture was drawn of: it is kept in the picture."""
+    return hashlib.sha256("".join(r.text for r in results).encode()).hexdigest()[:16]
+
+
+def save(figure: Any, file: Path, *results: Results) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    about = {"Date": None, "Creator": None, "Description": f"results {digest(*results)}"}
+    figure.savefig(file, metadata=about, bbox_inches="tight")
+    plt.close(figure)
+    # Lines without blanks at their ends, as the repository wants them.
+    text = "\n".join(line.rstrip() for line in file.read_text(encoding="utf-8").splitlines())
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+class Label:
+    """What a point is called in a picture, in which colour, and where its name stands."""
+
+    def __init__(self, text: str, color: str, x: float = 7, y: float = -3) -> None:
+        self.text, self.color, self.x, self.y = text, color, x, y
+
+
+def frontier(table: Table, labels: Mapping[str, Label], x: str, y: str) -> tuple[Any, Any]:
+    """Points by what they learned and what they kept, and the ways of WiSE-FT to the base."""
+    figure, axes = plt.subplots(figsize=(7.6, 4.4))
+    for recipe, label in labels.items():
+        if recipe not in table.recipes:
+            continue
+        path = table.path(recipe)
+        xs, ys = [p[x] for p in path], [p[y] for p in path]
+        axes.plot(xs, ys, color=label.color, alpha=0.35, linewidth=1.2, marker="o", markersize=2.5)
+        axes.plot(xs[:1], ys[:1], "o", color=label.color, markersize=7, zorder=3)
+        side = "left" if label.x >= 0 else "right"
+        axes.annotate(
+            label.text, (xs[0], ys[0]), (label.x, label.y), textcoords="offset points",
+            color=label.color, ha=side, fontsize=10, zorder=4,
+        )  # fmt: skip
+    return figure, axes
+
+
+def vision(results: Results, folder: Path) -> None:
+    labels = {
+        "standard": Label("plain fine-tuning (SGD)", PLAIN, -8, 4),
+        "standard-adamw": Label("AdamW", PLAIN, -9, 0),
+        "l2-sp": Label("L2-SP", OTHER),
+        "l2-sp-adamw": Label("L2-SP (Adam)", OTHER, 6, 2),
+        "flow": Label("FLOW", FLOW, 8, 0),
+        "mofo": Label("MoFO", OTHER, -9, 2),
+        "hft-adamw": Label("HFT", OTHER, 8, 2),
+        "ewc-adamw": Label("EWC", OTHER, 8, -4),
+        "recadam-25-02": Label("RecAdam, short shift", OURS, 9, -1),
+        "recadam-50-06": Label("RecAdam", OURS, 8, 2),
+        "recadam+flow-50-15": Label("RecAdam + FLOW", BOTH, -6, -15),
+    }
+    table = Table(results.where(model="mobilenet-v2"), "alpha")
+    figure, axes = frontier(table, labels, "target", "imagenet")
+    probe = table.point("probe")
+    axes.plot(probe["target"], probe["imagenet"], "s", color="black", markersize=7)
+    axes.annotate(
+        "pretrained, new head", (probe["target"], probe["imagenet"]), (-4, 9),
+        textcoords="offset points", fontsize=10,
+    )  # fmt: skip
+    axes.set_xlabel("learned: Flowers102 accuracy, %")
+    axes.set_ylabel("kept: ImageNet accuracy, %")
+    axes.set_ylim(-3, 78)
+    axes.text(90, 3, "thin lines: WiSE-FT, α from 1 to ¼", fontsize=9, color=PLAIN)
+    save(figure, folder / "frontier-vision.svg", results)
+
+
+def language(results: Results, folder: Path) -> None:
+    labels = {
+        "standard": Label("plain fine-tuning", PLAIN, 8, -4),
+        "standard-0.5lr": Label("half the rate", PLAIN, 9, -6),
+        "standard-0.2lr": Label("a fifth of the rate", PLAIN, 9, -2),
+        "flow": Label("FLOW", FLOW, -8, 2),
+        "l2-sp": Label("L2-SP", OTHER, 8, 5),
+        "mofo": Label("MoFO", OTHER, 8, -2),
+        "hft": Label("HFT", OTHER, -8, 4),
+        "ewc": Label("EWC", OTHER, 8, -6),
+        "lora": Label("LoRA", OTHER, 7, 5),
+        "recadam-0.25-0.02": Label("RecAdam, short shift", OURS, -9, -6),
+        "recadam-0.5-0.15": Label("RecAdam", OURS, -8, -12),
+        "recadam-0.5-0.3+flow": Label("RecAdam + FLOW", BOTH, -8, 8),
+    }
+    table = Table(results.runs, "points")
+    figure, axes = frontier(table, labels, "gsm8k_nll", "wikitext_nll")
+    axes.axhline(
+        table.point("pretrained")["wikitext_nll"], color="black", linewidth=1, dashes=(4, 3)
+    )
+    axes.text(0.795, table.point("pretrained")["wikitext_nll"] - 0.012, "pretrained", fontsize=10)
+    axes.set_xlim(0.8, 0.56)
+    axes.invert_yaxis()
+    axes.set_xlabel("learned: GSM8K, nats a token (less is better, to the right)")
+    axes.set_ylabel("kept: WikiText-2, nats a token")
+    save(figure, folder / "frontier-language.svg", results)
+
+
+def figure_1(folder: Path) -> None:
+    """λ(t): from recalling to learning."""
+    figure, axes = plt.subplots(figsize=(6.2, 2.6))
+    t = np.arange(0, 1001)
+    for k, color in ((0.5, PLAIN), (0.05, FLOW), (0.01, OURS), (0.0, OTHER)):
+        anneal = Sigmoid(k=k, t0=300)
+        name = f"k = {k:g}" + (" (both alike, throughout)" if k == 0 else "")
+        axes.plot(t, [anneal(int(i)) for i in t], color=color, label=name)
+    axes.set_xlabel("update t, with t0 = 300")
+    axes.set_ylabel("λ(t)")
+    axes.legend(frameon=False, fontsize=9)
+    save(figure, folder / "recadam-figure-1.svg")
+
+
+def figure_2(results: Results, folder: Path, tasks: Sequence[str]) -> None:
+    """The target's loss and the distance to θ*, over the updates."""
+    figure, grid = plt.subplots(2, len(tasks), figsize=(4.4 * len(tasks), 5.2), sharex=True)
+    ways = [("vanilla", None, "plain Adam", PLAIN)]
+    ways += [
+        ("pi", k, f"RecAdam, k = {k:g}", color)
+        for k, color in zip(results.protocol["grid"]["k"], (OURS, FLOW, OTHER), strict=True)
+    ]
+    for column, task in enumerate(tasks):
+        for method, k, name, color in ways:
+            found = [r for r in results.where(task=task, method=method, seed=0) if "curve" in r]
+            for run in (r for r in found if k is None or r["k"] == k):
+                updates, losses, distances = zip(*run["curve"], strict=True)
+                grid[0][column].plot(updates, losses, color=color, label=name, linewidth=1.3)
+                grid[1][column].plot(updates, distances, color=color, linewidth=1.3)
+        grid[0][column].set_title({"stsb": "STS-B", "cola": "CoLA"}.get(task, task), fontsize=11)
+        grid[1][column].set_xlabel("update")
+    grid[0][0].set_ylabel("training loss")
+    grid[1][0].set_ylabel("‖θ − θ*‖")
+    grid[0][0].legend(frameon=False, fontsize=9)
+    save(figure, folder / "recadam-figure-2.svg", results)
+
+
+def draw_all(glue: Results, of_vision: Results, of_language: Results, folder: Path) -> None:
+    with plt.rc_context(STYLE):
+        figure_1(folder)
+        figure_2(glue, folder, ("stsb", "cola"))
+        vision(of_vision, folder)
+        language(of_language, folder)
+
+
+def stale(glue: Results, of_vision: Results, of_language: Results, folder: Path) -> list[str]:
+    """The pictures that are not there, or were drawn of other results."""
+    drawn: dict[str, tuple[Results, ...]] = {
+        "recadam-figure-1": (), "recadam-figure-2": (glue,), "frontier-vision": (of_vision,),
+        "frontier-language": (of_language,),
+    }  # fmt: skip
+    texts = {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("*.svg")}
+    return [
+        f"{name}.svg"
+        for name, results in drawn.items()
+        if f"results {digest(*results)}" not in texts.get(name, "")
+    ]
