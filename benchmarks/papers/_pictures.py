@@ -140,7 +140,7 @@ def figure_1(folder: Path) -> None:
 def figure_2(results: Results, folder: Path, tasks: Sequence[str]) -> None:
     """The target's loss and the distance to θ*, over the updates."""
     figure, grid = plt.subplots(2, len(tasks), figsize=(4.4 * len(tasks), 5.2), sharex=True)
-    ways = [("vanilla", None, "plain Adam", PLAIN)]
+    ways: list[tuple[str, float | None, str, str]] = [("vanilla", None, "plain Adam", PLAIN)]
     ways += [
         ("pi", k, f"RecAdam, k = {k:g}", color)
         for k, color in zip(results.protocol["grid"]["k"], (OURS, FLOW, OTHER), strict=True)
