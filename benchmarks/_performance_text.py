@@ -98,4 +98,4 @@ NOT_SAID = """\
 - Nothing here is on several GPUs, nor sharded.
 - A limit by memory says nothing on steps so small that launching them takes longer than they do:
   see the growth with size, and host ms.
-- Speed says nothing on what a method learns or retains: the [README](../README.md) has that."""
+- Speed says nothing on what a method learns or retains: [Results](results.md) has that."""

@@ -261,7 +261,7 @@ def reproduce() -> str:
         for name, command in COMMANDS.items()
     ]
     lines.append("python benchmarks/merge_and_drift.py --gb 4")
-    lines.append("python benchmarks/performance.py && python benchmarks/readme.py")
+    lines.append("python benchmarks/performance.py && python benchmarks/pages.py")
     block = "\n".join(["```bash", *lines, "```"])
     return (
         f"From a clone. Each script says in its `--help` what it does.\n\n{block}\n\n"

@@ -1,7 +1,9 @@
-"""Fill the tables of README.md from the registry and benchmarks/results/*.json.
+"""Fill the tables of README.md and of pages in docs/ from the registry and the committed results.
 
-python benchmarks/readme.py            # writes README.md
-python benchmarks/readme.py --check    # only says whether it agrees
+A table stands between ``<!-- name -->`` and ``<!-- /name -->``; name is a function here.
+
+python benchmarks/pages.py            # writes the pages
+python benchmarks/pages.py --check    # only says whether they agree
 """
 
 from __future__ import annotations
@@ -10,9 +12,13 @@ import argparse
 import itertools
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
-from _pages import RECADAM, ROOT, Results, number, scoring, table
+sys.path.append(str(Path(__file__).resolve().parent / "papers"))
+
+import _headlines
+from _pages import ROOT, Results, number, scoring, table
 
 from holdfast import registry
 from holdfast.compare.results import Measured, RunResult, summarise
@@ -174,9 +180,7 @@ def speed() -> str:
         "RecAdam, moments of 8 bits, bfloat16 anchors": (gpu, "recadam_8bit", ""),
         "– and bfloat16 weights": (gpu, "recadam_8bit", ", bfloat16"),
         "RecAdam after annealing": (gpu, "recadam_after_annealing", ""),
-        RECADAM["plain_loop"]: (gpu, "plain_loop", ""),
         "MoFO, 15 %": ("mofo_step_h200", "mofo_fused", ""),
-        "MoFO as a plain loop": ("mofo_step_h200", "plain_loop", ""),
     }
     rows = [
         [title, *(number(RESULTS.figure(name, case + dtype, impl)) for case in cases)]
@@ -199,24 +203,35 @@ def speed() -> str:
     return "\n\n".join([table(heads, rows), " ".join(others), scoring(RESULTS, "flow_score_h200")])
 
 
+PAGES = ("README.md", "docs/choose.md", "docs/compare.md", "docs/measure.md", "docs/resume.md")
+PARTS = {
+    part.__name__: part
+    for part in (
+        _headlines.frontier, _headlines.headlines, _headlines.results,
+        methods, speed, compare, real, tune, digits, additivity, forgetting, ranks,
+    )
+}  # fmt: skip
+_PART = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """A page with what belongs between its markers."""
+    return _PART.sub(lambda found: f"{found[1]}{PARTS[found[2]]()}\n{found[3]}", text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only say whether it agrees")
-    args = parser.parse_args()
-    path = ROOT / "README.md"
-    text = old = path.read_text()
-    for part in (methods, compare, real, tune, digits, additivity, forgetting, ranks, speed):
-        name, made = part.__name__, part()
-        text = re.sub(
-            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
-            lambda found, made=made: f"{found[1]}{made}\n{found[2]}",  # type: ignore[misc]
-            text,
-            flags=re.DOTALL,
-        )
-    if not args.check:
-        path.write_text(text)
-    elif text != old:
-        sys.exit("README.md disagrees with the results: run benchmarks/readme.py")
+    parser.add_argument("--check", action="store_true", help="only say whether they agree")
+    check = parser.parse_args().check
+    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
+    nowhere = PARTS.keys() - {found[2] for text in pages.values() for found in _PART.finditer(text)}
+    if nowhere:
+        sys.exit(f"no page has the markers of {', '.join(sorted(nowhere))}")
+    stale = {name: made for name, text in pages.items() if (made := filled(text)) != text}
+    if check and stale:
+        sys.exit(f"{', '.join(stale)}: not what the results say. Run benchmarks/pages.py")
+    for name, made in stale.items():
+        (ROOT / name).write_text(made, encoding="utf-8")
 
 
 if __name__ == "__main__":
