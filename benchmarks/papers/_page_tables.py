@@ -13,6 +13,7 @@ VISION = {
     "l2-sp": "L2-SP, SGD",
     "l2-sp-strong": "– ten times as strong",
     "flow": "FLOW, SGD",
+    "flow-normalized": "– weights scaled to a mean of 1",
     "flow+l2-sp": "FLOW + L2-SP, SGD",
     "standard-adamw": "plain fine-tuning, AdamW",
     "l2-sp-adamw": "L2-SP, AdamW",
