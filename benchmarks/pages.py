@@ -1,6 +1,6 @@
 """Fill the tables of README.md and of pages in docs/ from the registry and the committed results.
 
-A table stands between ``<!-- name -->`` and ``<!-- /name -->``; name is a function here.
+A table stands between ``<!-- name -->`` and ``<!-- /name -->``; the names are those of PARTS.
 
 python benchmarks/pages.py            # writes the pages
 python benchmarks/pages.py --check    # only says whether they agree
@@ -12,12 +12,14 @@ import argparse
 import itertools
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent / "papers"))
 
 import _headlines
+import _methods
 from _pages import ROOT, Results, number, scoring, table
 
 from holdfast import registry
@@ -203,14 +205,18 @@ def speed() -> str:
     return "\n\n".join([table(heads, rows), " ".join(others), scoring(RESULTS, "flow_score_h200")])
 
 
-PAGES = ("README.md", "docs/choose.md", "docs/compare.md", "docs/measure.md", "docs/resume.md")
-PARTS = {
+PAGES = (
+    "README.md", "docs/choose.md", "docs/compare.md", "docs/measure.md", "docs/resume.md",
+    "docs/methods/index.md",
+)  # fmt: skip
+PARTS: dict[str, Callable[[], str]] = {
     part.__name__: part
     for part in (
         _headlines.frontier, _headlines.headlines, _headlines.results,
         methods, speed, compare, real, tune, digits, additivity, forgetting, ranks,
     )
 }  # fmt: skip
+PARTS |= {stage: _methods.of_stage(stage) for stage in registry.STAGES}
 _PART = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
