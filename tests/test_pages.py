@@ -20,6 +20,12 @@ def test_the_pages_tables_are_the_committed_results(script):
     assert done.returncode == 0
 
 
+def test_the_readmes_links_lead_to_files():
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", (ROOT / "README.md").read_text("utf-8"))
+    assert len(links) > 20
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
 @pytest.mark.parametrize(("times", "said"), [(1.35, "met"), (1.4, "missed"), (None, "not meas")])
 def test_what_is_said_of_a_target_follows_its_figure(times, said, tmp_path):
     record = json.loads((ROOT / "benchmarks/results/recadam_step_cpu.json").read_text())
