@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
 def run(chosen: Any, training: Any, config: str) -> None:
     """Train, and save the model."""
     from holdfast._files import check_folder
-    from holdfast.compare.compare import alone
+    from holdfast.compare.running import alone
     from holdfast.compare.place import Place
 
     out = Path(chosen.out)

@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast._checks import whole
 from holdfast.compare._words import share
-from holdfast.compare.compare import alone
+from holdfast.compare.running import alone
 from holdfast.compare.engine import no_interrupts, take_share
 from holdfast.compare.place import Place
 from holdfast.compare.plan import Plan
