@@ -15,10 +15,10 @@ from small_plan import make_plan, what_must_agree
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast.compare import runs
-from holdfast.compare.running import compare
 from holdfast.compare.engine import _finish
 from holdfast.compare.place import Place
 from holdfast.compare.results import Results
+from holdfast.compare.running import compare
 
 
 class Told:

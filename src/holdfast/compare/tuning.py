@@ -18,12 +18,12 @@ from typing import Any
 
 from holdfast._checks import whole
 from holdfast.compare._words import share
-from holdfast.compare.running import alone
 from holdfast.compare.engine import no_interrupts, refuse_in_import, take_share, unguarded
 from holdfast.compare.place import Place
 from holdfast.compare.plan import Plan
 from holdfast.compare.result import RunResult
 from holdfast.compare.results import Results
+from holdfast.compare.running import alone
 from holdfast.compare.search import Search, Tuning, goals_in
 from holdfast.compare.space import ALPHA
 from holdfast.compare.study import counted, open_study, place_of, revive
