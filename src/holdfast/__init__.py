@@ -42,7 +42,7 @@ from holdfast.trainable import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.forgetting.measure import measure
+    from holdfast.forgetting.measure import measure, measure_many
     from holdfast.forgetting.report import ForgettingReport
     from holdfast.hosts.accelerate import AccelerateLoop as AccelerateLoop
     from holdfast.hosts.hf import HoldfastTrainer as HoldfastTrainer
@@ -61,6 +61,7 @@ _LAZY = {
     "RecipeCallback": "holdfast.hosts.lightning",
     "WithRecipe": "holdfast.hosts.hf",
     "measure": "holdfast.forgetting.measure",
+    "measure_many": "holdfast.forgetting.measure",
 }
 
 
@@ -118,6 +119,7 @@ __all__ = [
     "global_targets",
     "linear_probe",
     "measure",
+    "measure_many",
     "optim",
     "pad_collate",
     "per_sample_loss",

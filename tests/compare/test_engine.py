@@ -2,6 +2,7 @@
 
 import multiprocessing
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -14,10 +15,10 @@ from small_plan import make_plan, what_must_agree
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast.compare import runs
-from holdfast.compare.compare import compare
 from holdfast.compare.engine import _finish
 from holdfast.compare.place import Place
 from holdfast.compare.results import Results
+from holdfast.compare.running import compare
 
 
 class Told:
@@ -164,6 +165,46 @@ def test_results_that_cannot_be_written_are_a_sentence(plan, whole, tmp_path):
     told = Told()
     assert told.run(plan, tmp_path, 1).runs == results.runs
     assert not told.ended
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+
+from holdfast.compare import Plan, Training, Tuning, compare, tune
+
+with open("begun", "a") as file:
+    print(__name__, file=file)
+here = Path("{folder}")
+plan = Plan(
+    model="{model}", data=str(here / "train.jsonl"), target=str(here / "dev.jsonl"),
+    recipes=("standard",), training=Training(lr=1e-3, max_updates=1, batch_size=2),
+)
+{call}
+"""
+COMPARE, TUNE = 'compare(plan, "out", jobs=2)', 'tune(plan, Tuning(trials=2), Path("out"))'
+
+
+@pytest.mark.parametrize(
+    "call",
+    [COMPARE, TUNE, f"if __name__ != '__main__':\n    sys.exit(1)\n{COMPARE}"],
+    ids=["compare", "tune", "another failure"],
+)
+def test_a_script_without_the_guard_is_told_so(call, plan, tmp_path):
+    if "tune" in call:
+        pytest.importorskip("optuna", reason="the cli extra is not installed")
+    script = SCRIPT.format(folder=Path(plan.data).parent.as_posix(), model=plan.model, call=call)
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    begun = (tmp_path / "begun").read_text().split()
+    assert begun[0] == "__main__"
+    assert 1 <= begun.count("__mp_main__") <= 2  # one for each process, and no second try
+    assert done.returncode == 1
+    *_, last = done.stderr.strip().splitlines()
+    assert last.startswith("RuntimeError: ")
+    assert 'put the call under `if __name__ == "__main__":`' in last
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets it")

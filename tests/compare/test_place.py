@@ -7,8 +7,8 @@ from small_plan import make_plan, what_must_agree
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
-from holdfast.compare.compare import compare
 from holdfast.compare.place import Place
+from holdfast.compare.running import compare
 
 
 @pytest.fixture(params=["folder", "file://", "memory://", "dir::file://"])

@@ -17,7 +17,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
 
 from holdfast.cli import main
-from holdfast.compare.compare import compare
+from holdfast.compare.running import compare
 
 CLUSTER = """
 import json, sys

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast import RecAdamUpdate, Recipe
+from holdfast import Constant, Linear, RecAdamUpdate, Recipe
 from holdfast.compare.halves import half_of_text
 from holdfast.compare.space import Range, space_of
 
@@ -36,6 +36,13 @@ def test_a_gamma_is_searched_instead_of_the_pull():
     assert sorted(found) == ["lr", "update.gamma", "update.t0", "update.width"]
     gamma = found["update.gamma"]
     assert (gamma.low, gamma.high, gamma.default) == (pytest.approx(3), pytest.approx(1000), 50)
+
+
+def test_what_an_annealing_stands_for_is_not_searched():
+    found = space_of(Recipe(update=RecAdamUpdate(anneal=Linear(100))), 1e-3, None, {})
+    assert sorted(found) == ["lr", "update.pull"]
+    found = space_of(Recipe(update=RecAdamUpdate(anneal=Constant(1.0))), 1e-3, None, {})
+    assert sorted(found) == ["lr"]  # no recall at all
 
 
 def test_own_ranges_come_instead():

@@ -30,7 +30,7 @@ from holdfast.compare.results import Results
 from holdfast.compare.runs import Worker
 from holdfast.compare.search import Search, Tuning, goals_in
 from holdfast.compare.study import counted, hopeless, open_study, place_of, revive
-from holdfast.compare.tune import tuned_of
+from holdfast.compare.tuning import tuned_of
 
 FEW = [
     "--trials=3", "--alphas=[1.0]", "--training.max_updates=4", "--training.batch_size=2",

@@ -63,6 +63,16 @@ def test_the_same_model_has_forgotten_nothing(folders):
     assert "othing" in report.verdict().headline
 
 
+def test_a_base_alone(folders):
+    tests = {"text": [folders / "text.txt"], "target": folders / "rows.jsonl", "progress": False}
+    off = {"drift": False, "context_free": 0, "kl_samples": 0}
+    (alone,) = holdfast.measure_many(folders / "base", [("base", None)], **tests, **off)
+    assert (alone.drift, alone.divergences) == (None, ())
+    both = holdfast.measure(folders / "base", folders / "tuned", **tests, **off)
+    assert [s.before for s in alone.scores] == [s.before for s in both.scores]
+    assert all(s.change.value == 0 for s in alone.scores)
+
+
 def test_models_in_memory_stay_as_they_are():
     base = make_llama().train()
     tuned = noisy(base).train()

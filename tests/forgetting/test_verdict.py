@@ -42,11 +42,11 @@ def test_losses_the_worst_first():
 
 def test_the_sample():
     assert str(verdict(sample())) == (
-        "Lost 6.3 points on LAMBADA, 3.1 points on PIQA and 0.12 nats a token on WikiText-2. "
-        "No measurable change on ARC-easy (±0.8 points). "
-        "Improved the target GSM8K by 0.59 nats a token. "
+        "Lost 6.3 points on LAMBADA, 3.1 points on PIQA and 0.12 nats a token on WikiText-2.\n"
+        "No measurable change on ARC-easy (±0.8 points).\n"
+        "Improved the target GSM8K by 0.59 nats a token.\n"
         "Predictions moved by 0.41 nats a token on gsm8k-test.jsonl and 0.083 nats a token on the "
-        "base model's own texts. "
+        "base model's own texts.\n"
         "The weights moved by 0.92 % of their norm, most of it in layers 17–20."
     )
 
@@ -133,8 +133,12 @@ def test_without_an_interval_it_may_be_chance():
 @pytest.mark.parametrize(
     ("metric", "before", "after", "lower", "words"),
     [
-        ("perplexity", 20.0, 22.4, True, "Perplexity rose by 12.0 %"),
-        ("word_perplexity,none", 20.0, 22.4, True, "Perplexity rose by 12.0 %"),
+        ("perplexity", 20.0, 21.66, True, "Perplexity rose by 8.3 %"),
+        ("perplexity", 20.0, 59.5, True, "Perplexity rose by 198 %"),
+        ("perplexity", 20.0, 84.1, True, "Perplexity rose 4.2-fold"),
+        ("perplexity", 9.21, 227.1, True, "Perplexity rose 25-fold"),
+        ("perplexity", 10.0, 2e9, True, "Perplexity rose over 1,000,000-fold"),
+        ("word_perplexity,none", 20.0, 22.4, True, "Perplexity rose by 12 %"),
         ("nll", 2.0, 2.04, True, "Lost 0.040 nats a token"),
         ("nll", 2.0, 2.0001, True, "Lost under 0.001 nats a token"),
         ("acc,none", 0.5, 0.4, False, "Lost 10.0 points"),
@@ -149,7 +153,12 @@ def test_amounts(metric, before, after, lower, words):
 def test_perplexities_rise_beside_what_is_lost():
     some = score("wiki", "perplexity", 20.0, 50.0, 0.0, 1.0, 100, True)
     said = verdict(report(some, PIQA)).headline
-    assert said == "Lost 3.1 points on PIQA; perplexity rose by 150.0 % on wiki."
+    assert said == "Lost 3.1 points on PIQA; perplexity rose by 150 % on wiki."
+    less, more = replace(some, name="code"), score("prose", "ppl", 2.0, 9.0, 0.0, 1.0, 100, True)
+    said = verdict(report(some, less)).headline
+    assert said == "Perplexity rose by 150 % on wiki and 150 % on code."
+    said = verdict(report(some, more)).headline
+    assert said == "Perplexity rose 4.5-fold on prose and by 150 % on wiki."
 
 
 def test_a_handful_of_samples_says_nothing():
@@ -169,6 +178,11 @@ def test_two_metrics_of_one_task_are_told_apart():
     said = verdict(report(PIQA, replace(PIQA, metric="acc_norm")))
     assert "PIQA (accuracy)" in said.headline
     assert "PIQA (acc_norm)" in said.headline
+    targets = [replace(ARC, metric=m, role="target") for m in ("accuracy", "acc_norm")]
+    assert (
+        "No measurable change on the target ARC-easy (acc_norm, ±0.8 points)."
+        in verdict(report(*targets)).sentences
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,9 +190,32 @@ def test_two_metrics_of_one_task_are_told_apart():
     [
         ([f"model.layers.{i}" for i in range(12)], {9: 9, 10: 9, 11: 9}, "layers 9–11"),
         ([str(i) for i in range(12)], {4: 20}, "layer 4"),
-        (["embed", *(f"h.{i}" for i in range(11))], {0: 20}, "embed"),
-        (["embed", *(f"h.{i}" for i in range(11))], {0: 9, 1: 9}, "embed to h.0"),
-        ([f"{s}.{i}" for s in ("enc", "dec") for i in range(6)], {7: 9, 8: 9}, "dec 1–2"),
+        (["embed", *(f"h.{i}" for i in range(11))], {0: 20}, "the embeddings"),
+        (["embed", *(f"h.{i}" for i in range(11))], {0: 9, 1: 9}, "the embeddings and layer 0"),
+        (
+            ["model.embed_tokens", *(f"model.layers.{i}" for i in range(9))],
+            {0: 9, 1: 9, 2: 9},
+            "the embeddings and layers 0–1",
+        ),
+        (
+            [*(f"model.layers.{i}" for i in range(6)), "model.norm", "lm_head"],
+            {6: 9, 7: 9},
+            "norm and lm_head",
+        ),
+        (["a.norm", "b.norm", "c", "d", "e", "f", "g", "h", "i"], {1: 9}, "b.norm"),
+        (
+            ["conv1", *(f"layer{n}.{i}" for n in (1, 2) for i in range(4))],
+            {5: 9, 6: 9},
+            "layer2.0–1",
+        ),
+        (["conv1", *(f"layer{n}.{i}" for n in (1, 2) for i in range(4))], {0: 9}, "conv1"),
+        (list("abcdefghijkl"), dict.fromkeys(range(5), 9), "a to e"),
+        ([f"{s}.{i}" for s in ("enc", "dec") for i in range(6)], {7: 9, 8: 9}, "dec layers 1–2"),
+        (
+            [f"t5.{s}.block.{i}" for s in ("encoder", "decoder") for i in range(6)],
+            {7: 9, 8: 9},
+            "decoder layers 1–2",
+        ),
         ([f"h.{i}" for i in range(12)], {}, None),
         ([f"h.{i}" for i in range(12)], dict.fromkeys(range(8), 9), None),
         ([], {}, None),

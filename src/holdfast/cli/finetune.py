@@ -60,8 +60,8 @@ def main(arguments: Sequence[str]) -> None:
 def run(chosen: Any, training: Any, config: str) -> None:
     """Train, and save the model."""
     from holdfast._files import check_folder
-    from holdfast.compare.compare import alone
     from holdfast.compare.place import Place
+    from holdfast.compare.running import alone
 
     out = Path(chosen.out)
     check_folder(out)

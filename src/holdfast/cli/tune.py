@@ -59,7 +59,7 @@ def run(plan: Any, tuning: Any, chosen: Any, config: str) -> None:
     """Search, and show what was found."""
     from holdfast._files import write_whole
     from holdfast.compare.check import check_inputs
-    from holdfast.compare.tune import tune
+    from holdfast.compare.tuning import tune
 
     out = Path(chosen.out)
     check_out(out)

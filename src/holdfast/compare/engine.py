@@ -26,7 +26,15 @@ from holdfast.compare.place import Place
 from holdfast.compare.plan import Plan, RunSpec
 from holdfast.compare.result import RunResult
 
-__all__ = ["Finished", "no_interrupts", "run_locally", "run_on_ray", "take_share"]
+__all__ = [
+    "Finished",
+    "no_interrupts",
+    "refuse_in_import",
+    "run_locally",
+    "run_on_ray",
+    "take_share",
+    "unguarded",
+]
 
 #: Told of a run at work: what it does, how much of it is done, and of how much.
 Tell = Callable[[RunSpec, str, int, int], None]
@@ -50,9 +58,11 @@ def run_locally(
     """Side by side in processes, a GPU each where there are any.
 
     A process that dies (for want of memory, say) takes its run with it, which goes on when all
-    others are finished, alone; if it dies again, the run has failed.
+    others are finished, alone; if it dies again, the run has failed. If none so much as begins, the
+    main script is to blame, which they import.
     """
     waiting = deque(specs)
+    begun = False
     died: set[str] = set()
     at_work: list[_Process] = []
     try:
@@ -62,6 +72,9 @@ def run_locally(
                 at_work.append(_Process(plan, out, number, jobs, waiting.popleft()))
             for process in _heard(at_work):
                 spec, message = process.spec, process.receive()
+                begun = begun or message is not None
+                if not begun and process.failed_to_begin():
+                    raise unguarded("compare")
                 if isinstance(message, tuple):
                     if tell:
                         tell(spec, *message)
@@ -113,6 +126,11 @@ class _Process:
             return None
         return message
 
+    def failed_to_begin(self) -> bool:
+        """Whether it has ended by an exception: of a run it would be a message."""
+        self.process.join(10)
+        return self.process.exitcode == 1
+
     def end(self, now: bool = False) -> None:
         self.pipe.close()
         if not now:
@@ -125,6 +143,28 @@ def _heard(at_work: Sequence[_Process]) -> list[_Process]:
     """Those with something to say, or that have died: at least one."""
     ready = wait([end for one in at_work for end in (one.pipe, one.process.sentinel)])
     return [one for one in at_work if one.pipe in ready or one.process.sentinel in ready]
+
+
+def refuse_in_import(name: str) -> None:
+    """Refuse a call in a process that has yet to begin: it imports the script that made the call.
+
+    Without the guard of the main module the script runs again in every process.
+    """
+    # Set by multiprocessing for that time; it refuses processes of such a process by it, too.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(_guard(name))
+
+
+def unguarded(name: str) -> RuntimeError:
+    """What the caller is told of processes that have failed to begin."""
+    return RuntimeError(f"{_guard(name)} (what a process raised instead is printed above)")
+
+
+def _guard(name: str) -> str:
+    return (
+        f"{name} starts processes, each of which imports the main script again: put the call under "
+        '`if __name__ == "__main__":`'
+    )
 
 
 @contextlib.contextmanager

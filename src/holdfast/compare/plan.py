@@ -1,7 +1,7 @@
 """A plan: recipes × seeds × settings, on one model and its data. What is run, not how.
 
     Plan(model="SmolLM2-135M", data="gsm8k-train.jsonl", target="gsm8k-dev.jsonl",
-         text=("wiki.txt",), recipes=("standard", "recadam+flow"), seeds=(0, 1))
+         measuring=Measuring(text=("wiki.txt",)), recipes=("standard", "recadam+flow"))
 
 A plan is plain values, goes to YAML and back, and says for each of its runs who it is: the same run
 has the same id in every process and on every machine: one that is finished is not done again.

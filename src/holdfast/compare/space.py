@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.anneal import Constant
 from holdfast.optim import RecAdamUpdate
 from holdfast.optim.penalty import SHARE
 from holdfast.recipe import Recipe
@@ -85,11 +86,11 @@ def _ranges(method: Method, lr: float, tau: float | None) -> dict[str, Range]:
     name = entry_of(method).name
     if isinstance(method, RecAdamUpdate):  # γ = pull / lr; t0 and 1/k as fractions of the run
         pull, gamma = Range(0.003, 1.0, 0.1), Range(0.003 / lr, 1.0 / lr, 0.1 / lr)
-        return {
-            **({"pull": pull} if method.gamma is None else {"gamma": gamma}),
-            "t0": Range(0.0, 0.9, 0.25, log=False),
-            "width": Range(0.005, 1.0, 0.02),
-        }
+        strength = {"pull": pull} if method.gamma is None else {"gamma": gamma}
+        if method.anneal is not None:  # instead of t0 and width; λ = 1 leaves no pull either
+            return {} if method.anneal == Constant(1.0) else strength
+        shift = {"t0": Range(0.0, 0.9, 0.25, log=False), "width": Range(0.005, 1.0, 0.02)}
+        return {**strength, **shift}
     if name == "flow" and tau is not None:
         return {"tau": Range(tau / 5, tau * 5, tau)}
     if name in ("l2-sp", "ewc", "mas"):  # what an update goes of its way back: 0.3 % to 30 %

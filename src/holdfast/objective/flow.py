@@ -81,8 +81,8 @@ class Flow(Objective):
             for each batch; ``"running_median"`` of all that this object has weighed so far, for
             streams; or a number > 0. Infinity gives all samples the weight 1.
         level: weigh whole ``"sequence"``s, or every ``"token"`` by its own loss.
-        normalize: scale the weights to a mean of 1. As they are, their mean is well below 1,
-            which also takes the step size down.
+        normalize: scale the weights to a mean of 1. As they are, their mean is well below 1:
+            SGD's steps are smaller by that factor, while Adam divides it out again.
 
     In a recipe the data is scored once, at θ*, and each sample carries its weight through
     training. A new head must be fitted before, or the losses through it mean nothing:

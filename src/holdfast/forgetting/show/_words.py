@@ -42,8 +42,20 @@ class Change:
 
     @property
     def amount(self) -> str:
-        """Its size: ``3.1 points``."""
+        """Its size: ``3.1 points``; of a perplexity that rose by much, ``a factor of 25``."""
+        if (times := self.times) is not None:
+            return f"a factor of {times} {self.unit.removeprefix('% ')}"
         return _amount(abs(self.value), self.unit)
+
+    @property
+    def times(self) -> str | None:
+        """How many times as large a perplexity is, from three times on: ``25``."""
+        factor = 1 + self.value / 100
+        if not self.unit.startswith("%") or not 3 <= factor < math.inf:
+            return None
+        if factor >= 1e6:
+            return "over 1,000,000"
+        return f"{factor:.1f}" if factor < 9.95 else f"{factor:,.0f}"
 
     @property
     def signed(self) -> str:
@@ -217,6 +229,8 @@ def _digits(size: float, unit: str, table: bool = False) -> str:
         return "0"
     if not unit.startswith(("points", "nats", "%")):
         return f"{size:.3g}"
+    if unit.startswith("%") and size >= (99.5 if table else 9.95):
+        return f"{size:.0f}" if size < 1e9 else f"{size:.2g}"
     digits = 3 if unit.startswith("nats") and (table or size < 0.0995) else 1
     digits = 2 if unit.startswith("nats") and digits == 1 else digits
     if size < 0.5 * 10**-digits:

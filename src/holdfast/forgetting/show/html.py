@@ -74,7 +74,8 @@ def to_html(report: ForgettingReport) -> str:
 def _hero(report: ForgettingReport) -> str:
     said = verdict(report)
     names = (report.base, report.tuned)
-    return hero(said.level, _MARKS[said.level], said.headline, said.sentences, names)
+    headline = said.headline.replace("-fold", "\N{NON-BREAKING HYPHEN}fold")
+    return hero(said.level, _MARKS[said.level], headline, said.sentences, names)
 
 
 def _tiles(report: ForgettingReport) -> str:

@@ -7,13 +7,13 @@ untested: a drift of the weights or of the predictions is not yet forgetting.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
 from holdfast.forgetting.report import Divergence, Drift, DriftRow, ForgettingReport, Score
+from holdfast.forgetting.show._places import place_of
 from holdfast.forgetting.show._words import Change, change_of, kind_of, listed, nats, percent, plain
 
 __all__ = ["Level", "Verdict", "verdict"]
@@ -26,7 +26,26 @@ _STILL = 1e-6
 _FEW = 4
 #: From so many tests on, some 95 % intervals exclude 0 by chance.
 _MANY = 20
-Judged = tuple[str, Score, Change]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A score, what to call it, and how it changed.
+
+    Attributes:
+        name: of the test.
+        metric: its own, where another score is of the same test; else nothing.
+    """
+
+    name: str
+    metric: str
+    score: Score
+    change: Change
+
+    def called(self, *notes: str) -> str:
+        """The name, and what else there is to say of it in brackets."""
+        said = [note for note in (self.metric, *notes) if note]
+        return f"{self.name} ({', '.join(said)})" if said else self.name
 
 
 @dataclass(frozen=True)
@@ -46,7 +65,7 @@ class Verdict:
     level: Level
 
     def __str__(self) -> str:
-        return " ".join([self.headline, *self.sentences])
+        return "\n".join([self.headline, *self.sentences])
 
 
 def verdict(report: ForgettingReport) -> Verdict:
@@ -57,11 +76,12 @@ def verdict(report: ForgettingReport) -> Verdict:
     >>> piqa = Score("PIQA", "accuracy", False, at(0.684, 0.02), at(0.653, 0.02), at(-0.031, 0.01))
     >>> arc = Score("ARC-easy", "accuracy", False, at(0.58, 0.02), at(0.58, 0.02), at(0.0, 0.008))
     >>> print(verdict(ForgettingReport("base", "tuned", scores=(piqa, arc))))
-    Lost 3.1 points on PIQA. No measurable change on ARC-easy (±0.8 points).
+    Lost 3.1 points on PIQA.
+    No measurable change on ARC-easy (±0.8 points).
     """
     judged = _judge(report.scores)
-    retained = [j for j in judged if j[1].role == "retained"]
-    targets = [j for j in judged if j[1].role == "target"]
+    retained = [j for j in judged if j.score.role == "retained"]
+    targets = [j for j in judged if j.score.role == "target"]
     broken = _broken(report.drift, judged)
     headline, level = _headline(report, retained)
     sentences = [
@@ -103,7 +123,7 @@ def where(layers: Sequence[DriftRow]) -> str | None:
             while last + 1 < len(layers) and squares[last + 1] >= alike:
                 last += 1
             small = last - first + 1 <= most
-            return _range([row.name for row in layers], first, last) if small else None
+            return place_of([row.name for row in layers], first, last) if small else None
     return None
 
 
@@ -124,14 +144,10 @@ def _judge(scores: Sequence[Score]) -> list[Judged]:
     """Scores with what to call them and how they changed, the worst first."""
     names = [plain(score.name) for score in scores]
     judged = [
-        (
-            name if names.count(name) == 1 else f"{name} ({plain(score.metric)})",
-            score,
-            change_of(score),
-        )
+        Judged(name, plain(score.metric) if names.count(name) > 1 else "", score, change_of(score))
         for name, score in zip(names, scores, strict=True)
     ]
-    return sorted(judged, key=lambda j: -j[2].severity)
+    return sorted(judged, key=lambda j: -j.change.severity)
 
 
 def _broken(drift: Drift | None, judged: Sequence[Judged]) -> list[str]:
@@ -141,17 +157,21 @@ def _broken(drift: Drift | None, judged: Sequence[Judged]) -> list[str]:
         names = [plain(name) for name in drift.not_finite]
         tensors = "1 tensor holds" if len(names) == 1 else f"{len(names)} tensors hold"
         said.append(f"The tuned model is broken: {tensors} NaN or infinity ({listed(names)}).")
-    lame = [n for n, s, c in judged if c.outcome == "broken" and math.isfinite(s.before.value)]
+    lame = [
+        j.called()
+        for j in judged
+        if j.change.outcome == "broken" and math.isfinite(j.score.before.value)
+    ]
     if lame:
         said.append(f"The tuned model has no finite score on {listed(lame)}.")
     return said
 
 
 def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str, Level]:
-    lost = [j for j in retained if j[2].outcome == "lost"]
-    unsure = [j for j in retained if j[2].outcome in ("unsure", "broken")]
+    lost = [j for j in retained if j.change.outcome == "lost"]
+    unsure = [j for j in retained if j.change.outcome in ("unsure", "broken")]
     if lost:
-        worst = max(change.severity for _, _, change in lost)
+        worst = max(j.change.severity for j in lost)
         level: Level = "little" if worst < 1 else "some" if worst < 2 else "much"
         return _losses(lost, retained), level
     if _nothing_moved(report):
@@ -173,16 +193,23 @@ def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str
 
 def _losses(lost: Sequence[Judged], among: Sequence[Judged]) -> str:
     """What was lost. A perplexity is not lost, it rises."""
-    rose = [j for j in lost if kind_of(j[1].metric) == "perplexity"]
+    rose = [j for j in lost if kind_of(j.score.metric) == "perplexity"]
     if len(lost) > _FEW or not rose:
         return f"Lost {_on(lost, among)}."
     rest = [j for j in lost if j not in rose]
     said = [f"lost {_on(rest)}"] if rest else []
-    sizes = [
-        f"{change.amount.removesuffix(' in perplexity')} on {name}" for name, _, change in rose
-    ]
-    sentence = "; ".join([*said, f"perplexity rose by {listed(sizes)}"])
+    sizes = [f"{_rise(j.change)} on {j.called()}" for j in rose]
+    if all(size.startswith("by ") for size in sizes):
+        sizes = [sizes[0], *(size.removeprefix("by ") for size in sizes[1:])]
+    sentence = "; ".join([*said, f"perplexity rose {listed(sizes)}"])
     return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _rise(change: Change) -> str:
+    """By how much a perplexity rose."""
+    if change.times is not None:
+        return f"{change.times}-fold"
+    return f"by {change.amount.removesuffix(' in perplexity')}"
 
 
 def _nothing_moved(report: ForgettingReport) -> bool:
@@ -197,18 +224,19 @@ def _nothing_moved(report: ForgettingReport) -> bool:
 
 def _on_retained(retained: Sequence[Judged], headline: str) -> list[str]:
     said = []
-    by = {o: [j for j in retained if j[2].outcome == o] for o in ("same", "gained", "unsure")}
+    outcomes = ("same", "gained", "unsure")
+    by = {o: [j for j in retained if j.change.outcome == o] for o in outcomes}
     if by["same"] and headline != "Nothing forgotten.":
         said.append(f"No measurable change on {_named(by['same'], margins=True)}.")
-    tested = sum(change.low is not None for _, _, change in retained)
-    if tested >= _MANY and any(change.outcome == "lost" for _, _, change in retained):
+    tested = sum(j.change.low is not None for j in retained)
+    if tested >= _MANY and any(j.change.outcome == "lost" for j in retained):
         chance = max(1, round(0.025 * tested))
         said.append(f"Of {tested} tests about {chance} would seem lost by chance alone.")
     if by["gained"]:
         by_ = "by " if len(by["gained"]) <= _FEW else ""
         said.append(f"Better {by_}{_on(by['gained'], retained)}.")
     for worse, word in ((True, "Worse"), (False, "Better")):
-        some = [j for j in by["unsure"] if ((j[2].value > 0) == j[1].lower_is_better) == worse]
+        some = [j for j in by["unsure"] if _is_worse(j) == worse]
         if some:
             said.append(f"{word} by {_on(some)}, but without an interval that may be chance.")
     return said
@@ -216,24 +244,27 @@ def _on_retained(retained: Sequence[Judged], headline: str) -> list[str]:
 
 def _on_targets(targets: Sequence[Judged]) -> list[str]:
     said = []
-    for name, score, change in targets:
+    for target in targets:
+        change, name = target.change, target.called()
         if change.outcome == "gained":
-            if score.lower_is_better:
+            if target.score.lower_is_better:
                 said.append(f"Improved the target {name} by {change.amount}.")
             else:
                 said.append(f"Gained {change.amount} on the target {name}.")
         elif change.outcome == "lost":
             said.append(f"Lost {change.amount} on the target {name}.")
         elif change.outcome == "same":
-            margin = f" ({change.margin})" if change.margin else ""
-            said.append(f"No measurable change on the target {name}{margin}.")
+            said.append(f"No measurable change on the target {target.called(change.margin)}.")
         elif change.outcome == "unsure":
-            worse = (change.value > 0) == score.lower_is_better
             said.append(
-                f"The target {name} is {'worse' if worse else 'better'} by {change.amount}, "
-                f"without an interval."
+                f"The target {name} is {'worse' if _is_worse(target) else 'better'} by "
+                f"{change.amount}, without an interval."
             )
     return said
+
+
+def _is_worse(judged: Judged) -> bool:
+    return (judged.change.value > 0) == judged.score.lower_is_better
 
 
 def _on_predictions(divergences: Sequence[Divergence], headline: str) -> list[str]:
@@ -282,30 +313,13 @@ def _moved(drift: Drift) -> str:
 
 def _on(judged: Sequence[Judged], among: Sequence[Judged] = ()) -> str:
     """By how much and on what; of many tests how many they are, and the first."""
-    amounts = [(name, change.amount) for name, _, change in judged]
     if len(judged) > _FEW and among:
-        (name, amount), *_ = amounts
-        return f"on {len(judged)} of {len(among)} tests, most on {name} ({amount})"
-    return listed([f"{amount} on {name}" for name, amount in amounts])
+        first = judged[0].called(judged[0].change.amount)
+        return f"on {len(judged)} of {len(among)} tests, most on {first}"
+    return listed([f"{j.change.amount} on {j.called()}" for j in judged])
 
 
 def _named(judged: Sequence[Judged], margins: bool = False) -> str:
     if len(judged) > _FEW:
         return f"{len(judged)} tests"
-    named = [f"{n} ({c.margin})" if margins and c.margin else n for n, _, c in judged]
-    return listed(named)
-
-
-def _range(names: Sequence[str], first: int, last: int) -> str:
-    """A run of layers: their numbers if they are numbered alike, else their names."""
-    found = [re.fullmatch(r"(.*?)(\d+)", name) for name in names]
-    start, end = found[first], found[last]
-    if start and end and start[1] == end[1]:
-        alone = len({match[1] for match in found if match}) == 1
-        stem = "layer" if alone else plain(start[1].rstrip("._ "))
-        if first == last:
-            return f"{stem} {start[2]}"
-        return f"{'layers' if alone else stem} {start[2]}–{end[2]}"
-    if first == last:
-        return plain(names[first])
-    return f"{plain(names[first])} to {plain(names[last])}"
+    return listed([j.called(j.change.margin) if margins else j.called() for j in judged])

@@ -18,12 +18,12 @@ from typing import Any
 
 from holdfast._checks import whole
 from holdfast.compare._words import share
-from holdfast.compare.compare import alone
-from holdfast.compare.engine import no_interrupts, take_share
+from holdfast.compare.engine import no_interrupts, refuse_in_import, take_share, unguarded
 from holdfast.compare.place import Place
 from holdfast.compare.plan import Plan
 from holdfast.compare.result import RunResult
 from holdfast.compare.results import Results
+from holdfast.compare.running import alone
 from holdfast.compare.search import Search, Tuning, goals_in
 from holdfast.compare.space import ALPHA
 from holdfast.compare.study import counted, open_study, place_of, revive
@@ -148,6 +148,8 @@ def tune(
 ) -> Tuned:
     """Search until the study has its trials; one that was stopped goes on.
 
+    In a script the call stands under ``if __name__ == "__main__":``, since the processes import it.
+
     Args:
         plan: the model, the data and the tests; its recipes, seeds and grid are not used.
         tuning: what to search.
@@ -158,6 +160,7 @@ def tune(
         jobs: trainings at a time on this machine.
         on_trials: told every second of the trials so far.
     """
+    refuse_in_import("tune")
     whole("jobs", jobs, 1)
     asked = plan.measuring
     if asked.tasks and not (asked.text or asked.data or asked.similarity):
@@ -189,6 +192,7 @@ def _search_in_processes(
             process.start()
         return process
 
+    trials_before = len(counted(study))
     at_work = {number: start(number) for number in range(jobs)}
     deaths = 0
     try:
@@ -203,6 +207,8 @@ def _search_in_processes(
                 del at_work[number]
                 if not errors.empty():
                     raise errors.get()
+                if process.exitcode == 1 and len(counted(study)) == trials_before:
+                    raise unguarded("tune")  # an exception of the search would be among the errors
                 if process.exitcode:
                     deaths += 1
                     revive(study, place, number)
@@ -220,8 +226,8 @@ def _search(
     name: str,
 ) -> None:  # fmt: skip
     """In a process of its own."""
-    take_share(number, jobs)
     try:
+        take_share(number, jobs)
         Search(plan, tuning, folder, storage, name, number).run()
     except Exception as error:  # of the plan itself: trials keep theirs
         known = isinstance(error, ValueError | OSError | ImportError)

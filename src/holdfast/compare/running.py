@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast._checks import whole
-from holdfast.compare.engine import Finished, Tell, run_locally, run_on_ray
+from holdfast.compare.engine import Finished, Tell, refuse_in_import, run_locally, run_on_ray
 from holdfast.compare.place import Place, read_result
 from holdfast.compare.plan import Plan
 from holdfast.compare.results import Results, RunResult
@@ -35,6 +35,8 @@ def compare(
     Failed runs do not stop the rest: their tracebacks lie in ``failed/``, and they are tried again
     when the plan is run again.
 
+    In a script the call stands under ``if __name__ == "__main__":``, since the processes import it.
+
     Args:
         plan: what to compare.
         out: where the results go: ``runs/*/result.json``, ``failed/*.txt``, ``results.json``; a
@@ -50,6 +52,7 @@ def compare(
         on_finished: told of each run that ends.
         on_progress: told of each run at work, how far it is (of local processes).
     """
+    refuse_in_import("compare")
     whole("jobs", jobs, 1)
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be local or ray, got {engine!r}")
