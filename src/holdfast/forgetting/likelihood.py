@@ -113,7 +113,9 @@ def log_likelihoods(
     found: dict[int, Likelihood] = {}
     bar = progress_bar(len(requests), name, shown=progress)
     for numbers, predictions in Runner(loaded)(rows):
-        asked, where, wanted = [], [], []
+        asked: list[tuple[int, int]] = []
+        where: list[int] = []
+        wanted: list[int] = []
         for place, number in enumerate(numbers):
             end = place * predictions.states.shape[1] + len(rows[number])
             for i in askers[number]:
