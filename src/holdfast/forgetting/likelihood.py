@@ -124,7 +124,7 @@ def log_likelihoods(
                 where += range(end - len(target), end)
                 wanted += target
         losses, hits = map(iter, _said(predictions, where, wanted).tolist())
-        for i, size in asked:
+        for i, size in asked:  # all of its hits are taken, whatever the first is
             found[i] = Likelihood(list(islice(losses, size)), all([*islice(hits, size)]))
         bar.update(len(asked))
     bar.close()
