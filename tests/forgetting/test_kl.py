@@ -11,6 +11,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from small import make_llama, noisy
 
+from holdfast.forgetting import likelihood
 from holdfast.forgetting.kl import ContextFreeKL, TokenKL, kl_divergence
 from holdfast.forgetting.models import Loader
 
@@ -87,6 +88,32 @@ def test_on_given_tokens_it_is_exact():
     ]
     assert found.kl.value == pytest.approx(float(sum(each)) / 6, rel=1e-5)
     assert (found.predictions, found.kl.n, found.per) == (6, 2, "token")
+
+
+@pytest.mark.parametrize("tokens", [1, 25, 1000])
+@pytest.mark.parametrize("apart", [True, False])
+def test_sequences_that_run_together_keep_their_order(monkeypatch, tokens, apart):
+    monkeypatch.setattr(likelihood, "_TOKENS_ON_A_CPU", tokens)
+    model = make_llama(vocab=11, limit=16)
+    if not apart:
+        model.get_output_embeddings = lambda: torch.nn.Linear(16, 11)
+    generator = torch.Generator().manual_seed(0)
+    lengths = [3, 16, 1, 7, 20, 7, 2, 12]
+    rows = [torch.randint(11, (n,), generator=generator).tolist() for n in lengths]
+    with Loader().open(model) as loaded:
+        found = list(TokenKL("rows", rows, "how").log_probs(loaded))
+        for row, table in zip(rows, found, strict=True):
+            with torch.inference_mode():
+                alone = model(input_ids=torch.tensor([row[:16]])).logits[0].log_softmax(-1)
+            assert torch.allclose(table, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_logits_are_made_for_one_sequence_at_a_time():
+    model, sizes = make_llama(vocab=11), []
+    model.lm_head.register_forward_hook(lambda _, args, out: sizes.append(out.shape[:-1].numel()))
+    with Loader().open(model) as loaded:
+        list(TokenKL("rows", [[2, 5, 6]] * 9, "how").log_probs(loaded))
+    assert max(sizes) == 3
 
 
 def test_the_same_model_does_not_diverge():

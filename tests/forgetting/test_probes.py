@@ -10,6 +10,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from small import make_llama, make_tokenizer, noisy
 
+from holdfast.forgetting import likelihood
 from holdfast.forgetting.likelihood import Request, log_likelihoods, windows
 from holdfast.forgetting.models import Loader
 from holdfast.forgetting.probes import Completions, MultipleChoice, Text
@@ -54,9 +55,9 @@ def test_a_likelihood_is_the_product_over_the_tokens():
     requests = [Request([2, 8, 9], [10, 11]), Request([2], [7, 8, 9, 10]), Request([5], [6])]
     with opened(model) as loaded:
         found = log_likelihoods(loaded, requests)
-    for likelihood, request in zip(found, requests, strict=True):
-        assert likelihood.nll == pytest.approx(literal_nll(model, *request), rel=1e-5)
-        assert likelihood.tokens == len(request.target)
+    for one, request in zip(found, requests, strict=True):
+        assert one.nll == pytest.approx(literal_nll(model, *request), rel=1e-5)
+        assert one.tokens == len(request.target)
 
 
 def test_greedy_is_what_the_model_would_write():
@@ -69,6 +70,69 @@ def test_greedy_is_what_the_model_would_write():
     with opened(model) as loaded:
         found = log_likelihoods(loaded, [Request([2, 8], written), Request([2, 8], other)])
     assert [f.greedy for f in found] == [True, False]
+
+
+class TestBatches:
+    """Whatever runs together, the figures are those of one request at a time."""
+
+    REQUESTS = tuple(
+        Request([2, *range(5, 5 + n)], list(range(8, 9 + n % 4))) for n in range(20)
+    )  # fmt: skip
+
+    def check(self, model):
+        with opened(model) as loaded:
+            found = log_likelihoods(loaded, self.REQUESTS)
+            alone = [log_likelihoods(loaded, [request])[0] for request in self.REQUESTS]
+        assert [f.greedy for f in found] == [a.greedy for a in alone]
+        for mine, other in zip(found, alone, strict=True):
+            assert mine.losses == pytest.approx(other.losses, rel=1e-5)
+        first = [literal_nll(model, *request) for request in self.REQUESTS[:3]]
+        assert [f.nll for f in found[:3]] == pytest.approx(first, rel=1e-5)
+
+    @pytest.mark.parametrize("tokens", [1, 50, 10_000])
+    def test_of_any_size(self, monkeypatch, tokens):
+        monkeypatch.setattr(likelihood, "_TOKENS_ON_A_CPU", tokens)
+        self.check(make_llama())
+
+    @pytest.mark.parametrize("logits", [1, 30 * 50])
+    def test_a_model_whose_logits_are_more_than_its_heads(self, monkeypatch, logits):
+        monkeypatch.setattr(likelihood, "_LOGITS", logits)
+        model = make_llama()
+        sizes = []
+        model.model.register_forward_hook(lambda _, args, out: sizes.append(out[0].shape))
+        model.get_output_embeddings = lambda: torch.nn.Linear(16, 30)
+        self.check(model)
+        assert max(rows * length for rows, length, _ in sizes) <= max(logits // 30, 23)
+
+    def test_memory_that_runs_out(self):
+        model, tried = make_llama(), []
+
+        def tight(_, args, inputs):
+            tried.append(inputs["input_ids"].numel())
+            if tried[-1] > 60:
+                raise torch.OutOfMemoryError("no room")
+
+        model.model.register_forward_pre_hook(tight, with_kwargs=True)
+        self.check(model)
+        assert 0 < sum(size > 60 for size in tried) < 6  # it learns what fits
+        model.model.register_forward_pre_hook(out_of_memory)
+        with opened(model) as loaded, pytest.raises(torch.OutOfMemoryError):
+            log_likelihoods(loaded, self.REQUESTS)
+
+    def test_the_letters_of_a_question_are_run_once(self):
+        model = make_llama()
+        rows = []
+        with opened(model) as loaded:
+            requests = [Request([2, 8, 9 + i], [letter]) for i in range(3) for letter in (7, 8, 9)]
+            alone = [log_likelihoods(loaded, [request])[0] for request in requests]
+            model.model.register_forward_hook(lambda _, args, out: rows.append(len(out[0])))
+            found = log_likelihoods(loaded, requests)
+        assert rows[-1] == 3
+        assert [f.nll for f in found] == pytest.approx([a.nll for a in alone], rel=1e-5)
+
+
+def out_of_memory(*_):
+    raise torch.OutOfMemoryError("no room")
 
 
 @pytest.mark.parametrize(("length", "limit"), [(1, 5), (5, 5), (11, 5), (12, 5), (40, 64)])

@@ -7,7 +7,7 @@ import statistics
 import pytest
 import torch
 
-from holdfast import Flow
+from holdfast import Flow, _head
 from holdfast.objective import _scorer, scoring
 from objective.lm import dataset, literal_token_losses, quiet
 
@@ -99,7 +99,7 @@ class TestIndependence:
 
     @pytest.mark.parametrize("chunk", [258, 10_000])
     def test_of_the_chunks_of_logits(self, model, rows, expected, monkeypatch, chunk):
-        monkeypatch.setattr(_scorer, "_CHUNK", chunk)
+        monkeypatch.setattr(_head, "_CHUNK", chunk)
         assert torch.allclose(quiet(model, dataset(rows)).losses, expected, rtol=1e-4, atol=0)
 
     def test_of_the_way_to_the_logits(self, model, rows, expected, monkeypatch):
@@ -115,11 +115,11 @@ class TestIndependence:
 
 def test_the_head_is_applied_to_targets_only(model, rows, monkeypatch):
     """Never the logits of a whole batch at once."""
-    monkeypatch.setattr(_scorer, "_CHUNK", 258 * 16)
+    monkeypatch.setattr(_head, "_CHUNK", 258 * 16)
     sizes = []
     scorer = _scorer.Scorer(model, "causal_lm", False, None)
     batch = scoring.as_source(dataset(rows), None, 8).collate(rows[:8])
-    scorer._find_head({"input_ids": batch["input_ids"]})
+    scorer.split.look({"input_ids": batch["input_ids"]})
     model.lm_head.register_forward_hook(lambda _, args, out: sizes.append(out.shape[:-1].numel()))
     with torch.no_grad():
         scorer(batch, list(range(8)))

@@ -5,7 +5,15 @@ import torch
 from torch import nn
 
 from holdfast import Reference
-from holdfast.optim import EWC, L2SP, MAS, attach_penalties, fisher_importance, mas_importance
+from holdfast.optim import (
+    EWC,
+    L2SP,
+    MAS,
+    _importance,
+    attach_penalties,
+    fisher_importance,
+    mas_importance,
+)
 from objective.lm import gsm8k, small_llama
 from optim.problems import backward, far, make_net
 
@@ -99,6 +107,67 @@ def test_a_causal_model_on_real_text(shared_data, kind):
             (model(input_ids=ids, labels=labels).loss * count).backward()
             expected += model.lm_head.weight.grad.square() / len(rows)
         assert torch.allclose(found["lm_head.weight"], expected, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_labels_are_drawn_where_there_are_targets(shared_data, monkeypatch, apart):
+    """If what is drawn is the likeliest token, it is the empirical Fisher of those tokens."""
+    model, rows, drawn = small_llama(), gsm8k(shared_data, 3), []
+
+    def likeliest(probabilities, count, generator):
+        drawn.append(len(probabilities))
+        return probabilities.argmax(-1, keepdim=True)
+
+    monkeypatch.setattr(torch, "multinomial", likeliest)
+    own = []
+    for row in rows:
+        said = model(input_ids=torch.tensor([row["input_ids"]])).logits[0].argmax(-1).tolist()
+        labels = [-100 if y == -100 else said[t - 1] for t, y in enumerate(row["labels"])]
+        own.append({**row, "labels": labels})
+    expected = fisher(model, own, kind="empirical")
+    if not apart:
+        model.get_output_embeddings = lambda: nn.Linear(32, 258)
+    found = fisher(model, rows, kind="true")
+    assert sum(drawn) == sum(y != -100 for row in rows for y in row["labels"])
+    for name in expected:
+        assert torch.allclose(found[name], expected[name], rtol=1e-3, atol=1e-7)
+
+
+class TestMemory:
+    """Gradients of as many samples at a time as there is room for: the figures are the same."""
+
+    @pytest.fixture
+    def data(self):
+        generator = torch.Generator().manual_seed(0)
+        return [(torch.randn(13, 6, generator=generator), torch.arange(13) % 3)]
+
+    def check(self, data, expected):
+        found = fisher(make_net(torch.float32), data, task="classification")
+        for name in expected:
+            assert torch.allclose(found[name], expected[name], rtol=1e-5, atol=1e-9)
+
+    def test_one_by_one(self, data, monkeypatch):
+        expected = fisher(make_net(torch.float32), data, task="classification")
+        monkeypatch.setattr(_importance, "_BYTES", 1)
+        monkeypatch.setattr(_importance, "vmap", lambda *_, **__: None)  # would fail if called
+        self.check(data, expected)
+
+    def test_halved_where_it_runs_out(self, data, monkeypatch):
+        expected = fisher(make_net(torch.float32), data, task="classification")
+        real, tried = _importance.vmap, []
+
+        def tight(*args, **options):
+            def run(parameters, inputs, labels):
+                tried.append(len(labels))
+                if len(labels) > 4:
+                    raise torch.OutOfMemoryError("no room")
+                return real(*args, **options)(parameters, inputs, labels)
+
+            return run
+
+        monkeypatch.setattr(_importance, "vmap", tight)
+        self.check(data, expected)
+        assert tried == [13, 6, 3, 3, 3, 3, 1]
 
 
 class TestWhatIsLookedAt:

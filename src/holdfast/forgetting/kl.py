@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast._batch import logits_of
 from holdfast._progress import progress_bar
 from holdfast.forgetting.classify import Classification
+from holdfast.forgetting.likelihood import Runner
 from holdfast.forgetting.masked import masked_log_probs
 from holdfast.forgetting.models import Loaded
 from holdfast.forgetting.report import Divergence
@@ -95,7 +95,8 @@ class KL(ABC):
                     f"the models predict other things on {self.name}: {base.shape[-1]} and "
                     f"{tuned.shape[-1]} classes or tokens, {len(base)} and {len(tuned)} times"
                 )
-            sums.append(sum(float(kl_divergence(*pair).sum()) for pair in _pieces(base, tuned)))
+            parts = [kl_divergence(*pair).sum() for pair in _pieces(base, tuned)]
+            sums.append(float(torch.stack(parts).sum()))
             counts.append(len(base))
             bar.update(1)
         bar.close()
@@ -121,10 +122,21 @@ class TokenKL(KL):
     @torch.inference_mode()
     def log_probs(self, loaded: Loaded) -> Iterator[Tensor]:
         """A row for each token: what comes next."""
-        for ids in self.ids:
-            row = torch.tensor(ids[: loaded.limit], device=loaded.device)[None]
-            inputs = {"input_ids": row, "attention_mask": torch.ones_like(row)}
-            yield logits_of(loaded.model, inputs)[0].float().log_softmax(-1)
+        run = Runner(loaded)
+        left = [ids[: loaded.limit] for ids in self.ids]
+        while left:
+            # So many that what the body makes of them can wait until it is their turn.
+            ends = itertools.accumulate(map(len, left))
+            some = left[: max(1, sum(end <= run.room(left[0]) for end in ends))]
+            found = {
+                number: (predictions, place)
+                for numbers, predictions in run(some)
+                for place, number in enumerate(numbers)
+            }
+            for number, ids in enumerate(some):
+                predictions, place = found.pop(number)
+                yield predictions.log_probs(place, len(ids))
+            left = left[len(some) :]
 
 
 class ContextFreeKL(TokenKL):

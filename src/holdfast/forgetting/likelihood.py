@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast._batch import logits_of
+from holdfast._batch import to_device
+from holdfast._head import Predictions, Split, is_out_of_memory
 from holdfast._progress import progress_bar
+from holdfast.data import pad_collate
 from holdfast.forgetting.models import Loaded
 
 __all__ = ["Likelihood", "Request", "encode_pair", "log_likelihoods", "windows"]
 
+_TOKENS, _TOKENS_ON_A_CPU = 1 << 14, 1 << 11  # at a time: a CPU has caches, a GPU needs work
 _LOGITS = 1 << 27  # at a time: half a gigabyte of float32
 
 
@@ -102,47 +106,83 @@ def log_likelihoods(
         )
     if empty := [i for i, request in enumerate(requests) if not request.target]:
         raise ValueError(f"{name}: answer {empty[0]} has no tokens to predict")
-    found: list[Likelihood | None] = [None] * len(requests)
+    same: dict[tuple[int, ...], list[int]] = {}  # run once: the letters of a question
+    for i, request in enumerate(requests):
+        same.setdefault(tuple(_inputs(request, loaded.limit)), []).append(i)
+    rows, askers = list(same), list(same.values())
+    found: dict[int, Likelihood] = {}
     bar = progress_bar(len(requests), name, shown=progress)
-    for rows in _batches(loaded, requests):
-        inputs = [_inputs(requests[i], loaded.limit) for i in rows]
-        targets = [requests[i].target[-loaded.limit :] for i in rows]
-        logits = logits_of(loaded.model, _padded(inputs, loaded.device))
-        for row, i in enumerate(rows):
-            end, size = len(inputs[row]), len(targets[row])
-            wanted = torch.tensor(targets[row], device=logits.device)
-            said = logits[row, end - size : end].float()
-            losses = F.cross_entropy(said, wanted, reduction="none")
-            greedy = bool((said.argmax(-1) == wanted).all())
-            found[i] = Likelihood(losses.tolist(), greedy)
-        bar.update(len(rows))
+    for numbers, predictions in Runner(loaded)(rows):
+        asked: list[tuple[int, int]] = []
+        where: list[int] = []
+        wanted: list[int] = []
+        for place, number in enumerate(numbers):
+            end = place * predictions.states.shape[1] + len(rows[number])
+            for i in askers[number]:
+                target = requests[i].target[-loaded.limit :]
+                asked.append((i, len(target)))
+                where += range(end - len(target), end)
+                wanted += target
+        losses, hits = map(iter, _said(predictions, where, wanted).tolist())
+        for i, size in asked:  # all of its hits are taken, whatever the first is
+            found[i] = Likelihood(list(islice(losses, size)), all([*islice(hits, size)]))
+        bar.update(len(asked))
     bar.close()
-    return [likelihood for likelihood in found if likelihood is not None]
+    return [found[i] for i in range(len(requests))]
 
 
 def _inputs(request: Request, limit: int) -> list[int]:
     return [*request.context, *request.target][:-1][-limit:]
 
 
-def _batches(loaded: Loaded, requests: Sequence[Request]) -> Iterator[list[int]]:
-    """Which requests to run together: of like length, longest first."""
-    config: Any = getattr(loaded.model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    vocabulary = getattr(text, "vocab_size", None) or 1 << 16
-    lengths = [len(_inputs(request, loaded.limit)) for request in requests]
-    order = sorted(range(len(requests)), key=lambda i: -lengths[i])
-    start = 0
-    while start < len(order):
-        size = max(1, min(64, _LOGITS // (vocabulary * max(1, lengths[order[start]]))))
-        yield order[start : start + size]
-        start += size
+def _said(predictions: Predictions, where: list[int], wanted: list[int]) -> Tensor:
+    """Of each target its loss, and whether it is the likeliest token: two rows."""
+    pieces = []
+    for logits, targets in predictions.logits(torch.tensor(where), torch.tensor(wanted)):
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        pieces.append(torch.stack([losses, (logits.argmax(-1) == targets).to(losses)]))
+    return torch.cat(pieces, 1)
 
 
-def _padded(rows: Sequence[list[int]], device: torch.device) -> dict[str, Tensor]:
-    longest = max(map(len, rows))
-    ids = torch.zeros(len(rows), longest, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row)
-        mask[i, : len(row)] = 1
-    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+class Runner:
+    """Runs a causal model on sequences of tokens, as many at a time as there is room for."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.device = loaded.device
+        self.split = Split(loaded.model)
+        self.tokens = _TOKENS_ON_A_CPU if self.device.type == "cpu" else _TOKENS
+
+    def __call__(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Predictions]]:
+        """Which rows were run together, longest first, and what the model said of them.
+
+        They are padded on the right.
+        """
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+        start = 0
+        while start < len(order):
+            longest = rows[order[start]]
+            size = max(1, self.room(longest) // len(longest))
+            numbers = order[start : start + size]
+            try:
+                predictions = self.split(self._batch([rows[i] for i in numbers]))
+            except RuntimeError as error:
+                if not is_out_of_memory(error) or len(numbers) == 1:
+                    raise
+                self.tokens = len(numbers) * len(longest) // 2
+                continue
+            yield numbers, predictions
+            start += len(numbers)
+
+    def room(self, row: Sequence[int]) -> int:
+        """How many tokens to run at a time; fewer where each comes with all its logits."""
+        if not self.split.looked:
+            self.split.look(self._batch([row]))
+        if self.split.found:
+            return self.tokens
+        return min(self.tokens, _LOGITS // self.split.vocabulary)
+
+    def _batch(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        return cast(
+            dict[str, Tensor],
+            to_device(pad_collate([{"input_ids": list(row)} for row in rows]), self.device),
+        )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
 from holdfast._batch import inputs_and_labels, logits_of, take, to_device, unwrapped
+from holdfast._head import Split, is_out_of_memory, predict
 from holdfast.losses import (
     TOKEN_TASKS,
     LossFunction,
@@ -21,9 +20,6 @@ from holdfast.losses import (
     token_losses,
 )
 from holdfast.objective._store import Row
-
-Head = Callable[[Tensor], Tensor]
-_CHUNK = 1 << 24  # logits in float32 at a time: 64 MB
 
 
 class Scorer:
@@ -40,8 +36,7 @@ class Scorer:
         self.device = next(model.parameters()).device
         self.autocast = autocast
         self.too_much = float("inf")  # elements of a batch that did not fit: halve it before
-        self.found: tuple[nn.Module, Head] | None = None
-        self.looked = False
+        self.split = Split(model)
         config = getattr(unwrapped(model), "config", None)
         if getattr(config, "is_encoder_decoder", False) and task in TOKEN_TASKS:
             raise ValueError(
@@ -59,7 +54,7 @@ class Scorer:
             ):
                 return self._rows(batch, size)
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if size == 1:
                 raise RuntimeError(
@@ -98,78 +93,12 @@ class Scorer:
         if self.task not in TOKEN_TASKS:
             return token_losses(logits_of(self.model, inputs), labels, cast(Task, self.task))
         where = target_mask(labels, self.task)
-        # Position t of a causal model predicts the label at t + 1.
-        predicts = where.roll(-1, dims=1) if self.task == "causal_lm" else where
-        body_and_head = self._find_head(inputs) if self.task == "causal_lm" else None
-        if body_and_head:
-            body, head = body_and_head
-            states = _hidden_states(body, inputs)
-            nll = _chunked_nll(states[predicts], labels[where].long(), head)
+        if self.task == "causal_lm":  # position t predicts the label at t + 1
+            predictions, predicts = self.split(inputs), where.roll(-1, dims=1)
         else:
-            logits = logits_of(self.model, inputs)
-            nll = _chunked_nll(logits[predicts], labels[where].long(), None)
+            predictions, predicts = predict(self.model, inputs), where
         sample = torch.arange(len(labels), device=labels.device)[:, None].expand_as(where)
-        return TokenLosses(nll, sample[where])
-
-    def _find_head(self, inputs: Any) -> tuple[nn.Module, Head] | None:
-        """The body and the output layer of a transformers model, if its logits are no more.
-
-        Then logits are computed for target positions only, and a few at a time. A few positions
-        are run both ways to see.
-        """
-        if self.looked or not isinstance(inputs, dict):
-            return self.found
-        few = {k: v[:1, :16] if v.dim() > 1 else v[:1] for k, v in inputs.items()}
-        try:
-            body, head = _body_and_head(self.model)
-            ours, theirs = head(_hidden_states(body, few)).float(), logits_of(self.model, few)
-            error = (ours - theirs.float()).norm() / theirs.float().norm()
-            tolerance = 1e-5 if ours.dtype == theirs.dtype else 1e-2
-            self.found = (body, head) if error <= tolerance else None
-        except (torch.OutOfMemoryError, RuntimeError, TypeError, ValueError, AttributeError) as e:
-            if _is_out_of_memory(e):
-                raise
-        self.looked = True
-        return self.found
-
-
-def _body_and_head(model: nn.Module) -> tuple[nn.Module, Head]:
-    inner: Any = unwrapped(model)
-    if hasattr(inner, "get_base_model"):  # PEFT: the model with its adapters inside
-        inner = inner.get_base_model()
-    body, head = inner.base_model, inner.get_output_embeddings()
-    if body is inner or head is None:
-        raise AttributeError("no body apart from the head")
-    config = inner.config.get_text_config() if hasattr(inner, "config") else None
-    settings = config.to_dict() if config is not None else {}
-    cap = settings.pop("final_logit_softcapping", None)
-    if any("logit" in name and value not in (None, 1, False) for name, value in settings.items()):
-        raise AttributeError("the logits are more than the head's output")  # scaled, in some way
-    if cap is not None:
-        return body, lambda states: cap * torch.tanh(head(states) / cap)
-    return body, head
-
-
-def _hidden_states(body: nn.Module, inputs: dict[str, Any]) -> Tensor:
-    if "use_cache" in inspect.signature(body.forward).parameters:
-        inputs = {**inputs, "use_cache": False}
-    return cast(Tensor, body(**inputs).last_hidden_state)
-
-
-def _chunked_nll(states: Tensor, targets: Tensor, head: Head | None) -> Tensor:
-    """Cross-entropy of many rows with few logits in float32 at a time.
-
-    ``states`` are hidden states where there is a head to apply, else logits.
-    """
-    pieces, start = [states.new_empty(0, dtype=torch.float32)], 0
-    rows = 1 if head else max(1, _CHUNK // states.shape[-1])
-    while start < len(states):
-        some = states[start : start + rows]
-        logits = (head(some) if head else some).float()
-        pieces.append(F.cross_entropy(logits, targets[start : start + rows], reduction="none"))
-        start += rows
-        rows = max(1, _CHUNK // logits.shape[-1])  # known only now where there is a head
-    return torch.cat(pieces)
+        return TokenLosses(predictions.nll(predicts, labels[where].long()), sample[where])
 
 
 def _numel(batch: Any) -> int:
@@ -178,7 +107,3 @@ def _numel(batch: Any) -> int:
         return batch.numel()
     values = batch.values() if isinstance(batch, Mapping) else batch
     return max((_numel(v) for v in values if isinstance(v, Tensor | Mapping)), default=0)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ from holdfast._batch import (
     take,
     to_device,
 )
+from holdfast._head import is_out_of_memory
 from holdfast._progress import progress_bar
 from holdfast.data import Batches, Collate, Samples, as_source
 from holdfast.reference import Reference
@@ -27,7 +28,7 @@ from holdfast.reference import Reference
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-_ELEMENTS = 1 << 28  # of per-sample gradients at a time: 1 GB in float32
+_BYTES = 1 << 30  # of per-sample gradients at a time
 
 
 def mean_over_samples(
@@ -69,20 +70,18 @@ def mean_over_samples(
         logits = outputs if isinstance(outputs, Tensor) else outputs.logits
         return scalar(logits, labels.unsqueeze(0))
 
-    def one_by_one(inputs: Any, labels: Tensor) -> dict[str, Tensor]:
-        found: dict[str, list[Tensor]] = {name: [] for name in live}
+    def one_by_one(inputs: Any, labels: Tensor) -> None:
         for i in range(size := len(labels)):
             with torch.enable_grad():
                 logits = logits_of(model, take(inputs, slice(i, i + 1), size))
                 value = scalar(logits, labels[i : i + 1])
             gradients = torch.autograd.grad(value, list(live.values()), allow_unused=True)
-            for (name, p), g in zip(live.items(), gradients, strict=True):
-                found[name].append(torch.zeros_like(p) if g is None else g)
-        return {name: torch.stack(some) for name, some in found.items()}
+            for total, g in zip(totals.values(), gradients, strict=True):
+                if g is not None:
+                    total += transform(g.to(total.dtype))
 
-    rows = max(1, _ELEMENTS // sum(p.numel() for p in parameters.values()))
     together = vmap(grad(of_one), (None, 0, 0), randomness="different")
-    count, works_together = 0, True
+    rows, count = samples_at_a_time(totals.values()), 0
     bar = progress_bar(source.total, "importance", shown=progress)
     with evaluating(model), warnings.catch_warnings():
         # torch.func says which kernels it loops over: right, if slower.
@@ -90,24 +89,23 @@ def mean_over_samples(
         for indices, read in source:
             inputs, labels = inputs_and_labels(model, to_device(read(), device))
             labels = relabel(inputs, labels)
-            size = batch_length((inputs, labels))
-            for i in range(0, size, rows):  # gradients of that many samples fit into memory
-                part = slice(i, i + rows)
+            start, size = 0, batch_length((inputs, labels))
+            while start < size:
+                part = slice(start, start + rows)
                 some, wanted = take(inputs, part, size), labels[part]
-                gradients: dict[str, Tensor] | None = None
-                if works_together:
+                if rows == 1:  # as good, without torch.func's detours
+                    one_by_one(some, wanted)
+                else:
                     try:
                         gradients = together(parameters, some, wanted)
-                    except torch.OutOfMemoryError:
-                        raise
-                    except RuntimeError:
-                        # The model does something that cannot be mapped over samples: branches
-                        # on data, or a kernel of its own, as quantised layers have.
-                        works_together = False
-                if gradients is None:
-                    gradients = one_by_one(some, wanted)
-                for name, g in gradients.items():
-                    totals[name] += transform(g.to(totals[name].dtype)).sum(0)
+                    except RuntimeError as error:
+                        # Or else the model does something that cannot be mapped over samples:
+                        # branches on data, or a kernel of its own, as quantised layers have.
+                        rows = max(1, len(wanted) // 2) if is_out_of_memory(error) else 1
+                        continue
+                    for name, g in gradients.items():
+                        totals[name] += transform(g.to(totals[name].dtype)).sum(0)
+                start += len(wanted)
             count += size
             bar.update(len(indices))
     bar.close()
@@ -161,6 +159,19 @@ def drawn(source: Samples | Batches, samples: int | None, seed: int) -> Samples 
     select = getattr(source.data, "select", None)  # datasets.Dataset: stays one
     some = Subset(source.data, chosen) if select is None else select(chosen)
     return Samples(some, source.collate, source.batch_size)
+
+
+def samples_at_a_time(totals: Iterable[Tensor]) -> int:
+    """Of how many samples the gradients are held together.
+
+    It depends on the machine, but not on what else is in its memory: a run that goes on takes the
+    importance anew, and must find the same to the bit.
+    """
+    some = list(totals)
+    room = _BYTES
+    if some[0].device.type == "cuda":
+        room = max(room, torch.cuda.get_device_properties(some[0].device).total_memory // 16)
+    return max(1, room // sum(t.nbytes for t in some))
 
 
 def check_samples(samples: Any) -> None:

@@ -11,15 +11,16 @@ model), or with the data's own labels (the empirical one).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast._batch import logits_of
+from holdfast._head import Split, predict
 from holdfast.data import Collate
-from holdfast.losses import IGNORED, Task, infer_task
+from holdfast.losses import IGNORED, Task, infer_task, target_mask
 from holdfast.optim._importance import check_samples, mean_over_samples, measured, wide
 from holdfast.optim.l2sp import L2SP
 from holdfast.reference import Reference
@@ -94,7 +95,7 @@ def fisher_importance(
         task: as for :func:`holdfast.score`; classification, causal_lm or token_classification.
         samples: how many samples to take it on, drawn at random; None is all. An iterable of
             batches is always read whole.
-        seed: of the drawn labels and samples.
+        seed: of the drawn labels and samples; a GPU draws other labels than a CPU.
         normalize: scale to a mean of 1, for ``RecAdam``-like pulls that are tuned without it.
 
     Example:
@@ -110,18 +111,24 @@ def fisher_importance(
         raise ValueError(f"the Fisher information is of class predictions, not of {task!r}")
     _check_kind(kind)
     check_samples(samples)
-    generator = torch.Generator().manual_seed(seed)
+    run = Split(model) if task == "causal_lm" else partial(predict, model)
+    # On the device of the logits: of a model on several devices that is not its first one.
+    generator_on = cache(lambda device: torch.Generator(device).manual_seed(seed))
 
+    @torch.no_grad()
     def labels_of(inputs: Any, labels: Tensor) -> Tensor:
         if kind == "empirical":
             return labels
-        with torch.no_grad():
-            probabilities = logits_of(model, inputs).float().softmax(-1).cpu()
-        drawn = torch.multinomial(probabilities.flatten(0, -2), 1, generator=generator)
-        drawn = drawn.view(probabilities.shape[:-1]).to(labels)
-        if task == "causal_lm":  # what is drawn at t is the label at t + 1
-            drawn = drawn.roll(1, dims=1)
-        return torch.where(labels == IGNORED, labels, drawn)
+        where = target_mask(labels, task)
+        # The logits at t of a causal model speak of the label at t + 1.
+        predicts = where.roll(-1, dims=1) if task == "causal_lm" else where
+        drawn = [
+            torch.multinomial(logits.softmax(-1), 1, generator=generator_on(logits.device))[:, 0]
+            for logits, _ in run(inputs).logits(predicts, labels[where])
+        ]
+        labels = labels.clone()
+        labels[where] = torch.cat(drawn).to(labels)
+        return labels
 
     def negative_log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
         if task == "causal_lm":
