@@ -70,7 +70,7 @@ class Data:
         said = []
         for begin in range(0, len(rows["input_ids"]), 512):
             some = {name: value[begin : begin + 512] for name, value in rows.items()}
-            with torch.autocast(device.type, torch.bfloat16):
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 said.append(model(**some).logits.float())
         return torch.cat(said).cpu().numpy()
 

@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import os
+import subprocess
 import sys
 import time
 import traceback
@@ -48,8 +49,8 @@ def work(
             (folder / f"{name}.error").write_text(traceback.format_exc(), encoding="utf-8")
             print(f"{name}: failed, see {name}.error", flush=True)
             continue
-        seconds = round(time.monotonic() - started, 1)
-        record = {"run": name, **record, "seconds": seconds, "made": made()}
+        took = round(time.monotonic() - started, 1)
+        record = {"run": name, **record, "seconds": took, "made": made()}
         part = folder / f"{name}.part"
         part.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
         part.rename(done)
@@ -67,6 +68,11 @@ def _claimed(claim: Path) -> bool:
     return True
 
 
+def failed(folder: Path, names: Iterable[str]) -> list[str]:
+    """Those that a process has tried in vain."""
+    return [name for name in names if (folder / f"{name}.error").exists()]
+
+
 def records(folder: Path) -> dict[str, Record]:
     """What is done, by the names of the runs."""
     found = (json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json")))
@@ -74,11 +80,16 @@ def records(folder: Path) -> dict[str, Record]:
 
 
 def made() -> Record:
-    """On what, and with which versions."""
+    """On what, with which versions, and of which commit (or what HOLDFAST_COMMIT says)."""
     found = {name: version for name, version in versions("transformers", "peft").items() if version}
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    commit = (
+        os.environ.get("HOLDFAST_COMMIT")
+        or subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    )
     return {
         "device": describe(default_device()),
-        "versions": found,
+        "versions": found | ({"commit": commit} if commit else {}),
         "date": datetime.now(timezone.utc).date().isoformat(),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from _pages import number, table
-from _summary import Point, Results, Table, at_target, spearman
+from _summary import Point, Results, Table, kept_at, spearman
 
 VISION = {
     "probe": "pretrained body, new head (linear probe)",
@@ -15,7 +15,12 @@ VISION = {
     "flow": "FLOW, SGD",
     "flow-normalized": "– weights scaled to a mean of 1",
     "flow+l2-sp": "FLOW + L2-SP, SGD",
+    "standard-0.2lr": "plain fine-tuning, SGD at a fifth of the rate",
+    "standard-frozen-bn": "– BatchNorm's statistics frozen",
     "standard-adamw": "plain fine-tuning, AdamW",
+    "standard-adamw-0.2lr": "– at a fifth of the rate",
+    "standard-adamw-0.1lr": "– at a tenth",
+    "standard-adamw-frozen-bn": "– BatchNorm's statistics frozen",
     "l2-sp-adamw": "L2-SP, AdamW",
     "ewc-adamw": "EWC, AdamW",
     "hft-adamw": "HFT, AdamW",
@@ -23,10 +28,10 @@ VISION = {
     "mofo": "MoFO",
     "mofo+flow": "MoFO + FLOW",
     "recadam-25-02": "RecAdam, t0 .25, width .02",
-    "recadam-30-05": "RecAdam, t0 .3, width .05",
     "recadam-30-10": "RecAdam, t0 .3, width .1",
     "recadam-50-06": "RecAdam, t0 .5, width .06",
     "recadam-50-15": "RecAdam, t0 .5, width .15",
+    "recadam-50-15-frozen-bn": "– BatchNorm's statistics frozen",
     "recadam-50-30": "RecAdam, t0 .5, width .3",
     "recadam+flow-50-06": "RecAdam + FLOW, t0 .5, width .06",
     "recadam+flow-50-15": "RecAdam + FLOW, t0 .5, width .15",
@@ -49,12 +54,13 @@ LANGUAGE = {
     "hft": "HFT",
     "hft+flow": "HFT + FLOW",
     "lora": "LoRA",
+    "lora-low": "– at a third of its rate",
+    "lora-high": "– at three times its rate",
     "lora+flow": "LoRA + FLOW",
     "recadam-0.25-0.02": "RecAdam, t0 .25, width .02",
-    "recadam-0.3-0.05": "RecAdam, t0 .3, width .05",
     "recadam-0.3-0.1": "RecAdam, t0 .3, width .1",
-    "recadam-0.3-0.1-0.5lr": "– at half the learning rate",
     "recadam-0.5-0.15": "RecAdam, t0 .5, width .15",
+    "recadam-0.5-0.15-0.2lr": "– at a fifth of the rate",
     "recadam-0.5-0.3": "RecAdam, t0 .5, width .3",
     "recadam-0.5-0.6": "RecAdam, t0 .5, width .6",
     "recadam-0.5-0.15+flow": "RecAdam + FLOW, t0 .5, width .15",
@@ -64,8 +70,8 @@ TESTS = {
     "piqa": "PIQA", "arc_easy": "ARC-e", "arc_challenge": "ARC-c", "boolq": "BoolQ",
     "winogrande": "WinoGrande", "lambada": "LAMBADA", "mmlu": "MMLU",
 }  # fmt: skip
-#: GSM8K's loss at which recipes are compared: all that learn get there, as they are or by WiSE-FT.
-TARGET = 0.64
+#: What recipes are compared at: all that learn the target get there, as they are or by WiSE-FT.
+TARGETS = {"mobilenet-v2": 92.5, "efficientnet-lite0": 90.0, "language": 0.65}
 
 
 def of_vision(results: Results, model: str) -> Table:
@@ -81,20 +87,29 @@ def known(found: Table, titles: Mapping[str, str]) -> list[str]:
     return [recipe for recipe in titles if recipe in found.recipes]
 
 
+def matched(found: Table, recipe: str, where: str) -> float | None:
+    """What is kept at the target that recipes are compared at."""
+    if where == "language":
+        start, target, kept = "pretrained", "gsm8k_nll", "wikitext_nll"
+    else:
+        start, target, kept = "probe", "target", "imagenet"
+    path = [*found.path(recipe), found.point(start)]
+    return None if recipe == start else kept_at(path, target, TARGETS[where], kept)
+
+
 def vision(results: Results, model: str) -> str:
     found = of_vision(results, model)
     rows = []
     for recipe in known(found, VISION):
         point = found.point(recipe)
-        cells = [number(point[f], 1) for f in ("imagenet", "target")]
+        cells = [number(point[f], 1) for f in ("imagenet", "imagenet_tuned_bn", "target")]
         cells.append(number((point["imagenet"] + point["target"]) / 2, 1))
-        cells.append(number(point["distance"], 2))
-        half = [p for p in found.path(recipe) if p.alpha == 0.5]
-        cells += [number(half[0][f], 1) if half else "—" for f in ("imagenet", "target")]
-        rows.append([VISION[recipe], *cells, str(point.seeds)])
+        cells.append(number(matched(found, recipe, model), 1))
+        rows.append([VISION[recipe], *cells, number(point["distance"], 2), str(point.seeds)])
     name = {"mobilenet-v2": "MobileNetV2", "efficientnet-lite0": "EfficientNet-Lite0"}[model]
-    head = [name, "ImageNet", "Flowers102", "average", "‖θ−θ*‖", "ImageNet, α ½", "Flowers102, α ½"]
-    return table([*head, "seeds"], rows)
+    at = f"ImageNet at Flowers102 {TARGETS[model]:g}"
+    head = [name, "ImageNet", "– own statistics", "Flowers102", "average", at, "‖θ−θ*‖", "seeds"]
+    return table(head, rows)
 
 
 def language(results: Results) -> str:
@@ -103,16 +118,13 @@ def language(results: Results) -> str:
     rows = []
     for recipe in known(found, LANGUAGE):
         point = found.point(recipe)
-        path = [*found.path(recipe), found.point("pretrained")]
-        matched = at_target(path, "gsm8k_nll", TARGET, "wikitext_nll")
-        if recipe == "pretrained" or point["gsm8k_nll"] > TARGET:
-            matched = None
         cells = [number(point["gsm8k_nll"], 3), number(100 * point["gsm8k_match"], 1)]
         cells += [number(point[f], 3) for f in ("wikitext_nll", "mbpp_nll", "lambada_nll")]
-        cells += [number(100 * point["retained_accuracy"], 1), number(matched, 3)]
+        cells.append(number(100 * point["retained_accuracy"], 1))
+        cells.append(number(matched(found, recipe, "language"), 3))
         rows.append([LANGUAGE[recipe], *cells, str(point.seeds)])
     head = ["", "GSM8K", "– exact, %", "WikiText-2", "MBPP", "LAMBADA", "seven tests, %"]
-    return table([*head, f"WikiText-2 at GSM8K {TARGET:g}", "seeds"], rows)
+    return table([*head, f"WikiText-2 at GSM8K {TARGETS['language']:g}", "seeds"], rows)
 
 
 def accuracies(results: Results) -> str:
@@ -127,32 +139,42 @@ def accuracies(results: Results) -> str:
 
 
 def additivity(of_lm: Results, of_images: Results) -> str:
-    """What FLOW changes, on top of each method it was run with."""
-    found, images = of_language(of_lm), of_vision(of_images, "mobilenet-v2")
-    pairs = [
+    """What FLOW changes, on top of each method it was run with; and at equal target."""
+    texts, images = of_language(of_lm), of_vision(of_images, "mobilenet-v2")
+    of_texts = [
         ("standard", "flow"), ("l2-sp", "flow+l2-sp"), ("mofo", "mofo+flow"), ("hft", "hft+flow"),
         ("lora", "lora+flow"), ("recadam-0.5-0.15", "recadam-0.5-0.15+flow"),
         ("recadam-0.5-0.3", "recadam-0.5-0.3+flow"),
     ]  # fmt: skip
-    rows = []
-    for alone, both in pairs:
-        if alone in found.recipes and both in found.recipes:
-            a, b = found.point(alone), found.point(both)
-            cells = [f"{b[f] - a[f]:+.3f}".replace("-", "−") for f in ("gsm8k_nll", "wikitext_nll")]
-            rows.append([LANGUAGE[alone], *cells])
-    first = table(["FLOW added to", "GSM8K", "WikiText-2"], rows)
-    pairs = [
+    of_pictures = [
         ("standard", "flow"), ("l2-sp", "flow+l2-sp"), ("standard-adamw", "flow-adamw"),
         ("mofo", "mofo+flow"), ("recadam-50-06", "recadam+flow-50-06"),
         ("recadam-50-15", "recadam+flow-50-15"),
     ]  # fmt: skip
-    rows = []
-    for alone, both in pairs:
-        if alone in images.recipes and both in images.recipes:
-            a, b = images.point(alone), images.point(both)
-            cells = [f"{b[f] - a[f]:+.1f}".replace("-", "−") for f in ("target", "imagenet")]
-            rows.append([VISION[alone], *cells])
-    return first + "\n\n" + table(["FLOW added to", "Flowers102", "ImageNet"], rows)
+
+    def changes(
+        found: Table, pairs: list[tuple[str, str]], where: str, fields: tuple[str, str], digits: int
+    ) -> list[list[str]]:
+        rows = []
+        for alone, both in pairs:
+            if alone in found.recipes and both in found.recipes:
+                a, b = found.point(alone), found.point(both)
+                one, two = matched(found, alone, where), matched(found, both, where)
+                equal = None if one is None or two is None else two - one
+                figures = [b[f] - a[f] for f in fields]
+                titles = LANGUAGE if where == "language" else VISION
+                rows.append([titles[alone], *(_signed(x, digits) for x in (*figures, equal))])
+        return rows
+
+    head = ["FLOW added to", "GSM8K", "WikiText-2", f"– at GSM8K {TARGETS['language']:g}"]
+    first = table(head, changes(texts, of_texts, "language", ("gsm8k_nll", "wikitext_nll"), 3))
+    at = f"– at Flowers102 {TARGETS['mobilenet-v2']:g}"
+    second = changes(images, of_pictures, "mobilenet-v2", ("target", "imagenet"), 1)
+    return first + "\n\n" + table(["FLOW added to", "Flowers102", "ImageNet", at], second)
+
+
+def _signed(value: float | None, digits: int) -> str:
+    return "—" if value is None else f"{value:+.{digits}f}".replace("-", "−")
 
 
 def lost(points: Sequence[Point], field: str, base: Point, sign: float) -> list[float]:
@@ -166,13 +188,17 @@ def correlations(of_images: Results, of_lm: Results) -> dict[str, dict[str, floa
         images = of_vision(of_images, model)
         points = [images.point(r) for r in images.recipes if r != "probe"]
         gone = lost(points, "imagenet", images.point("probe"), -1)
-        found[f"{model}: ImageNet accuracy"] = {
+        found[f"{model}: ImageNet accuracy ({len(points)} recipes)"] = {
+            f: spearman([p[f] for p in points], gone) for f in ("distance", "kl")
+        }
+        gone = lost(points, "imagenet_tuned_bn", images.point("probe"), -1)
+        found[f"– with the models' own BatchNorm statistics ({model})"] = {
             f: spearman([p[f] for p in points], gone) for f in ("distance", "kl")
         }
     texts = of_language(of_lm)
     points = [texts.point(r) for r in texts.recipes if r != "pretrained"]
     for field, name, sign in (
-        ("wikitext_nll", "SmolLM2: WikiText-2 loss", 1),
+        ("wikitext_nll", f"SmolLM2: WikiText-2 loss ({len(points)} recipes)", 1),
         ("mbpp_nll", "SmolLM2: MBPP loss", 1),
         ("retained_accuracy", "SmolLM2: seven tests", -1),
     ):

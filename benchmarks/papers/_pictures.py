@@ -77,7 +77,7 @@ def vision(results: Results, folder: Path) -> None:
         "hft-adamw": Label("HFT", OTHER, 8, 2),
         "ewc-adamw": Label("EWC", OTHER, 8, -4),
         "recadam-25-02": Label("RecAdam, short shift", OURS, 9, -1),
-        "recadam-50-06": Label("RecAdam", OURS, 8, 2),
+        "recadam-50-15": Label("RecAdam", OURS, 8, 2),
         "recadam+flow-50-15": Label("RecAdam + FLOW", BOTH, -6, -15),
     }
     table = Table(results.where(model="mobilenet-v2"), "alpha")

@@ -74,14 +74,19 @@ class Table:
         return [point for recipe in self.recipes for point in self.path(recipe)]
 
 
-def at_target(path: Sequence[Point], target: str, wanted: float, other: str) -> float | None:
-    """A figure where a path crosses a value of the target, between two points of it."""
+def kept_at(path: Sequence[Point], target: str, wanted: float, kept: str) -> float | None:
+    """The most that is kept anywhere on a path where the target is at least so good.
+
+    Between two points of the path all figures are taken to go in straight lines. Of losses (their
+    names end in ``_nll``) less is better.
+    """
+    x, y = (-1 if name.endswith("_nll") else 1 for name in (target, kept))
+    found = [p[kept] for p in path if x * p[target] >= x * wanted]
     for a, b in itertools.pairwise(path):
-        low, high = sorted((a[target], b[target]))
-        if low <= wanted <= high and low < high:
+        if min(a[target], b[target]) < wanted < max(a[target], b[target]):
             share = (wanted - a[target]) / (b[target] - a[target])
-            return float(a[other] + share * (b[other] - a[other]))
-    return None
+            found.append(a[kept] + share * (b[kept] - a[kept]))
+    return y * max(y * value for value in found) if found else None
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:

@@ -15,6 +15,7 @@ import copy
 import functools
 import itertools
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,8 +36,10 @@ UPDATES, BATCH, LR, PULL, SEEDS = 1000, 32, 5e-5, 0.1, 5
 K, T0 = (0.02, 0.1, 0.5), (0.1, 0.3)
 #: RecAdam's t0 and width as shares of the run: what the library's defaults are chosen from.
 LAYOUTS = {
-    "a": (0.25, 0.02), "b": (0.5, 0.1), "c": (0.5, 0.3), "d": (0.3, 0.05), "e": (0.3, 0.1),
+    "a": (0.25, 0.02), "b": (0.5, 0.1), "c": (0.5, 0.3), "e": (0.3, 0.1), "f": (0.5, 0.15),
 }  # fmt: skip
+LOWER = (0.5, 0.2)  # of the learning rate, for plain Adam
+WEAK = 1.0  # γ of a coupled pull, beside that of the decoupled one
 FIGURE_2 = ("stsb", "cola")
 MARKS = 20  # updates between two points of a curve
 
@@ -75,8 +78,8 @@ class Lab:
         return made
 
     def run(
-        self, name: str, recipe: Recipe, seed: int, *, coupled: Sigmoid | None = None,
-        curve: bool = False, **labels: Any,
+        self, name: str, recipe: Recipe, seed: int, *, lr: float = LR, curve: bool = False,
+        coupled: Sigmoid | None = None, gamma: float = PULL / LR, **labels: Any,
     ) -> dict[str, Any]:  # fmt: skip
         """Fine-tune once."""
         data = self.task(name)
@@ -84,7 +87,7 @@ class Lab:
         model = self.model(data.classes, seed)
         distance = Distance(model)
         run = Run(
-            recipe, model, [{}], lr=LR, new="classifier", task=task, seed=seed, cache=False,
+            recipe, model, [{}], lr=lr, new="classifier", task=task, seed=seed, cache=False,
             progress=False,
         )  # fmt: skip
         losses: list[Tensor] = []
@@ -102,7 +105,7 @@ class Lab:
             [1 - update / UPDATES for update in range(UPDATES)],
             clip_norm=1.0,
             autocast=torch.bfloat16 if self.device.type == "cuda" else None,
-            before_step=couple(run.model, distance, coupled) if coupled else None,
+            before_step=couple(run.model, distance, coupled, gamma) if coupled else None,
             after_step=after,
         )
         found = data.figures(data.predictions(run.model))
@@ -115,7 +118,9 @@ class Lab:
         return record
 
 
-def couple(model: nn.Module, distance: Distance, anneal: Sigmoid) -> Callable[[int], None]:
+def couple(
+    model: nn.Module, distance: Distance, anneal: Sigmoid, gamma: float
+) -> Callable[[int], None]:
     """The coupled variant: λ·∇L + (1−λ)·γ·(θ − θ*) is what Adam sees."""
     body = [p for name, p in model.named_parameters() if not name.startswith("classifier")]
 
@@ -124,7 +129,7 @@ def couple(model: nn.Module, distance: Distance, anneal: Sigmoid) -> Callable[[i
         gradients = [p.grad for p in body if p.grad is not None]
         torch._foreach_mul_(gradients, lam)
         torch._foreach_add_(
-            gradients, torch._foreach_sub(distance.now, distance.then), alpha=(1 - lam) * PULL / LR
+            gradients, torch._foreach_sub(distance.now, distance.then), alpha=(1 - lam) * gamma
         )
 
     return before
@@ -143,39 +148,47 @@ def grid_jobs(lab: Lab) -> Jobs:
     """The grid with one seed, and plain fine-tuning with all."""
     jobs: Jobs = {}
     for task in TASKS:
-        curve = task in FIGURE_2
         for seed in range(SEEDS):
             jobs[f"{task}-vanilla-{seed}"] = functools.partial(
-                lab.run, task, Recipe(), seed, method="vanilla", curve=curve and seed == 0
-            )
+                lab.run, task, Recipe(), seed, method="vanilla",
+                curve=task in FIGURE_2 and seed == 0,
+            )  # fmt: skip
         for start, k, t0 in itertools.product(("pi", "ri"), K, T0):
-            jobs |= recadam_job(lab, task, start, k, t0, 0, curve=curve and t0 == T0[1])
+            jobs |= recadam_job(lab, task, start, k, t0, 0)
     return jobs
 
 
 def other_jobs(lab: Lab) -> Jobs:
-    """Coupled and decoupled at one point of the grid; RecAdam laid out in other ways."""
+    """Coupled and decoupled at one point; RecAdam laid out otherwise; lower learning rates."""
     jobs: Jobs = {}
+    anneal = Sigmoid(k=K[1], t0=T0[1] * UPDATES)
     for seed, task in itertools.product(range(SEEDS), TASKS):
         jobs |= recadam_job(lab, task, "pi", K[1], T0[1], seed)
         jobs[f"{task}-coupled-{seed}"] = functools.partial(
-            lab.run, task, Recipe(), seed, method="coupled", k=K[1], t0=T0[1],
-            coupled=Sigmoid(k=K[1], t0=T0[1] * UPDATES),
-        )  # fmt: skip
+            lab.run, task, Recipe(), seed, method="coupled", k=K[1], t0=T0[1], coupled=anneal
+        )
+        if seed == 0:
+            jobs[f"{task}-coupled-weak-{seed}"] = functools.partial(
+                lab.run, task, Recipe(), seed, method="coupled-weak", k=K[1], t0=T0[1],
+                coupled=anneal, gamma=WEAK,
+            )  # fmt: skip
         for layout, (t0, width) in LAYOUTS.items():
             jobs[f"{task}-layout-{layout}-{seed}"] = functools.partial(
                 lab.run, task, Recipe(update=RecAdamUpdate(t0=t0, width=width)), seed,
                 method="layout", t0=t0, width=width,
             )  # fmt: skip
+        for part in LOWER:
+            jobs[f"{task}-vanilla-{part:g}lr-{seed}"] = functools.partial(
+                lab.run, task, Recipe(), seed, lr=part * LR, method=f"vanilla-{part:g}lr"
+            )
     return jobs
 
 
-def recadam_job(
-    lab: Lab, task: str, start: str, k: float, t0: float, seed: int, *, curve: bool = False
-) -> Jobs:
+def recadam_job(lab: Lab, task: str, start: str, k: float, t0: float, seed: int) -> Jobs:
     job = functools.partial(
-        lab.run, task, recadam(k, t0, start), seed, method=start, k=k, t0=t0, curve=curve
-    )
+        lab.run, task, recadam(k, t0, start), seed, method=start, k=k, t0=t0,
+        curve=task in FIGURE_2 and t0 == T0[1] and seed == 0,
+    )  # fmt: skip
     return {f"{task}-{start}-k{k:g}-t{t0:g}-{seed}": job}
 
 
@@ -218,16 +231,20 @@ def main() -> None:
         some = {name: job for name, job in jobs.items() if args.only in name}
         _jobs.work(some, args.runs, args.seconds - (time.monotonic() - begin))
 
+    def undone() -> bool:
+        done, gone = _jobs.records(args.runs), _jobs.failed(args.runs, grid)
+        return any(name not in done and name not in gone for name in grid)
+
     if not args.collect:
         work(grid)
-        done = _jobs.records(args.runs)
-        while any(name not in done for name in grid) and not args.only:  # others are at it
+        while undone() and not args.only:  # other processes are at it
             if time.monotonic() - begin > args.seconds:
                 return
             time.sleep(1)
-            done = _jobs.records(args.runs)
-        work(others if args.only else chosen_jobs(lab, done) | others)
-        return
+        done = _jobs.records(args.runs)
+        whole = all(name in done for name in grid)
+        work((chosen_jobs(lab, done) if whole else {}) | others)
+        sys.exit(1 if _jobs.failed(args.runs, grid | others) else 0)
     done = _jobs.records(args.runs)
     protocol = {
         "model": "all-MiniLM-L6-v2", "updates": UPDATES, "batch": BATCH, "lr": LR,

@@ -33,7 +33,7 @@ def made(results: Results) -> str:
     )
     if results.missing:
         every = len(results.missing) + len(results.runs)
-        text += f" {len(results.missing)} of {every} runs are still to be made: further seeds."
+        text += f" {len(results.missing)} of {every} runs are still to be made."
     return text
 
 
@@ -71,6 +71,7 @@ def page(glue: Results, vision: Results, language: Results) -> str:
         words.say_language(language),
         "### Does FLOW add to the others?",
         tables.additivity(language, vision),
+        words.ADDS,
         made(language),
         "## What predicts forgetting",
         words.PREDICTS,

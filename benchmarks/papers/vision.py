@@ -51,16 +51,17 @@ class Plan(NamedTuple):
     recipe: hf.Recipe
     lr: float
     weight_decay: float = 0.0
+    frozen_statistics: bool = False  # BatchNorm in its eval mode, also in training
 
 
-def sgd(weight_decay: float = 5e-4, **stages: Any) -> Plan:
+def sgd(weight_decay: float = 5e-4, lr: float = 0.01, **stages: Any) -> Plan:
     """As in the paper; decay pulls to 0, so that it is left out where something pulls to θ*."""
     recipe = hf.Recipe(trainable=hf.LPFT(), update=hf.SGDUpdate(), **stages)
-    return Plan(recipe, 0.01, weight_decay)
+    return Plan(recipe, lr, weight_decay)
 
 
-def adam(trainable: Any = hf.LPFT(), **stages: Any) -> Plan:  # noqa: B008 (frozen)
-    return Plan(hf.Recipe(trainable=trainable, **stages), 1e-3)
+def adam(trainable: Any = hf.LPFT(), lr: float = 1e-3, **stages: Any) -> Plan:  # noqa: B008 (frozen)
+    return Plan(hf.Recipe(trainable=trainable, **stages), lr)
 
 
 def recadam(t0: float, width: float, **stages: Any) -> Plan:
@@ -68,38 +69,51 @@ def recadam(t0: float, width: float, **stages: Any) -> Plan:
 
 
 #: None is the linear probe alone. RecAdam's numbers are t0 and width in hundredths of the run.
-PLANS: dict[str, Plan | None] = {
+MAIN: dict[str, Plan | None] = {
     "probe": None,
     "standard": sgd(),
-    "l2-sp": sgd(0.0, penalties=hf.L2SP(0.02, coupled=True)),
     "flow": sgd(objective=hf.Flow()),
     "standard-adamw": adam(),
+    "standard-adamw-0.2lr": adam(lr=2e-4),
+    "l2-sp-adamw": adam(penalties=hf.L2SP()),
     "recadam-30-10": recadam(0.3, 0.1),
-    "recadam-50-06": recadam(0.5, 0.06),
     "recadam-50-15": recadam(0.5, 0.15),
-    "recadam+flow-50-15": recadam(0.5, 0.15, objective=hf.Flow()),
     "mofo": adam(update=hf.MoFOUpdate()),
 }
-MORE_PLANS: dict[str, Plan | None] = {
-    "l2-sp-strong": sgd(0.0, penalties=hf.L2SP(0.2, coupled=True)),
+ONCE: dict[str, Plan | None] = {
+    "standard-0.2lr": sgd(lr=0.002),
+    "standard-frozen-bn": sgd()._replace(frozen_statistics=True),
+    "standard-adamw-frozen-bn": adam()._replace(frozen_statistics=True),
+    "recadam-50-15-frozen-bn": recadam(0.5, 0.15)._replace(frozen_statistics=True),
+    "standard-adamw-0.1lr": adam(lr=1e-4),
+    "l2-sp": sgd(0.0, penalties=hf.L2SP(0.02, coupled=True)),
     "flow-normalized": sgd(objective=hf.Flow(normalize=True)),
+    "recadam-50-06": recadam(0.5, 0.06),
+    "recadam+flow-50-15": recadam(0.5, 0.15, objective=hf.Flow()),
+}
+MORE: dict[str, Plan | None] = {
+    "l2-sp-strong": sgd(0.0, penalties=hf.L2SP(0.2, coupled=True)),
     "flow+l2-sp": sgd(0.0, objective=hf.Flow(), penalties=hf.L2SP(0.02, coupled=True)),
     "flow-adamw": adam(objective=hf.Flow()),
     "recadam-25-02": recadam(0.25, 0.02),
-    "recadam-30-05": recadam(0.3, 0.05),
     "recadam-50-30": recadam(0.5, 0.3),
     "recadam+flow-50-06": recadam(0.5, 0.06, objective=hf.Flow()),
     "mofo+flow": adam(update=hf.MoFOUpdate(), objective=hf.Flow()),
     "hft-adamw": adam(trainable=hf.HalfFineTuning()),
     "ewc-adamw": adam(penalties=hf.EWC(samples=256)),
-    "l2-sp-adamw": adam(penalties=hf.L2SP()),
 }
 #: What is run of each model, and with how many seeds.
 MODELS = [
-    ("mobilenet-v2", PLANS, 3),
-    ("mobilenet-v2", MORE_PLANS, 1),
-    ("efficientnet-lite0", PLANS, 2),
-]
+    ("mobilenet-v2", MAIN, 3), ("efficientnet-lite0", MAIN, 2), ("mobilenet-v2", ONCE, 1),
+    ("efficientnet-lite0", ONCE, 1), ("mobilenet-v2", MORE, 1),
+]  # fmt: skip
+
+
+def frozen_statistics(model: nn.Module) -> None:
+    """Training mode, but for BatchNorm: its statistics are used and left as they are."""
+    for module in model.train().modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
 
 
 class Fitted(hf.LPFT):
@@ -209,7 +223,8 @@ class Lab:
             print(f"{name} {called} {seed} α {alpha:g}: {found}", flush=True)
         return {
             "model": name, "recipe": called, "seed": seed, "lr": plan.lr,
-            "weight_decay": plan.weight_decay, "settings": plan.recipe.to_dict(),
+            "weight_decay": plan.weight_decay, "frozen_statistics": plan.frozen_statistics,
+            "settings": plan.recipe.to_dict(),
             "epochs": self.args.epochs, "train_seconds": round(trained, 1),
             "alpha": {f"{alpha:g}": found for alpha, found in points.items()},
         }  # fmt: skip
@@ -238,7 +253,8 @@ class Lab:
         batches = _images.training_batches(train, start.normal, size, epochs, seed, **columns)
         torch.backends.cudnn.benchmark = self.args.cudnn_benchmark  # of shapes that come often
         try:
-            _loop.train(run, batches, loss, factors, autocast=self.autocast)
+            mode = frozen_statistics if plan.frozen_statistics else nn.Module.train
+            _loop.train(run, batches, loss, factors, autocast=self.autocast, mode=mode)
             return run.finish()
         finally:
             torch.backends.cudnn.benchmark = False
