@@ -50,6 +50,12 @@ def literal_nll(model, context, target):
     return total
 
 
+@pytest.mark.parametrize("requests", [[Request([], [3])], [Request([2], [3, 4]), Request([], [5])]])
+def test_a_target_with_nothing_before_it_is_refused(requests):
+    with opened(make_llama()) as loaded, pytest.raises(ValueError, match="nothing stands before"):
+        log_likelihoods(loaded, requests, "a test")
+
+
 def test_a_likelihood_is_the_product_over_the_tokens():
     model = make_llama()
     requests = [Request([2, 8, 9], [10, 11]), Request([2], [7, 8, 9, 10]), Request([5], [6])]

@@ -157,7 +157,9 @@ def refuse_in_import(name: str) -> None:
 
 def unguarded(name: str) -> RuntimeError:
     """What the caller is told of processes that have failed to begin."""
-    return RuntimeError(f"{_guard(name)} (what a process raised instead is printed above)")
+    return RuntimeError(
+        f"no process could begin; if what it raised, printed above, does not tell: {_guard(name)}"
+    )
 
 
 def _guard(name: str) -> str:

@@ -212,7 +212,7 @@ class Plan:
     def spec(self, name: str, seed: int, values: Mapping[str, Any]) -> RunSpec:
         """The run of a recipe with these values of the grid, as far as it has them."""
         label, recipe = read_recipe(name)
-        method, training, applied = _given(recipe), self.training, {}
+        method, training, applied = recipe.to_dict(), self.training, {}
         for key, value in {**self.options, **values}.items():
             stage, _, option = key.partition(".")
             if not option:
@@ -279,19 +279,6 @@ def _with_option(
         return None
     changed = [{**r, option: value} if h else r for r, h in zip(rows, has, strict=True)]
     return {**method, stage: changed if isinstance(parts, list) else changed[0]}
-
-
-def _given(recipe: Recipe) -> dict[str, Any]:
-    """A recipe without its defaults: RecAdam's pull would exclude a gamma of the grid."""
-
-    def given(row: Mapping[str, Any]) -> dict[str, Any]:
-        plain = find(row["name"]).cls()
-        return {n: v for n, v in row.items() if n == "name" or v != getattr(plain, n)}
-
-    return {
-        stage: [given(row) for row in parts] if isinstance(parts, list) else given(parts)
-        for stage, parts in recipe.to_dict().items()
-    }
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:

@@ -106,6 +106,8 @@ def log_likelihoods(
         )
     if empty := [i for i, request in enumerate(requests) if not request.target]:
         raise ValueError(f"{name}: answer {empty[0]} has no tokens to predict")
+    if empty := [i for i, request in enumerate(requests) if not request.context]:
+        raise ValueError(f"{name}: nothing stands before answer {empty[0]}: begin with a token")
     same: dict[tuple[int, ...], list[int]] = {}  # run once: the letters of a question
     for i, request in enumerate(requests):
         same.setdefault(tuple(_inputs(request, loaded.limit)), []).append(i)

@@ -165,7 +165,8 @@ def samples_at_a_time(totals: Iterable[Tensor]) -> int:
     """Of how many samples the gradients are held together.
 
     It depends on the machine, but not on what else is in its memory: a run that goes on takes the
-    importance anew, and must find the same to the bit.
+    importance anew, and must find the same to the bit (which it does unless memory runs out: then
+    fewer are held, and sums are rounded in another order).
     """
     some = list(totals)
     room = _BYTES

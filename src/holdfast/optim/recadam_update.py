@@ -34,9 +34,9 @@ class RecAdamUpdate(AdamUpdate):
             lower layers are pulled more slowly, as they learn more slowly.
         betas, eps: Adam's.
         pull: lr·γ at the peak learning rate, the fraction of the way back to θ* that an update
-            goes while λ is near 0. The paper and every good run since have 0.1, which it is unless
-            it or ``gamma`` is given; 0 is no pull.
-        gamma: γ itself, instead of ``pull``, which is then None.
+            goes while λ is near 0. None is 0.1, as in the paper, unless ``gamma`` is given; 0 is
+            no pull.
+        gamma: γ itself, instead of ``pull``.
         t0: when λ reaches ½, as a fraction of the run.
         width: 1/k, the width of the shift from recalling to learning, as a fraction of the run.
         anneal: λ(t) itself, in updates, instead of ``t0`` and ``width``.
@@ -48,8 +48,8 @@ class RecAdamUpdate(AdamUpdate):
 
     Example:
         >>> from holdfast.optim import RecAdamUpdate
-        >>> RecAdamUpdate(lr=2e-5, t0=0.3).pull
-        0.1
+        >>> RecAdamUpdate(lr=2e-5, t0=0.3).gamma_at(2e-5)
+        5000.0
     """
 
     neutral: ClassVar[dict[str, Any] | None] = {"pull": 0.0, "anneal": Constant(1.0)}
@@ -70,11 +70,9 @@ class RecAdamUpdate(AdamUpdate):
                 f"pull={self.pull!r} and gamma={self.gamma!r} say the same thing (gamma = pull / "
                 "lr): give one of them, and leave the other None"
             )
-        if self.gamma is None:
-            pull = _PULL if self.pull is None else self.pull
-            object.__setattr__(self, "pull", at_least_zero("pull", pull))
-        else:
-            object.__setattr__(self, "gamma", at_least_zero("gamma", self.gamma))
+        for name in ("pull", "gamma"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, at_least_zero(name, getattr(self, name)))
         Sigmoid.over(1, t0=self.t0, width=self.width)  # checks them
         if self.anneal is not None and not isinstance(self.anneal, Anneal):
             raise TypeError(f"anneal must be one of holdfast.anneal's, got {self.anneal!r}")
@@ -86,7 +84,13 @@ class RecAdamUpdate(AdamUpdate):
     @property
     def pulls(self) -> bool:
         """Unless its settings leave nothing of the pull."""
-        return bool(self.pull or self.gamma) and self.anneal != Constant(1.0)
+        return 0 not in (self.pull, self.gamma) and self.anneal != Constant(1.0)
+
+    def gamma_at(self, lr: float) -> float:
+        """γ of a run with this learning rate at its peak."""
+        if self.gamma is not None:
+            return self.gamma
+        return (_PULL if self.pull is None else self.pull) / (lr or math.inf)
 
     def measure_importance(self, run: Run) -> Reference | None:
         """F at θ*, with a mean of 1, where the pull is weighted."""
@@ -101,13 +105,12 @@ class RecAdamUpdate(AdamUpdate):
         """RecAdam over the groups; what has no anchor (a new head, LoRA's A) is not pulled."""
         if run.anchors is None:
             raise ValueError("RecAdam pulls to the pretrained weights, but the run has none")
-        gamma = self.gamma or (self.pull or 0.0) / (run.lr or math.inf)  # one of them is None
         return RecAdam(
             part_anchored(groups, run.anchors),
             lr=run.lr,
             betas=self.betas,
             eps=self.eps,
-            gamma=gamma,
+            gamma=self.gamma_at(run.lr),
             anneal=self.anneal or Sigmoid.over(total_updates, t0=self.t0, width=self.width),
             anchors=run.anchors,
             importance=run.importance[self],
