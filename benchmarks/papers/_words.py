@@ -143,8 +143,8 @@ def say_glue() -> str:
         """RecAdam is not better than plain Adam here by more than the seeds differ, and on CoLA the
         layout of t0 .25 and width .02 is worse with four seeds of five; it ends nearer to the
         pretrained weights. From random weights (RI) it comes to about where it comes from the
-        pretrained ones, as in the paper, by the few seeds there are. A wide shift (t0 .5) leaves too little of a run of 1000 updates at
-        this learning rate: CoLA is not learned at all."""
+        pretrained ones, as in the paper, by the few seeds there are. A wide shift (t0 .5) leaves
+        too little of a run of 1000 updates at this learning rate: CoLA is not learned at all."""
     )
 
 
