@@ -33,12 +33,12 @@ from holdfast import Anneal, Constant, RecAdam, Reference, Sigmoid
 
 STEPS, BATCH, DEGREES, TEST_IMAGES, TARGET_IMAGES = 1000, 32, 30, 597, 200
 # λ(t) (None: AdamW) and the share of the learning rate. RecAdam by its default annealing, by one
-# that lets go of the pretrained weights later, and by one that never does.
+# that lets go of the pretrained weights at once, and by one that never does.
 METHODS: dict[str, tuple[Anneal | None, float]] = {
     "AdamW": (None, 1.0),
     "AdamW, lr ÷ 3": (None, 1 / 3),
     "RecAdam": (Sigmoid.over(STEPS), 1.0),
-    "RecAdam, slow λ": (Sigmoid.over(STEPS, width=0.1), 1.0),
+    "RecAdam, short shift": (Sigmoid.over(STEPS, t0=0.25, width=0.02), 1.0),
     "RecAdam, constant λ": (Constant(0.95), 1.0),
 }
 Figures = dict[str, float]

@@ -10,13 +10,13 @@ from _summary import Point, Results, Table, kept_at, spearman
 VISION = {
     "probe": "pretrained body, new head (linear probe)",
     "standard": "plain fine-tuning, SGD",
+    "standard-0.2lr": "– at a fifth of the rate",
+    "standard-frozen-bn": "– BatchNorm's statistics frozen",
     "l2-sp": "L2-SP, SGD",
     "l2-sp-strong": "– ten times as strong",
     "flow": "FLOW, SGD",
     "flow-normalized": "– weights scaled to a mean of 1",
     "flow+l2-sp": "FLOW + L2-SP, SGD",
-    "standard-0.2lr": "plain fine-tuning, SGD at a fifth of the rate",
-    "standard-frozen-bn": "– BatchNorm's statistics frozen",
     "standard-adamw": "plain fine-tuning, AdamW",
     "standard-adamw-0.2lr": "– at a fifth of the rate",
     "standard-adamw-0.1lr": "– at a tenth",
@@ -70,6 +70,7 @@ TESTS = {
     "piqa": "PIQA", "arc_easy": "ARC-e", "arc_challenge": "ARC-c", "boolq": "BoolQ",
     "winogrande": "WinoGrande", "lambada": "LAMBADA", "mmlu": "MMLU",
 }  # fmt: skip
+NAMES = {"mobilenet-v2": "MobileNetV2", "efficientnet-lite0": "EfficientNet-Lite0"}
 #: What recipes are compared at: all that learn the target get there, as they are or by WiSE-FT.
 TARGETS = {"mobilenet-v2": 92.5, "efficientnet-lite0": 90.0, "language": 0.65}
 
@@ -97,6 +98,11 @@ def matched(found: Table, recipe: str, where: str) -> float | None:
     return None if recipe == start else kept_at(path, target, TARGETS[where], kept)
 
 
+def diverged(found: Table, recipe: str) -> bool:
+    """Whether a model of images learned nothing, and lost what its new head had."""
+    return found.point(recipe)["target"] < found.point("probe")["target"] / 2
+
+
 def vision(results: Results, model: str) -> str:
     found = of_vision(results, model)
     rows = []
@@ -105,10 +111,10 @@ def vision(results: Results, model: str) -> str:
         cells = [number(point[f], 1) for f in ("imagenet", "imagenet_tuned_bn", "target")]
         cells.append(number((point["imagenet"] + point["target"]) / 2, 1))
         cells.append(number(matched(found, recipe, model), 1))
-        rows.append([VISION[recipe], *cells, number(point["distance"], 2), str(point.seeds)])
-    name = {"mobilenet-v2": "MobileNetV2", "efficientnet-lite0": "EfficientNet-Lite0"}[model]
+        title = VISION[recipe] + (", diverged" if diverged(found, recipe) else "")
+        rows.append([title, *cells, number(point["distance"], 2), str(point.seeds)])
     at = f"ImageNet at Flowers102 {TARGETS[model]:g}"
-    head = [name, "ImageNet", "– own statistics", "Flowers102", "average", at, "‖θ−θ*‖", "seeds"]
+    head = [NAMES[model], "ImageNet", "– own statistics", "Flowers102", "average", at, "‖θ−θ*‖", "seeds"]
     return table(head, rows)
 
 
@@ -186,13 +192,14 @@ def correlations(of_images: Results, of_lm: Results) -> dict[str, dict[str, floa
     found: dict[str, dict[str, float]] = {}
     for model in ("mobilenet-v2", "efficientnet-lite0"):
         images = of_vision(of_images, model)
-        points = [images.point(r) for r in images.recipes if r != "probe"]
+        trained = [r for r in images.recipes if r != "probe" and not diverged(images, r)]
+        points = [images.point(r) for r in trained]
         gone = lost(points, "imagenet", images.point("probe"), -1)
-        found[f"{model}: ImageNet accuracy ({len(points)} recipes)"] = {
+        found[f"{NAMES[model]}: ImageNet accuracy ({len(points)} recipes)"] = {
             f: spearman([p[f] for p in points], gone) for f in ("distance", "kl")
         }
         gone = lost(points, "imagenet_tuned_bn", images.point("probe"), -1)
-        found[f"– with the models' own BatchNorm statistics ({model})"] = {
+        found[f"– with the models' own BatchNorm statistics ({NAMES[model]})"] = {
             f: spearman([p[f] for p in points], gone) for f in ("distance", "kl")
         }
     texts = of_language(of_lm)

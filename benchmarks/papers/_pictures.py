@@ -27,8 +27,9 @@ STYLE = {
 
 
 def digest(*results: Results) -> str:
-    """What tells the results that a picture was drawn of: it is kept in the picture."""
-    return hashlib.sha256("".join(r.text for r in results).encode()).hexdigest()[:16]
+    """What tells the results that a picture was drawn of, and how: it is kept in the picture."""
+    drawing = Path(__file__).read_text(encoding="utf-8")
+    return hashlib.sha256("".join([drawing, *(r.text for r in results)]).encode()).hexdigest()[:16]
 
 
 def save(figure: Any, file: Path, *results: Results) -> None:
@@ -71,13 +72,14 @@ def vision(results: Results, folder: Path) -> None:
         "standard": Label("plain fine-tuning (SGD)", PLAIN, -8, 4),
         "standard-adamw": Label("AdamW", PLAIN, -9, 0),
         "l2-sp": Label("L2-SP", OTHER),
-        "l2-sp-adamw": Label("L2-SP (Adam)", OTHER, 6, 2),
+        "l2-sp-adamw": Label("L2-SP (Adam)", OTHER, 10, -13),
         "flow": Label("FLOW", FLOW, 8, 0),
         "mofo": Label("MoFO", OTHER, -9, 2),
         "hft-adamw": Label("HFT", OTHER, 8, 2),
         "ewc-adamw": Label("EWC", OTHER, 8, -4),
-        "recadam-25-02": Label("RecAdam, short shift", OURS, 9, -1),
-        "recadam-50-15": Label("RecAdam", OURS, 8, 2),
+        "standard-adamw-0.2lr": Label("AdamW, a fifth of the rate", PLAIN, 8, 3),
+        "recadam-30-10": Label("RecAdam", OURS, -8, -4),
+        "recadam-50-15": Label("RecAdam, wide shift", OURS, 8, 2),
         "recadam+flow-50-15": Label("RecAdam + FLOW", BOTH, -6, -15),
     }
     table = Table(results.where(model="mobilenet-v2"), "alpha")
@@ -106,8 +108,8 @@ def language(results: Results, folder: Path) -> None:
         "hft": Label("HFT", OTHER, -8, 4),
         "ewc": Label("EWC", OTHER, 8, -6),
         "lora": Label("LoRA", OTHER, 7, 5),
-        "recadam-0.25-0.02": Label("RecAdam, short shift", OURS, -9, -6),
-        "recadam-0.5-0.15": Label("RecAdam", OURS, -8, -12),
+        "recadam-0.3-0.1": Label("RecAdam", OURS, -9, -4),
+        "recadam-0.5-0.15": Label("RecAdam, wide shift", OURS, -8, -14),
         "recadam-0.5-0.3+flow": Label("RecAdam + FLOW", BOTH, -8, 8),
     }
     table = Table(results.runs, "points")

@@ -250,6 +250,7 @@ def main() -> None:
         "model": "all-MiniLM-L6-v2", "updates": UPDATES, "batch": BATCH, "lr": LR,
         "schedule": "linear to 0, no warm-up", "clip_norm": 1.0, "pull": PULL,
         "grid": {"k": K, "t0": T0, "seeds": 1}, "seeds": SEEDS, "layouts": LAYOUTS,
+        "coupled_gammas": [WEAK, PULL / LR],
         "training": "float32 weights, bfloat16 autocast, dropout 0.1",
         "metrics": {task: metric for task, (metric, _, _) in TASKS.items()},
         "choice": {

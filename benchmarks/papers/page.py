@@ -25,7 +25,9 @@ PAGE, PICTURES = ROOT / "docs" / "results.md", ROOT / "docs" / "img"
 def made(results: Results) -> str:
     """Where figures come from."""
     machines = "; ".join(
-        f"{m['device']}, torch {m['versions']['torch']}, {m['date']}" for m in results.made
+        dict.fromkeys(
+            f"{m['device']}, torch {m['versions']['torch']}, {m['date']}" for m in results.made
+        )
     )
     file = f"benchmarks/papers/results/{results.name}.json"
     text = (
@@ -38,15 +40,16 @@ def made(results: Results) -> str:
 
 
 def page(glue: Results, vision: Results, language: Results) -> str:
+    of_glue = _glue_page.Glue(glue)
     parts = [
         words.HEAD,
         words.DIFFERENT,
         "## Which recipe to start with",
-        words.start(vision, language),
+        words.start(of_glue, vision, language),
         "## RecAdam on GLUE",
         words.GLUE,
         _glue_page.tables(glue),
-        words.say_glue(),
+        words.say_glue(of_glue),
         "### Figure 2: loss and distance over the updates",
         "![Training loss and distance to the pretrained weights over the updates, for three k and "
         "plain Adam](img/recadam-figure-2.svg)",

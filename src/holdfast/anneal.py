@@ -98,7 +98,7 @@ class Sigmoid(Anneal):
         return 1.0 / (1.0 + e) if x >= 0 else e / (1.0 + e)
 
     @classmethod
-    def over(cls, total_steps: int, *, t0: float = 0.25, width: float = 0.02) -> Sigmoid:
+    def over(cls, total_steps: int, *, t0: float = 0.3, width: float = 0.1) -> Sigmoid:
         """A sigmoid laid out over a run: ``t0`` and ``width`` = 1/k as fractions of its length."""
         length = above_zero("total_steps", total_steps)
         return cls(k=1.0 / (above_zero("width", width) * length), t0=_fraction("t0", t0) * length)

@@ -57,8 +57,8 @@ class RecAdamUpdate(AdamUpdate):
 
     pull: float | None = None
     gamma: float | None = None
-    t0: float = 0.25
-    width: float = 0.02
+    t0: float = 0.3
+    width: float = 0.1
     anneal: Anneal | None = None
     importance: Literal["fisher", "mas"] | None = None
     eight_bit: bool = False
