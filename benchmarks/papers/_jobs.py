@@ -29,6 +29,32 @@ from _common import default_device, describe, versions
 Record = dict[str, Any]
 
 
+class Parser(argparse.ArgumentParser):
+    """The arguments that all tables have; what the runs need is asked for only to run."""
+
+    def __init__(self, about: str | None) -> None:
+        super().__init__(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.inputs: list[str] = []
+        self.add_argument("--runs", type=Path, required=True, help="where the runs' records go")
+        self.add_argument("--only", default="", help="runs whose names hold this")
+        self.add_argument("--seconds", type=float, default=math.inf, help="begin none later")
+        self.add_argument(
+            "--collect", type=Path, metavar="FILE.json", help="only put the finished runs together"
+        )
+
+    def add_input(self, name: str, **options: Any) -> None:
+        """A path that the runs read."""
+        self.inputs.append(name)
+        self.add_argument(name, type=Path, **options)
+
+    def parse_args(self, *given: Any, **more: Any) -> Any:
+        args = super().parse_args(*given, **more)
+        missing = [name for name in self.inputs if getattr(args, name.strip("-")) is None]
+        if missing and args.collect is None:
+            self.error(f"to run, pass {', '.join(missing)}")
+        return args
+
+
 def work(
     jobs: Mapping[str, Callable[[], Record]], folder: Path, seconds: float = math.inf
 ) -> list[str]:

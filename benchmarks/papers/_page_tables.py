@@ -114,7 +114,16 @@ def vision(results: Results, model: str) -> str:
         title = VISION[recipe] + (", diverged" if diverged(found, recipe) else "")
         rows.append([title, *cells, number(point["distance"], 2), str(point.seeds)])
     at = f"ImageNet at Flowers102 {TARGETS[model]:g}"
-    head = [NAMES[model], "ImageNet", "– own statistics", "Flowers102", "average", at, "‖θ−θ*‖", "seeds"]
+    head = [
+        NAMES[model],
+        "ImageNet",
+        "– own statistics",
+        "Flowers102",
+        "average",
+        at,
+        "‖θ−θ*‖",
+        "seeds",
+    ]
     return table(head, rows)
 
 

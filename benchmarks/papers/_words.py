@@ -58,10 +58,10 @@ A new head is fitted on the frozen features first, in all rows; then head and bo
 epochs on Flowers102: SGD with momentum .9, lr .01 and weight decay 5e-4 as in the paper, or Adam
 with lr 1e-3 and no decay; batches of 120, no warm-up, cosine to 0. ImageNet is tested with the
 pretrained head and the pretrained BatchNorm statistics put back; "own statistics" is beside it what
-the model keeps with those that it has after training, which no method here holds on to. "ImageNet at
-Flowers102 …" compares at equal target: the most that is kept anywhere on WiSE-FT's way from the tuned
-model to the start (weights, statistics and head; thin lines in the picture) where the target is at
-least that good.
+the model keeps with those that it has after training, which no method here holds on to. "ImageNet
+at Flowers102 …" compares at equal target: the most that is kept anywhere on WiSE-FT's way from the
+tuned model to the start (weights, statistics and head; thin lines in the picture) where the target
+is at least that good.
 """
 
 LANGUAGE = """
@@ -196,9 +196,10 @@ def say_vision(results: Results) -> str:
                 statistics, which move to the flowers whatever the weights do. Put the pretrained
                 ones back for the old task, or train with them frozen: on EfficientNet RecAdam then
                 keeps {number(frozen["imagenet_tuned_bn"], 1)} % as it is, at
-                {number(frozen["target"], 1)} % of Flowers102, the best pair of the table. The statistics cost
-                target too: on EfficientNet FLOW ({number(others.point("flow")["target"], 1)} %) and
-                RecAdam's wide shift ({number(ours["target"], 1)} %) end below the linear probe
+                {number(frozen["target"], 1)} % of Flowers102, the best pair of the table. The
+                statistics cost target too: there FLOW
+                ({number(others.point("flow")["target"], 1)} %) and RecAdam's wide shift
+                ({number(ours["target"], 1)} %) end below the linear probe
                 ({number(others.point("probe")["target"], 1)} %), as weights that are held do not
                 follow them. Plain fine-tuning with frozen statistics keeps no more than without,
                 and at these rates, with no warm-up, it diverged on MobileNetV2 (RecAdam, whose λ

@@ -10,11 +10,9 @@ t0 is run with one seed; what it chooses, with five. DATA holds glue/*.jsonl.gz.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import itertools
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -211,18 +209,10 @@ def chosen_jobs(lab: Lab, done: dict[str, _jobs.Record]) -> Jobs:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin none later")
-    parser.add_argument("--only", default="", help="runs whose names hold this")
-    parser.add_argument("--collect", type=Path, metavar="FILE.json")
+    parser = _jobs.Parser(__doc__)
+    parser.add_input("--model")
+    parser.add_input("--data")
     args = parser.parse_args()
-    if not args.collect and None in (args.model, args.data):
-        parser.error("to run, pass --model and --data")
     torch.set_float32_matmul_precision("high")
     lab, begin = Lab(args.model, args.data, default_device()), time.monotonic()
     grid, others = grid_jobs(lab), other_jobs(lab)

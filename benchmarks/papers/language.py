@@ -19,7 +19,6 @@ import argparse
 import functools
 import gc
 import json
-import math
 import os
 import sys
 import time
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from _jobs import Record, collect, work
+from _jobs import Parser, Record, collect, work
 from _lm_tests import Tests, draw, load, make_tests
 from _lm_train import BATCH, loss_of, make_batches, weights_of
 from _loop import train
@@ -230,23 +229,14 @@ def settings(recipe: Recipe) -> Record:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--runs", type=Path, required=True, help="where the runs' records go")
-    parser.add_argument("--only", default="", help="runs whose names hold this")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no run after this")
+    parser = Parser(__doc__)
+    parser.add_input("--model")
+    parser.add_input("--data")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--samples", type=int, default=7473, help="of the training data")
     parser.add_argument("--limit", type=int, default=500, help="rows of a test; of MMLU twice that")
     parser.add_argument("--no-generate", dest="generate", action="store_false")
-    parser.add_argument("--collect", type=Path, help="only put the finished runs into this file")
     args = parser.parse_args()
-    if not args.collect and None in (args.model, args.data):
-        parser.error("to run, pass --model and --data")
-
     torch.set_float32_matmul_precision("high")
     bench = Bench(args)
     jobs: dict[str, Callable[[], Record]] = {"pretrained": bench.pretrained}

@@ -18,22 +18,21 @@ import argparse
 import copy
 import functools
 import gc
-import importlib
 import math
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import _images
 import _jobs
 import _loop
 import torch
 from _common import default_device, synchronize
+from _image_models import efficientnet_lite0, mobilenet_v2
 from _images import Collate, Images, Normal, Samples, accuracy, predicted
-from _mobilenet import mobilenet_v2
+from _vision_plans import MODELS, Plan
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -43,70 +42,6 @@ from holdfast.run import Run
 
 BATCH, CLASSES = 120, 102
 ALPHAS = (1.0, 0.75, 0.5, 0.25)
-
-
-class Plan(NamedTuple):
-    """What is trained: a recipe, the peak learning rate, the weight decay."""
-
-    recipe: hf.Recipe
-    lr: float
-    weight_decay: float = 0.0
-    frozen_statistics: bool = False  # BatchNorm in its eval mode, also in training
-
-
-def sgd(weight_decay: float = 5e-4, lr: float = 0.01, **stages: Any) -> Plan:
-    """As in the paper; decay pulls to 0, so that it is left out where something pulls to θ*."""
-    recipe = hf.Recipe(trainable=hf.LPFT(), update=hf.SGDUpdate(), **stages)
-    return Plan(recipe, lr, weight_decay)
-
-
-def adam(trainable: Any = hf.LPFT(), lr: float = 1e-3, **stages: Any) -> Plan:  # noqa: B008 (frozen)
-    return Plan(hf.Recipe(trainable=trainable, **stages), lr)
-
-
-def recadam(t0: float, width: float, **stages: Any) -> Plan:
-    return adam(update=hf.RecAdamUpdate(t0=t0, width=width), **stages)
-
-
-#: None is the linear probe alone. RecAdam's numbers are t0 and width in hundredths of the run.
-MAIN: dict[str, Plan | None] = {
-    "probe": None,
-    "standard": sgd(),
-    "flow": sgd(objective=hf.Flow()),
-    "standard-adamw": adam(),
-    "standard-adamw-0.2lr": adam(lr=2e-4),
-    "l2-sp-adamw": adam(penalties=hf.L2SP()),
-    "recadam-30-10": recadam(0.3, 0.1),
-    "recadam-50-15": recadam(0.5, 0.15),
-    "mofo": adam(update=hf.MoFOUpdate()),
-}
-ONCE: dict[str, Plan | None] = {
-    "standard-0.2lr": sgd(lr=0.002),
-    "standard-frozen-bn": sgd()._replace(frozen_statistics=True),
-    "standard-adamw-frozen-bn": adam()._replace(frozen_statistics=True),
-    "recadam-50-15-frozen-bn": recadam(0.5, 0.15)._replace(frozen_statistics=True),
-    "standard-adamw-0.1lr": adam(lr=1e-4),
-    "l2-sp": sgd(0.0, penalties=hf.L2SP(0.02, coupled=True)),
-    "flow-normalized": sgd(objective=hf.Flow(normalize=True)),
-    "recadam-50-06": recadam(0.5, 0.06),
-    "recadam+flow-50-15": recadam(0.5, 0.15, objective=hf.Flow()),
-}
-MORE: dict[str, Plan | None] = {
-    "l2-sp-strong": sgd(0.0, penalties=hf.L2SP(0.2, coupled=True)),
-    "flow+l2-sp": sgd(0.0, objective=hf.Flow(), penalties=hf.L2SP(0.02, coupled=True)),
-    "flow-adamw": adam(objective=hf.Flow()),
-    "recadam-25-02": recadam(0.25, 0.02),
-    "recadam-50-30": recadam(0.5, 0.3),
-    "recadam+flow-50-06": recadam(0.5, 0.06, objective=hf.Flow()),
-    "mofo+flow": adam(update=hf.MoFOUpdate(), objective=hf.Flow()),
-    "hft-adamw": adam(trainable=hf.HalfFineTuning()),
-    "ewc-adamw": adam(penalties=hf.EWC(samples=256)),
-}
-#: What is run of each model, and with how many seeds.
-MODELS = [
-    ("mobilenet-v2", MAIN, 3), ("efficientnet-lite0", MAIN, 2), ("mobilenet-v2", ONCE, 1),
-    ("efficientnet-lite0", ONCE, 1), ("mobilenet-v2", MORE, 1),
-]  # fmt: skip
 
 
 def frozen_statistics(model: nn.Module) -> None:
@@ -260,17 +195,6 @@ class Lab:
             torch.backends.cudnn.benchmark = False
 
 
-def efficientnet_lite0(folder: Path) -> nn.Module:
-    """The package's model, with the weights of the other package."""
-    sys.path.insert(0, str(folder))
-    package = importlib.import_module("efficientnet_lite_pytorch")
-    # Without stochastic depth, whose draws would be rounded to bfloat16.
-    model: nn.Module = package.EfficientNet.from_name("efficientnet-lite0", drop_connect_rate=0.0)
-    (file,) = folder.rglob("efficientnet-lite0-*.pth")
-    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-    return model
-
-
 def jobs_of(lab: Lab) -> dict[str, Callable[[], _jobs.Record]]:
     """All runs, the first seed of each first."""
     jobs: dict[str, Callable[[], _jobs.Record]] = {}
@@ -286,28 +210,19 @@ def jobs_of(lab: Lab) -> dict[str, Callable[[], _jobs.Record]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--weights", type=Path, help="of MobileNetV2")
-    parser.add_argument("--efficientnet", type=Path, metavar="DIR")
-    parser.add_argument("--flowers", type=Path)
-    parser.add_argument("--imagenet", type=Path, nargs="+")
-    parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--only", default="", help="runs whose names hold this")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin none later")
+    parser = _jobs.Parser(__doc__)
+    parser.add_input("--weights", help="of MobileNetV2")
+    parser.add_input("--efficientnet", metavar="DIR")
+    parser.add_input("--flowers")
+    parser.add_input("--imagenet", nargs="+")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--limit", type=int, help="images of each set, for a trial")
     parser.add_argument("--cudnn-benchmark", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--collect", type=Path, metavar="FILE.json")
     args = parser.parse_args()
-    if not args.collect and None in (args.weights, args.efficientnet, args.flowers, args.imagenet):
-        parser.error("to run, pass --weights, --efficientnet, --flowers and --imagenet")
     lab = Lab(args)
     jobs = {name: job for name, job in jobs_of(lab).items() if args.only in name}
     if not args.collect:
-        _jobs.work(jobs, args.runs, args.seconds)
-        return
+        sys.exit(1 if _jobs.work(jobs, args.runs, args.seconds) else 0)
     protocol = {
         "data": "ImageNet-1K (5000 validation images) to Flowers102 (2040 training, 819 test)",
         "epochs": args.epochs, "batch": BATCH, "schedule": "cosine to 0",

