@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from small import make_llama, make_tokenizer, noisy, save
 
@@ -41,12 +41,14 @@ def test_a_report_is_the_cpus(folders):
     cpu, gpu = (
         holdfast.measure(base, tuned, device=device, **options) for device in ("cpu", "cuda")
     )
-    assert cpu.scores and len(cpu.scores) == len(gpu.scores)
+    assert cpu.scores
+    assert len(cpu.scores) == len(gpu.scores)
     for one, other in zip(cpu.scores, gpu.scores, strict=True):
         assert (one.before.value, one.after.value) == pytest.approx(
             (other.before.value, other.after.value), rel=1e-4
         )
-    assert gpu.divergences and len(cpu.divergences) == len(gpu.divergences)
+    assert gpu.divergences
+    assert len(cpu.divergences) == len(gpu.divergences)
     for one, other in zip(cpu.divergences, gpu.divergences, strict=True):
         assert one.kl.value == pytest.approx(other.kl.value, rel=1e-3)
 
@@ -65,6 +67,7 @@ def test_fishers_information_is_the_cpus(kind):
         found[device] = {name: fisher[name].cpu() for name in fisher}
     for name, one in found["cpu"].items():
         other = found["cuda"][name]
-        assert other.isfinite().all() and other.sum() > 0
+        assert other.isfinite().all()
+        assert other.sum() > 0
         if kind == "empirical":  # the draws of the two devices are not the same
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
