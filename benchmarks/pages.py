@@ -159,7 +159,8 @@ def tune() -> str:
     return (
         f"{made}\n\nThe recipe found {verbs[0]} RecAdam's defaults in both columns and {verbs[1]} "
         f"those of RecAdam + WiSE-FT in both. Of the {len(front)} models on the search's frontier "
-        f"{better[0]} beat the first and {better[1]} the second."
+        f"{better[0]} beat the first and {better[1]} the second. The search took "
+        f"{d['protocol']['seconds'] / 60:.0f} minutes on two cores."
     )
 
 
