@@ -10,7 +10,6 @@ from _summary import Results, Run
 
 SEEDS = 5
 NAMES = {"cola": "CoLA", "stsb": "STS-B", "mrpc": "MRPC", "rte": "RTE", "sst2": "SST-2"}
-FIELDS = ("dev", "half_b")
 METHODS = {"pi": "RecAdam, from θ* (PI)", "ri": "RecAdam, from random weights (RI)"}
 
 
@@ -56,43 +55,39 @@ def tables(results: Results) -> str:
             rows.append(row(name, by_task, field, most))
         return table(head, rows)
 
-    lower = [
-        row(f"plain Adam, {part:g} of the rate", by_task, "dev")
-        for part in (0.5, 0.2)
-        if any((by_task := every_task(results, method=f"vanilla-{part:g}lr")).values())
-    ]
-    layouts = []
-    for t0, width in results.protocol["layouts"].values():
-        by_task = every_task(results, method="layout", t0=t0, width=width)
-        if any(by_task.values()):
-            layouts.append(row(f"RecAdam, t0 {t0:g}, width {width:g}", by_task, "dev"))
+    settings = same_for_all(results)
     return "\n\n".join(
         [
             "### By the paper's protocol",
             prose("""k and t0 chosen for each task on the dev set with one seed, and five seeds of
-            what was chosen on the same dev set: median / largest."""),
+            what was chosen, that one included, on the same dev set: median / largest."""),
             picked("dev", "dev", True),
             "### Chosen on one half, reported on the other",
-            prose("""The same runs, chosen on half of dev and reported on the other half: the six
-            settings that RecAdam had to choose from are no advantage any more. Medians."""),
+            prose("""The same runs, chosen on half of dev and reported on the other half, so that
+            six settings to choose from are less of an advantage. Medians."""),
             picked("half_a", "half_b", False),
             "### At settings that are the same for all tasks",
             prose("""All of dev, medians. t0 and width (1/k) are shares of the run, as in
             `RecAdamUpdate`."""),
-            table(head, [row("plain Adam", vanilla, "dev"), *lower, *layouts]),
+            table(head, [row(name, by_task, "dev") for name, by_task in settings.items()]),
             "How far the weights went, ‖θ − θ*‖:",
-            table(head, distances(results)),
+            table(head, [row(name, by_task, "distance") for name, by_task in settings.items()]),
         ]
     )
 
 
-def distances(results: Results) -> list[list[str]]:
-    rows = [row("plain Adam", every_task(results, method="vanilla"), "distance")]
+def same_for_all(results: Results) -> dict[str, dict[str, list[Run]]]:
+    """Settings that are the same for all tasks, and their runs."""
+    found = {"plain Adam": every_task(results, method="vanilla")}
+    for part in (0.5, 0.2):
+        found[f"plain Adam, {part:g} of the rate"] = every_task(
+            results, method=f"vanilla-{part:g}lr"
+        )
     for t0, width in results.protocol["layouts"].values():
-        by_task = every_task(results, method="layout", t0=t0, width=width)
-        if any(by_task.values()):
-            rows.append(row(f"RecAdam, t0 {t0:g}, width {width:g}", by_task, "distance"))
-    return rows
+        found[f"RecAdam, t0 {t0:g}, width {width:g}"] = every_task(
+            results, method="layout", t0=t0, width=width
+        )
+    return found
 
 
 class Glue:
@@ -100,37 +95,50 @@ class Glue:
 
     def __init__(self, results: Results) -> None:
         self.results = results
-        self.plain = {f: self._mean(every_task(results, method="vanilla"), f) for f in FIELDS}
+        self.plain = every_task(results, method="vanilla")
 
     @staticmethod
-    def _mean(by_task: dict[str, list[Run]], field: str) -> float:
-        return statistics.mean(median(runs, field) for runs in by_task.values())
+    def _mean(by_task: dict[str, list[Run]], field: str, without: int | None = None) -> float:
+        """Of the tasks' medians, as the tables show it, perhaps without a seed."""
+        kept = ([r for r in runs if r["seed"] != without] for runs in by_task.values())
+        return round(statistics.mean(median(runs, field) for runs in kept), 1)
+
+    def _layout(self, t0: float, width: float) -> dict[str, list[Run]]:
+        return every_task(self.results, method="layout", t0=t0, width=width)
+
+    def _gains(self, by_task: dict[str, list[Run]]) -> dict[str, list[float]]:
+        """By task: how far each seed is ahead of plain Adam's."""
+        plain = {(r["task"], r["seed"]): r["dev"] for runs in self.plain.values() for r in runs}
+        return {
+            task: [r["dev"] - plain[task, r["seed"]] for r in runs]
+            for task, runs in by_task.items()
+        }
 
     def cost(self, t0: float, width: float) -> str:
-        """Points that a layout costs beside plain Adam."""
-        by_task = every_task(self.results, method="layout", t0=t0, width=width)
-        return number(self.plain["dev"] - self._mean(by_task, "dev"), 1)
+        """Points that a layout costs beside plain Adam, seed by seed, in the mean of the tasks."""
+        by_seed = zip(*self._gains(self._layout(t0, width)).values(), strict=True)
+        costs = [-statistics.mean(gains) for gains in by_seed]
+        low, high = (number(end, 1).replace("-", "−") for end in (min(costs), max(costs)))
+        return f"{number(statistics.mean(costs), 1)} points ({low} to {high} over the seeds)"
 
-    def worse(self, t0: float, width: float) -> str:
-        """The tasks where every seed of a layout is behind that of plain Adam."""
-        found = []
-        for task, name in NAMES.items():
-            plain = {r["seed"]: r["dev"] for r in self.results.where(task=task, method="vanilla")}
-            ours = self.results.where(task=task, method="layout", t0=t0, width=width)
-            if all(run["dev"] < plain[run["seed"]] for run in ours):
-                found.append(name)
-        return " and ".join([", ".join(found[:-1]), *found[-1:]] if len(found) > 1 else found)
+    def every(self, t0: float, width: float, sign: int) -> str:
+        """The tasks where every seed of a layout is ahead of plain Adam's (1), or behind (-1)."""
+        gains = self._gains(self._layout(t0, width))
+        found = [
+            NAMES[t] for t, seeds in gains.items() if seeds and min(sign * g for g in seeds) > 0
+        ]
+        return " and ".join(filter(None, [", ".join(found[:-1]), *found[-1:]])) or "none"
 
     def lower(self, part: float) -> str:
-        """Points that a part of the learning rate costs."""
+        """Points that a part of the learning rate costs, of medians."""
         by_task = every_task(self.results, method=f"vanilla-{part:g}lr")
-        return number(self.plain["dev"] - self._mean(by_task, "dev"), 1)
+        return number(self._mean(self.plain, "dev") - self._mean(by_task, "dev"), 1)
 
-    def ahead(self, start: str, by: str) -> str:
+    def ahead(self, start: str, by: str, without: int | None = None) -> str:
         """How RecAdam is beside plain Adam, as the grid was chosen by."""
         field = {"dev": "dev", "half_a": "half_b"}[by]
         by_task = {task: chosen(self.results, task, start, by) for task in NAMES}
-        gap = self._mean(by_task, field) - self.plain[field]
+        gap = self._mean(by_task, field, without) - self._mean(self.plain, field, without)
         return f"{number(abs(gap), 1)} points {'ahead of' if gap > 0 else 'behind'}"
 
 
@@ -143,7 +151,9 @@ def coupled(results: Results) -> str:
         "coupled": every_task(results, method="coupled"),
         f"coupled, γ = {weak:g}": every_task(results, method="coupled-weak"),
     }
+    first = {task: [r for r in runs if r["seed"] == 0] for task, runs in ways["decoupled"].items()}
     rows = [row(name, by_task, "dev") for name, by_task in ways.items()]
+    rows.insert(1, row("– seed 0 alone", first, "dev"))
     rows += [row(f"‖θ − θ*‖, {name}", by_task, "distance") for name, by_task in ways.items()]
     return "\n\n".join(
         [

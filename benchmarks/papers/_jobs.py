@@ -49,7 +49,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, *given: Any, **more: Any) -> Any:
         args = super().parse_args(*given, **more)
-        missing = [name for name in self.inputs if getattr(args, name.strip("-")) is None]
+        missing = [
+            name
+            for name in self.inputs
+            if getattr(args, name.lstrip("-").replace("-", "_")) is None
+        ]
         if missing and args.collect is None:
             self.error(f"to run, pass {', '.join(missing)}")
         return args

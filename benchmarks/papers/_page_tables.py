@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from _pages import number, table
 from _summary import Point, Results, Table, kept_at, spearman
@@ -71,8 +72,8 @@ TESTS = {
     "winogrande": "WinoGrande", "lambada": "LAMBADA", "mmlu": "MMLU",
 }  # fmt: skip
 NAMES = {"mobilenet-v2": "MobileNetV2", "efficientnet-lite0": "EfficientNet-Lite0"}
-#: What recipes are compared at: all that learn the target get there, as they are or by WiSE-FT.
-TARGETS = {"mobilenet-v2": 92.5, "efficientnet-lite0": 90.0, "language": 0.65}
+#: What recipes are compared at, set after the runs: well above the linear probe, and in reach.
+TARGETS = {"mobilenet-v2": 92.5, "language": 0.65}
 
 
 def of_vision(results: Results, model: str) -> Table:
@@ -85,17 +86,41 @@ def of_language(results: Results) -> Table:
 
 def known(found: Table, titles: Mapping[str, str]) -> list[str]:
     """The recipes that were run, in the order of the titles."""
+    if unknown := [recipe for recipe in found.recipes if recipe not in titles]:
+        raise KeyError(f"no titles for {', '.join(unknown)}")
     return [recipe for recipe in titles if recipe in found.recipes]
+
+
+def full_title(titles: Mapping[str, str], recipe: str) -> str:
+    """A title that stands alone, where the table's goes on from a row above."""
+    head = ""
+    for name, title in titles.items():
+        head = head if title.startswith("– ") else title
+        if name == recipe:
+            return title.replace("–", head, 1)
+    raise KeyError(recipe)
+
+
+def _fields(where: str) -> tuple[str, str, str]:
+    """Of a table: its start, what is learned, what is kept."""
+    if where == "language":
+        return "pretrained", "gsm8k_nll", "wikitext_nll"
+    return "probe", "target", "imagenet"
 
 
 def matched(found: Table, recipe: str, where: str) -> float | None:
     """What is kept at the target that recipes are compared at."""
-    if where == "language":
-        start, target, kept = "pretrained", "gsm8k_nll", "wikitext_nll"
-    else:
-        start, target, kept = "probe", "target", "imagenet"
+    start, target, kept = _fields(where)
     path = [*found.path(recipe), found.point(start)]
     return None if recipe == start else kept_at(path, target, TARGETS[where], kept)
+
+
+def kept_beside(found: Table, alone: str, both: str, where: str) -> float:
+    """What WiSE-FT on a recipe keeps, taken back to another recipe's target."""
+    start, target, kept = _fields(where)
+    path = [*found.path(alone), found.point(start)]
+    value = kept_at(path, target, found.point(both)[target], kept)
+    return found.point(alone)[kept] if value is None else value
 
 
 def diverged(found: Table, recipe: str) -> bool:
@@ -110,21 +135,13 @@ def vision(results: Results, model: str) -> str:
         point = found.point(recipe)
         cells = [number(point[f], 1) for f in ("imagenet", "imagenet_tuned_bn", "target")]
         cells.append(number((point["imagenet"] + point["target"]) / 2, 1))
-        cells.append(number(matched(found, recipe, model), 1))
+        if model in TARGETS:
+            cells.append(number(matched(found, recipe, model), 1))
         title = VISION[recipe] + (", diverged" if diverged(found, recipe) else "")
         rows.append([title, *cells, number(point["distance"], 2), str(point.seeds)])
-    at = f"ImageNet at Flowers102 {TARGETS[model]:g}"
-    head = [
-        NAMES[model],
-        "ImageNet",
-        "– own statistics",
-        "Flowers102",
-        "average",
-        at,
-        "‖θ−θ*‖",
-        "seeds",
-    ]
-    return table(head, rows)
+    at = [f"ImageNet at Flowers102 {TARGETS[model]:g}"] if model in TARGETS else []
+    head = [NAMES[model], "ImageNet", "– own statistics", "Flowers102", "average", *at]
+    return table([*head, "‖θ−θ*‖", "seeds"], rows)
 
 
 def language(results: Results) -> str:
@@ -137,9 +154,11 @@ def language(results: Results) -> str:
         cells += [number(point[f], 3) for f in ("wikitext_nll", "mbpp_nll", "lambada_nll")]
         cells.append(number(100 * point["retained_accuracy"], 1))
         cells.append(number(matched(found, recipe, "language"), 3))
+        cells.append(number(point["distance"], 0))
         rows.append([LANGUAGE[recipe], *cells, str(point.seeds)])
     head = ["", "GSM8K", "– exact, %", "WikiText-2", "MBPP", "LAMBADA", "seven tests, %"]
-    return table([*head, f"WikiText-2 at GSM8K {TARGETS['language']:g}", "seeds"], rows)
+    at = f"WikiText-2 at GSM8K {TARGETS['language']:g}"
+    return table([*head, at, "‖θ−θ*‖", "seeds"], rows)
 
 
 def accuracies(results: Results) -> str:
@@ -153,43 +172,59 @@ def accuracies(results: Results) -> str:
     return "Accuracy in %, one by one:\n\n" + table(["", *TESTS.values()], rows)
 
 
+#: Recipes without FLOW and with it.
+OF_TEXTS = [
+    ("standard", "flow"), ("l2-sp", "flow+l2-sp"), ("mofo", "mofo+flow"), ("hft", "hft+flow"),
+    ("lora", "lora+flow"), ("recadam-0.5-0.15", "recadam-0.5-0.15+flow"),
+    ("recadam-0.5-0.3", "recadam-0.5-0.3+flow"),
+]  # fmt: skip
+OF_PICTURES = [
+    ("standard", "flow"), ("l2-sp", "flow+l2-sp"), ("standard-adamw", "flow-adamw"),
+    ("mofo", "mofo+flow"), ("recadam-50-06", "recadam+flow-50-06"),
+    ("recadam-50-15", "recadam+flow-50-15"),
+]  # fmt: skip
+
+
+class Addition(NamedTuple):
+    """What FLOW changes: of the target, of what is kept, and beside WiSE-FT at its target."""
+
+    alone: str
+    target: float
+    kept: float
+    beside: float
+
+
+def additions(found: Table, pairs: Sequence[tuple[str, str]], where: str) -> list[Addition]:
+    _, target, kept = _fields(where)
+    digits = 3 if where == "language" else 1
+    rows = []
+    for alone, both in pairs:
+        a, b = found.point(alone), found.point(both)
+        changes = [round(b[f], digits) - round(a[f], digits) for f in (target, kept)]
+        beside = b[kept] - kept_beside(found, alone, both, where)
+        rows.append(Addition(alone, changes[0], changes[1], beside))
+    return rows
+
+
 def additivity(of_lm: Results, of_images: Results) -> str:
-    """What FLOW changes, on top of each method it was run with; and at equal target."""
+    """What FLOW changes, on top of each method it was run with."""
     texts, images = of_language(of_lm), of_vision(of_images, "mobilenet-v2")
-    of_texts = [
-        ("standard", "flow"), ("l2-sp", "flow+l2-sp"), ("mofo", "mofo+flow"), ("hft", "hft+flow"),
-        ("lora", "lora+flow"), ("recadam-0.5-0.15", "recadam-0.5-0.15+flow"),
-        ("recadam-0.5-0.3", "recadam-0.5-0.3+flow"),
-    ]  # fmt: skip
-    of_pictures = [
-        ("standard", "flow"), ("l2-sp", "flow+l2-sp"), ("standard-adamw", "flow-adamw"),
-        ("mofo", "mofo+flow"), ("recadam-50-06", "recadam+flow-50-06"),
-        ("recadam-50-15", "recadam+flow-50-15"),
-    ]  # fmt: skip
+    last = "– beside WiSE-FT at that target"
 
-    def changes(
-        found: Table, pairs: list[tuple[str, str]], where: str, fields: tuple[str, str], digits: int
-    ) -> list[list[str]]:
-        rows = []
-        for alone, both in pairs:
-            if alone in found.recipes and both in found.recipes:
-                a, b = found.point(alone), found.point(both)
-                one, two = matched(found, alone, where), matched(found, both, where)
-                equal = None if one is None or two is None else two - one
-                figures = [b[f] - a[f] for f in fields]
-                titles = LANGUAGE if where == "language" else VISION
-                rows.append([titles[alone], *(_signed(x, digits) for x in (*figures, equal))])
-        return rows
+    def rows(found: list[Addition], titles: Mapping[str, str], digits: int) -> list[list[str]]:
+        return [[titles[row.alone], *(_signed(x, digits) for x in row[1:])] for row in found]
 
-    head = ["FLOW added to", "GSM8K", "WikiText-2", f"– at GSM8K {TARGETS['language']:g}"]
-    first = table(head, changes(texts, of_texts, "language", ("gsm8k_nll", "wikitext_nll"), 3))
-    at = f"– at Flowers102 {TARGETS['mobilenet-v2']:g}"
-    second = changes(images, of_pictures, "mobilenet-v2", ("target", "imagenet"), 1)
-    return first + "\n\n" + table(["FLOW added to", "Flowers102", "ImageNet", at], second)
+    first = rows(additions(texts, OF_TEXTS, "language"), LANGUAGE, 3)
+    second = rows(additions(images, OF_PICTURES, "mobilenet-v2"), VISION, 1)
+    return (
+        table(["FLOW added to", "GSM8K", "WikiText-2", last], first)
+        + "\n\n"
+        + table(["FLOW added to", "Flowers102", "ImageNet", last], second)
+    )
 
 
-def _signed(value: float | None, digits: int) -> str:
-    return "—" if value is None else f"{value:+.{digits}f}".replace("-", "−")
+def _signed(value: float, digits: int) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def lost(points: Sequence[Point], field: str, base: Point, sign: float) -> list[float]:

@@ -16,6 +16,7 @@ from holdfast.anneal import Sigmoid
 importlib.import_module("matplotlib").use("svg")
 plt: Any = importlib.import_module("matplotlib.pyplot")
 
+CODE = ("_pictures.py", "_summary.py")
 PLAIN, OURS, BOTH, OTHER, FLOW = "#6b7280", "#0f766e", "#7c3aed", "#b45309", "#2563eb"
 STYLE = {
     "svg.hashsalt": "holdfast", "svg.fonttype": "none", "font.family": "sans-serif",
@@ -28,8 +29,8 @@ STYLE = {
 
 def digest(*results: Results) -> str:
     """What tells the results that a picture was drawn of, and how: it is kept in the picture."""
-    drawing = Path(__file__).read_text(encoding="utf-8")
-    return hashlib.sha256("".join([drawing, *(r.text for r in results)]).encode()).hexdigest()[:16]
+    code = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in CODE]
+    return hashlib.sha256("".join([*code, *(r.text for r in results)]).encode()).hexdigest()[:16]
 
 
 def save(figure: Any, file: Path, *results: Results) -> None:
@@ -45,8 +46,10 @@ def save(figure: Any, file: Path, *results: Results) -> None:
 class Label:
     """What a point is called in a picture, in which colour, and where its name stands."""
 
-    def __init__(self, text: str, color: str, x: float = 7, y: float = -3) -> None:
-        self.text, self.color, self.x, self.y = text, color, x, y
+    def __init__(
+        self, text: str, color: str, x: float = 7, y: float = -3, *, way: bool = True
+    ) -> None:
+        self.text, self.color, self.x, self.y, self.way = text, color, x, y, way
 
 
 def frontier(table: Table, labels: Mapping[str, Label], x: str, y: str) -> tuple[Any, Any]:
@@ -57,7 +60,8 @@ def frontier(table: Table, labels: Mapping[str, Label], x: str, y: str) -> tuple
             continue
         path = table.path(recipe)
         xs, ys = [p[x] for p in path], [p[y] for p in path]
-        axes.plot(xs, ys, color=label.color, alpha=0.35, linewidth=1.2, marker="o", markersize=2.5)
+        if label.way:
+            axes.plot(xs, ys, color=label.color, alpha=0.4, linewidth=1.2, marker="o", markersize=3)
         axes.plot(xs[:1], ys[:1], "o", color=label.color, markersize=7, zorder=3)
         side = "left" if label.x >= 0 else "right"
         axes.annotate(
@@ -71,16 +75,16 @@ def vision(results: Results, folder: Path) -> None:
     labels = {
         "standard": Label("plain fine-tuning (SGD)", PLAIN, -8, 4),
         "standard-adamw": Label("AdamW", PLAIN, -9, 0),
-        "l2-sp": Label("L2-SP", OTHER),
-        "l2-sp-adamw": Label("L2-SP (Adam)", OTHER, 10, -13),
-        "flow": Label("FLOW", FLOW, 8, 0),
-        "mofo": Label("MoFO", OTHER, -9, 2),
-        "hft-adamw": Label("HFT", OTHER, 8, 2),
-        "ewc-adamw": Label("EWC", OTHER, 8, -4),
+        "l2-sp": Label("L2-SP (SGD)", OTHER, -2, 10, way=False),
+        "l2-sp-adamw": Label("L2-SP", OTHER, 10, -13),
+        "flow": Label("FLOW (SGD)", FLOW, 8, 0),
+        "mofo": Label("MoFO", OTHER, -9, 2, way=False),
+        "hft-adamw": Label("HFT", OTHER, 8, 2, way=False),
+        "ewc-adamw": Label("EWC", OTHER, 8, -4, way=False),
         "standard-adamw-0.2lr": Label("AdamW, a fifth of the rate", PLAIN, 8, 3),
         "recadam-30-10": Label("RecAdam", OURS, -8, -4),
         "recadam-50-15": Label("RecAdam, wide shift", OURS, 8, 2),
-        "recadam+flow-50-15": Label("RecAdam + FLOW", BOTH, -6, -15),
+        "recadam+flow-50-15": Label("wide shift + FLOW", BOTH, -2, -16, way=False),
     }
     table = Table(results.where(model="mobilenet-v2"), "alpha")
     figure, axes = frontier(table, labels, "target", "imagenet")
@@ -93,24 +97,24 @@ def vision(results: Results, folder: Path) -> None:
     axes.set_xlabel("learned: Flowers102 accuracy, %")
     axes.set_ylabel("kept: ImageNet accuracy, %")
     axes.set_ylim(-3, 78)
-    axes.text(90, 3, "thin lines: WiSE-FT, α from 1 to ¼", fontsize=9, color=PLAIN)
+    axes.text(90, 3, "thin lines: WiSE-FT on some of them, α from 1 to ¼", fontsize=9, color=PLAIN)
     save(figure, folder / "frontier-vision.svg", results)
 
 
 def language(results: Results, folder: Path) -> None:
     labels = {
         "standard": Label("plain fine-tuning", PLAIN, 8, -4),
-        "standard-0.5lr": Label("half the rate", PLAIN, 9, -6),
+        "standard-0.5lr": Label("half the rate", PLAIN, 9, -6, way=False),
         "standard-0.2lr": Label("a fifth of the rate", PLAIN, 9, -2),
         "flow": Label("FLOW", FLOW, -8, 2),
         "l2-sp": Label("L2-SP", OTHER, 8, 5),
-        "mofo": Label("MoFO", OTHER, 8, -2),
-        "hft": Label("HFT", OTHER, -8, 4),
-        "ewc": Label("EWC", OTHER, 8, -6),
+        "mofo": Label("MoFO", OTHER, 8, -2, way=False),
+        "hft": Label("HFT", OTHER, -8, 4, way=False),
+        "ewc": Label("EWC", OTHER, 8, -6, way=False),
         "lora": Label("LoRA", OTHER, 7, 5),
         "recadam-0.3-0.1": Label("RecAdam", OURS, -9, -4),
         "recadam-0.5-0.15": Label("RecAdam, wide shift", OURS, -8, -14),
-        "recadam-0.5-0.3+flow": Label("RecAdam + FLOW", BOTH, -8, 8),
+        "recadam-0.5-0.15+flow": Label("wide shift + FLOW", BOTH, -8, 10, way=False),
     }
     table = Table(results.runs, "points")
     figure, axes = frontier(table, labels, "gsm8k_nll", "wikitext_nll")
@@ -122,6 +126,9 @@ def language(results: Results, folder: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("learned: GSM8K, nats a token (less is better, to the right)")
     axes.set_ylabel("kept: WikiText-2, nats a token")
+    axes.text(
+        0.795, 3.67, "thin lines: WiSE-FT on some of them, α from 1 to ½", fontsize=9, color=PLAIN
+    )
     save(figure, folder / "frontier-language.svg", results)
 
 

@@ -69,10 +69,6 @@ class Table:
         alphas = {float(a) for run in self.runs if run["recipe"] == recipe for a in run[self.key]}
         return [self.point(recipe, alpha) for alpha in sorted(alphas, reverse=True)]
 
-    @cached_property
-    def points(self) -> list[Point]:
-        return [point for recipe in self.recipes for point in self.path(recipe)]
-
 
 def kept_at(path: Sequence[Point], target: str, wanted: float, kept: str) -> float | None:
     """The most that is kept anywhere on a path where the target is at least so good.

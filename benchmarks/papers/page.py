@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import _advice
 import _glue_page
 import _page_tables as tables
 import _pictures
@@ -30,9 +31,13 @@ def made(results: Results) -> str:
         )
     )
     file = f"benchmarks/papers/results/{results.name}.json"
+    commits = {m["versions"]["commit"] for m in results.made if "commit" in m["versions"]}
+    early = sum("commit" not in results.made[run["made"]]["versions"] for run in results.runs)
     text = (
-        f"[{results.name}.json](../{file}), by `benchmarks/papers/{results.name}.py`: {machines}."
+        f"[{results.name}.json](../{file}), {len(results.runs)} runs by "
+        f"`benchmarks/papers/{results.name}.py`: {machines}, commit {', '.join(sorted(commits))}"
     )
+    text += f" ({early} runs before commits were recorded)." if early else "."
     if results.missing:
         every = len(results.missing) + len(results.runs)
         text += f" {len(results.missing)} of {every} runs are still to be made."
@@ -45,7 +50,7 @@ def page(glue: Results, vision: Results, language: Results) -> str:
         words.HEAD,
         words.DIFFERENT,
         "## Which recipe to start with",
-        words.start(of_glue, vision, language),
+        _advice.start(of_glue, vision, language),
         "## RecAdam on GLUE",
         words.GLUE,
         _glue_page.tables(glue),
@@ -74,7 +79,7 @@ def page(glue: Results, vision: Results, language: Results) -> str:
         words.say_language(language),
         "### Does FLOW add to the others?",
         tables.additivity(language, vision),
-        words.ADDS,
+        words.say_additivity(language, vision),
         made(language),
         "## What predicts forgetting",
         words.PREDICTS,

@@ -314,3 +314,7 @@ def test_recipes_round_trip(recipe):
 def test_refused(make, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make()
+
+
+def test_recadams_shift_is_that_of_a_sigmoid_by_default():
+    assert Sigmoid.over(1000) == Sigmoid.over(1000, t0=RecAdamUpdate.t0, width=RecAdamUpdate.width)

@@ -89,7 +89,10 @@ def _ranges(method: Method, lr: float, tau: float | None) -> dict[str, Range]:
         strength = {"pull": pull} if method.gamma is None else {"gamma": gamma}
         if method.anneal is not None:  # instead of t0 and width; λ = 1 leaves no pull either
             return {} if method.anneal == Constant(1.0) else strength
-        shift = {"t0": Range(0.0, 0.9, 0.3, log=False), "width": Range(0.005, 1.0, 0.1)}
+        shift = {
+            "t0": Range(0.0, 0.9, RecAdamUpdate.t0, log=False),
+            "width": Range(0.005, 1.0, RecAdamUpdate.width),
+        }
         return {**strength, **shift}
     if name == "flow" and tau is not None:
         return {"tau": Range(tau / 5, tau * 5, tau)}

@@ -70,7 +70,10 @@ class Loaded:
     def need_tokenizer(self, what: str) -> Any:
         """The tokenizer, or an error that says what it is needed for."""
         if self.tokenizer is None:
-            raise ValueError(f"{what} needs a tokenizer, and none is beside the model's weights")
+            raise ValueError(
+                f"{what} needs a tokenizer, and none is beside the model's weights: save it there "
+                "by its save_pretrained (in Python, tokenizer= takes it too)"
+            )
         return self.tokenizer
 
     def start_token(self, given: int | None = None) -> int:
