@@ -8,28 +8,35 @@ from typing import NamedTuple
 from _pages import number, table
 from _summary import Point, Results, Table, kept_at, spearman
 
+#: What rows are called; those of a point on WiSE-FT's way end in @α.
 VISION = {
     "probe": "pretrained body, new head (linear probe)",
     "standard": "plain fine-tuning, SGD",
+    "standard@0.5": "– WiSE-FT, α .5",
     "standard-0.2lr": "– at a fifth of the rate",
     "standard-frozen-bn": "– BatchNorm's statistics frozen",
     "l2-sp": "L2-SP, SGD",
     "l2-sp-strong": "– ten times as strong",
     "flow": "FLOW, SGD",
+    "flow@0.5": "– WiSE-FT, α .5",
     "flow-normalized": "– weights scaled to a mean of 1",
     "flow+l2-sp": "FLOW + L2-SP, SGD",
     "standard-adamw": "plain fine-tuning, AdamW",
+    "standard-adamw@0.5": "– WiSE-FT, α .5",
     "standard-adamw-0.2lr": "– at a fifth of the rate",
     "standard-adamw-0.1lr": "– at a tenth",
     "standard-adamw-frozen-bn": "– BatchNorm's statistics frozen",
     "l2-sp-adamw": "L2-SP, AdamW",
+    "l2-sp-adamw@0.5": "– WiSE-FT, α .5",
     "ewc-adamw": "EWC, AdamW",
     "hft-adamw": "HFT, AdamW",
     "flow-adamw": "FLOW, AdamW",
     "mofo": "MoFO",
+    "mofo@0.5": "– WiSE-FT, α .5",
     "mofo+flow": "MoFO + FLOW",
     "recadam-25-02": "RecAdam, t0 .25, width .02",
     "recadam-30-10": "RecAdam, t0 .3, width .1",
+    "recadam-30-10@0.5": "– WiSE-FT, α .5",
     "recadam-50-06": "RecAdam, t0 .5, width .06",
     "recadam-50-15": "RecAdam, t0 .5, width .15",
     "recadam-50-15-frozen-bn": "– BatchNorm's statistics frozen",
@@ -40,8 +47,11 @@ VISION = {
 LANGUAGE = {
     "pretrained": "pretrained",
     "standard": "plain fine-tuning",
+    "standard@0.7": "– WiSE-FT, α .7",
+    "standard@0.5": "– WiSE-FT, α .5",
     "standard-0.5lr": "– at half the learning rate",
     "standard-0.2lr": "– at a fifth",
+    "standard-0.2lr@0.7": "– at a fifth, WiSE-FT, α .7",
     "standard-0.1lr": "– at a tenth",
     "flow": "FLOW",
     "flow-token": "FLOW, by token",
@@ -55,11 +65,13 @@ LANGUAGE = {
     "hft": "HFT",
     "hft+flow": "HFT + FLOW",
     "lora": "LoRA",
+    "lora@0.7": "– WiSE-FT, α .7",
     "lora-low": "– at a third of its rate",
     "lora-high": "– at three times its rate",
     "lora+flow": "LoRA + FLOW",
     "recadam-0.25-0.02": "RecAdam, t0 .25, width .02",
     "recadam-0.3-0.1": "RecAdam, t0 .3, width .1",
+    "recadam-0.3-0.1@0.7": "– WiSE-FT, α .7",
     "recadam-0.5-0.15": "RecAdam, t0 .5, width .15",
     "recadam-0.5-0.15-0.2lr": "– at a fifth of the rate",
     "recadam-0.5-0.3": "RecAdam, t0 .5, width .3",
@@ -85,10 +97,15 @@ def of_language(results: Results) -> Table:
 
 
 def known(found: Table, titles: Mapping[str, str]) -> list[str]:
-    """The recipes that were run, in the order of the titles."""
+    """The rows of what was run, in the order of the titles."""
     if unknown := [recipe for recipe in found.recipes if recipe not in titles]:
         raise KeyError(f"no titles for {', '.join(unknown)}")
-    return [recipe for recipe in titles if recipe in found.recipes]
+    return [row for row in titles if row.split("@")[0] in found.recipes]
+
+
+def point_of(found: Table, row: str) -> Point:
+    recipe, _, alpha = row.partition("@")
+    return found.point(recipe, float(alpha or 1))
 
 
 def full_title(titles: Mapping[str, str], recipe: str) -> str:
@@ -131,13 +148,13 @@ def diverged(found: Table, recipe: str) -> bool:
 def vision(results: Results, model: str) -> str:
     found = of_vision(results, model)
     rows = []
-    for recipe in known(found, VISION):
-        point = found.point(recipe)
+    for name in known(found, VISION):
+        point = point_of(found, name)
         cells = [number(point[f], 1) for f in ("imagenet", "imagenet_tuned_bn", "target")]
         cells.append(number((point["imagenet"] + point["target"]) / 2, 1))
         if model in TARGETS:
-            cells.append(number(matched(found, recipe, model), 1))
-        title = VISION[recipe] + (", diverged" if diverged(found, recipe) else "")
+            cells.append("" if "@" in name else number(matched(found, name, model), 1))
+        title = VISION[name] + (", diverged" if diverged(found, point.recipe) else "")
         rows.append([title, *cells, number(point["distance"], 2), str(point.seeds)])
     at = [f"ImageNet at Flowers102 {TARGETS[model]:g}"] if model in TARGETS else []
     head = [NAMES[model], "ImageNet", "– own statistics", "Flowers102", "average", *at]
@@ -148,14 +165,15 @@ def language(results: Results) -> str:
     """What is learned and kept, in losses."""
     found = of_language(results)
     rows = []
-    for recipe in known(found, LANGUAGE):
-        point = found.point(recipe)
-        cells = [number(point["gsm8k_nll"], 3), number(100 * point["gsm8k_match"], 1)]
+    for name in known(found, LANGUAGE):
+        point = point_of(found, name)
+        match = point.figures.get("gsm8k_match")
+        cells = [number(point["gsm8k_nll"], 3), "" if match is None else number(100 * match, 1)]
         cells += [number(point[f], 3) for f in ("wikitext_nll", "mbpp_nll", "lambada_nll")]
         cells.append(number(100 * point["retained_accuracy"], 1))
-        cells.append(number(matched(found, recipe, "language"), 3))
+        cells.append("" if "@" in name else number(matched(found, name, "language"), 3))
         cells.append(number(point["distance"], 0))
-        rows.append([LANGUAGE[recipe], *cells, str(point.seeds)])
+        rows.append([LANGUAGE[name], *cells, str(point.seeds)])
     head = ["", "GSM8K", "– exact, %", "WikiText-2", "MBPP", "LAMBADA", "seven tests, %"]
     at = f"WikiText-2 at GSM8K {TARGETS['language']:g}"
     return table([*head, at, "‖θ−θ*‖", "seeds"], rows)
@@ -165,10 +183,9 @@ def accuracies(results: Results) -> str:
     """The seven tests one by one."""
     found = of_language(results)
     rows = []
-    for recipe in known(found, LANGUAGE):
-        point = found.point(recipe)
-        cells = [number(100 * point[test], 1) for test in TESTS]
-        rows.append([LANGUAGE[recipe], *cells])
+    for name in known(found, LANGUAGE):
+        point = point_of(found, name)
+        rows.append([LANGUAGE[name], *(number(100 * point[test], 1) for test in TESTS)])
     return "Accuracy in %, one by one:\n\n" + table(["", *TESTS.values()], rows)
 
 
