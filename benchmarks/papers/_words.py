@@ -162,8 +162,8 @@ def say_vision(results: Results) -> str:
                 {number(ours["imagenet_tuned_bn"], 1)} %): a pull on the weights does not hold the
                 statistics, which move to the flowers whatever the weights do. Put the pretrained
                 ones back for the old task, let WiSE-FT average them, or train with them frozen: on
-                EfficientNet RecAdam then keeps {number(frozen["imagenet_tuned_bn"], 1)} % as it is, at
-                {number(frozen["target"], 1)} % of Flowers102 (one seed), the best average there
+                EfficientNet RecAdam then keeps {number(frozen["imagenet_tuned_bn"], 1)} % as it is,
+                at {number(frozen["target"], 1)} % of Flowers102 (one seed), the best average there
                 without WiSE-FT. The statistics seem to cost target too: FLOW ({low["flow"]} %),
                 SGD at a fifth of the rate ({low["standard-0.2lr"]} %), AdamW at a tenth
                 ({low["standard-adamw-0.1lr"]} %) and RecAdam's wide shift
