@@ -107,16 +107,23 @@ class Glue:
         return every_task(self.results, method="layout", t0=t0, width=width)
 
     def _gains(self, by_task: dict[str, list[Run]]) -> dict[str, list[float]]:
-        """By task: how far each seed is ahead of plain Adam's."""
+        """By task: how far each seed, in order, is ahead of plain Adam's."""
         plain = {(r["task"], r["seed"]): r["dev"] for runs in self.plain.values() for r in runs}
         return {
-            task: [r["dev"] - plain[task, r["seed"]] for r in runs]
+            task: [r["dev"] - plain[task, r["seed"]] for r in sorted(runs, key=lambda r: r["seed"])]
             for task, runs in by_task.items()
         }
 
     def cost(self, t0: float, width: float) -> str:
         """Points that a layout costs beside plain Adam, seed by seed, in the mean of the tasks."""
-        by_seed = zip(*self._gains(self._layout(t0, width)).values(), strict=True)
+        return self._cost(self._layout(t0, width))
+
+    def lower(self, part: float) -> str:
+        """Points that a part of the learning rate costs."""
+        return self._cost(every_task(self.results, method=f"vanilla-{part:g}lr"))
+
+    def _cost(self, by_task: dict[str, list[Run]]) -> str:
+        by_seed = zip(*self._gains(by_task).values(), strict=True)
         costs = [-statistics.mean(gains) for gains in by_seed]
         low, high = (number(end, 1).replace("-", "−") for end in (min(costs), max(costs)))
         return f"{number(statistics.mean(costs), 1)} points ({low} to {high} over the seeds)"
@@ -128,11 +135,6 @@ class Glue:
             NAMES[t] for t, seeds in gains.items() if seeds and min(sign * g for g in seeds) > 0
         ]
         return " and ".join(filter(None, [", ".join(found[:-1]), *found[-1:]])) or "none"
-
-    def lower(self, part: float) -> str:
-        """Points that a part of the learning rate costs, of medians."""
-        by_task = every_task(self.results, method=f"vanilla-{part:g}lr")
-        return number(self._mean(self.plain, "dev") - self._mean(by_task, "dev"), 1)
 
     def ahead(self, start: str, by: str, without: int | None = None) -> str:
         """How RecAdam is beside plain Adam, as the grid was chosen by."""

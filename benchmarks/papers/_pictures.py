@@ -56,8 +56,6 @@ def frontier(table: Table, labels: Mapping[str, Label], x: str, y: str) -> tuple
     """Points by what they learned and what they kept, and the ways of WiSE-FT to the base."""
     figure, axes = plt.subplots(figsize=(7.6, 4.4))
     for recipe, label in labels.items():
-        if recipe not in table.recipes:
-            continue
         path = table.path(recipe)
         xs, ys = [p[x] for p in path], [p[y] for p in path]
         if label.way:

@@ -68,7 +68,7 @@ def page(glue: Results, vision: Results, language: Results) -> str:
         "## FLOW and the others, vision",
         words.VISION,
         "![ImageNet accuracy kept against Flowers102 accuracy](img/frontier-vision.svg)",
-        *(tables.vision(vision, model) for model in ("mobilenet-v2", "efficientnet-lite0")),
+        *(tables.vision(vision, model) for model in tables.NAMES),
         words.say_vision(vision),
         made(vision),
         "## FLOW and the others, language",
