@@ -178,6 +178,7 @@ def main() -> None:
     if args.json:
         protocol = {
             "model": "SmolLM2-135M-Instruct (Q4_1, dequantised)", "recipe": args.recipe,
+            "settings": Recipe.preset(args.recipe).to_dict(),
             "target": "GSM8K", "lr": args.lr, "epochs": args.epochs, "seed": args.seed,
             "batch_size": args.batch_size, "samples": args.samples, "rows_a_test": args.limit,
             "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0",

@@ -182,7 +182,7 @@ def speed() -> str:
         "RecAdam, bfloat16 weights and anchors": (gpu, "recadam_fused", ", bfloat16"),
         "RecAdam, moments of 8 bits, bfloat16 anchors": (gpu, "recadam_8bit", ""),
         "– and bfloat16 weights": (gpu, "recadam_8bit", ", bfloat16"),
-        "RecAdam after annealing": (gpu, "recadam_after_annealing", ""),
+        "RecAdam after annealing (of a short shift)": (gpu, "recadam_after_annealing", ""),
         "MoFO, 15 %": ("mofo_step_h200", "mofo_fused", ""),
     }
     rows = [

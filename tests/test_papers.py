@@ -66,12 +66,6 @@ def test_what_is_kept_at_a_target_is_the_best_of_the_path():
     assert summary.kept_at(losses, "x_nll", 0.8, "y_nll") == pytest.approx(3.45)
 
 
-def test_spearman_is_scipys():
-    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
-    x, y = [3.0, 1.0, 2.0, 2.0, 5.0], [1.0, 0.0, 4.0, 2.0, 9.0]
-    assert load("_summary").spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
-
-
 def test_glues_metrics_are_sklearns():
     np = pytest.importorskip("numpy")
     metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from scipy import stats
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Run = dict[str, Any]
@@ -86,10 +86,5 @@ def kept_at(path: Sequence[Point], target: str, wanted: float, kept: str) -> flo
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:
-    """Rank correlation; equal values share their ranks."""
-    return float(np.corrcoef(_ranks(x), _ranks(y))[0, 1])
-
-
-def _ranks(values: Sequence[float]) -> Any:
-    v = np.asarray(values, dtype=float)
-    return np.array([(v < one).sum() + ((v == one).sum() - 1) / 2 for one in v])
+    """Rank correlation."""
+    return float(stats.spearmanr(x, y).statistic)

@@ -81,8 +81,9 @@ def a_second_is_under_way(file):
 
 
 def test_it_goes_on_after_a_kill(tmp_path):
+    # So many updates that the second trial is seen while it runs, on a busy machine too.
     command = [sys.executable, "-m", "holdfast", "tune", "--out=out", *FEW]
-    command += ["--training.max_updates=20", "--trials=2", "--alphas=[]"]
+    command += ["--training.max_updates=100", "--trials=2", "--alphas=[]"]
     killed = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     study_file = tmp_path / "out" / "study.log"
     deadline = time.monotonic() + 300
@@ -109,6 +110,19 @@ def test_it_goes_on_after_a_kill(tmp_path):
     assert all(t.state.is_finished() for t in after)
     # What was under way was done again, with the same settings.
     assert running[0].params in [t.params for t in after]
+
+
+def test_the_lock_of_a_study_leads_to_it_so_that_a_dead_processs_can_be_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    locks, symlink = [], os.symlink
+
+    def noted(target, link, *rest):
+        locks.append(target)
+        symlink(target, link, *rest)
+
+    monkeypatch.setattr(os, "symlink", noted)
+    open_study("folder/study.log", "one")
+    assert set(locks) == {str(tmp_path / "folder" / "study.log")}
 
 
 def test_only_what_was_stopped_in_this_folder_is_done_again(tmp_path):

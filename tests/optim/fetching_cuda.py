@@ -1,10 +1,16 @@
 """A model on a CUDA device whose anchors are elsewhere."""
 
+import pytest
 import torch
 from torch import nn
 
 from holdfast import RecAdam, Reference, Sigmoid
+from holdfast.kernels import available
 
+NEEDS_A_GPU = pytest.mark.skipif(
+    not torch.cuda.is_available() or not available(torch.device("cuda")),
+    reason="needs a CUDA device and Triton",
+)
 WIDTH = 300
 SETTINGS = {"lr": 1e-2, "gamma": 20.0, "anneal": Sigmoid(0.3, 6)}
 SMALL = 64 * 2**10  # bytes of a chunk: most tensors are larger

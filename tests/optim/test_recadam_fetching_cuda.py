@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from holdfast import Constant, RecAdam, Sigmoid
-from holdfast.kernels import available
 from optim.fetching_cuda import (
     KINDS,
+    NEEDS_A_GPU,
     SETTINGS,
     SMALL,
     anchors_of,
@@ -22,10 +22,7 @@ from optim.fetching_cuda import (
     under_way,
 )
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or not available(torch.device("cuda")),
-    reason="needs a CUDA device and Triton",
-)
+pytestmark = NEEDS_A_GPU
 
 
 @pytest.mark.parametrize("kind", KINDS)

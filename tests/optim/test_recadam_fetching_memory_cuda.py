@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from holdfast import Linear, RecAdam
-from holdfast.kernels import available, fetching
+from holdfast.kernels import fetching
 from optim.fetching_cuda import (
+    NEEDS_A_GPU,
     SETTINGS,
     WIDTH,
     anchors_of,
@@ -20,10 +21,7 @@ from optim.fetching_cuda import (
     train,
 )
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or not available(torch.device("cuda")),
-    reason="needs a CUDA device and Triton",
-)
+pytestmark = NEEDS_A_GPU
 
 
 def peak(where, size, layers=24, width=2048):

@@ -326,3 +326,15 @@ def test_a_pull_that_float32_weights_feel_is_not_over_for_the_sake_of_others(fir
         results.append(p.detach())
     assert torch.equal(*results)
     assert (results[0] < 0.9995).all()
+
+
+@pytest.mark.parametrize(("shift", "over"), [({"t0": 0.25, "width": 0.02}, True), ({}, False)])
+def test_a_short_shift_ends_within_its_run_and_the_default_one_does_not(shift, over):
+    p = torch.nn.Parameter(torch.ones(3))
+    anneal = Sigmoid.over(60, **shift)
+    opt = RecAdam([p], lr=1e-2, gamma=10.0, anneal=anneal, release=True)
+    for _ in range(60):
+        p.grad = torch.ones(3)
+        opt.step()
+    assert all(anchor is None for anchors in opt._anchors for anchor in anchors) == over
+    assert (opt.recall_state()["pull"] < 1e-8) == over

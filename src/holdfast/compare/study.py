@@ -28,7 +28,9 @@ def open_study(storage: str, name: str) -> Any:
     kept: Any = storage
     if "://" not in storage:
         Path(storage).parent.mkdir(parents=True, exist_ok=True)
-        kept = JournalStorage(JournalFileBackend(storage))
+        # Absolute, as the lock is a link to it: for the lock of a dead process Optuna waits half a
+        # minute, but forever where the link leads nowhere.
+        kept = JournalStorage(JournalFileBackend(str(Path(storage).absolute())))
     try:
         return optuna.create_study(
             storage=kept, study_name=name, directions=["minimize", "minimize"], load_if_exists=True
