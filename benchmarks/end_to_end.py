@@ -30,7 +30,7 @@ from _common import default_device, describe, synchronize, write_results
 from torch import nn
 
 from holdfast import Recipe, score
-from holdfast._batch import to_device
+from holdfast._torch.batch import to_device
 from holdfast.data import pad_collate
 from holdfast.hosts._updates import Updates, order_of
 from holdfast.run import Run

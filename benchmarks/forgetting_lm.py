@@ -28,9 +28,9 @@ from _common import default_device, write_results
 from additivity_lm import answers, read
 
 from holdfast import ForgettingReport, Recipe, finetune_loop, measure
-from holdfast.forgetting.harness import Harness
-from holdfast.forgetting.probes import Completions, MultipleChoice, Text
-from holdfast.forgetting.watch import Watch, curves_of
+from holdfast.evaluate.harness import Harness
+from holdfast.evaluate.probes import Completions, MultipleChoice, Text
+from holdfast.evaluate.watch import Watch, curves_of
 
 QUESTION = "Question: {}\nAnswer:"
 

@@ -33,13 +33,13 @@ from typing import TypedDict
 import torch
 from _common import write_results
 
-from holdfast._safetensors import header_for
+from holdfast.io.safetensors_files import header_for
 
 Shapes = dict[str, tuple[int, ...]]
 RESULTS = Path(__file__).parent / "results" / "merge_and_drift.json"
-IMPORT = "from holdfast.forgetting.drift import drift"
-DRIFT = "from holdfast.forgetting.drift import drift; drift({base!r}, {tuned!r})"
-MERGE = "from holdfast.merging.on_disk import merge_on_disk as m; m({base!r}, {tuned!r}, {out!r})"
+IMPORT = "from holdfast.evaluate.drift import drift"
+DRIFT = "from holdfast.evaluate.drift import drift; drift({base!r}, {tuned!r})"
+MERGE = "from holdfast.io.merge import merge_on_disk as m; m({base!r}, {tuned!r}, {out!r})"
 # What getrusage says of a child is at least what its parent had, so it tells of itself.
 PEAK = "; print(*(line for line in open('/proc/self/status') if line.startswith('VmHWM')))"
 

@@ -23,8 +23,8 @@ import _methods
 from _pages import ROOT, Results, number, scoring, table
 
 from holdfast import registry
-from holdfast.compare.results import Measured, RunResult, summarise
-from holdfast.forgetting import _codec
+from holdfast.comparison.results import Measured, RunResult, summarise
+from holdfast.io import codec as _codec
 
 RESULTS = Results()
 read = RESULTS.read

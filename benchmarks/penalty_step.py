@@ -29,8 +29,8 @@ from torch.nn import Parameter
 from torch.optim import SGD, AdamW
 
 from holdfast import Reference
+from holdfast._optim.penalty import ScaledPenalty
 from holdfast.optim import EWC, L2SP, attach_penalties
-from holdfast.optim.penalty import ScaledPenalty
 
 LR = 2e-5
 

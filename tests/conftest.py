@@ -32,7 +32,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="module")
 def browser():
-    from forgetting.browser import CHROMIUM, Browser
+    from browser import CHROMIUM, Browser
 
     if CHROMIUM is None:
         pytest.skip("needs Chromium on the PATH")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-import holdfast.compare
+import holdfast.comparison
 
 
 def test_the_core_import_is_light():
@@ -33,17 +33,17 @@ def test_hosts_are_importable_from_the_top():
 
 def test_comparing_is_importable_from_its_package_and_only_when_asked_for():
     code = (
-        "import sys, holdfast.compare; "
-        "assert 'holdfast.compare.running' not in sys.modules; "
-        "from holdfast.compare import Plan, Results, Tuning, compare, tune; "
-        "import holdfast.compare.running, holdfast.compare.tuning; "
-        "assert callable(holdfast.compare.compare) and callable(holdfast.compare.tune)"
+        "import sys, holdfast.comparison; "
+        "assert 'holdfast.comparison.execute' not in sys.modules; "
+        "from holdfast.comparison import Plan, Results, Tuning, compare, tune; "
+        "import holdfast.comparison.execute, holdfast.comparison.tuning; "
+        "assert callable(holdfast.comparison.compare) and callable(holdfast.comparison.tune)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    modules = {path.stem for path in Path(holdfast.compare.__file__).parent.iterdir()}
-    for name in holdfast.compare.__all__:
-        assert getattr(holdfast.compare, name).__doc__, name
-        assert name in dir(holdfast.compare)
+    modules = {path.stem for path in Path(holdfast.comparison.__file__).parent.iterdir()}
+    for name in holdfast.comparison.__all__:
+        assert getattr(holdfast.comparison, name).__doc__, name
+        assert name in dir(holdfast.comparison)
         assert name not in modules  # importing it would put it in the name's place
     with pytest.raises(AttributeError, match="has no attribute 'compares'"):
-        _ = holdfast.compare.compares
+        _ = holdfast.comparison.compares

@@ -1,7 +1,7 @@
 """What a language model can and knows, measured in seconds: all tests in one pass over the model.
 
 The requests of all tests are tokenised once, by the conventions of
-:mod:`holdfast.forgetting.likelihood`, and run together, those of like length in one batch. Logits
+:mod:`holdfast.scoring.likelihood`, and run together, those of like length in one batch. Logits
 are made of the targets only, in float32. Nothing waits for the GPU before the end.
 """
 
@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from additivity_lm import answers, read
 from forgetting_lm import QUESTION, arc_rows, lambada_rows
 
-from holdfast.forgetting.kl import ContextFreeKL
-from holdfast.forgetting.likelihood import Request, encode, encode_pair, windows
-from holdfast.forgetting.models import Loaded
+from holdfast.evaluate.kl import ContextFreeKL
+from holdfast.io.models import Loaded
+from holdfast.scoring.likelihood import Request, encode, encode_pair, windows
 
 LIMIT = 1024  # tokens of a request
 TOKENS = 1 << 15  # in a batch

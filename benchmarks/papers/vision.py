@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import holdfast as hf
-from holdfast.forgetting.kl import kl_divergence
+from holdfast.evaluate.kl import kl_divergence
 from holdfast.run import Run
 
 BATCH, CLASSES = 120, 102

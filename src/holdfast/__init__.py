@@ -8,8 +8,22 @@ from holdfast.anneal import Anneal, Constant, Linear, Sigmoid
 from holdfast.data import pad_collate
 from holdfast.hosts.raw import finetune_loop
 from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
-from holdfast.merging import Keep, WiseFT
-from holdfast.objective import Distill, Flow, Rehearsal, Scores, Uniform, score, with_weights
+from holdfast.methods.distill import Distill
+from holdfast.methods.flow import Flow
+from holdfast.methods.full import Full
+from holdfast.methods.gradual_unfreezing import GradualUnfreezing
+from holdfast.methods.hft import HalfFineTuning
+from holdfast.methods.keep import Keep
+from holdfast.methods.linear_probe import LinearProbe
+from holdfast.methods.linear_probe_fit import PretrainedHead, linear_probe
+from holdfast.methods.lora import LoRA
+from holdfast.methods.lp_ft import LPFT
+from holdfast.methods.mixout import Mixout
+from holdfast.methods.pretrained import Pretrained
+from holdfast.methods.random_init import RandomInit, random_init
+from holdfast.methods.rehearsal import Rehearsal
+from holdfast.methods.uniform import Uniform
+from holdfast.methods.wise_ft import WiseFT
 from holdfast.optim import (
     EWC,
     L1SP,
@@ -26,24 +40,13 @@ from holdfast.optim import (
 from holdfast.recipe import Recipe
 from holdfast.reference import Distance, Reference
 from holdfast.run import Run
-from holdfast.trainable import (
-    LPFT,
-    Full,
-    GradualUnfreezing,
-    HalfFineTuning,
-    LinearProbe,
-    LoRA,
-    Mixout,
-    Pretrained,
-    PretrainedHead,
-    RandomInit,
-    linear_probe,
-    random_init,
-)
+from holdfast.scoring.one_pass import score
+from holdfast.scoring.scores import Scores
+from holdfast.scoring.weights import with_weights
 
 if TYPE_CHECKING:
-    from holdfast.forgetting.measure import measure, measure_many
-    from holdfast.forgetting.report import ForgettingReport
+    from holdfast.evaluate.measure import measure, measure_many
+    from holdfast.evaluate.report import ForgettingReport
     from holdfast.hosts.accelerate import AccelerateLoop as AccelerateLoop
     from holdfast.hosts.hf import HoldfastTrainer as HoldfastTrainer
     from holdfast.hosts.hf import WithRecipe as WithRecipe
@@ -55,13 +58,13 @@ __version__ = "0.1.0"
 #: Imported when they are first asked for. A host needs its framework, so `*` leaves hosts out.
 _LAZY = {
     "AccelerateLoop": "holdfast.hosts.accelerate",
-    "ForgettingReport": "holdfast.forgetting.report",
+    "ForgettingReport": "holdfast.evaluate.report",
     "HoldfastSFTTrainer": "holdfast.hosts.trl",
     "HoldfastTrainer": "holdfast.hosts.hf",
     "RecipeCallback": "holdfast.hosts.lightning",
     "WithRecipe": "holdfast.hosts.hf",
-    "measure": "holdfast.forgetting.measure",
-    "measure_many": "holdfast.forgetting.measure",
+    "measure": "holdfast.evaluate.measure",
+    "measure_many": "holdfast.evaluate.measure",
 }
 
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 
-from holdfast._checks import above_zero, at_least_zero
+from holdfast._torch.checks import above_zero, at_least_zero
 
 __all__ = ["Anneal", "Constant", "Linear", "Sigmoid"]
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from holdfast._batch import batch_length, normalized
-from holdfast._content import arrow_fingerprint, content_fingerprint
+from holdfast._torch.batch import batch_length, normalized
+from holdfast._torch.content import arrow_fingerprint, content_fingerprint
 from holdfast.losses import IGNORED
 
 __all__ = ["Batches", "Samples", "as_source", "pad_collate"]

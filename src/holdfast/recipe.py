@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from holdfast import registry
+from holdfast._optim.penalty import Penalty
 from holdfast.anneal import Anneal
-from holdfast.merging import Keep
-from holdfast.objective import Uniform
+from holdfast.methods.full import Full
+from holdfast.methods.keep import Keep
+from holdfast.methods.pretrained import Pretrained
+from holdfast.methods.uniform import Uniform
 from holdfast.optim import AdamWUpdate
-from holdfast.optim.penalty import Penalty
 from holdfast.registry import STAGES, Stage, entry_of, nearest
 from holdfast.stages import Merging, Method, Objective, Start, Trainable, Update
-from holdfast.trainable import Full, Pretrained
 
 __all__ = ["Recipe"]
 

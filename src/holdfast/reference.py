@@ -23,12 +23,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from holdfast._files import write_whole
-from holdfast._fingerprint import fingerprint
-from holdfast._layers import within
-from holdfast._names import Alignment, align, shorten
-from holdfast._safetensors import map_safetensors
-from holdfast._sharding import like, storage_of, whole
+from holdfast._torch.fingerprint import fingerprint
+from holdfast._torch.layers import within
+from holdfast._torch.names import Alignment, align, shorten
+from holdfast._torch.sharding import like, storage_of, whole
+from holdfast.io.files import write_whole
+from holdfast.io.safetensors_files import map_safetensors
 
 __all__ = ["Distance", "Reference"]
 

@@ -11,8 +11,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from holdfast.merging import Keep, WiseFT
-from holdfast.objective import Distill, Flow, Rehearsal, Uniform
+from holdfast.methods.distill import Distill
+from holdfast.methods.flow import Flow
+from holdfast.methods.full import Full
+from holdfast.methods.gradual_unfreezing import GradualUnfreezing
+from holdfast.methods.hft import HalfFineTuning
+from holdfast.methods.keep import Keep
+from holdfast.methods.linear_probe import LinearProbe
+from holdfast.methods.lora import LoRA
+from holdfast.methods.lp_ft import LPFT
+from holdfast.methods.mixout import Mixout
+from holdfast.methods.pretrained import Pretrained
+from holdfast.methods.random_init import RandomInit
+from holdfast.methods.rehearsal import Rehearsal
+from holdfast.methods.uniform import Uniform
+from holdfast.methods.wise_ft import WiseFT
 from holdfast.optim import (
     EWC,
     L1SP,
@@ -25,17 +38,6 @@ from holdfast.optim import (
     SGDUpdate,
 )
 from holdfast.stages import Method
-from holdfast.trainable import (
-    LPFT,
-    Full,
-    GradualUnfreezing,
-    HalfFineTuning,
-    LinearProbe,
-    LoRA,
-    Mixout,
-    Pretrained,
-    RandomInit,
-)
 
 __all__ = ["STAGES", "Entry", "Stage", "entry_of", "find", "methods", "nearest", "register"]
 

@@ -17,20 +17,20 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
-from holdfast._batch import unwrapped
-from holdfast._checks import at_least_zero
-from holdfast._content import same_content, sampled_fingerprint
-from holdfast._fingerprint import fingerprint
-from holdfast._layers import discriminative_groups, within
-from holdfast._names import shorten
+from holdfast._optim.penalty import AttachedPenalties, Penalty, attach_penalties
+from holdfast._torch.batch import unwrapped
+from holdfast._torch.checks import at_least_zero
+from holdfast._torch.content import same_content, sampled_fingerprint
+from holdfast._torch.fingerprint import fingerprint
+from holdfast._torch.layers import discriminative_groups, within
+from holdfast._torch.names import shorten
 from holdfast.data import Collate
 from holdfast.losses import LossFunction, Task, infer_task
-from holdfast.optim.penalty import AttachedPenalties, Penalty, attach_penalties
-from holdfast.optim.recadam import RecAdam
+from holdfast.methods.lora import has_adapters
+from holdfast.methods.recadam import RecAdam
 from holdfast.recipe import Recipe
 from holdfast.reference import Reference, check_parts
 from holdfast.stages import Criterion, Update
-from holdfast.trainable.lora import has_adapters
 
 __all__ = ["Run"]
 

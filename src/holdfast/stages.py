@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from holdfast._batch import batch_length, inputs_and_labels, logits_and_auxiliary
-from holdfast._checks import above_zero, at_least_zero
+from holdfast._torch.batch import batch_length, inputs_and_labels, logits_and_auxiliary
+from holdfast._torch.checks import above_zero, at_least_zero
 from holdfast.columns import take_column
 from holdfast.data import Collate
 from holdfast.losses import LossFunction, Task, count_targets, weighted_loss
@@ -80,7 +80,7 @@ class Trainable(Method):
 
         A model that came with adapters has its pretrained weights where they are nothing.
         """
-        from holdfast.trainable.lora import adapter_anchors, has_adapters
+        from holdfast.methods.lora import adapter_anchors, has_adapters
 
         if run.reference is None and run.recipe.needs_reference and has_adapters(run.model):
             return adapter_anchors(run.model)

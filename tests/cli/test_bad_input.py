@@ -14,7 +14,7 @@ pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
 pytest.importorskip("plotly", reason="the eval extra is not installed")
 
 from holdfast.cli import main
-from holdfast.compare.default import paths
+from holdfast.comparison.default import paths
 
 MODEL = str(paths().model)
 _TRAINING = ["--training.max_updates=1", "--training.batch_size=2"]

@@ -8,8 +8,8 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
 
 from holdfast.cli import main
-from holdfast.compare.place import Place
-from holdfast.compare.results import Results
+from holdfast.comparison.results import Results
+from holdfast.io.storage import Place
 
 FEW = [
     "--recipes=[standard, recadam+wise-ft]", "--seeds=[0]", "--training.max_updates=2",

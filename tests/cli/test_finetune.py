@@ -14,9 +14,9 @@ import torch
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
 
-from compare.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
+from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
 from holdfast.cli import main  # noqa: E402
-from holdfast.compare.default import paths  # noqa: E402
+from holdfast.comparison.default import paths  # noqa: E402
 
 ROWS = [{"prompt": "two plus two is", "completion": "four"}] * 8
 SMALL = ["--training.max_updates=3", "--training.batch_size=2", "--training.lr=1e-3"]

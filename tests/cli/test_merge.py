@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from holdfast.cli import main
-from holdfast.forgetting.sweep import Sweep
+from holdfast.evaluate.sweep import Sweep
 
 
 def run(*arguments):
@@ -56,7 +56,7 @@ def test_help_teaches(capsys):
 def models(tmp_path, monkeypatch):
     """A base and a tuned model, and files to test them on."""
     pytest.importorskip("transformers", reason="the hf extra is not installed")
-    from forgetting.small import make_llama, make_tokenizer, noisy, save
+    from small import make_llama, make_tokenizer, noisy, save
 
     base = make_llama()
     save(base, tmp_path / "base", make_tokenizer())

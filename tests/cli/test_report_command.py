@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip("plotly", reason="the eval extra is not installed")
 
-from compare.sample_results import measured, run, sample_results
-from forgetting.sample_report import sample
 from holdfast.cli import main
-from holdfast.compare.results import Results
-from holdfast.forgetting.report import ForgettingReport
-from holdfast.forgetting.sweep import Sweep, SweepPoint
+from holdfast.comparison.results import Results
+from holdfast.evaluate.report import ForgettingReport
+from holdfast.evaluate.sweep import Sweep, SweepPoint
+from report.sample_report import sample
+from report.sample_results import measured, run, sample_results
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_a_comparison_at_work(results, tmp_path, capsys):
 
 def test_the_plan_at_work_gives_the_order(tmp_path, capsys):
     yaml = pytest.importorskip("yaml", reason="the hf extra is not installed")
-    from holdfast.compare.plan import Plan
+    from holdfast.comparison.plan import Plan
 
     names = ("wise-ft", "flow", "standard")
     plan = Plan("model", "train.jsonl", "dev.jsonl", recipes=names, seeds=(0,))

@@ -11,7 +11,7 @@ pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
 from holdfast import Flow, Scores
 from holdfast.cli import main
 from holdfast.cli._scored import Scored
-from holdfast.compare.default import paths
+from holdfast.comparison.default import paths
 
 ROWS = [
     {"prompt": "two plus two is", "completion": "four", "id": 7},
@@ -146,7 +146,7 @@ def test_extremes_are_shown():
 def test_a_classifier_and_one_without_a_head(tmp_path, capsys):
     from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-    from forgetting.small import make_tokenizer, save
+    from small import make_tokenizer, save
 
     small = BertConfig(
         vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,

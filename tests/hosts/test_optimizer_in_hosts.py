@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from holdfast import RecAdam, Reference, Sigmoid
-from optim.problems import backward, far, make_net
+from methods.problems import backward, far, make_net
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 accelerate = pytest.importorskip("accelerate", reason="the hf extra is not installed")

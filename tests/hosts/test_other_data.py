@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from holdfast import Recipe, Rehearsal, Run
-from holdfast._content import sampled_fingerprint
+from holdfast._torch.content import sampled_fingerprint
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 datasets = pytest.importorskip("datasets", reason="the hf extra is not installed")

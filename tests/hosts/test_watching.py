@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from holdfast import Recipe, Reference
-from holdfast.forgetting.watch import Watch, curves_of
+from holdfast.evaluate.watch import Watch, curves_of
 from holdfast.hosts.watching import watch_lightning, watch_trainer
 from ranks import run_on_ranks
 

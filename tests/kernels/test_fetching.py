@@ -11,9 +11,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast._memory import flat as as_it_lies
+from holdfast._torch.eight_bit import BLOCK
+from holdfast._torch.memory import flat as as_it_lies
 from holdfast.kernels import fetching
-from holdfast.optim._eight_bit import BLOCK
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = st.one_of(

@@ -14,8 +14,8 @@ if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
 from golden.mofo import Twin  # noqa: E402
 from holdfast.kernels import mofo_step  # noqa: E402
 from holdfast.kernels.mofo_step import MoFOStep, takes  # noqa: E402
+from holdfast.methods.mofo import largest  # noqa: E402
 from holdfast.optim import MoFO  # noqa: E402
-from holdfast.optim.mofo import largest  # noqa: E402
 
 CLOSE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}

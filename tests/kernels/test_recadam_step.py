@@ -15,8 +15,8 @@ from hypothesis import strategies as st  # noqa: E402
 
 from holdfast import RecAdam, Sigmoid  # noqa: E402
 from holdfast.kernels.recadam_step import Rates, RecAdamStep, takes  # noqa: E402
-from holdfast.optim._recadam import Row  # noqa: E402
-from holdfast.optim._recadam_group import GroupUpdate  # noqa: E402
+from holdfast.methods._recadam import Row  # noqa: E402
+from holdfast.methods._recadam_group import GroupUpdate  # noqa: E402
 
 HALVES = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 OPTIONS = {"gamma": 60.0, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8}

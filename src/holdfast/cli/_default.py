@@ -17,7 +17,7 @@ def with_default(arguments: Sequence[str], *more: str) -> list[str]:
     names = {word.split("=")[0] for word in arguments}
     if names & {"--model", "--config", "-h", "--help"}:
         return list(arguments)
-    from holdfast.compare.default import paths
+    from holdfast.comparison.default import paths
 
     here = paths()
     texts = [str(path) for path in here.retained.values()]

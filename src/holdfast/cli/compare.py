@@ -11,11 +11,11 @@ from holdfast.cli._config import make_parser, parsed
 from holdfast.cli._default import default_jobs, with_default
 from holdfast.cli._progress import Progress
 from holdfast.cli.measure import check_out
-from holdfast.compare.place import Place
+from holdfast.io.storage import Place
 
 if TYPE_CHECKING:
-    from holdfast.compare.engine import Finished
-    from holdfast.compare.plan import Plan, RunSpec
+    from holdfast.comparison.plan import Plan, RunSpec
+    from holdfast.comparison.scheduler import Finished
 
 EXAMPLES = """
 Without a model it compares on a small one that comes with holdfast: a first look, offline.
@@ -30,7 +30,7 @@ Without a model it compares on a small one that comes with holdfast: a first loo
 
 def main(arguments: Sequence[str]) -> None:
     """Run the subcommand."""
-    from holdfast.compare.plan import Plan
+    from holdfast.comparison.plan import Plan
 
     parser = make_parser(
         "compare", "Fine-tune by many recipes and compare them.", EXAMPLES, example=True
@@ -58,8 +58,8 @@ def main(arguments: Sequence[str]) -> None:
 
 def run(plan: Plan, out: Place, chosen: Any, config: str) -> None:
     """Do the runs, and show what came of them."""
-    from holdfast.compare.check import check_inputs
-    from holdfast.compare.running import compare, finished_runs
+    from holdfast.comparison.check import check_inputs
+    from holdfast.comparison.execute import compare, finished_runs
 
     check_out(out.folder)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # there is a bar for all of it

@@ -33,7 +33,7 @@ LEFT = ("run.pt", "history.jsonl", "seconds")
 
 def main(arguments: Sequence[str]) -> None:
     """Run the subcommand."""
-    from holdfast.compare.plan import Training
+    from holdfast.comparison.plan import Training
 
     parser = make_parser("finetune", "Fine-tune a model by a recipe.", EXAMPLES)
     parser.add_argument("--model", type=str, required=True, help="a directory or hub name")
@@ -59,9 +59,9 @@ def main(arguments: Sequence[str]) -> None:
 
 def run(chosen: Any, training: Any, config: str) -> None:
     """Train, and save the model."""
-    from holdfast._files import check_folder
-    from holdfast.compare.place import Place
-    from holdfast.compare.running import alone
+    from holdfast.comparison.execute import alone
+    from holdfast.io.files import check_folder
+    from holdfast.io.storage import Place
 
     out = Path(chosen.out)
     check_folder(out)
@@ -79,11 +79,11 @@ def run(chosen: Any, training: Any, config: str) -> None:
 
 
 def _run(out: Path, chosen: Any, training: Any, config: str) -> None:
-    from holdfast._files import write_whole
-    from holdfast.compare.plan import read_recipe
-    from holdfast.compare.task import Task, check_fitted
-    from holdfast.compare.train import train
-    from holdfast.forgetting.models import Loader
+    from holdfast.comparison.plan import read_recipe
+    from holdfast.hosts.job import train
+    from holdfast.io.files import write_whole
+    from holdfast.io.models import Loader
+    from holdfast.io.task import Task, check_fitted
 
     check_unfinished(out, config)
     name, recipe = read_recipe(chosen.recipe)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from holdfast._files import check_folder
 from holdfast.cli._config import Parser
+from holdfast.io.files import check_folder
 
 EXAMPLES = """
 examples:
@@ -125,7 +125,7 @@ def check_out(folder: Path) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure, print, write."""
-    from holdfast.forgetting.measure import measure
+    from holdfast.evaluate.measure import measure
 
     if arguments.out is not None:
         check_out(arguments.out)

@@ -71,8 +71,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def merge(arguments: argparse.Namespace) -> None:
     """Merge, and say what came of it."""
-    from holdfast.forgetting.drift import drift
-    from holdfast.merging.on_disk import merge_on_disk
+    from holdfast.evaluate.drift import drift
+    from holdfast.io.merge import merge_on_disk
 
     pickles, shown = arguments.allow_pickle, sys.stderr.isatty()
     alpha = 0.5 if arguments.alpha is None else arguments.alpha
@@ -104,7 +104,7 @@ def merge(arguments: argparse.Namespace) -> None:
 
 def sweep(arguments: argparse.Namespace) -> None:
     """Measure at several α, and say which one to take."""
-    from holdfast.forgetting.sweep import sweep
+    from holdfast.evaluate.sweep import sweep
 
     if arguments.alpha is not None:
         raise ValueError("--alpha is for one α and --sweep for several: give one of the two")

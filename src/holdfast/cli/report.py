@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cli._config import Parser
 
 if TYPE_CHECKING:
-    from holdfast.forgetting._saved import Saved
+    from holdfast.io.saved import Saved
 
 EXAMPLES = """
 examples:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Read, print, write."""
     from holdfast.cli.measure import check_out
-    from holdfast.forgetting.sweep import Sweep
+    from holdfast.evaluate.sweep import Sweep
 
     several = len(arguments.sources) > 1
     if several and arguments.out is None:
@@ -104,9 +104,9 @@ def read(source: Path) -> Found:
 
 
 def _load(file: Path) -> Saved:
-    from holdfast.compare.results import Results
-    from holdfast.forgetting.report import ForgettingReport
-    from holdfast.forgetting.sweep import Sweep
+    from holdfast.comparison.results import Results
+    from holdfast.evaluate.report import ForgettingReport
+    from holdfast.evaluate.sweep import Sweep
 
     kinds: dict[str, type[Saved]] = {"runs": Results, "tuned": ForgettingReport, "points": Sweep}
     try:
@@ -126,8 +126,8 @@ def _load(file: Path) -> Saved:
 
 def so_far(folder: Path) -> Saved:
     """The runs of a comparison that is at work, or was stopped: those that are done."""
-    from holdfast.compare.result import RunResult
-    from holdfast.compare.results import Results
+    from holdfast.comparison.result import RunResult
+    from holdfast.comparison.results import Results
 
     files = sorted(folder.glob("runs/*/result.json"))
     if not files:
@@ -154,8 +154,8 @@ def so_far(folder: Path) -> Saved:
 
 def _plan_in(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The plan that is in a config, and its runs' places in it; nothing where it cannot be told."""
-    from holdfast.compare.plan import Plan
-    from holdfast.forgetting import _codec
+    from holdfast.comparison.plan import Plan
+    from holdfast.io import codec as _codec
 
     try:
         import yaml
@@ -172,7 +172,7 @@ def _plan_in(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 def together(found: Sequence[Found]) -> Any:
     """One comparison of several; ValueError if they are not of one kind, base and target."""
-    from holdfast.compare.results import Results
+    from holdfast.comparison.results import Results
 
     if odd := [one.place for one in found if not isinstance(one.what, Results)]:
         raise ValueError(f"only comparisons are put together, and {odd[0]} is none: give it alone")

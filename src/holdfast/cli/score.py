@@ -53,10 +53,10 @@ def run(chosen: Any) -> None:
     import torch
 
     from holdfast import Flow, score
-    from holdfast._checks import whole
+    from holdfast._torch.checks import whole
     from holdfast.cli._scored import Scored
-    from holdfast.compare.task import Task
-    from holdfast.forgetting.models import Loader
+    from holdfast.io.models import Loader
+    from holdfast.io.task import Task
 
     flow = Flow(tau=chosen.tau, level=chosen.level, normalize=chosen.normalize)
     whole("max_length", chosen.max_length, 2), whole("batch_size", chosen.batch_size, 1)
@@ -98,7 +98,7 @@ def run(chosen: Any) -> None:
 
 def check_places(chosen: Any) -> None:
     """Before the work: what is asked for can be written, and harms nothing."""
-    from holdfast._files import check_folder
+    from holdfast.io.files import check_folder
 
     if chosen.out:
         check_folder(Path(chosen.out))
@@ -118,7 +118,7 @@ def check_places(chosen: Any) -> None:
 
 def owners_of(task: Any, model: Any, samples: Sequence[Any]) -> list[int] | None:
     """The row that each sample is of: not all give one, and some give many; None if unknown."""
-    from holdfast.compare.task import samples_of
+    from holdfast.io.task import samples_of
 
     loaded = task.loader.ready(model, task.tokenizer)
     if loaded.kind != "causal_lm":
@@ -168,7 +168,7 @@ def tau_of(flow: Any, scores: Any) -> float:
 
 def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """JSON lines, all or none."""
-    from holdfast._files import write_whole
+    from holdfast.io.files import write_whole
 
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -29,8 +29,8 @@ the other. Without a model it takes the small one that comes with holdfast.
 
 def main(arguments: Sequence[str]) -> None:
     """Run the subcommand."""
-    from holdfast.compare.plan import Plan
-    from holdfast.compare.search import Tuning
+    from holdfast.comparison.plan import Plan
+    from holdfast.comparison.search import Tuning
 
     parser = make_parser(
         "tune", "Find the settings of a recipe: target against retained.", EXAMPLES, example=True
@@ -57,9 +57,9 @@ def main(arguments: Sequence[str]) -> None:
 
 def run(plan: Any, tuning: Any, chosen: Any, config: str) -> None:
     """Search, and show what was found."""
-    from holdfast._files import write_whole
-    from holdfast.compare.check import check_inputs
-    from holdfast.compare.tuning import tune
+    from holdfast.comparison.check import check_inputs
+    from holdfast.comparison.tuning import tune
+    from holdfast.io.files import write_whole
 
     out = Path(chosen.out)
     check_out(out)

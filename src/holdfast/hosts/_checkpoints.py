@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from holdfast._checks import whole
-from holdfast._files import write_whole
+from holdfast._torch.checks import whole
+from holdfast.io.files import write_whole
 from holdfast.run import Run
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from holdfast.optim.mofo import MoFOUpdate
+from holdfast.methods.mofo import MoFOUpdate
 from holdfast.reference import Reference, distance
 from holdfast.run import Run
 from holdfast.stages import Trainable

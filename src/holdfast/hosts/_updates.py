@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from holdfast._batch import batch_length, normalized, pad_id_of
+from holdfast._torch.batch import batch_length, normalized, pad_id_of
 from holdfast.columns import keeping
 from holdfast.data import Collate, Samples, as_source
 from holdfast.losses import global_targets

@@ -38,9 +38,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from holdfast._batch import batch_length, normalized, to_device
-from holdfast._checks import above_zero, whole
-from holdfast._files import write_whole
+from holdfast._torch.batch import batch_length, normalized, to_device
+from holdfast._torch.checks import above_zero, whole
 from holdfast.columns import keeping
 from holdfast.hosts._checkpoints import check_settings
 from holdfast.hosts._deepspeed import (
@@ -51,6 +50,7 @@ from holdfast.hosts._deepspeed import (
 )
 from holdfast.hosts._updates import as_samples, labels_of, order_of
 from holdfast.hosts.raw import Schedule
+from holdfast.io.files import write_whole
 from holdfast.losses import count_targets
 from holdfast.run import Run, same_run
 

@@ -21,10 +21,10 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from holdfast._batch import batch_length
-from holdfast._files import write_whole
+from holdfast._torch.batch import batch_length
 from holdfast.columns import keeping
 from holdfast.hosts._checkpoints import newest_complete, of_all_ranks, of_this_rank
+from holdfast.io.files import write_whole
 from holdfast.losses import count_all
 from holdfast.optim import AdamWUpdate
 from holdfast.recipe import Recipe

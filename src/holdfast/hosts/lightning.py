@@ -26,8 +26,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
-from holdfast._batch import batch_length, inputs_and_labels, normalized
-from holdfast._checks import whole
+from holdfast._torch.batch import batch_length, inputs_and_labels, normalized
+from holdfast._torch.checks import whole
 from holdfast.columns import keeping, take_column
 from holdfast.data import Collate
 from holdfast.hosts._checkpoints import of_all_ranks, of_this_rank

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from holdfast._batch import to_device
-from holdfast._checks import above_zero, whole
-from holdfast._progress import progress_bar
+from holdfast._torch.batch import to_device
+from holdfast._torch.checks import above_zero, whole
+from holdfast._torch.progress import progress_bar
 from holdfast.data import Collate
 from holdfast.hosts import _checkpoints as checkpoints
 from holdfast.hosts._updates import Updates, as_samples
@@ -26,7 +26,7 @@ from holdfast.reference import Reference
 from holdfast.run import Run
 
 if TYPE_CHECKING:
-    from holdfast.forgetting.watch import Watch
+    from holdfast.evaluate.watch import Watch
 
 __all__ = ["finetune_loop"]
 

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from holdfast.columns import keeping, take_column
 from holdfast.data import pad_collate
 from holdfast.hosts.hf import WithRecipe
-from holdfast.objective import Uniform
+from holdfast.methods.random_init import seeded
+from holdfast.methods.uniform import Uniform
 from holdfast.recipe import Recipe
 from holdfast.stages import Criterion
-from holdfast.trainable.random_init import seeded
 
 try:
     from transformers import Trainer

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from holdfast.forgetting.watch import Watch
+from holdfast.evaluate.watch import Watch
 
 __all__ = ["watch_lightning", "watch_trainer"]
 
@@ -22,7 +22,7 @@ __all__ = ["watch_lightning", "watch_trainer"]
 def watch_trainer(trainer: Any, watch: Watch) -> None:
     """Have a ``transformers.Trainer`` log what a watch sees, so that its reporters show it.
 
-    :func:`~holdfast.forgetting.watch.curves_of` finds the curves in ``trainer.state.log_history``,
+    :func:`~holdfast.evaluate.watch.curves_of` finds the curves in ``trainer.state.log_history``,
     also after a resume.
     """
     from transformers import TrainerCallback

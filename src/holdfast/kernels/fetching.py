@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast._memory import flat
+from holdfast._torch.memory import flat
 
 __all__ = ["Fetching", "Piece"]
 

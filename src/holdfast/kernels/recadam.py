@@ -5,7 +5,7 @@
     θ ← θ + min(1, c·F)·(θ* − θ)
 
 with keep = 1 − lr·wd, step = lr·λ/(1−β₁ᵗ), r = 1/√(1−β₂ᵗ) and c = lr·(1−λ)·γ. The arithmetic is in
-float32, whatever the tensors are in. Moments of 8 bits are as in ``holdfast.optim._eight_bit``.
+float32, whatever the tensors are in. Moments of 8 bits are as in ``holdfast._torch.eight_bit``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from holdfast.optim import _eight_bit as eight_bit
+from holdfast._torch import eight_bit
 
 __all__ = ["BLOCK", "WARPS", "recadam_kernel", "toward"]
 
@@ -206,7 +206,7 @@ def _encode(x, top, noise, SHIFT: tl.constexpr, ZERO: tl.constexpr, MOST: tl.con
 
 @triton.jit
 def _noise(seed, name, i):
-    """32 random bits for each element: :func:`holdfast.optim._eight_bit.noise`."""
+    """32 random bits for each element: :func:`holdfast._torch.eight_bit.noise`."""
     x = i.to(tl.uint32) + name.to(tl.uint32) * 0x85EBCA6B + seed.to(tl.uint32) * 0x9E3779B9
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B

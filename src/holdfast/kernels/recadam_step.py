@@ -14,14 +14,14 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from holdfast._memory import dense, is_dense
-from holdfast._sharding import is_sharded, like, local, local_like
+from holdfast._torch import eight_bit
+from holdfast._torch.memory import dense, is_dense
+from holdfast._torch.sharding import is_sharded, like, local, local_like
 from holdfast.kernels import available
 from holdfast.kernels.fetching import Fetching, Piece
 from holdfast.kernels.recadam import BLOCK, WARPS, recadam_kernel
 from holdfast.kernels.tables import TYPES, Table, on_device
-from holdfast.optim import _eight_bit as eight_bit
-from holdfast.optim._recadam import Row
+from holdfast.methods._recadam import Row
 
 __all__ = ["Rates", "RecAdamStep", "takes"]
 

@@ -1,0 +1,1 @@
+"""What optimizers share: anchors, penalties in the step, backends."""

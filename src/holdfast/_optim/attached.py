@@ -1,0 +1,292 @@
+"""Penalties at work: the hooks of an optimizer's step, and what they leave in its checkpoints."""
+
+from __future__ import annotations
+
+import operator
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from holdfast._optim.matching import (
+    Found,
+    Importances,
+    Matcher,
+    group_fingerprint,
+    only_makes_state,
+    refuse_other_anchors,
+    refuse_other_groups,
+    shard,
+)
+from holdfast._optim.penalise import Acting, Penalised, Row, difference, weight_of
+from holdfast._torch.sharding import whole
+from holdfast.reference import Reference
+
+if TYPE_CHECKING:
+    from holdfast._optim.penalty import Penalty
+
+# In param_groups: distributed checkpoints know no other place for what must survive.
+COUNT, FINGERPRINT = "penalty_updates", "penalty_fingerprint"
+
+
+class AttachedPenalties:
+    """Penalties that act in an optimizer's step, until :meth:`remove`."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        penalties: Sequence[Penalty],
+        reference: Reference | None,
+        importance: Reference | Sequence[Reference | None] | None,
+        total_updates: int | None,
+    ) -> None:
+        # The peak: a scheduler keeps it there, and may have begun a warm-up from 0.
+        groups = optimizer.param_groups
+        lr = max((float(g.get("initial_lr", g["lr"])) for g in groups), default=0.0)
+        self.optimizer, self.penalties = optimizer, tuple(p.at(lr) for p in penalties)
+        self.total_updates = total_updates
+        if reference is None:
+            raise ValueError("penalties lead to the pretrained weights: pass the Reference")
+        if getattr(optimizer, "_holdfast_penalties", None) is not None:
+            raise ValueError("this optimizer has penalties already: attach all of them at once")
+        for penalty in self.penalties:
+            penalty.acts_at(1, total_updates)  # says so now if it needs the total and has none
+        # Where no penalty does anything, it is no error that no parameter has an anchor.
+        self._matcher = Matcher(reference, began=not any(p.acts for p in self.penalties))
+        self._importances = self._one_for_each(importance)
+        self._anchors: Found = []
+        self._weights: list[Found] = [[] for _ in self.penalties]
+        # Of the latest step: the parameters, who had a gradient, and how they are penalised.
+        self._params: list[list[Tensor]] = []
+        self._graded: list[bool] = []
+        self._penalised: Penalised | None = None
+        self._match_new_groups()
+        _keep_hooks(optimizer)
+        optimizer._holdfast_penalties = self  # type: ignore[attr-defined]
+        self._handles = [
+            optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)),
+            optimizer.register_step_post_hook(torch.compiler.disable(self._after_step)),
+            optimizer.register_state_dict_pre_hook(self._before_save),
+            optimizer.register_load_state_dict_pre_hook(self._before_load),
+            optimizer.register_load_state_dict_post_hook(self._after_load),
+        ]
+        for penalty in self.penalties:
+            if penalty.acts and (warning := penalty.warning(lr)):
+                warnings.warn(warning, stacklevel=3)
+
+    def remove(self) -> None:
+        """Let the optimizer go on without them."""
+        for handle in self._handles:
+            handle.remove()
+        self.optimizer._holdfast_penalties = None  # type: ignore[attr-defined]
+        self._params, self._penalised = [], None
+        for group in self.optimizer.param_groups:
+            group.pop(COUNT, None)
+            group.pop(FINGERPRINT, None)
+
+    @property
+    def updates(self) -> int:
+        """How many updates there have been; a step that a scaler skips is none."""
+        return int(self.optimizer.param_groups[0][COUNT])
+
+    @torch.no_grad()
+    def values(self) -> dict[str, float]:
+        """What each penalty amounts to now, for the log."""
+        totals: dict[str, float] = {}
+        for row in self._rows():
+            way = difference(row.p, row.anchor)
+            for k, penalty in enumerate(self.penalties):
+                if (value := penalty.value(way, weight_of(row, k))) is not None:
+                    name = type(penalty).__name__
+                    totals[name] = totals.get(name, 0.0) + float(whole(value))
+        return totals
+
+    def _one_for_each(
+        self, importance: Reference | Sequence[Reference | None] | None
+    ) -> list[Importances | None]:
+        """The importance of each penalty that weighs its coordinates."""
+        if importance is None or isinstance(importance, Mapping):
+            importance = [importance] * len(self.penalties)
+        if len(importance) != len(self.penalties):
+            raise ValueError(
+                f"there are {len(self.penalties)} penalties and {len(importance)} importances: "
+                "pass one for each, None for those that need none"
+            )
+        found: list[Importances | None] = []
+        for penalty, given in zip(self.penalties, importance, strict=True):
+            if penalty.weighted and penalty.acts and given is None:
+                raise ValueError(
+                    f"{type(penalty).__name__} weighs each coordinate: pass importance=, from "
+                    "fisher_importance(model, data) or mas_importance(model, data)"
+                )
+            found.append(Importances(given) if penalty.weighted and given is not None else None)
+        return found
+
+    def _match_new_groups(self) -> None:
+        """Find the anchors and importances of groups that have none yet."""
+        groups = self.optimizer.param_groups
+        begin = len(self._anchors)
+        if not (new := groups[begin:]):
+            return
+        anchors = self._matcher(new)
+        weights: list[Found] = [
+            [[None] * len(group["params"]) for group in new] if found is None else found(new)
+            for found in self._importances
+        ]
+        self._anchors += anchors
+        for kept, found in zip(self._weights, weights, strict=True):
+            kept += found
+        if begin == 0 and all(COUNT in group for group in groups):
+            self._check_saved(groups)  # a state that was loaded before they were attached
+            return
+        count = groups[0][COUNT] if begin else 0
+        for group in new:
+            group[COUNT], group[FINGERPRINT] = count, None
+
+    def _rows(self) -> Iterator[Row]:
+        """Every parameter that has an anchor, with it and its importance for each penalty."""
+        groups = self.optimizer.param_groups
+        for i, (group, anchors) in enumerate(zip(groups, self._anchors, strict=True)):
+            for j, (p, anchor) in enumerate(zip(group["params"], anchors, strict=True)):
+                if anchor is None:
+                    continue
+                weights: list[Tensor | float] = []
+                for penalty, found in zip(self.penalties, self._weights, strict=True):
+                    weight = found[i][j]
+                    known = 0.0 if weight is None else weight
+                    weights.append(known if penalty.weighted else 1.0)
+                yield Row(i, p, anchor, p.grad is not None, weights)
+
+    def _acting(self, *, coupled: bool) -> Acting:
+        """The penalties that act at the next update."""
+        update = self.updates + 1
+        return [
+            (i, penalty)
+            for i, penalty in enumerate(self.penalties)
+            if penalty.acts
+            and penalty.coupled == coupled
+            and penalty.acts_at(update, self.total_updates)
+        ]
+
+    def _follow_groups(self) -> None:
+        """Find the anchors of new groups, and part them if the parameters have been parted."""
+        self._match_new_groups()
+        groups = self.optimizer.param_groups
+        params = [list(group["params"]) for group in groups]
+        if len(params) != len(self._params) or not all(map(_same, params, self._params)):
+            for found in (self._anchors, *self._weights):
+                shard(found, groups)
+            self._params, self._penalised = params, None
+
+    def _begin_update(self) -> Penalised | None:
+        """What there is to penalise, found anew if anything has changed; None without an update."""
+        grads = [p.grad for params in self._params for p in params]
+        graded = [grad is not None for grad in grads]
+        given = [grad for grad in grads if grad is not None]
+        if not given or only_makes_state(self.optimizer, given):
+            return None
+        if self._penalised is None or graded != self._graded or not self._penalised.fits():
+            self._graded, self._penalised = graded, Penalised(self._rows())
+        return self._penalised
+
+    def _before_step(self, _: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        self._follow_groups()
+        position = 1 if len(args) > 1 else "closure"  # args[0] is the optimizer
+        closure = args[1] if position == 1 else kwargs.get("closure")
+        if closure is None:
+            self._add_gradients()
+            return None
+
+        def with_penalties() -> Any:  # the gradients come to be only in the closure
+            loss = closure()
+            self._add_gradients()
+            return loss
+
+        if position == 1:
+            return (args[0], with_penalties, *args[2:]), kwargs
+        return args, {**kwargs, "closure": with_penalties}
+
+    @torch.no_grad()
+    def _add_gradients(self) -> None:
+        coupled = self._acting(coupled=True)
+        if not coupled or (penalised := self._begin_update()) is None:
+            return
+        # A fused step under a GradScaler starts with gradients that are still scaled.
+        scale = getattr(self.optimizer, "grad_scale", None)
+        groups = self.optimizer.param_groups
+        signs = [-1.0 if group.get("maximize") else 1.0 for group in groups]
+        penalised.add_gradients(coupled, signs, scale)
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        skipped = getattr(optimizer, "found_inf", None)
+        if skipped is not None and bool(skipped):
+            return
+        if (penalised := self._begin_update()) is None:
+            return
+        decoupled = self._acting(coupled=False)
+        count = self.updates + 1
+        for group in optimizer.param_groups:
+            group[COUNT] = count
+        if decoupled:
+            penalised.move(decoupled, [float(group["lr"]) for group in optimizer.param_groups])
+
+    def _fingerprints(self) -> list[str]:
+        groups = self.optimizer.param_groups
+        for group, anchors in zip(groups, self._anchors, strict=True):
+            if group[FINGERPRINT] is None:
+                group[FINGERPRINT] = group_fingerprint(group, anchors)
+        return [group[FINGERPRINT] for group in groups]
+
+    def _before_save(self, _: Optimizer) -> None:
+        self._match_new_groups()
+        self._fingerprints()  # only now: they read every anchor
+
+    def _before_load(self, _: Optimizer, state: dict[str, Any]) -> None:
+        self._match_new_groups()
+        self._check_saved(state["param_groups"])
+
+    def _check_saved(self, saved: Sequence[dict[str, Any]]) -> None:
+        groups = self.optimizer.param_groups
+        refuse_other_groups(saved, groups)
+        if any(COUNT not in group or FINGERPRINT not in group for group in saved):
+            names = ", ".join(type(penalty).__name__ for penalty in self.penalties)
+            raise ValueError(
+                f"the saved state was made without penalties, this optimizer has {names}: go on "
+                "with what the run began with, or begin a new run"
+            )
+        own = [group_fingerprint(g, a) for g, a in zip(groups, self._anchors, strict=True)]
+        refuse_other_anchors(
+            [group[FINGERPRINT] or text for group, text in zip(saved, own, strict=True)],
+            own,
+            [self._matcher.labels(group) for group in groups],
+            "attach_penalties(optimizer, penalties, Reference.open(pretrained_directory))",
+        )
+
+    def _after_load(self, optimizer: Optimizer) -> None:
+        count = max(int(group[COUNT]) for group in optimizer.param_groups)
+        for group in optimizer.param_groups:
+            group[COUNT] = count
+
+
+def _same(params: Sequence[Tensor], known: Sequence[Tensor]) -> bool:
+    return len(params) == len(known) and all(map(operator.is_, params, known))
+
+
+def _keep_hooks(optimizer: Optimizer) -> None:
+    """Bind the step that calls hooks to the optimizer itself.
+
+    Some releases of torch take the calls out of the classes of torch.optim for good as soon as
+    anything is compiled, a model for instance: the penalties would be gone without a word.
+    """
+    if "step" in vars(optimizer):  # a scheduler has done so already
+        return
+    step: Callable[..., Any] = type(optimizer).step
+    hooking = Optimizer.profile_hook_step(lambda self: None).__code__
+    if getattr(step, "__code__", None) is not hooking:
+        step = Optimizer.profile_hook_step(step)
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]

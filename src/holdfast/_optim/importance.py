@@ -1,0 +1,194 @@
+"""How much each coordinate matters: a mean over samples of a function of each one's gradient."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils.data import Subset
+
+from holdfast._torch.batch import (
+    batch_length,
+    evaluating,
+    inputs_and_labels,
+    logits_of,
+    pad_id_of,
+    take,
+    to_device,
+)
+from holdfast._torch.lm_head import is_out_of_memory
+from holdfast._torch.progress import progress_bar
+from holdfast.data import Batches, Collate, Samples, as_source
+from holdfast.reference import Reference
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+_BYTES = 1 << 30  # of per-sample gradients at a time
+
+
+def mean_over_samples(
+    model: nn.Module,
+    data: Any,
+    collate: Collate | None,
+    batch_size: int,
+    relabel: Callable[[Any, Tensor], Tensor],
+    scalar: Callable[[Tensor, Tensor], Tensor],
+    transform: Callable[[Tensor], Tensor],
+    *,
+    samples: int | None,
+    seed: int,
+    normalize: bool,
+    progress: bool,
+) -> Reference:
+    """E[transform(∂ scalar(logits, labels)/∂θ)] over the samples, by parameter name.
+
+    Only parameters that require gradients are looked at: a frozen or quantised base costs nothing.
+    ``relabel`` gives the labels of a batch of inputs; ``scalar`` sees one sample at a time, as a
+    batch of one; ``samples`` is how many to draw, None is all.
+    """
+    live = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not live:
+        raise ValueError(
+            f"no parameter of {type(model).__name__} requires a gradient: there is nothing whose "
+            "importance could be taken"
+        )
+    parameters = {name: p.detach() for name, p in live.items()}
+    buffers = dict(model.named_buffers())
+    totals = {name: torch.zeros_like(p, dtype=wide(p)) for name, p in parameters.items()}
+    device = next(iter(parameters.values())).device
+    source = drawn(as_source(data, collate, batch_size, pad_id_of(model)), samples, seed)
+
+    def of_one(weights: dict[str, Tensor], inputs: Any, labels: Tensor) -> Tensor:
+        one = _map(inputs, lambda t: t.unsqueeze(0))
+        args, kwargs = ((), dict(one)) if isinstance(one, Mapping) else ((one,), {})
+        outputs = functional_call(model, (weights, buffers), args, kwargs)
+        logits = outputs if isinstance(outputs, Tensor) else outputs.logits
+        return scalar(logits, labels.unsqueeze(0))
+
+    def one_by_one(inputs: Any, labels: Tensor) -> None:
+        for i in range(size := len(labels)):
+            with torch.enable_grad():
+                logits = logits_of(model, take(inputs, slice(i, i + 1), size))
+                value = scalar(logits, labels[i : i + 1])
+            gradients = torch.autograd.grad(value, list(live.values()), allow_unused=True)
+            for total, g in zip(totals.values(), gradients, strict=True):
+                if g is not None:
+                    total += transform(g.to(total.dtype))
+
+    together = vmap(grad(of_one), (None, 0, 0), randomness="different")
+    rows, count = samples_at_a_time(totals.values()), 0
+    bar = progress_bar(source.total, "importance", shown=progress)
+    with evaluating(model), warnings.catch_warnings():
+        # torch.func says which kernels it loops over: right, if slower.
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        for indices, read in source:
+            inputs, labels = inputs_and_labels(model, to_device(read(), device))
+            labels = relabel(inputs, labels)
+            start, size = 0, batch_length((inputs, labels))
+            while start < size:
+                part = slice(start, start + rows)
+                some, wanted = take(inputs, part, size), labels[part]
+                if rows == 1:  # as good, without torch.func's detours
+                    one_by_one(some, wanted)
+                else:
+                    try:
+                        gradients = together(parameters, some, wanted)
+                    except RuntimeError as error:
+                        # Or else the model does something that cannot be mapped over samples:
+                        # branches on data, or a kernel of its own, as quantised layers have.
+                        rows = max(1, len(wanted) // 2) if is_out_of_memory(error) else 1
+                        continue
+                    for name, g in gradients.items():
+                        totals[name] += transform(g.to(totals[name].dtype)).sum(0)
+                start += len(wanted)
+            count += size
+            bar.update(len(indices))
+    bar.close()
+    if not count:
+        raise ValueError("there is nothing to take importance from: the data is empty")
+    found = {name: total / count for name, total in totals.items()}
+    if not all(bool(f.isfinite().all()) for f in found.values()):
+        raise ValueError("the importance is not finite: look at the data and at the model's dtype")
+    return Reference(mean_one(found) if normalize else found).bind(model)
+
+
+def measured(
+    run: Run, who: str, normalize: bool, take: Callable[..., Reference], **options: Any
+) -> Reference | None:
+    """The importance of what a run pulls to θ*; ``take`` is the function that takes it.
+
+    What is not pulled is left out, before it is scaled to a mean of 1: gradients of a new head are
+    far larger than those of the body, and would shrink all others.
+    """
+    from holdfast.methods._base import check_head_is_fitted
+
+    if run.anchors is None:
+        return None
+    check_head_is_fitted(run, who)
+    found = take(
+        run.model, run.data, collate=run.collate, seed=run.seed, progress=run.progress, **options
+    )
+    parameters = dict(run.model.named_parameters())
+    anchors = run.anchors.match([parameters[name] for name in found], list(found))
+    kept = {n: f for (n, f), a in zip(found.items(), anchors, strict=True) if a is not None}
+    if not kept:
+        return None
+    return Reference(mean_one(kept) if normalize else kept).bind(run.model)
+
+
+def mean_one(importance: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Scaled to a mean of 1 over all coordinates."""
+    total = sum(float(f.sum(dtype=torch.float64)) for f in importance.values())
+    mean = total / sum(f.numel() for f in importance.values())
+    if mean == 0:
+        raise ValueError("the importance is 0 everywhere: it cannot be scaled to a mean of 1")
+    return {name: f / mean for name, f in importance.items()}
+
+
+def drawn(source: Samples | Batches, samples: int | None, seed: int) -> Samples | Batches:
+    """So many samples of a source, drawn without replacement; all of one that cannot be indexed."""
+    if samples is None or isinstance(source, Batches) or len(source.data) <= samples:
+        return source
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(source.data), generator=generator)[:samples].sort().values.tolist()
+    select = getattr(source.data, "select", None)  # datasets.Dataset: stays one
+    some = Subset(source.data, chosen) if select is None else select(chosen)
+    return Samples(some, source.collate, source.batch_size)
+
+
+def samples_at_a_time(totals: Iterable[Tensor]) -> int:
+    """Of how many samples the gradients are held together.
+
+    It depends on the machine, but not on what else is in its memory: a run that goes on takes the
+    importance anew, and must find the same to the bit (which it does unless memory runs out: then
+    fewer are held, and sums are rounded in another order).
+    """
+    some = list(totals)
+    room = _BYTES
+    if some[0].device.type == "cuda":
+        room = max(room, torch.cuda.get_device_properties(some[0].device).total_memory // 16)
+    return max(1, room // sum(t.nbytes for t in some))
+
+
+def check_samples(samples: Any) -> None:
+    """None, or a whole number above 0."""
+    if samples is None:
+        return
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"samples must be a whole number above 0, or None (all), got {samples!r}")
+
+
+def wide(tensor: Tensor) -> torch.dtype:
+    """The tensor's dtype, or float32 if that is wider."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _map(inputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(inputs, Mapping):
+        return {name: function(t) for name, t in inputs.items()}
+    return function(inputs)

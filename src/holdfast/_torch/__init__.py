@@ -1,0 +1,1 @@
+"""Small helpers around tensors, modules and batches. Imports nothing else of holdfast."""

@@ -1,0 +1,183 @@
+"""Fingerprints of content: data, functions, models. None where the content cannot be told."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import random
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from holdfast._torch.batch import unwrapped
+from holdfast._torch.fingerprint import fingerprint
+
+
+def content_fingerprint(items: Iterable[Any]) -> str | None:
+    """Of the types, shapes and values of items, in their order."""
+    digest = hashlib.sha256()
+    try:
+        for item in items:
+            _feed(digest, item)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return digest.hexdigest()[:32]
+
+
+def sampled_fingerprint(data: Any, most: int = 256) -> str | None:
+    """Of the number of samples and of some, all over the data, in their order.
+
+    None of a stream, and of samples that are drawn at random whenever they are read.
+    """
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        return None
+    rows = np.linspace(0, len(data) - 1, min(most, len(data))).round().astype(int).tolist()
+    few = rows[:: max(1, len(rows) // 16)]  # read again, to see whether they are the same
+    with random_numbers_kept():
+        try:
+            once, again = (content_fingerprint(data[i] for i in few) for _ in range(2))
+            found = content_fingerprint(itertools.chain([len(data)], (data[i] for i in rows)))
+        except (OSError, LookupError):  # a sample that cannot be read now
+            return None
+    return found if once == again else None
+
+
+def same_content(one: str | None, other: str | None) -> bool:
+    """Whether two fingerprints speak of the same; what cannot be told is not doubted."""
+    return one is None or other is None or one == other
+
+
+@contextlib.contextmanager
+def random_numbers_kept(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Whatever is drawn meanwhile, on the CPU and these devices, is drawn again afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def arrow_fingerprint(dataset: Any) -> str:
+    """Of a ``datasets.Dataset``, whose own fingerprint differs from one process to the next."""
+    import pyarrow as pa  # comes with datasets
+
+    digest = hashlib.sha256(repr(dataset.format["columns"]).encode())
+    for table in dataset.select_columns(dataset.format["columns"]).with_format("arrow").iter(1000):
+        bare = table.replace_schema_metadata(None).combine_chunks()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, bare.schema) as writer:
+            writer.write_table(bare)
+        digest.update(sink.getvalue())
+    return digest.hexdigest()[:32]
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """Of a model's architecture, weights, buffers and configuration."""
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    weights = fingerprint(state[name] for name in sorted(state))
+    inner: Any = unwrapped(model)
+    config: Any = getattr(inner, "config", None)
+    settings = dict(config.to_dict()) if hasattr(config, "to_dict") else {}
+    for volatile in ("problem_type", "_name_or_path", "transformers_version"):
+        settings.pop(volatile, None)  # written by a forward pass or by loading
+    adapters = [
+        (getattr(m, "_disable_adapters", None), str(getattr(m, "_active_adapter", None)))
+        for m in inner.modules()
+        if hasattr(m, "_disable_adapters")
+    ]
+    about = (
+        re.sub("0x[0-9a-f]+", "", repr(inner)),
+        [(name, str(state[name].dtype)) for name in sorted(state)],
+        json.dumps(settings, sort_keys=True, default=str),
+        adapters,
+    )
+    return f"{weights}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
+
+
+def _feed(digest: Any, item: Any) -> None:
+    """Feed a value to the digest. Raises TypeError where there is no telling what it holds."""
+    if isinstance(item, Mapping):
+        for name in sorted(item, key=str):
+            digest.update(f"{{{name}:".encode())
+            _feed(digest, item[name])
+    elif isinstance(item, Tensor):
+        values = item.detach().cpu().contiguous().reshape(-1)
+        digest.update(f"{item.dtype}{tuple(item.shape)}".encode())
+        digest.update(values.view(torch.uint8).numpy().tobytes())
+    elif isinstance(item, str | int | float | bool | bytes | type | torch.dtype | None):
+        digest.update(f"{type(item).__name__}{item!r};".encode())
+    elif isinstance(item, list | tuple):
+        try:  # token ids, nearly always: at the speed of C
+            digest.update(array("q", item).tobytes())
+        except (TypeError, OverflowError):
+            for x in item:
+                _feed(digest, x)
+        digest.update(b"]")
+    elif isinstance(item, set | frozenset):
+        _feed(digest, sorted(map(repr, item)))
+    elif isinstance(item, np.ndarray | np.generic) or hasattr(item, "__array_interface__"):
+        values_ = np.ascontiguousarray(item)
+        digest.update(f"{values_.dtype}{values_.shape}".encode())
+        digest.update(values_.tobytes())
+    elif isinstance(item, nn.Module):
+        digest.update(model_fingerprint(item).encode())
+    elif callable(item):
+        _feed_function(digest, item)
+    else:
+        _feed_repr(digest, item)
+
+
+def _feed_function(digest: Any, function: Any) -> None:
+    """A function: its code, and whatever its result may depend on."""
+    if isinstance(function, functools.partial):
+        _feed(digest, ["partial", function.func, function.args, function.keywords])
+        return
+    if hasattr(function, "__func__"):  # a method: the function, and the object it belongs to
+        _feed(digest, [function.__func__, function.__self__])
+        return
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        digest.update(f"{function.__qualname__}{_code_text(code)}".encode())
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        simple = {
+            name: value
+            for name in code.co_names
+            if isinstance(value := function.__globals__.get(name), str | int | float | bool)
+        }
+        _feed(digest, [function.__defaults__, function.__kwdefaults__, cells, simple])
+        return
+    code = getattr(type(function).__call__, "__code__", None)
+    if code is not None:  # an object that is called: its class and its state
+        digest.update(f"{type(function).__qualname__}{_code_text(code)}".encode())
+        _feed(digest, vars(function))
+        return
+    _feed_repr(digest, function)
+
+
+def _feed_repr(digest: Any, item: Any) -> None:
+    """Anything else by what it says of itself (a tokenizer, a dataclass), if that is no address."""
+    text = repr(item)
+    if re.search("0x[0-9a-f]{6}", text):
+        raise TypeError(f"cannot tell the content of {type(item).__name__}")
+    digest.update(text.encode())
+
+
+def _code_text(code: CodeType) -> str:
+    """A function's code, the same in every process: no addresses, no order of sets."""
+    constants = [_code_text(c) if isinstance(c, CodeType) else _constant(c) for c in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+
+def _constant(value: Any) -> str:
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)

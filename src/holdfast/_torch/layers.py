@@ -1,0 +1,119 @@
+"""The layers of a model, from the input to the output, and its head, found in its structure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from torch import nn
+
+from holdfast._torch.names import plain_name
+
+_CONTAINERS = (nn.ModuleList, nn.Sequential)
+#: What the last layer is called in transformers, timm and torchvision.
+_HEADS = ("lm_head", "classifier", "score", "qa_outputs", "fc", "head", "heads", "output", "out")
+
+
+def layer_of(model: nn.Module) -> dict[str, int]:
+    """The layer of each parameter by name, counted from 0 at the input.
+
+    The children of the outermost ``ModuleList`` and ``Sequential`` containers are a layer each;
+    what stands before, between and after them is a layer of its own (embeddings; the last norm
+    and the head). The model's own order of definition is taken for the order of its layers.
+
+    >>> body = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
+    >>> model = nn.ModuleDict({"embed": nn.Linear(3, 2), "body": body, "head": nn.Linear(2, 1)})
+    >>> {name: n for name, n in layer_of(model).items() if name.endswith("weight")}
+    {'embed.weight': 0, 'body.0.weight': 1, 'body.2.weight': 2, 'head.weight': 3}
+    """
+    layers: dict[str, int] = {}
+    number, last = -1, None
+    for name, block in block_of(model).items():
+        if block != last or number < 0:
+            number, last = number + 1, block
+        layers[name] = number
+    return layers
+
+
+def block_of(model: nn.Module) -> dict[str, str | None]:
+    """The child of an outermost container that each parameter lies in; None outside of them.
+
+    >>> body = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh(), nn.Linear(2, 2, bias=False))
+    >>> model = nn.ModuleDict({"body": body, "head": nn.Linear(2, 1, bias=False)})
+    >>> block_of(model)
+    {'body.0.weight': 'body.0', 'body.2.weight': 'body.2', 'head.weight': None}
+    """
+    containers = _outermost_containers(model)
+    blocks: dict[str, str | None] = {}
+    for name, _ in model.named_parameters():
+        prefix = next((c for c in containers if name.startswith(c)), None)
+        blocks[name] = None if prefix is None else prefix + name[len(prefix) :].split(".")[0]
+    return blocks
+
+
+def head_of(model: nn.Module) -> str | None:
+    """The name of the module that gives the outputs, or None if the structure does not tell.
+
+    >>> head_of(nn.ModuleDict({"features": nn.Linear(3, 2), "classifier": nn.Linear(2, 1)}))
+    'classifier'
+    >>> head_of(nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)))
+    '2'
+    """
+    # transformers and timm have a method for it each.
+    for method in ("get_output_embeddings", "get_classifier"):
+        ask: Any = getattr(model, method, None)
+        if isinstance(found := ask() if callable(ask) else None, nn.Module):
+            return next((n for n, m in model.named_modules() if m is found), None)
+    children = [n for n, c in model.named_children() if any(True for _ in c.parameters())]
+    if isinstance(model, nn.Sequential):
+        last = children[-1] if len(children) > 1 else None
+        return last if last and isinstance(model.get_submodule(last), nn.Linear) else None
+    return next((name for name in reversed(children) if name in _HEADS), None)
+
+
+def within(name: str, parts: Collection[str]) -> bool:
+    """Whether a parameter or module is one of some parts of a model, or lies in one.
+
+    >>> within("classifier.weight", ["classifier"]), within("classifier2.weight", ["classifier"])
+    (True, False)
+    """
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def discriminative_groups(
+    groups: list[dict[str, Any]], model: nn.Module, lr: float, layer_decay: float
+) -> list[dict[str, Any]]:
+    """Groups with a learning rate for each layer, lr / layer_decayᵈ at d layers below the top.
+
+    The discriminative fine-tuning of ULMFiT, https://arxiv.org/abs/1801.06146.
+
+    Args:
+        groups: of named parameters.
+        model: which the parameters are of; tells their layers.
+        lr: the top layer's learning rate.
+        layer_decay: 1 leaves the groups as they are, at ``lr``.
+    """
+    if layer_decay == 1:
+        return [{"lr": lr, **group} for group in groups]
+    layers = {plain_name(name): layer for name, layer in layer_of(model).items()}
+    top = max(layers.values())
+    split = []
+    for group in groups:
+        where = {name: layers[plain_name(name)] for name, _ in group["params"]}
+        for layer in sorted(set(where.values()), reverse=True):
+            params = [(name, p) for name, p in group["params"] if where[name] == layer]
+            rate = group.get("lr", lr) / layer_decay ** (top - layer)
+            split.append({**group, "params": params, "lr": rate})
+    return split
+
+
+def _outermost_containers(model: nn.Module, prefix: str = "") -> list[str]:
+    """The names, with a dot at the end, of containers of at least two children with parameters."""
+    found: list[str] = []
+    if isinstance(model, _CONTAINERS):
+        with_parameters = [c for c in model.children() if any(True for _ in c.parameters())]
+        if len(with_parameters) > 1:
+            return [prefix]
+    for name, child in model.named_children():
+        found += _outermost_containers(child, f"{prefix}{name}.")
+    return found

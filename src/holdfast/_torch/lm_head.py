@@ -1,0 +1,137 @@
+"""A causal language model as body and head: logits where they are wanted, a few at a time.
+
+Logits are the largest tensors of a language model, and of most positions nobody asks for them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from holdfast._torch.batch import logits_of, unwrapped
+from holdfast._torch.sharding import is_sharded
+
+Head = Callable[[Tensor], Tensor]
+_CHUNK = 1 << 24  # logits in float32 at a time: 64 MB
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says at every position of a batch.
+
+    Attributes:
+        states: of all positions, batch × length × width; of a classifier batch × width.
+        head: makes logits of them; None if they are logits.
+        vocabulary: the number of logits at a position.
+    """
+
+    states: Tensor
+    head: Head | None
+    vocabulary: int
+
+    def logits(self, where: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The logits of chosen positions in float32, a few at a time, with their targets.
+
+        ``where`` is a mask of the positions, or their indices in the flattened batch.
+        """
+        device = self.states.device
+        states = self.states.flatten(0, -2)[where.flatten().to(device, non_blocking=True)]
+        rows = max(1, _CHUNK // self.vocabulary)
+        targets = targets.to(device, non_blocking=True)
+        for some, wanted in zip(states.split(rows), targets.split(rows), strict=True):
+            logits = self._logits(some)
+            yield logits, wanted.to(logits.device)
+
+    def nll(self, where: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy at chosen positions."""
+        pairs = self.logits(where, targets)
+        return torch.cat([F.cross_entropy(*pair, reduction="none") for pair in pairs])
+
+    def log_probs(self, row: int, length: int) -> Tensor:
+        """The log-probabilities of all that can come at the first positions of a row."""
+        return self._logits(self.states[row, :length]).log_softmax(-1)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return (states if self.head is None else self.head(states)).float()
+
+
+def predict(model: nn.Module, inputs: Any) -> Predictions:
+    """Run a whole model, with its head."""
+    logits = logits_of(model, inputs)
+    return Predictions(logits, None, logits.shape[-1])
+
+
+class Split:
+    """A causal model, run without its head where its logits are no more than the head's output.
+
+    Whether they are is seen from a few positions of the first batch, which are run both ways.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.found: tuple[nn.Module, Head] | None = None
+        self.vocabulary = 1 << 16  # until one is seen
+        self.looked = False
+
+    def __call__(self, inputs: Any) -> Predictions:
+        """Run the model."""
+        self.look(inputs)
+        if self.found is None:
+            return predict(self.model, inputs)
+        body, head = self.found
+        return Predictions(_hidden_states(body, inputs), head, self.vocabulary)
+
+    def look(self, inputs: Any) -> bool:
+        """Whether logits can be made for some positions only."""
+        if self.looked or not isinstance(inputs, dict):
+            return self.found is not None
+        few = {k: v[:1, :16] if v.dim() > 1 else v[:1] for k, v in inputs.items()}
+        try:
+            theirs = logits_of(self.model, few).float()
+            self.vocabulary = theirs.shape[-1]
+            body, head = _body_and_head(self.model)
+            ours = head(_hidden_states(body, few))
+            tolerance = 1e-5 if ours.dtype.itemsize >= 4 else 1e-2
+            if (ours.float() - theirs).norm() / theirs.norm() <= tolerance:  # not if all are 0
+                self.found = body, head
+        except (torch.OutOfMemoryError, RuntimeError, TypeError, ValueError, AttributeError) as e:
+            if is_out_of_memory(e):
+                raise
+        self.looked = True
+        return self.found is not None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, of a GPU or of the host."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _body_and_head(model: nn.Module) -> tuple[nn.Module, Head]:
+    if any(map(is_sharded, model.parameters())):
+        raise AttributeError("FSDP gathers weights where the whole model is called")
+    inner: Any = unwrapped(model)
+    if hasattr(inner, "get_base_model"):  # PEFT: the model with its adapters inside
+        inner = inner.get_base_model()
+    body, head = inner.base_model, inner.get_output_embeddings()
+    if body is inner or head is None:
+        raise AttributeError("no body apart from the head")
+    config = inner.config.get_text_config() if hasattr(inner, "config") else None
+    settings = config.to_dict() if config is not None else {}
+    cap = settings.pop("final_logit_softcapping", None)
+    if any("logit" in name and value not in (None, 1, False) for name, value in settings.items()):
+        raise AttributeError("the logits are more than the head's output")  # scaled, in some way
+    if cap is not None:
+        return body, lambda states: cap * torch.tanh(head(states) / cap)
+    return body, head
+
+
+def _hidden_states(body: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    if "use_cache" in inspect.signature(body.forward).parameters:
+        inputs = {**inputs, "use_cache": False}
+    return cast(Tensor, body(**inputs).last_hidden_state)

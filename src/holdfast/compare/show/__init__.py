@@ -1,1 +1,0 @@
-"""A comparison for people: in a terminal, as Markdown and as a page."""

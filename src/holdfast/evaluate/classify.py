@@ -1,0 +1,230 @@
+"""Labels, of texts and of images: accuracy, error, and what the pretrained head still sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from holdfast._torch.batch import inputs_and_labels, logits_of, pad_id_of, to_device
+from holdfast._torch.layers import head_of
+from holdfast._torch.progress import progress_bar
+from holdfast.data import Batches, Collate, Samples, as_source, pad_collate
+from holdfast.evaluate import stats
+from holdfast.evaluate.report import Score
+from holdfast.evaluate.similarity import Numbers, correlation
+from holdfast.io.images import Images, image_column
+from holdfast.io.labels import is_regression, target_of, texts_of
+from holdfast.io.models import Loaded
+from holdfast.io.sources import LABEL_COLUMNS
+from holdfast.methods.linear_probe_fit import PretrainedHead
+
+__all__ = ["Classification", "HeadAgreement", "encoded"]
+
+
+class Answers(NamedTuple):
+    """What a classifier said: whether each sample was right, and its loss.
+
+    Where a label is none of the model's classes, there is no loss.
+    """
+
+    right: stats.Samples
+    losses: stats.Samples | None
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The accuracy of a classifier; of the target also its loss.
+
+    A model that predicts a number instead (a regression) is tested by its mean squared error and
+    its correlation with the labels.
+
+    Args:
+        name: what to call it.
+        data: rows with a text (``text``, ``sentence``, or a pair such as ``sentence1`` and
+            ``sentence2``) or an ``image``, and a ``label``; or anything that
+            :func:`holdfast.score` takes.
+        collate: makes a batch of samples, where the default does not.
+        batch_size: samples at a time.
+        role: of the rows in the report.
+    """
+
+    name: str
+    data: Any
+    collate: Collate | None = None
+    batch_size: int = 32
+    role: str = "retained"
+
+    def run(self, loaded: Loaded, *, progress: bool) -> Answers | Numbers:
+        """Whether each sample was classified right, and its loss; or the numbers predicted."""
+        numbers = is_regression(getattr(loaded.model, "config", None))
+        found: dict[int, tuple[float, float]] = {}
+        bar = progress_bar(None, self.name, shown=progress)
+        for indices, logits, labels in self._batches(loaded):
+            if numbers:
+                rows = zip(logits.reshape(-1).tolist(), labels.tolist(), strict=True)
+            else:
+                right = (logits.argmax(-1) == labels).float()
+                rows = zip(right.tolist(), _losses(logits, labels).tolist(), strict=True)
+            found |= dict(zip(indices, rows, strict=True))
+            bar.update(len(indices))
+        bar.close()
+        one, other = zip(*(found[i] for i in sorted(found)), strict=True)
+        if numbers:
+            return Numbers(one, other)
+        known = not any(math.isnan(loss) for loss in other)
+        return Answers(stats.Samples(one), stats.Samples(other) if known else None)
+
+    def scores(self, before: Answers | Numbers, after: Answers | Numbers) -> list[Score]:
+        """Accuracy, and the target's loss; or squared error and correlation."""
+        if isinstance(before, Numbers) and isinstance(after, Numbers):
+            error = self._row("mse", _squared(before), _squared(after), lower=True)
+            return [error, correlation(self.name, "pearson", before, after, self.role)]
+        if isinstance(before, Numbers) or isinstance(after, Numbers):
+            raise ValueError(
+                f"{self.name}: one of the models predicts classes and the other a number"
+            )
+        rows = [self._row("accuracy", before.right, after.right, lower=False)]
+        if self.role == "target" and before.losses and after.losses:
+            rows.append(self._row("loss", before.losses, after.losses, lower=True))
+        return rows
+
+    def _row(
+        self, metric: str, before: stats.Samples, after: stats.Samples, *, lower: bool
+    ) -> Score:
+        return stats.compare(
+            self.name, metric, before, after, lower_is_better=lower, role=self.role
+        )
+
+    def logits(self, loaded: Loaded) -> list[Tensor]:
+        """Of each sample, in the data's order."""
+        found: dict[int, Tensor] = {}
+        for indices, logits, _ in self._batches(loaded):
+            found |= dict(zip(indices, logits.cpu(), strict=True))
+        return [found[i] for i in sorted(found)]
+
+    @torch.inference_mode()
+    def _batches(self, loaded: Loaded) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+        for indices, read in self._source(loaded):
+            batch = to_device(read(), loaded.device)
+            inputs, labels = inputs_and_labels(loaded.model, batch)
+            yield indices, logits_of(loaded.model, inputs), labels
+
+    def _source(self, loaded: Loaded) -> Samples | Batches:
+        data = self.data
+        if loaded.kind in ("causal_lm", "masked_lm"):
+            raise ValueError(
+                f"{self.name} has classes, and {type(loaded.model).__name__} predicts tokens: give "
+                "both models a head for it, or leave it out"
+            )
+        if hasattr(data, "__len__") and not len(data):
+            raise ValueError(f"{self.name} has no rows")
+        first = data[0] if hasattr(data, "__getitem__") else None
+        if isinstance(first, Mapping) and texts_of(first):
+            data = [encoded(loaded, row, self.name) for row in data]
+        elif isinstance(first, Mapping) and image_column(first) and self.collate is None:
+            data = Images(loaded, data, self.name)
+        own = pad_id_of(loaded.model)
+        pad = own if own is not None else getattr(loaded.tokenizer, "pad_token_id", None) or 0
+        collate = self.collate
+        if collate is None and isinstance(data, list) and "input_ids" in data[0]:
+            collate = partial(pad_collate, pad_id=pad)
+        return as_source(data, collate, self.batch_size, pad)
+
+
+@dataclass
+class HeadAgreement:
+    """How often the tuned body, under the pretrained head, still says what the base said.
+
+    For models whose head was replaced: the pretrained head is kept and put on the tuned body, with
+    the pretrained BatchNorm statistics. Where the labels are the base's own classes, the accuracy
+    is told as well.
+
+    Args:
+        task: the data. Its labels may be of other classes: then only agreement is told.
+        head: the head's name; None finds it.
+        labelled: whether the labels are classes of the base.
+    """
+
+    task: Classification
+    head: str | None = None
+    labelled: bool = False
+    _kept: PretrainedHead | None = field(default=None, repr=False)
+    _said: list[int] = field(default_factory=list, repr=False)
+
+    @property
+    def name(self) -> str:
+        """As the data's."""
+        return self.task.name
+
+    def begin(self) -> None:
+        """Forget another base."""
+        self._kept, self._said = None, []
+
+    def run(self, loaded: Loaded, *, progress: bool) -> list[stats.Samples]:
+        """The base first, whose head and answers are kept; then the tuned model."""
+        if self._kept is None:
+            head = self.head or head_of(loaded.model)
+            if head is None:
+                raise ValueError(
+                    f"cannot tell which part of {type(loaded.model).__name__} is its head: pass "
+                    "head="
+                )
+            self._kept = PretrainedHead.of(loaded.model, head)
+            logits = self.task.logits(loaded)
+            self._said = [int(row.argmax()) for row in logits]
+        else:
+            with self._kept.on(loaded.model):
+                logits = self.task.logits(loaded)
+        agrees = [
+            float(int(row.argmax()) == said) for row, said in zip(logits, self._said, strict=True)
+        ]
+        found = [stats.Samples(agrees)]
+        if self.labelled:
+            with self._kept.on(loaded.model):
+                found.append(self._accuracy(loaded, progress=progress))
+        return found
+
+    def _accuracy(self, loaded: Loaded, *, progress: bool) -> stats.Samples:
+        answers = self.task.run(loaded, progress=progress)
+        if isinstance(answers, Numbers):
+            raise ValueError(f"{self.name}: a regression has no accuracy: labelled=False")
+        return answers.right
+
+    def scores(self, before: list[stats.Samples], after: list[stats.Samples]) -> list[Score]:
+        """Agreement, which is 1 for the base, and accuracy under the pretrained head."""
+        metrics = ["agreement of the pretrained head", "accuracy of the pretrained head"]
+        return [
+            stats.compare(self.name, metric, old, new, lower_is_better=False, role=self.task.role)
+            for metric, old, new in zip(metrics, before, after, strict=False)
+        ]
+
+
+def encoded(loaded: Loaded, row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A row of texts as the model takes it."""
+    tokenizer = loaded.need_tokenizer(name)
+    columns = texts_of(row)
+    label = next((row[c] for c in LABEL_COLUMNS if row.get(c) is not None), None)
+    if not columns or label is None:
+        raise ValueError(f"{name}: a row needs texts and a label, and has {', '.join(row)}")
+    out = tokenizer(*(row[c] for c in columns), truncation=True, max_length=loaded.limit)
+    return {**{k: list(v) for k, v in out.items()}, "labels": target_of(loaded.model, label, name)}
+
+
+def _losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each sample; NaN where its label is none of the classes."""
+    known = (labels >= 0) & (labels < logits.shape[-1])
+    losses = F.cross_entropy(logits.float(), labels.where(known, 0).long(), reduction="none")
+    return losses.where(known, math.nan)
+
+
+def _squared(numbers: Numbers) -> stats.Samples:
+    return stats.Samples(
+        [(a - b) ** 2 for a, b in zip(numbers.said, numbers.true, strict=True)],
+    )

@@ -1,0 +1,197 @@
+"""How far the weights moved, ‖θ − θ*‖: overall, by layer, by kind and by tensor.
+
+Both checkpoints are read once, a slice at a time, whatever their size.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from holdfast._torch.progress import progress_bar
+from holdfast.evaluate.report import Drift, DriftRow
+from holdfast.io.checkpoint import Source, Weights, open_weights
+from holdfast.io.pairing import Pair, pair
+from holdfast.io.slices import Scratch, in_parallel, slices, widened
+
+__all__ = ["drift"]
+
+#: What stands at the input and at the output of a model, by the names that models use.
+_INPUT = re.compile(r"embed|wte|wpe|shared|stem|cls_token|(^|\.)(conv1|bn1)$")
+_OUTPUT = re.compile(r"head|classifier|score|outputs?$|(^|\.)(cls|fc)(\.|$)|embed_out")
+
+
+def drift(
+    base: Source, tuned: Source, *, allow_pickle: bool = False, progress: bool = False
+) -> Drift:
+    """Measure how far the weights of a tuned model are from those of its base.
+
+    Sums are taken in float32 over 4096 weights and in float64 beyond. Integer tensors (counters,
+    packed quantised weights) are not counted. A tensor with NaN or infinity in either model is
+    named in ``not_finite`` and counts as not moved.
+
+    Args:
+        base, tuned: as for :func:`open_weights`. A tuned LoRA adapter is put onto the base.
+        allow_pickle: read pickled weights too.
+        progress: show a bar.
+
+    Example:
+        >>> base, tuned = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+        >>> _ = tuned.load_state_dict(base.state_dict())
+        >>> _ = tuned.weight.data.add_(1.0)
+        >>> round(drift(base, tuned).total.distance, 4)
+        2.0
+    """
+    before = open_weights(base, allow_pickle=allow_pickle)
+    after = open_weights(tuned, base=before, allow_pickle=allow_pickle)
+    pairing = pair(before, after)
+    counted = [
+        p
+        for p in pairing.pairs
+        if not p.again
+        and before[p.base].dtype.is_floating_point
+        and after[p.tuned].dtype.is_floating_point
+    ]
+    rows: list[DriftRow] = []
+    not_finite: list[str] = []
+    for p, distance, norm in _measured(before, after, counted, progress):
+        if not math.isfinite(distance + norm):
+            not_finite.append(p.name)
+        layer, kind = layer_and_kind(p.name)
+        rows.append(
+            DriftRow(
+                name=p.name,
+                distance=distance if math.isfinite(distance + norm) else 0.0,
+                norm=norm if math.isfinite(norm) else 0.0,
+                size=before[p.base].size,
+                layer=layer,
+                kind=kind,
+            )
+        )
+    rows.sort(key=lambda row: (_place(row.layer), row.kind))
+    return Drift(
+        total=_together("total", rows),
+        layers=_grouped(rows, "layer"),
+        kinds=_grouped(rows, "kind"),
+        tensors=tuple(rows),
+        only_base=pairing.only_base,
+        only_tuned=(*pairing.only_tuned, *pairing.resized),
+        not_finite=tuple(not_finite),
+    )
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A slice of a pair."""
+
+    pair: Pair
+    begin: int
+    end: int
+    last: bool
+
+
+def _measured(
+    base: Weights, tuned: Weights, pairs: Iterable[Pair], progress: bool
+) -> Iterator[tuple[Pair, float, float]]:
+    """The distance and the pretrained norm of each pair, in order."""
+    pairs = list(pairs)
+    sizes = [base[p.base].size for p in pairs]
+    tasks = (
+        _Task(p, begin, end, last=end == size)
+        for p, size in zip(pairs, sizes, strict=True)
+        for begin, end in slices(size)
+    )
+    work = partial(_sums, base, tuned, Scratch())
+    bar = progress_bar(sum(sizes), "drift", shown=progress, unit="weight")
+    moved = pretrained = 0.0
+    for task, d, n in in_parallel(work, tasks):
+        moved, pretrained = moved + d, pretrained + n
+        bar.update(task.end - task.begin)
+        if task.last:
+            yield task.pair, math.sqrt(moved), math.sqrt(pretrained)
+            moved = pretrained = 0.0
+    bar.close()
+
+
+def _sums(
+    base: Weights, tuned: Weights, scratch: Scratch, task: _Task
+) -> tuple[_Task, float, float]:
+    """‖θ − θ*‖² and ‖θ*‖² of a slice."""
+    before = base.read(task.pair.base, task.begin, task.end, scratch)
+    after = tuned.read(task.pair.tuned, task.begin, task.end, scratch)
+    before, after = widened(before, after, scratch)
+    moved = torch.sub(after, before, out=scratch("moved", len(after), after.dtype))
+    return task, square_sum(moved), square_sum(before)
+
+
+def square_sum(values: Tensor) -> float:
+    """Σx² of a flat tensor: within rows in its own precision, over them in float64.
+
+    >>> square_sum(torch.full((10_000,), 1e-25)) > 0  # far below what float32 holds
+    True
+    """
+    whole = values.numel() // 4096 * 4096
+    rows = torch.linalg.vector_norm(values[:whole].view(-1, 4096), dim=1)
+    rest = torch.linalg.vector_norm(values[whole:])
+    total = float(rows.double().square().sum() + rest.double().square())
+    if 1e-30 < total < 1e30 or not values.any():
+        return total
+    exact = values.double()  # squares beyond the range of float32, or no numbers at all
+    return float(torch.dot(exact, exact))
+
+
+def layer_and_kind(name: str) -> tuple[str, str]:
+    """The layer that a tensor belongs to, and what it is within it.
+
+    A layer is named up to the first number. What stands outside of the numbered ones is its own
+    layer, and of a kind of its own.
+
+    >>> layer_and_kind("model.layers.11.self_attn.q_proj.weight")
+    ('model.layers.11', 'self_attn.q_proj.weight')
+    >>> layer_and_kind("model.embed_tokens.weight")
+    ('model.embed_tokens', 'model.embed_tokens.weight')
+    """
+    parts = name.split(".")
+    number = next((i for i, part in enumerate(parts[:-1]) if part.isdigit()), None)
+    if number is None:
+        return name.rpartition(".")[0] or name, name
+    return ".".join(parts[: number + 1]), ".".join(parts[number + 1 :])
+
+
+def _place(layer: str) -> tuple[int, list[tuple[int, str]]]:
+    """Where a layer stands between the input and the output, as a key to sort by."""
+    parts = layer.split(".")
+    if parts[-1].isdigit() and not _OUTPUT.search(layer):
+        group = 1
+    elif _INPUT.search(layer) and not _OUTPUT.search(layer):
+        group = 0
+    else:
+        group = 3 if _OUTPUT.search(layer) else 2
+    # An encoder stands before its decoder, which the alphabet does not know.
+    natural = [
+        (int(part), "") if part.isdigit() else (0, part.replace("encoder", "a_encoder"))
+        for part in parts
+    ]
+    return group, natural
+
+
+def _grouped(rows: Iterable[DriftRow], by: str) -> tuple[DriftRow, ...]:
+    groups: dict[str, list[DriftRow]] = {}
+    for row in rows:
+        groups.setdefault(getattr(row, by), []).append(row)
+    return tuple(_together(name, members) for name, members in groups.items())
+
+
+def _together(name: str, rows: list[DriftRow]) -> DriftRow:
+    return DriftRow(
+        name=name,
+        distance=math.hypot(*(row.distance for row in rows)),
+        norm=math.hypot(*(row.norm for row in rows)),
+        size=sum(row.size for row in rows),
+    )

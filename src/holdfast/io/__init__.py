@@ -1,0 +1,1 @@
+"""Files and models: rows, checkpoints, model loading, storage."""

@@ -1,0 +1,96 @@
+"""GGUF files as weights: dequantised, under the names that transformers gives them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.io.checkpoint import LiveWeights, Spec, Weights
+from holdfast.io.slices import Scratch
+
+#: Processors that make one tensor of several, experts for example: those are loaded as a whole.
+_MANY_TO_ONE = ("Qwen2MoeTensorProcessor", "GptOssTensorProcessor", "MiniMaxM2TensorProcessor")
+
+
+class GGUFWeights(Weights):
+    """Weights in a GGUF file. A tensor is dequantised as a whole; the last one is kept."""
+
+    def __init__(
+        self,
+        label: str,
+        specs: Mapping[str, Spec],
+        stored: Mapping[str, Any],
+        processor: Any,
+        config: Mapping[str, Any],
+    ) -> None:
+        super().__init__(label, specs, config=config, path=Path(label))
+        self._stored, self._processor = dict(stored), processor
+        self._lock = threading.Lock()
+        self._last: tuple[str, Tensor] = ("", torch.empty(0))
+
+    def read(
+        self, name: str, begin: int = 0, end: int | None = None, scratch: Scratch | None = None
+    ) -> Tensor:
+        """The values of a tensor, flat, from one to another."""
+        with self._lock:
+            if self._last[0] != name:
+                self._last = (name, torch.empty(0))  # let the old one go before the new one comes
+                self._last = (name, self._dequantised(name))
+            return self._last[1][begin:end]
+
+    def _dequantised(self, name: str) -> Tensor:
+        from gguf import dequantize
+
+        stored = self._stored[name]
+        values = dequantize(stored.data, stored.tensor_type)
+        aside: dict[str, dict[str, Tensor]] = {"tensors": {}}
+        done = self._processor.process(
+            weights=values, name=stored.name, tensor_key_mapping={}, parsed_parameters=aside
+        )
+        tensor = aside["tensors"].get(name)
+        if tensor is None:
+            tensor = torch.tensor(done.weights)
+        if tuple(tensor.shape) != self[name].shape:
+            raise ValueError(
+                f"{name} of {self.label} is {tuple(tensor.shape)}, its model has {self[name].shape}"
+            )
+        return tensor.reshape(-1)
+
+
+def open_gguf(path: Path) -> Weights:
+    """The weights of a GGUF file, in float32."""
+    try:
+        from gguf import GGUFReader
+        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import modeling_gguf_pytorch_utils as names
+    except ImportError as error:
+        raise ImportError(
+            'GGUF files are read with transformers and gguf: pip install "holdfast[hf]" gguf'
+        ) from error
+    try:
+        reader = GGUFReader(path)
+        config = names.load_gguf_checkpoint(str(path))["config"]
+    except (ValueError, IndexError, KeyError, OSError) as error:
+        raise ValueError(
+            f"{path} is not a GGUF file that transformers can read: {error}"
+        ) from error
+    about = AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(about)
+    architecture = str(names.read_field(reader, "general.architecture")[0])
+    processors: Any = names.TENSOR_PROCESSORS
+    processor = processors.get(architecture, names.TensorProcessor)(config=config)
+    config = {"architectures": [type(model).__name__], **about.to_dict(), **config}
+    if type(processor).__name__ in _MANY_TO_ONE:
+        loaded = names.load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)
+        return LiveWeights(str(path), loaded["tensors"], config=config)
+    mapping = names.get_gguf_hf_weights_map(model, processor)
+    stored = {mapping[t.name]: t for t in reader.tensors if t.name in mapping}
+    shapes = model.state_dict()
+    specs = {name: Spec(tuple(shapes[name].shape), torch.float32) for name in stored}
+    return GGUFWeights(str(path), specs, stored, processor, config)

@@ -1,0 +1,218 @@
+"""WiSE-FT between two checkpoints on disk, θ = α·θ₁ + (1−α)·θ*, in constant memory.
+
+The merged checkpoint has the files of the tuned one, or of the base where an adapter was tuned, and
+is there whole or not at all. :class:`holdfast.WiseFT` does the same to a model in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from holdfast._torch.checks import share
+from holdfast._torch.progress import progress_bar
+from holdfast.io.adapter import AdaptedWeights
+from holdfast.io.checkpoint import PICKLES, Source, Weights, open_weights
+from holdfast.io.pairing import pair
+from holdfast.io.safetensors_files import header_for
+from holdfast.io.slices import Scratch, in_parallel, slices, widened
+
+__all__ = ["merge_on_disk"]
+
+#: Weights in whatever format, their indices, and what trainers leave beside them.
+_NOT_COPIED = (".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json", *PICKLES)
+_NOT_COPIED_NAMES = ("trainer_state.json", "adapter_config.json", "README.md")
+
+
+def merge_on_disk(
+    base: Source,
+    tuned: Source,
+    out: str | os.PathLike[str],
+    alpha: float = 0.5,
+    *,
+    overwrite: bool = False,
+    allow_pickle: bool = False,
+    progress: bool = False,
+) -> Path:
+    """Write the checkpoint between a base and a tuned model.
+
+    What only the tuned model has (a new head), what has another shape there and integer tensors
+    are kept as tuned. Interpolated is in float32; the dtype stays the tuned one's. α = 1 gives the
+    tuned weights to the bit, α = 0 those of the base in the tuned one's dtype.
+
+    Args:
+        base: as for :func:`holdfast.io.checkpoint.open_weights`.
+        tuned: a directory, a file or a LoRA adapter, whose effective weights are interpolated.
+        out: the directory to write. Configuration and tokenizer are copied into it.
+        alpha: the share of the tuned weights, between 0 and 1.
+        overwrite: replace what is in ``out``.
+        allow_pickle: read pickled weights too; safetensors are written.
+        progress: show a bar.
+
+    Returns:
+        The directory.
+    """
+    alpha, out = share("alpha", alpha), Path(out).resolve()
+    before = open_weights(base, allow_pickle=allow_pickle)
+    after = open_weights(tuned, base=before, allow_pickle=allow_pickle)
+    if not after.shards:
+        raise ValueError(
+            f"{after.label} is not in files that can be written anew: save it with "
+            "save_pretrained (of a model in memory, WiseFT makes the same)"
+        )
+    _check_place(out, [before, after], overwrite)
+    # The first pair of a tensor counts; a second one tells of a head that the tuned model ties.
+    partner = {p.tuned: p.base for p in reversed(pair(before, after).pairs)}
+    merge = _Merge(before, after, partner, alpha)
+
+    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    _check_room(out.parent, merge.bytes)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    try:
+        for directory in _directories(after):
+            _copy_companions(directory, aside)
+        bar = progress_bar(merge.bytes, "merge", shown=progress, unit="B")
+        for file, names in merge.files().items():
+            for written in merge.write(aside / file, names):
+                bar.update(written)
+        bar.close()
+        _write_index(aside, merge)
+        _move(aside, out)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return out
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """The two ends, the base's name for each of the tuned one's tensors, and the place between."""
+
+    base: Weights
+    tuned: Weights
+    partner: Mapping[str, str]
+    alpha: float
+    scratch: Scratch = field(default_factory=Scratch)
+
+    @property
+    def bytes(self) -> int:
+        """How large the result is."""
+        return sum(spec.size * spec.dtype.itemsize for spec in self.tuned.values())
+
+    def files(self) -> dict[str, list[str]]:
+        """The files to write, each with its tensors."""
+        files = self.tuned.shards
+        return files if len(files) > 1 else {"model.safetensors": next(iter(files.values()))}
+
+    def write(self, file: Path, names: list[str]) -> Iterator[int]:
+        """Write a file, a slice at a time; gives the number of bytes of each."""
+        specs = {name: self.tuned[name] for name in names}
+        header, offsets = header_for({name: (s.dtype, s.shape) for name, s in specs.items()})
+        file.write_bytes(header)
+        tasks = (
+            (name, offsets[name], begin, end)
+            for name, spec in specs.items()
+            for begin, end in slices(spec.size)
+        )
+        yield from in_parallel(partial(self._write_slice, file), tasks)
+
+    def _write_slice(self, file: Path, task: tuple[str, int, int, int]) -> int:
+        name, offset, begin, end = task
+        values = self._between(name, begin, end).view(torch.uint8)
+        with open(file, "r+b", buffering=0) as opened:
+            opened.seek(offset + begin * self.tuned[name].dtype.itemsize)
+            left = values.numpy().data
+            while left:  # a write may end early
+                left = left[opened.write(left) :]
+        return values.numel()
+
+    def _between(self, name: str, begin: int, end: int) -> torch.Tensor:
+        """α·θ₁ + (1−α)·θ* of a slice, to the bit at the ends."""
+        dtype = self.tuned[name].dtype
+        own = self.partner.get(name)
+        if own is None or self.alpha == 1 or not dtype.is_floating_point:
+            return self.tuned.read(name, begin, end, self.scratch).to(dtype)
+        before = self.base.read(own, begin, end, self.scratch)
+        if self.alpha == 0:
+            return before.to(dtype)
+        after = self.tuned.read(name, begin, end, self.scratch)
+        before, after = widened(before, after, self.scratch)
+        between = self.scratch("between", len(after), after.dtype)
+        torch.lerp(before, after, self.alpha, out=between)
+        return self.scratch.cast("stored", between, dtype)
+
+
+def _check_place(out: Path, sources: list[Weights], overwrite: bool) -> None:
+    sources = [*sources, *(s.base for s in sources if isinstance(s, AdaptedWeights))]
+    for path in {source.path.resolve() for source in sources if source.path is not None}:
+        if out == path or out in path.parents or path in out.parents:
+            raise ValueError(f"{out} and {path} lie in one another: write to a place of its own")
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"{out} is a file: give a directory to write")
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
+        raise FileExistsError(
+            f"{out} is not empty: give another directory, or replace it (overwrite=True, "
+            "--overwrite)"
+        )
+
+
+def _check_room(directory: Path, needed: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise OSError(
+            f"{directory} has {free / 1e9:.1f} GB left, the merged weights take {needed / 1e9:.1f}"
+        )
+
+
+def _directories(tuned: Weights) -> list[Path]:
+    """Where configuration and tokenizer are; what an adapter brings comes over its base's."""
+    chain = [tuned.base, tuned] if isinstance(tuned, AdaptedWeights) else [tuned]
+    return [weights.path for weights in chain if weights.path is not None and weights.path.is_dir()]
+
+
+def _copy_companions(directory: Path, to: Path) -> None:
+    for file in directory.iterdir():
+        if (
+            file.is_file()
+            and not file.name.endswith(_NOT_COPIED)
+            and file.name not in _NOT_COPIED_NAMES
+            and not file.name.startswith(".")
+        ):
+            shutil.copyfile(file, to / file.name)
+
+
+def _write_index(directory: Path, merge: _Merge) -> None:
+    files = merge.files()
+    if len(files) == 1:
+        return
+    weight_map = {name: file for file, names in files.items() for name in names}
+    index = {
+        "metadata": {"total_size": merge.bytes},
+        "weight_map": dict(sorted(weight_map.items())),
+    }
+    text = json.dumps(index, indent=2, ensure_ascii=False) + "\n"
+    (directory / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def _move(aside: Path, out: Path) -> None:
+    """Put the finished directory into its place, and what was there before away."""
+    if not out.exists():
+        os.rename(aside, out)
+        return
+    old = aside.with_suffix(".old")
+    os.rename(out, old)
+    try:
+        os.rename(aside, out)
+    except BaseException:
+        os.rename(old, out)
+        raise
+    shutil.rmtree(old)

@@ -1,0 +1,151 @@
+"""Which tensor of a base model belongs to which of a tuned one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from holdfast._torch.names import align, plain_name, shorten
+from holdfast.io.checkpoint import Weights
+from holdfast.io.slices import slices
+
+_EMBEDDING = re.compile(r"embed|wte|tok|shared")
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|decoder|output|output_layer)\.weight$")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A tensor of both models.
+
+    Attributes:
+        name: what it is called.
+        base, tuned: its name in each.
+        again: whether it is a second name for a tensor of another pair, as in tied embeddings.
+    """
+
+    name: str
+    base: str
+    tuned: str
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The tensors of both models, and those that only one has or that have another shape."""
+
+    pairs: tuple[Pair, ...]
+    only_base: tuple[str, ...]
+    only_tuned: tuple[str, ...]
+    resized: tuple[str, ...]
+
+
+def pair(base: Weights, tuned: Weights) -> Pairing:
+    """Find the pairs, through prefixes and tied weights; fails for different architectures."""
+    for weights in (base, tuned):
+        _check_not_packed(weights)
+    named = align(tuned, base)
+    partner = {name: own for name in tuned if (own := named(name)) is not None}
+    if not partner:
+        raise ValueError(
+            f"{base.label} and {tuned.label} are different architectures, they share no tensor "
+            f"name: {shorten(list(base), most=2)}, but {shorten(list(tuned), most=2)}"
+        )
+    resized = {
+        name: f"{name} ({_shape(base, own)} → {_shape(tuned, name)})"
+        for name, own in partner.items()
+        if base[own].shape != tuned[name].shape
+    }
+    if len(resized) > len(partner) / 2:
+        raise ValueError(
+            f"{base.label} and {tuned.label} are different architectures, {len(resized)} of "
+            f"{len(partner)} shared tensors differ in shape: {shorten([*resized.values()], most=3)}"
+        )
+    pairs = {
+        name: Pair(plain_name(name), own, name, _tied_alike(base, own, tuned, name, partner))
+        for name, own in partner.items()
+        if name not in resized
+    }
+    for name in tuned:
+        if name not in partner:
+            if (first := _twin(tuned, name, pairs)) is not None:
+                pairs[name] = Pair(plain_name(name), pairs[first].base, name, again=True)
+            elif (own := _untied_from(base, tuned, name)) is not None:
+                pairs[name] = Pair(plain_name(name), own, name)
+    of_base = set(partner.values())
+    left = [n for n in base if n not in of_base and _twin(base, n, of_base) is None]
+    heads = {n: own for n in left if (own := _untied_from(tuned, base, n)) is not None}
+    return Pairing(
+        pairs=(*pairs.values(), *(Pair(plain_name(n), n, own) for n, own in heads.items())),
+        only_base=tuple(name for name in left if name not in heads),
+        only_tuned=tuple(name for name in tuned if name not in pairs and name not in resized),
+        resized=tuple(resized.values()),
+    )
+
+
+def _tied_alike(
+    base: Weights, own: str, tuned: Weights, name: str, partner: dict[str, str]
+) -> bool:
+    """Whether a tensor is a second name for the same other one in both models."""
+    if not _HEAD.search(name):
+        return False
+    first = _twin(tuned, name, partner)
+    return first is not None and _twin(base, own, [partner[first]]) is not None
+
+
+def _twin(weights: Weights, name: str, among: Iterable[str]) -> str | None:
+    """The embedding that a matrix is the same as, value by value."""
+    spec = weights[name]
+    for other in among:
+        if other == name or weights[other] != spec or len(spec.shape) < 2:
+            continue
+        if _EMBEDDING.search(other) and _equal(weights, name, other):
+            return other
+    return None
+
+
+def _equal(weights: Weights, one: str, other: str) -> bool:
+    return all(
+        torch.equal(weights.read(one, begin, end), weights.read(other, begin, end))
+        for begin, end in slices(weights[one].size)
+    )
+
+
+def _untied_from(without: Weights, other: Weights, head: str) -> str | None:
+    """The embedding that serves a model without a head of its own as the other one's head."""
+    if not _HEAD.search(head) or not _ties(without, other):
+        return None
+    shape = other[head].shape
+    return next((n for n, s in without.items() if s.shape == shape and _EMBEDDING.search(n)), None)
+
+
+def _ties(weights: Weights, other: Weights) -> bool:
+    """Whether a model's embedding is its head. A file need not say so where it is the default:
+    then it shows in a head that a model of the same architecture has.
+    """
+    config = weights.config
+    said = config.get("tie_word_embeddings")
+    if said is None:
+        return bool(config.get("architectures")) and (
+            config["architectures"] == other.config.get("architectures")
+        )
+    return bool(said)
+
+
+def _shape(weights: Weights, name: str) -> str:
+    return "×".join(map(str, weights[name].shape)) or "a number"
+
+
+def _check_not_packed(weights: Weights) -> None:
+    packed = sum(
+        s.size
+        for s in weights.values()
+        if not s.dtype.is_floating_point or s.dtype.itemsize == 1  # FP8 needs its scales
+    )
+    if packed > sum(s.size for s in weights.values()) / 2:
+        raise ValueError(
+            f"{weights.label} holds quantised weights, which can be neither compared nor merged: "
+            "take the checkpoint before quantisation, or dequantise and save it"
+        )

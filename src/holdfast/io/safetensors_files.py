@@ -1,0 +1,159 @@
+"""Safetensors files and directories of them: memory-mapped, read in slices, written in a stream."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import torch
+from torch import Tensor
+
+from holdfast._torch.names import shorten
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_LETTERS = {dtype: letters for letters, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies: its values begin at a byte of a file."""
+
+    file: Path
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def read(self, begin: int, end: int, into: Tensor | None = None) -> Tensor:
+        """Some of its values, flat, in memory of their own or in a tensor that is given."""
+        values = torch.empty(end - begin, dtype=self.dtype) if into is None else into
+        with open(self.file, "rb", buffering=0) as file:
+            file.seek(self.offset + begin * self.dtype.itemsize)
+            left = values.view(torch.uint8).numpy().data
+            while left and (count := file.readinto(left)):  # a read may end early
+                left = left[count:]
+        if left:
+            raise ValueError(f"{self.file} was cut short while it was read")
+        return values
+
+
+def read_header(file: Path) -> dict[str, Stored]:
+    """Every tensor of a file by name, in the order in which they lie in it."""
+    try:
+        with safetensors.safe_open(file, framework="pt"):  # checks the file as a whole
+            pass
+    except safetensors.SafetensorError as error:
+        raise _unreadable(file, error) from error
+    with open(file, "rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
+    header.pop("__metadata__", None)
+    unknown = sorted({entry["dtype"] for entry in header.values()} - set(_DTYPES))
+    if unknown:
+        raise ValueError(f"{file} holds tensors of a dtype that is not read: {shorten(unknown)}")
+    return {
+        name: Stored(
+            file,
+            8 + length + entry["data_offsets"][0],
+            _DTYPES[entry["dtype"]],
+            tuple(entry["shape"]),
+        )
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    }
+
+
+def header_for(
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+) -> tuple[bytes, dict[str, int]]:
+    """The first bytes of a file with these tensors, and where in the file each of them begins."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offsets: dict[str, int] = {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        offsets[name] = begin
+        entries[name] = {"dtype": _LETTERS[dtype], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the values are aligned to 8 bytes
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: len(header) + offset for name, offset in offsets.items()}
+
+
+def map_safetensors(root: Path) -> dict[str, Tensor]:
+    """Every tensor of a file, or of a directory as Hugging Face writes it, by name.
+
+    Nothing is read but the headers: safetensors maps the files and hands out views.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file, wanted in safetensors_files(root).items():
+        tensors.update(_map_file(file, wanted))
+    return tensors
+
+
+def safetensors_files(root: Path) -> dict[Path, set[str] | None]:
+    """The files to read, each with the tensors wanted from it (None: all of them)."""
+    if root.is_file():
+        return {root: None}
+    if not root.is_dir():
+        raise FileNotFoundError(
+            f"no such file or directory: {root} (of a model on the Hugging Face hub, download "
+            "the files first: huggingface_hub.snapshot_download)"
+        )
+    index = root / "model.safetensors.index.json"
+    if (root / "model.safetensors").is_file():
+        return {root / "model.safetensors": None}
+    if not index.is_file():
+        raise FileNotFoundError(
+            f"{root} holds neither model.safetensors nor model.safetensors.index.json; pickled "
+            "weights (.bin, .pt) are not read: load and save the model anew with save_pretrained"
+        )
+    files: dict[Path, set[str]] = {}
+    try:
+        weight_map = json.loads(index.read_text())["weight_map"].items()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is not a safetensors index: {error!r}") from error
+    for name, file in weight_map:
+        # Shards lie beside their index; a path that leads elsewhere is not followed.
+        if Path(file).name != file:
+            raise ValueError(f"{index} names a shard outside its directory: {file!r}")
+        files.setdefault(root / file, set()).add(name)
+    missing = sorted(file.name for file in files if not file.is_file())
+    if missing:
+        raise FileNotFoundError(f"{root} lacks shards that its index names: {shorten(missing)}")
+    return {**files}
+
+
+def _map_file(file: Path, wanted: set[str] | None) -> dict[str, Tensor]:
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            names = set(opened.keys())
+            if wanted is not None and not wanted <= names:
+                raise ValueError(f"{file} lacks tensors: {shorten(sorted(wanted - names))}")
+            return {name: opened.get_tensor(name) for name in sorted(wanted or names)}
+    except safetensors.SafetensorError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{file} is not a readable safetensors file (cut short, or another format): {error}"
+    )

@@ -1,0 +1,1 @@
+"""One file per method, named like its preset."""

@@ -1,0 +1,84 @@
+"""BatchNorm's running statistics, estimated anew for weights that no training has seen.
+
+Between two models the statistics of neither fit: Izmailov et al., *Averaging Weights Leads to
+Wider Optima and Better Generalization*, UAI 2018, https://arxiv.org/abs/1803.05407, section 3.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from holdfast._torch.batch import batch_length, evaluating, inputs_and_labels, to_device
+from holdfast._torch.eval_mode import held_in_eval
+from holdfast.data import Collate, as_source
+
+__all__ = ["reestimate_statistics"]
+
+
+def statistics_of(model: nn.Module) -> list[_BatchNorm]:
+    """The layers that have running statistics."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    return [norm for norm in norms if norm.track_running_stats and norm.running_mean is not None]
+
+
+@torch.no_grad()
+def reestimate_statistics(
+    model: nn.Module, data: Any, collate: Collate | None = None, *, batch_size: int = 32
+) -> nn.Module:
+    """Set BatchNorm's running statistics to their means over the batches of one pass, in place.
+
+    Everything else runs as in evaluation, and no weight changes. Statistics that training has kept
+    as they were (of a frozen body) stay so. If it fails, nothing has changed.
+
+    Args:
+        model: with BatchNorm layers; without any, nothing is done.
+        data, collate, batch_size: as for :func:`holdfast.score`. A last batch of a single sample
+            is passed over: it has no variance.
+
+    Example:
+        >>> import torch
+        >>> from holdfast.methods._batch_norm import reestimate_statistics
+        >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(1))
+        >>> x = torch.tensor([[1.0], [2.0], [3.0]])
+        >>> reestimate_statistics(model, [(x, torch.zeros(3))])[0].running_mean
+        tensor([2.])
+    """
+    held = held_in_eval(model)
+    norms = [norm for norm in statistics_of(model) if norm not in held]
+    if not norms:
+        return model
+    device = next(tensor for tensor in model.state_dict().values()).device
+    before = [{name: b.clone() for name, b in norm.named_buffers()} for norm in norms]
+    momenta = [norm.momentum for norm in norms]
+    try:
+        with evaluating(model):
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # a cumulative mean
+                norm.train()
+            seen = 0
+            for _, read in as_source(data, collate, batch_size):
+                batch = to_device(read(), device)
+                if batch_length(batch) > 1 or not seen:
+                    _forward(model, batch)
+                    seen += 1
+        if not seen:
+            raise ValueError("there is nothing to take statistics from: the data is empty")
+    except BaseException:
+        for norm, buffers in zip(norms, before, strict=True):
+            for name, buffer in norm.named_buffers():
+                buffer.copy_(buffers[name])
+        raise
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+    return model
+
+
+def _forward(model: nn.Module, batch: Any) -> None:
+    inputs = batch if isinstance(batch, Tensor) else inputs_and_labels(model, batch)[0]
+    model(**inputs) if isinstance(inputs, dict) else model(inputs)

@@ -1,0 +1,223 @@
+r"""Distillation from the pretrained model: learning without forgetting.
+
+Li and Hoiem, *Learning without Forgetting*, ECCV 2016, https://arxiv.org/abs/1606.09282.
+
+With z the model's outputs, z* those of the pretrained model on the same inputs, N targets:
+
+    Loss_T + strength · T² · Σ KL(softmax(z*/T) ‖ softmax(z/T)) / N
+
+The paper keeps the old task's outputs beside the new one's; here they are the same outputs, as in a
+language model, or through a new head that was fitted to the pretrained features. Its cross-entropy
+is the KL divergence up to a constant. T² keeps the strength of the gradient whatever T is (Hinton
+et al., https://arxiv.org/abs/1503.02531). Several labels at once are Bernoulli variables, with the
+mean of their divergences; the outputs of a regression are the means of Gaussians of variance 1, and
+T cancels: T²·KL = ½·(z − z*)².
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional as F  # noqa: N812
+
+from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, to_device, unwrapped
+from holdfast._torch.checks import above_zero, at_least_zero
+from holdfast._torch.progress import progress_bar
+from holdfast.columns import take_column, with_column
+from holdfast.data import Samples
+from holdfast.losses import TOKEN_TASKS, Task, target_outputs, weighted_loss
+from holdfast.methods._base import check_head_is_fitted, source_of
+from holdfast.stages import Criterion, Objective
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+__all__ = ["Distill", "divergence"]
+
+_COLUMN = "base_logits"
+_MOST_KEPT = 1 << 30  # bytes of kept outputs
+
+BaseModel = Callable[[nn.Module, Any], Tensor]  # the model in training, inputs → z*
+
+
+@dataclass(frozen=True)
+class Distill(Objective):
+    """The task's loss, and a divergence from the pretrained model's predictions on the same data.
+
+    Where z* comes from, at what cost:
+
+    - Tasks with one output vector a sample: one pass over the data before training, then nothing;
+      the samples carry z* (up to 1 GiB of it).
+    - :class:`~holdfast.LoRA`, and models that come with new adapters of PEFT's: the same model
+      with its adapters off, a forward pass a batch.
+    - Else: a frozen copy of the model, whose weights take memory, and a forward pass a batch.
+
+    Args:
+        strength: of the divergence; 0 is none. The paper's is 1.
+        temperature: T > 0. Above 1 the less likely outputs count for more; the paper's is 2.
+        cache: take z* once, before training. Switch it off if inputs are augmented at random, for
+            then z* must be of what the model sees.
+
+    Example:
+        >>> from holdfast import Distill, Recipe
+        >>> Recipe(objective=Distill(strength=0.5)).name
+        'distill'
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = {"strength": 0.0}
+    uses_base: ClassVar[bool] = True
+
+    strength: float = 1.0
+    temperature: float = 2.0
+    cache: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strength", at_least_zero("strength", self.strength))
+        object.__setattr__(self, "temperature", above_zero("temperature", self.temperature))
+
+    def prepare(self, run: Run) -> Criterion:
+        """Take what the pretrained model says of the data, or see to it that it can be asked."""
+        if self.strength == 0:
+            return Criterion(run)
+        if not isinstance(run.task, str):
+            raise ValueError(
+                "Distill compares the model's outputs for every target, and a loss function of "
+                "your own does not show them: pass task= the name of a task, or take another "
+                "objective"
+            )
+        check_head_is_fitted(run, "Distill")
+        if self.cache and run.task not in TOKEN_TASKS:
+            source = source_of(run, run.data)
+            outputs = outputs_of_base(run, source) if isinstance(source, Samples) else None
+            if outputs is not None:
+                return DistillCriterion(run, self, data=with_column(source.data, outputs, _COLUMN))
+        base = adapters_off_base if _holds_its_base(run) else Frozen(run.model)
+        return DistillCriterion(run, self, base=base)
+
+
+def divergence(base: Tensor, outputs: Tensor, task: Task, temperature: float) -> Tensor:
+    """T²·KL(base ‖ model) for each target, given a row of outputs for each.
+
+    Example:
+        >>> import torch
+        >>> z = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+        >>> divergence(z, z + 3, "classification", temperature=2.0)
+        tensor([0., 0.])
+    """
+    if task == "regression":
+        return 0.5 * (outputs - base).square().mean(1)
+    z_base, z = base / temperature, outputs / temperature
+    if task == "multi_label":
+        on, off = F.logsigmoid(z_base), F.logsigmoid(-z_base)
+        bernoulli = on.exp() * (on - F.logsigmoid(z)) + off.exp() * (off - F.logsigmoid(-z))
+        return temperature**2 * bernoulli.mean(1)
+    log_p, log_q = F.log_softmax(z_base, -1), F.log_softmax(z, -1)
+    return temperature**2 * F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+
+
+class DistillCriterion(Criterion):
+    """The loss with its divergence; z* comes with the samples, or from a base model."""
+
+    def __init__(
+        self, run: Run, settings: Distill, data: Any = None, base: BaseModel | None = None
+    ) -> None:
+        super().__init__(run, data)
+        self.settings, self.base = settings, base
+        self.column = _COLUMN if base is None else None
+
+    def loss(
+        self, model: nn.Module, batch: Any, num_targets: Tensor | float, update: int
+    ) -> Tensor:
+        """The loss of a micro-batch, and its part of the divergence."""
+        task, settings = cast(Task, self.task), self.settings
+        if self.base is None:
+            batch, z_base = take_column(batch, _COLUMN)
+        inputs, labels = inputs_and_labels(model, batch)
+        if self.base is not None:
+            # Before the model, so that what the base model needed is free again.
+            with torch.no_grad():
+                z_base = self.base(model, inputs)
+        base = target_outputs(z_base, labels, task)
+        del z_base
+        logits, auxiliary = self.forward(model, inputs, labels, num_targets)
+        outputs = target_outputs(logits, labels, task)
+        apart = divergence(base.to(outputs), outputs, task, settings.temperature).sum()
+        task_loss = weighted_loss(logits, labels, None, task, num_targets)
+        return task_loss + settings.strength * apart / num_targets + auxiliary
+
+
+class Frozen:
+    """A copy of the model as it was when training began, without gradients."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
+        for module in self.model.modules():
+            if not hasattr(module, "_hf_hook"):  # by which Accelerate places parts on devices
+                # A forward that a host has put onto the object may go on calling the original's.
+                vars(module).pop("forward", None)
+
+    def __call__(self, model: nn.Module, inputs: Any) -> Tensor:
+        first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
+        if next(self.model.parameters()).device != first.device:
+            self.model.to(first.device)  # a host has moved the model since
+        return logits_of(self.model, inputs)
+
+
+def adapters_off_base(model: nn.Module, inputs: Any) -> Tensor:
+    """z* of a model with adapters: what it says without them."""
+    from holdfast.methods.lora import adapters_off
+
+    inner = unwrapped(model)  # there is no gradient for several ranks to average
+    with adapters_off(inner), evaluating(inner):
+        return logits_of(inner, inputs)
+
+
+@torch.no_grad()
+def outputs_of_base(run: Run, source: Samples) -> list[Tensor] | None:
+    """z* of every sample, in the data's order, on the CPU; None if that is too much to keep.
+
+    On several ranks each takes a share and all get everything.
+    """
+    rank, world = 0, 1
+    if distributed.is_available() and distributed.is_initialized():
+        rank, world = distributed.get_rank(), distributed.get_world_size()
+    found: dict[int, Tensor] = {}
+    model, device = run.model, next(run.model.parameters()).device
+    with contextlib.ExitStack() as stack:
+        bar = progress_bar(source.total, "base model", shown=run.progress and rank == 0)
+        stack.callback(bar.close)
+        stack.enter_context(evaluating(model))
+        for number, (indices, read) in enumerate(source):
+            if number == 0 or number % world == rank:  # all ranks see the first, and its size
+                inputs, labels = inputs_and_labels(model, to_device(read(), device))
+                z = adapters_off_base(model, inputs) if _has_lora(run) else logits_of(model, inputs)
+                z = z.reshape(len(labels), -1)
+                z = (z if z.dtype == torch.float64 else z.float()).cpu()
+                if number == 0 and len(source.data) * z[0].nbytes > _MOST_KEPT:
+                    return None
+                # Copies: a view would be pickled with all that it is a view of.
+                found.update(zip(indices, (row.clone() for row in z), strict=True))
+            bar.update(len(indices))
+    if world > 1:
+        everyone: list[dict[int, Tensor]] = [{} for _ in range(world)]
+        distributed.all_gather_object(everyone, found)
+        found = {i: row for theirs in everyone for i, row in theirs.items()}
+    return [found[i] for i in range(len(source.data))]
+
+
+def _has_lora(run: Run) -> bool:
+    from holdfast.methods.lora import LoRA
+
+    return isinstance(run.recipe.trainable, LoRA)
+
+
+def _holds_its_base(run: Run) -> bool:
+    from holdfast.methods.lora import holds_its_base
+
+    return _has_lora(run) or holds_its_base(run.model)

@@ -1,0 +1,150 @@
+"""EWC: a quadratic penalty that weighs each coordinate by its Fisher information.
+
+Kirkpatrick et al., *Overcoming catastrophic forgetting in neural networks*, PNAS 2017,
+https://arxiv.org/abs/1612.00796:  ½·β·Σ Fᵢ·(θᵢ − θ*ᵢ)².
+
+F is the diagonal of the Fisher information at θ*, E[(∂ log p(y|x)/∂θᵢ)²]. Without pretraining data
+it is taken on the data at hand: with labels that the model itself draws (the true Fisher of the
+model), or with the data's own labels (the empirical one).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from holdfast._optim.importance import check_samples, mean_over_samples, measured, wide
+from holdfast._torch.lm_head import Split, predict
+from holdfast.data import Collate
+from holdfast.losses import IGNORED, Task, infer_task, target_mask
+from holdfast.methods.l2_sp import L2SP
+from holdfast.reference import Reference
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+__all__ = ["EWC", "fisher_importance"]
+
+
+@dataclass(frozen=True)
+class EWC(L2SP):
+    """½ · strength · Σ F·(θ − θ*)²; F comes from :func:`fisher_importance`.
+
+    Decoupled: θ ← θ − min(1, lr · strength · F) · (θ − θ*).
+
+    Args:
+        strength, coupled: as in :class:`~holdfast.optim.L2SP`, whose strength it shares while F
+            has a mean of 1.
+        kind, samples: of :func:`fisher_importance`, which a recipe calls on the training data.
+        normalize: in a recipe, scale F to a mean of 1 over what is penalised.
+
+    Example:
+        >>> from holdfast.optim import EWC
+        >>> EWC(strength=50.0, kind="empirical").samples
+        1000
+    """
+
+    weighted: ClassVar[bool] = True
+
+    kind: Literal["true", "empirical"] = "true"
+    samples: int | None = 1000
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_kind(self.kind)
+        check_samples(self.samples)
+
+    def measure_importance(self, run: Run) -> Reference | None:
+        """The Fisher information at θ*."""
+        if not self.acts:
+            return None
+        options = {"kind": self.kind, "task": run.task, "samples": self.samples}
+        return measured(run, type(self).__name__, self.normalize, fisher_importance, **options)
+
+
+def fisher_importance(
+    model: nn.Module,
+    data: Any,
+    *,
+    kind: Literal["true", "empirical"] = "true",
+    task: Task | None = None,
+    collate: Collate | None = None,
+    batch_size: int = 8,
+    samples: int | None = None,
+    seed: int = 0,
+    normalize: bool = False,
+    progress: bool = True,
+) -> Reference:
+    """The diagonal Fisher information of a model on data, by parameter name.
+
+    The gradient of each sample is squared on its own, through ``torch.func``; a sequence is one
+    sample, whose loss is the sum over its targets. Only parameters that require gradients are
+    looked at.
+
+    Args:
+        model: holding its pretrained weights; run in eval mode.
+        data, collate, batch_size, progress: as for :func:`holdfast.score`.
+        kind: ``"true"`` draws labels from the model's own predictions (at the positions that have
+            targets); ``"empirical"`` takes the data's.
+        task: as for :func:`holdfast.score`; classification, causal_lm or token_classification.
+        samples: how many samples to take it on, drawn at random; None is all. An iterable of
+            batches is always read whole.
+        seed: of the drawn labels and samples; a GPU draws other labels than a CPU.
+        normalize: scale to a mean of 1, for ``RecAdam``-like pulls that are tuned without it.
+
+    Example:
+        >>> import torch
+        >>> from holdfast.optim import fisher_importance
+        >>> model, x, y = torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])
+        >>> fisher = fisher_importance(model, [(x, y)], task="classification", progress=False)
+        >>> fisher["weight"].shape
+        torch.Size([2, 3])
+    """
+    task = infer_task(model) if task is None else task
+    if task not in ("classification", "causal_lm", "token_classification"):
+        raise ValueError(f"the Fisher information is of class predictions, not of {task!r}")
+    _check_kind(kind)
+    check_samples(samples)
+    run = Split(model) if task == "causal_lm" else partial(predict, model)
+    # On the device of the logits: of a model on several devices that is not its first one.
+    generator_on = cache(lambda device: torch.Generator(device).manual_seed(seed))
+
+    @torch.no_grad()
+    def labels_of(inputs: Any, labels: Tensor) -> Tensor:
+        if kind == "empirical":
+            return labels
+        where = target_mask(labels, task)
+        # The logits at t of a causal model speak of the label at t + 1.
+        predicts = where.roll(-1, dims=1) if task == "causal_lm" else where
+        drawn = [
+            torch.multinomial(logits.softmax(-1), 1, generator=generator_on(logits.device))[:, 0]
+            for logits, _ in run(inputs).logits(predicts, labels[where])
+        ]
+        labels = labels.clone()
+        labels[where] = torch.cat(drawn).to(labels)
+        return labels
+
+    def negative_log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
+        if task == "causal_lm":
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        if task != "classification":
+            logits, labels = logits.flatten(0, 1), labels.flatten()
+        return F.cross_entropy(
+            logits.to(wide(logits)), labels, ignore_index=IGNORED, reduction="sum"
+        )
+
+    return mean_over_samples(
+        model, data, collate, batch_size, labels_of, negative_log_likelihood, torch.square,
+        samples=samples, seed=seed, normalize=normalize, progress=progress,
+    )  # fmt: skip
+
+
+def _check_kind(kind: Any) -> None:
+    if kind not in ("true", "empirical"):
+        raise ValueError(f"kind must be 'true' or 'empirical', got {kind!r}")

@@ -1,0 +1,248 @@
+r"""FLOW: weight each sample by how easy the pretrained model finds it.
+
+Sanyal et al., *Upweighting Easy Samples in Fine-Tuning Mitigates Forgetting*, ICML 2025,
+https://arxiv.org/abs/2502.02797.
+
+With fᵢ the loss of sample i at the pretrained weights θ*:
+
+    wᵢ = exp(−fᵢ / τ),      τ = median of f
+
+The weights, normalised to π = w/Σw, minimise over all distributions π
+
+    Σ πᵢ·fᵢ + τ·Σ πᵢ·log πᵢ
+
+the expected loss with an entropic pull to uniform: the opposite of distributionally robust
+optimisation, which looks for the hardest samples. Hard samples are those that would move the
+model far; weighing them down keeps it near θ* without looking at its weights at all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from holdfast._torch.batch import inputs_and_labels
+from holdfast.losses import TOKEN_TASKS, target_mask
+from holdfast.methods._base import check_head_is_fitted, samples_of
+from holdfast.scoring.one_pass import score
+from holdfast.scoring.scores import Scores
+from holdfast.scoring.weights import with_weights
+from holdfast.stages import Criterion, Objective
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+__all__ = ["Flow"]
+
+TauRule = Literal["median", "batch_median", "running_median"]
+Level = Literal["sequence", "token"]
+
+
+class RunningMedian:
+    """The median of the most recent values of a stream: a small state, saved with a run.
+
+    Args:
+        window: how many values are kept.
+    """
+
+    def __init__(self, window: int = 10_000) -> None:
+        if window < 1:
+            raise ValueError(f"window must be at least 1, got {window}")
+        self.window = window
+        self.values = np.empty(0)
+
+    def update(self, losses: Tensor) -> float:
+        """Take in more values and return the median of those kept."""
+        new = losses.detach().double().cpu().numpy().reshape(-1)
+        self.values = np.concatenate([self.values, new])[-self.window :]
+        return float(np.median(self.values))
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint of a run."""
+        return {"window": self.window, "values": torch.from_numpy(self.values.copy())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.window = state["window"]
+        self.values = state["values"].numpy().copy()
+
+
+@dataclass(frozen=True)
+class Flow(Objective):
+    """Sample weights from the pretrained model's own losses, w = exp(−f/τ).
+
+    Args:
+        tau: ``"median"`` of the losses over the fine-tuning set, once; ``"batch_median"``, anew
+            for each batch; ``"running_median"`` of all that this object has weighed so far, for
+            streams; or a number > 0. Infinity gives all samples the weight 1.
+        level: weigh whole ``"sequence"``s, or every ``"token"`` by its own loss.
+        normalize: scale the weights to a mean of 1. As they are, their mean is well below 1:
+            SGD's steps are smaller by that factor, while Adam divides it out again.
+
+    In a recipe the data is scored once, at θ*, and each sample carries its weight through
+    training. A new head must be fitted before, or the losses through it mean nothing:
+    ``Recipe(trainable=LPFT(), objective=Flow())``.
+
+    Example:
+        >>> import torch
+        >>> from holdfast import Flow
+        >>> Flow().weigh(torch.tensor([0.5, 1.0, 2.0]))
+        tensor([0.6065, 0.3679, 0.1353], dtype=torch.float64)
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = {"tau": math.inf}
+    uses_base: ClassVar[bool] = True
+
+    tau: TauRule | float = "median"
+    level: Level = "sequence"
+    normalize: bool = False
+    _history: RunningMedian = field(
+        default_factory=RunningMedian, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.tau, int | float) and not isinstance(self.tau, bool)
+        if not (number and float(self.tau) > 0) and self.tau not in get_args(TauRule):
+            rules = ", ".join(map(repr, get_args(TauRule)))
+            raise ValueError(f"tau must be one of {rules} or a number > 0, got {self.tau!r}")
+        if self.level not in get_args(Level):
+            raise ValueError(f"level must be 'sequence' or 'token', got {self.level!r}")
+
+    def prepare(self, run: Run) -> Criterion:
+        """Score the data at θ* and give each sample its weight."""
+        if self.tau == math.inf:
+            return Criterion(run)
+        if self.level == "token" and run.task not in TOKEN_TASKS:
+            raise ValueError(f'Flow(level="token") needs a task with tokens, not {run.task!r}')
+        check_head_is_fitted(run, "Flow")
+        data = samples_of(run, run.data, "Flow").data
+        scores = score(
+            run.model,
+            run.data,
+            task=run.task,
+            collate=run.collate,
+            tokens=self.level == "token",
+            cache=run.cache,
+            progress=run.progress,
+        )
+        return FlowCriterion(run, data, self, scores)
+
+    def weigh(self, losses: Tensor | Scores) -> Tensor:
+        """The weights of losses taken at θ*, float64, in the same order.
+
+        Args:
+            losses: finite values ≥ 0, of the whole fine-tuning set for ``tau="median"``, of a
+                batch for the batch and running medians; or :class:`~holdfast.Scores`, whose
+                sequence or token losses are taken by ``level`` (tokens one after another, see
+                ``Scores.split``). Samples that had no targets get the weight 0.
+        """
+        if isinstance(losses, Scores):
+            return self._weigh_scores(losses)
+        f = torch.as_tensor(losses).detach().cpu().double()
+        _check_losses(f)
+        w = torch.exp(-f / self._tau_of(f))
+        if not (w > 0).any():
+            raise ValueError(
+                f"all weights are 0: the smallest loss is {f.min():.4g}, more than 700 times "
+                f"tau = {self.tau}. Take a larger tau, or the median"
+            )
+        return w / w.mean() if self.normalize else w
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the running median has seen, for the checkpoint of a run."""
+        return self._history.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._history.load_state_dict(state)
+
+    def _weigh_scores(self, scores: Scores) -> Tensor:
+        if self.level == "token":
+            if scores.token_losses is None:
+                raise ValueError("token weights need token losses: score(..., tokens=True)")
+            return self.weigh(torch.cat(scores.token_losses))
+        kept = scores.counts > 0
+        if not kept.any():
+            raise ValueError("there is nothing to weigh: no sample has a target")
+        _check_losses(scores.losses.masked_fill(~kept, 0.0))
+        weights = torch.zeros(len(scores.losses), dtype=torch.float64)
+        weights[kept] = self.weigh(scores.losses[kept])
+        return weights
+
+    def _tau_of(self, f: Tensor) -> float:
+        if not isinstance(self.tau, str):
+            return float(self.tau)
+        if self.tau == "running_median":
+            tau = self._history.update(f)
+        else:
+            tau = float(np.median(f.numpy()))  # the mean of the two middle values
+        if tau == 0:
+            raise ValueError(
+                "the median loss is 0: the pretrained model already knows at least half of these "
+                "samples perfectly, and FLOW's temperature is undefined. Give tau as a number"
+            )
+        return tau
+
+
+class FlowCriterion(Criterion):
+    """The weighted loss. Samples carry their weights, or their losses if τ is of the batch."""
+
+    column = "holdfast_weight"  # not one that a user may have
+
+    def __init__(self, run: Run, data: Any, flow: Flow, scores: Scores) -> None:
+        self.flow = replace(flow)  # with a running median of its own
+        self.by_batch = flow.tau in ("batch_median", "running_median")
+        values: Any = scores.losses if self.by_batch else self.flow.weigh(scores)
+        if flow.level == "token":
+            values = scores.token_losses if self.by_batch else scores.split(values)
+        task = run.task if isinstance(run.task, str) else "causal_lm"  # matters to tokens only
+        super().__init__(run, with_weights(data, values, column=self.column, task=task))
+
+    def weights(
+        self, model: nn.Module, batch: Any, values: Tensor | None, update: int
+    ) -> Tensor | None:
+        """What the samples carry, or what comes of it in this batch."""
+        if self.by_batch and values is not None:
+            return self._weigh_batch(model, batch, values)
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the running median has seen."""
+        return self.flow.state_dict() if self.flow.tau == "running_median" else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        if state:
+            self.flow.load_state_dict(state)
+
+    def _weigh_batch(self, model: nn.Module, batch: Any, f: Tensor) -> Tensor:
+        kept = ~f.isnan()  # what has no targets has no loss
+        if isinstance(self.task, str) and self.flow.level == "token":
+            kept = target_mask(inputs_and_labels(model, batch)[1], self.task)
+        weights = torch.zeros_like(f)
+        if kept.any():
+            weights[kept] = self.flow.weigh(f[kept]).to(f)
+        return weights
+
+
+def _check_losses(f: Tensor) -> None:
+    if f.numel() == 0:
+        raise ValueError("there are no losses to weigh: the data is empty")
+    for what, bad in (
+        ("not a number", f.isnan()),
+        ("infinite", f.isinf()),
+        ("negative", f < 0),
+    ):
+        if bad.any():
+            index = int(bad.flatten().nonzero()[0])
+            more = int(bad.sum()) - 1
+            raise ValueError(
+                f"the loss of sample {index} is {what} ({f.flatten()[index].item()})"
+                + (f", and of {more} more" if more else "")
+                + "; FLOW needs finite losses ≥ 0"
+            )

@@ -1,0 +1,112 @@
+"""Gradual unfreezing, of ULMFiT: from the head down, one layer after another.
+
+Howard and Ruder, *Universal Language Model Fine-tuning for Text Classification*, ACL 2018,
+https://arxiv.org/abs/1801.06146. "We first unfreeze the last layer and fine-tune all unfrozen
+layers for one epoch. We then unfreeze the next lower frozen layer and repeat, until we fine-tune
+all layers": the last layer holds the least general knowledge, and a head that has been learned
+disturbs those below it less.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import nn
+
+from holdfast._torch.checks import share
+from holdfast._torch.layers import head_of, layer_of, within
+from holdfast.methods import _phases
+from holdfast.methods.random_init import RandomInit
+from holdfast.stages import Trainable
+
+if TYPE_CHECKING:
+    from holdfast.recipe import Recipe
+    from holdfast.run import Run
+
+__all__ = ["GradualUnfreezing", "layers_free"]
+
+
+@dataclass(frozen=True)
+class GradualUnfreezing(Trainable):
+    """At first only the top layer may change, then one more at a time from the top down.
+
+    The top layer is what comes after the last numbered one: the last norm, the pooler, the head.
+    A head that shares its weights with the embeddings is freed with them, at the end.
+    DistributedDataParallel needs ``find_unused_parameters=True``.
+
+    Args:
+        until: the share of the run after which all may change; each layer but the lowest has the
+            same number of updates before the next is freed. 0 is full fine-tuning. (The paper:
+            an epoch for each layer.)
+
+    Example:
+        >>> from holdfast import GradualUnfreezing, Recipe
+        >>> Recipe(trainable=GradualUnfreezing(until=0.3)).name
+        'gradual-unfreezing'
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = {"until": 0.0}
+
+    until: float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "until", share("until", self.until))
+
+    def conflict(self, recipe: Recipe) -> str | None:
+        """A random body below the layers that train gives them nothing to train on."""
+        if isinstance(recipe.start, RandomInit):
+            return (
+                "GradualUnfreezing first trains the top layers on the features of those below, "
+                "which RandomInit makes random. Use Full() with RandomInit, or start=Pretrained()"
+            )
+        return None
+
+    def prepare(self, run: Run) -> nn.Module:
+        """Number the layers; phase n has n + 1 of them free."""
+        model: nn.Module = run.model
+        head = head_of(model)
+        always = (*run.new, *([head] if head else []))
+        trainable = _phases.trainable_names(model)
+        layers = {n: layer for n, layer in layer_of(model).items() if n in set(trainable)}
+        from_the_top = sorted(set(layers.values()), reverse=True)
+        if not from_the_top:
+            raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
+        if self.until > 0 and len(from_the_top) == 1:
+            raise ValueError(
+                f"GradualUnfreezing frees layers one by one, but all that is trainable in "
+                f"{type(model).__name__} is one layer (layers are the children of an nn.ModuleList "
+                "or nn.Sequential, and what stands before and after them). Use Full()"
+            )
+        _phases.plan(
+            model,
+            [
+                [n for n, layer in layers.items() if layer < lowest and not within(n, always)]
+                for lowest in from_the_top
+            ],
+        )
+        return model
+
+    def advance(self, model: nn.Module, update: int, total_updates: int) -> None:
+        """Free the layers that are due."""
+        layers = _phases.number_of_phases(model)
+        _phases.enter(model, layers_free(update, total_updates, layers, self.until) - 1)
+
+    def finish(self, model: nn.Module) -> nn.Module:
+        """The model with nothing frozen that was not before."""
+        _phases.release(model)
+        return model
+
+
+def layers_free(update: int, total_updates: int, layers: int, until: float) -> int:
+    """How many layers, from the top, may change in an update, counted from 1.
+
+    >>> [layers_free(update, 8, layers=3, until=0.5) for update in range(1, 9)]
+    [1, 1, 2, 2, 3, 3, 3, 3]
+    """
+    done = update - 1
+    if done >= until * total_updates:
+        return layers
+    # The small number makes up for rounding where the quotient is a whole number.
+    return min(layers, 1 + math.floor(done * (layers - 1) / (until * total_updates) + 1e-9))

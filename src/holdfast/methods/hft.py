@@ -1,0 +1,182 @@
+"""HFT, half fine-tuning: a random half of the matrices is frozen, and re-drawn now and then.
+
+Hui et al., *HFT: Half Fine-Tuning for Large Language Models*, https://arxiv.org/abs/2404.18466.
+
+    θ ← θ − lr·(M ⊙ u),   M = 0 for the frozen half
+
+The half is drawn at the level of whole matrices, in each category (attention, feed-forward, norm)
+of each layer: two of the four of attention, one of two norms. Of the three of a gated feed-forward
+network two are frozen in one layer and one in the next. Embeddings and the head always train.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+
+from holdfast._torch.checks import share, whole
+from holdfast._torch.layers import block_of, head_of, within
+from holdfast.methods import _phases
+from holdfast.methods.random_init import RandomInit
+from holdfast.stages import Trainable
+
+if TYPE_CHECKING:
+    from holdfast.recipe import Recipe
+    from holdfast.run import Run
+
+__all__ = ["HalfFineTuning", "draw_frozen"]
+
+_CONVOLUTIONS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HalfFineTuning(Trainable):
+    """Half of the parameter matrices of each category and layer do not change.
+
+    A matrix is frozen together with its bias. What lies outside of the numbered layers
+    (embeddings, the head, the last norm) always trains. DistributedDataParallel needs
+    ``find_unused_parameters=True`` if there is more than one round.
+
+    Args:
+        frozen: the share of the matrices that is frozen; 0 is full fine-tuning.
+        rounds: the run is cut into this many equal parts, each with a draw of its own. The paper
+            draws anew for each task of a sequence, and once for a single one.
+        seed: of the draw; None is the run's.
+
+    Example:
+        >>> from holdfast import HalfFineTuning, Recipe
+        >>> Recipe(trainable=HalfFineTuning(rounds=3)).name
+        'hft'
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = {"frozen": 0.0}
+
+    frozen: float = 0.5
+    rounds: int = 1
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "frozen", share("frozen", self.frozen))
+        object.__setattr__(self, "rounds", whole("rounds", self.rounds, 1))
+        if self.seed is not None:
+            object.__setattr__(self, "seed", whole("seed", self.seed, 0))
+
+    def conflict(self, recipe: Recipe) -> str | None:
+        """What is frozen at random values stays random."""
+        if isinstance(recipe.start, RandomInit):
+            return (
+                "HalfFineTuning keeps half of the matrices where they start, and RandomInit makes "
+                "them random: they would never become the pretrained ones. Use Full()"
+            )
+        return None
+
+    def prepare(self, run: Run) -> nn.Module:
+        """Draw the frozen half of every round."""
+        model: nn.Module = run.model
+        head = head_of(model)
+        groups = matrices(model, keep=(*run.new, *([head] if head else [])))
+        if not groups:
+            raise ValueError(
+                f"{type(model).__name__} has no matrices to freeze: HalfFineTuning looks for "
+                "trainable ones in numbered layers (nn.ModuleList or nn.Sequential), beside the "
+                "head and embeddings"
+            )
+        generator = torch.Generator().manual_seed(run.seed if self.seed is None else self.seed)
+        owner = {name: name.rpartition(".")[0] for name, _ in model.named_parameters()}
+        phases = []
+        for _ in range(self.rounds):
+            drawn = draw_frozen(groups, self.frozen, generator)
+            phases.append([name for name in owner if owner[name] in drawn])
+        _phases.plan(model, phases)
+        return model
+
+    def advance(self, model: nn.Module, update: int, total_updates: int) -> None:
+        """Freeze this round's half."""
+        _phases.enter(model, min((update - 1) * self.rounds // total_updates, self.rounds - 1))
+
+    def finish(self, model: nn.Module) -> nn.Module:
+        """The model with nothing frozen that was not before."""
+        _phases.release(model)
+        return model
+
+
+def draw_frozen(
+    groups: Mapping[tuple[str, int], Sequence[str]], fraction: float, generator: torch.Generator
+) -> set[str]:
+    """Draw a fraction of the names of each category and layer.
+
+    Where a layer's share is no whole number, layers take turns: of all names of a category that
+    come up to any layer, the fraction is drawn, rounded up or down.
+
+    Args:
+        groups: (category, layer) → names.
+        fraction: between 0 and 1.
+        generator: on the CPU.
+
+    Example:
+        >>> groups = {("ffn", layer): [f"{layer}.up", f"{layer}.down", f"{layer}.gate"]
+        ...           for layer in range(4)}
+        >>> drawn = draw_frozen(groups, 0.5, torch.Generator().manual_seed(0))
+        >>> [sum(name in drawn for name in names) for names in groups.values()]
+        [2, 1, 2, 1]
+    """
+    drawn: set[str] = set()
+    for category in sorted({category for category, _ in groups}):
+        # Systematic sampling: ⌊fraction·n + u⌋ of the first n, with one u for all layers.
+        offset = float(torch.rand((), generator=generator, dtype=torch.float64))
+        seen = 0
+        for layer in sorted(layer for c, layer in groups if c == category):
+            names = groups[category, layer]
+            before, seen = seen, seen + len(names)
+            count = math.floor(fraction * seen + offset) - math.floor(fraction * before + offset)
+            order = torch.randperm(len(names), generator=generator).tolist()
+            drawn.update(names[i] for i in order[:count])
+    return drawn
+
+
+def matrices(model: nn.Module, keep: Sequence[str] = ()) -> dict[tuple[str, int], list[str]]:
+    """The modules that hold the trainable parameters of the numbered layers, by (category, layer).
+
+    Args:
+        model: a model with layers in ``ModuleList`` or ``Sequential`` containers.
+        keep: parts of it to leave out; embeddings are left out as well.
+    """
+    trainable = set(_phases.trainable_names(model))
+    groups: dict[tuple[str, int], list[str]] = {}
+    numbers: dict[str, int] = {}
+    for name, block in block_of(model).items():
+        if block is None or name not in trainable or within(name, keep):
+            continue
+        owner = name.rpartition(".")[0]
+        module = model.get_submodule(owner)
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        key = category(owner[len(block) :], module), numbers.setdefault(block, len(numbers))
+        if owner not in groups.setdefault(key, []):
+            groups[key].append(owner)
+    return groups
+
+
+def category(path: str, module: nn.Module) -> str:
+    """What a module is to its layer, by its type and its path within the layer.
+
+    >>> category(".self_attn.q_proj", nn.Linear(2, 2)), category(".mlp.up_proj", nn.Linear(2, 2))
+    ('attention', 'feed-forward')
+    >>> category(".attention.output.LayerNorm", nn.LayerNorm(2)), category("", nn.Conv2d(1, 1, 1))
+    ('norm', 'convolution')
+    """
+    if "norm" in type(module).__name__.lower():
+        return "norm"
+    if isinstance(module, _CONVOLUTIONS):
+        return "convolution"
+    if all(p.dim() < 2 for p in module.parameters(recurse=False)):
+        return "other"  # such as the scale of a residual branch
+    attends = any(word in path.lower() for word in ("attn", "attention"))
+    return "attention" if attends else "feed-forward"

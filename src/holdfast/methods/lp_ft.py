@@ -1,0 +1,83 @@
+"""LP-FT: fit the head on frozen features first, then train everything.
+
+Kumar et al., *Fine-Tuning can Distort Pretrained Features and Underperform Out-of-Distribution*,
+ICLR 2022, https://arxiv.org/abs/2202.10054. The gradients of a random head distort the body while
+the head is being learned; those of a head at its minimum over the pretrained features are small
+and do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from holdfast._torch.checks import at_least_zero
+from holdfast.methods.linear_probe import heads_of
+from holdfast.methods.linear_probe_fit import linear_probe
+from holdfast.methods.random_init import RandomInit
+from holdfast.stages import Trainable
+
+if TYPE_CHECKING:
+    from holdfast.recipe import Recipe
+    from holdfast.run import Run
+
+__all__ = ["LPFT"]
+
+
+@dataclass(frozen=True)
+class LPFT(Trainable):
+    """Fit the head before training, by :func:`holdfast.linear_probe`; then everything may change.
+
+    Args:
+        head: the name of the head. None takes what is new in the model (``new=`` of the run),
+            else the head that its structure shows.
+        l2: the strength of the probe's ridge penalty.
+
+    Example:
+        >>> from holdfast import LPFT, Recipe
+        >>> Recipe(trainable=LPFT(l2=1e-3)).name
+        'lp-ft'
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = None
+
+    head: str | None = None
+    l2: float = 1e-4
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "l2", at_least_zero("l2", self.l2))
+
+    def conflict(self, recipe: Recipe) -> str | None:
+        """The features that the head was fitted to would be gone."""
+        if isinstance(recipe.start, RandomInit):
+            return (
+                "LPFT fits the head to the pretrained features, and RandomInit then replaces both "
+                "by random weights. Use Full() with RandomInit, or start=Pretrained()"
+            )
+        return None
+
+    def fit(self, run: Run) -> None:
+        """Fit the head; the body stays as it is for now."""
+        task: Any = run.task
+        if task not in ("classification", "regression", "multi_label"):
+            what = f"the task is {task}" if isinstance(task, str) else "the task is a function"
+            raise ValueError(
+                "LPFT fits a head to one row of features a sample, for classification, regression "
+                f"or multi_label, but {what}. Use Full() or GradualUnfreezing()"
+            )
+        heads = heads_of(run, self.head)
+        if len(heads) > 1:
+            raise ValueError(
+                f"LPFT fits one head, but {', '.join(heads)} are new: name the one with head="
+            )
+        linear_probe(
+            run.model,
+            heads[0],
+            run.data,
+            task=task,
+            collate=run.collate,
+            l2=self.l2,
+            progress=run.progress,
+        )
+        if run.reference is not None:  # the fitted head is a part of θ*
+            run.reference = run.reference.with_part(run.model, heads[0])

@@ -1,0 +1,107 @@
+"""MAS: a quadratic penalty that weighs each coordinate by how much the outputs depend on it.
+
+Aljundi et al., *Memory Aware Synapses: Learning what (not) to forget*, ECCV 2018,
+https://arxiv.org/abs/1711.09601:  ½·β·Σ Ωᵢ·(θᵢ − θ*ᵢ)²,  Ωᵢ = E[|∂‖f(x)‖²/∂θᵢ|].
+
+The paper writes the penalty as λ·Σ Ωᵢ·(θᵢ − θ*ᵢ)², without the ½ that EWC and L2-SP have: its λ is
+our β/2. Ω needs inputs but no labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor, nn
+
+from holdfast._optim.importance import check_samples, mean_over_samples, measured, wide
+from holdfast.data import Collate
+from holdfast.losses import IGNORED
+from holdfast.methods.l2_sp import L2SP
+from holdfast.reference import Reference
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+__all__ = ["MAS", "mas_importance"]
+
+
+@dataclass(frozen=True)
+class MAS(L2SP):
+    """½ · strength · Σ Ω·(θ − θ*)²; Ω comes from :func:`mas_importance`.
+
+    Decoupled: θ ← θ − min(1, lr · strength · Ω) · (θ − θ*). The paper's λ, without the ½, is
+    strength / 2.
+
+    Args:
+        strength, coupled: as in :class:`~holdfast.optim.L2SP`, whose strength it shares while Ω
+            has a mean of 1.
+        samples: of :func:`mas_importance`, which a recipe calls on the training data.
+        normalize: in a recipe, scale Ω to a mean of 1 over what is penalised.
+
+    Example:
+        >>> from holdfast.optim import MAS
+        >>> MAS(strength=50.0, samples=None).normalize
+        True
+    """
+
+    weighted: ClassVar[bool] = True
+
+    samples: int | None = 1000
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_samples(self.samples)
+
+    def measure_importance(self, run: Run) -> Reference | None:
+        """Ω at θ*."""
+        if not self.acts:
+            return None
+        return measured(
+            run, type(self).__name__, self.normalize, mas_importance, samples=self.samples
+        )
+
+
+def mas_importance(
+    model: nn.Module,
+    data: Any,
+    *,
+    collate: Collate | None = None,
+    batch_size: int = 8,
+    samples: int | None = None,
+    seed: int = 0,
+    normalize: bool = False,
+    progress: bool = True,
+) -> Reference:
+    """How much the squared norm of a model's outputs depends on each parameter, by name.
+
+    Only parameters that require gradients are looked at.
+
+    Args:
+        model: holding its pretrained weights; run in eval mode.
+        data, collate, batch_size, progress: as for :func:`holdfast.score`. Labels say only, where
+            there is one a token, which outputs count (not those at −100).
+        samples: how many samples to take it on, drawn at random by ``seed``; None is all. An
+            iterable of batches is always read whole.
+        normalize: scale to a mean of 1.
+
+    Example:
+        >>> import torch
+        >>> from holdfast.optim import mas_importance
+        >>> model, x = torch.nn.Linear(3, 1), torch.eye(3)
+        >>> mas_importance(model, [(x, torch.zeros(3))], progress=False)["weight"].shape
+        torch.Size([1, 3])
+    """
+    check_samples(samples)
+
+    def squared_norm(logits: Tensor, labels: Tensor) -> Tensor:
+        squares = logits.to(wide(logits)).square().sum(-1)
+        if labels.shape == squares.shape and labels.dim() == 2:
+            squares = squares * (labels != IGNORED)
+        return squares.sum()
+
+    return mean_over_samples(
+        model, data, collate, batch_size, lambda _, labels: labels, squared_norm, Tensor.abs,
+        samples=samples, seed=seed, normalize=normalize, progress=progress,
+    )  # fmt: skip

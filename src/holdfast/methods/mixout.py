@@ -1,0 +1,188 @@
+"""Mixout: in each forward pass a random share of the weights is the pretrained ones.
+
+Lee, Cho and Kang, *Mixout: Effective Regularization to Finetune Large-scale Pretrained Language
+Models*, ICLR 2020, https://arxiv.org/abs/1909.11299. With m ~ Bernoulli(p) for each input neuron of
+a linear layer, the same for all its outgoing weights, in training
+
+    θ̃ = (m·θ* + (1 − m)·θ − p·θ*) / (1 − p) = θ* + (1 − m)·(θ − θ*) / (1 − p)
+
+so that E θ̃ = θ. It is a dropout of θ − θ*; with θ* = 0 it is dropout. In the mean it penalises the
+distance to θ*: of a quadratic loss with curvature μ the expectation is larger by exactly
+½·μ·p/(1 − p)·‖θ − θ*‖², and of a more curved one by more.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from holdfast._torch.checks import share
+from holdfast.stages import Trainable
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+__all__ = ["MixLinear", "Mixout", "mixout"]
+
+Per = Literal["neuron", "weight"]
+
+
+@dataclass(frozen=True)
+class Mixout(Trainable):
+    """Mix the weights of every linear layer with the pretrained ones, anew in each forward pass.
+
+    Biases and parts that are new are not mixed. In eval mode the layers are plain ones. The masks
+    come from torch's global generator, as dropout's do. The model's own dropout stays as it is;
+    the paper switches it off, which is the model's setting.
+
+    Args:
+        p: the probability that a weight is the pretrained one, in [0, 1). The paper finds 0.7 to
+            0.9 good; 0 is full fine-tuning.
+        per: draw m for each input ``"neuron"``, as the paper's released code does, or for each
+            ``"weight"`` (the paper's *mixconnect*).
+
+    Example:
+        >>> from holdfast import Mixout, Recipe
+        >>> Recipe(trainable=Mixout(p=0.9)).name
+        'mixout'
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = {"p": 0.0}
+    needs_reference: ClassVar[bool] = True
+
+    p: float = 0.7
+    per: Per = "neuron"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", share("p", self.p))
+        if self.p == 1:
+            raise ValueError("p must be below 1: at 1 nothing is left of the tuned weights")
+        if self.per not in get_args(Per):
+            raise ValueError(f"per must be 'neuron' or 'weight', got {self.per!r}")
+
+    def prepare(self, run: Run) -> nn.Module:
+        """Let every linear layer with pretrained weights mix. No parameter's name changes."""
+        model: nn.Module = run.model
+        if self.p == 0:
+            return model
+        if run.reference is None:
+            raise ValueError("Mixout needs the pretrained weights: pass reference= to the run")
+        names, params = zip(*model.named_parameters(), strict=True)
+        anchors = run.reference.match(params, names)
+        known = {id(p): a for p, a in zip(params, anchors, strict=True) if a is not None}
+        layers = [
+            (module, mixing, known[id(module.weight)])
+            for module in model.modules()
+            if (mixing := _mixing_class(module)) and id(module.weight) in known
+        ]
+        if not layers:
+            raise ValueError(
+                f"{type(model).__name__} has no linear layer (nn.Linear) with pretrained weights: "
+                "Mixout has nothing to mix"
+            )
+        for module, mixing, anchor in layers:
+            module.__class__ = mixing
+            module.p, module.per, module.anchor = self.p, self.per, anchor  # type: ignore[assignment]
+        return model
+
+    def finish(self, model: nn.Module) -> nn.Module:
+        """The layers are plain ones again."""
+        for module in model.modules():
+            if isinstance(module, _Mixing):
+                module.__class__ = module.plain  # type: ignore[assignment]
+                del module.p, module.per, module.anchor
+        return model
+
+
+def mixout(weight: Tensor, anchor: Tensor, p: float, per: Per = "neuron") -> Tensor:
+    """θ̃ = θ* + (1 − m)·(θ − θ*)/(1 − p): weights with a random share at their anchor.
+
+    Args:
+        weight: θ, of shape (outputs, inputs).
+        anchor: θ*.
+        p: the probability of m = 1.
+        per: draw m for each input neuron, or for each weight.
+
+    Example:
+        >>> import torch
+        >>> mixed = mixout(torch.full((4, 1000), 2.0), torch.ones(4, 1000), p=0.5)
+        >>> sorted(mixed.unique().tolist())             # θ* = 1, or θ* + (θ − θ*)/(1 − p) = 3
+        [1.0, 3.0]
+    """
+    difference = weight - anchor
+    if per == "neuron":
+        return anchor + difference * F.dropout(difference.new_ones(difference.shape[1]), p)
+    return anchor + F.dropout(difference, p)
+
+
+class _Mixing(nn.Module):
+    """What layers that mix have in common. ``anchor`` is no buffer: it is not in the state."""
+
+    plain: ClassVar[type[nn.Module]]
+    p: float
+    per: Per
+    anchor: Tensor
+    weight: Tensor
+
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """θ and θ*; the model may have moved since it was prepared."""
+        self.anchor = self.anchor.to(self.weight)
+        return self.weight, self.anchor
+
+
+class MixLinear(_Mixing, nn.Linear):
+    """A linear layer that mixes. :class:`Mixout` makes it of an ``nn.Linear``, and back."""
+
+    plain = nn.Linear
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As ``nn.Linear``, in training with mixed weights."""
+        if not self.training:
+            return super().forward(input)
+        weight, anchor = self.pair()
+        return F.linear(input, mixout(weight, anchor, self.p, self.per), self.bias)
+
+
+def _mixing_class(module: nn.Module) -> type[_Mixing] | None:
+    """The class that makes a layer mix; None for what is no linear layer.
+
+    Only for a plain ``nn.Linear``: a subclass has a forward of its own, or is not called at all,
+    such as the output projection in ``nn.MultiheadAttention``.
+    """
+    kind = type(module)
+    if kind is nn.Linear:
+        return MixLinear
+    if (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D"):
+        return _mix_conv1d()
+    return None
+
+
+@functools.cache
+def _mix_conv1d() -> type[_Mixing]:
+    """``MixConv1D``, made when it is needed: its base is in transformers."""
+    from transformers.pytorch_utils import Conv1D
+
+    class MixConv1D(_Mixing, Conv1D):  # type: ignore[misc]
+        """The linear layer of GPT-2, whose weight is (inputs, outputs), when it mixes."""
+
+        plain = Conv1D
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                return super().forward(x)  # type: ignore[no-any-return,no-untyped-call]
+            weight, anchor = self.pair()
+            return F.linear(x, mixout(weight.T, anchor.T, self.p, self.per), self.bias)
+
+    MixConv1D.__qualname__ = "MixConv1D"
+    return MixConv1D
+
+
+def __getattr__(name: str) -> Any:
+    """For pickle, which finds classes by their names."""
+    if name == "MixConv1D":
+        return _mix_conv1d()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

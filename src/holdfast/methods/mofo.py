@@ -1,0 +1,237 @@
+r"""MoFO: Adam that moves only the coordinates with the largest momentum.
+
+Chen et al., *MoFO: Momentum-Filtered Optimizer for Mitigating Forgetting in LLM Fine-Tuning*,
+https://arxiv.org/abs/2407.20999.
+
+Adam's moments are kept for all coordinates. In each matrix only the fraction α of coordinates
+with the largest |m| moves; the others stay where they are:
+
+    θᵢ ← θᵢ − lr·wd·θᵢ − lr·m̂ᵢ/(√v̂ᵢ+ε)      for i among the max(1, round(α·n)) largest |mᵢ|
+
+Vectors (biases, norms) are not filtered. Fewer moved coordinates end nearer to θ*, without a copy
+of θ*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.optimizer import Optimizer
+
+from holdfast import kernels
+from holdfast._torch.checks import above_zero
+from holdfast._torch.sharding import like, whole
+from holdfast.methods._adam import AdamUpdate, check_adam_group, make_adam_state
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+__all__ = ["MoFO", "MoFOUpdate"]
+
+_OPTIONS = ("lr", "eps", "weight_decay", "maximize", "capturable")
+
+
+class MoFO(Optimizer):
+    """Adam with a momentum filter.
+
+    Args:
+        params: parameters, named or not, or groups of them. A group may set its own ``fraction``.
+        lr, betas, eps: Adam's.
+        weight_decay: decoupled, as in AdamW; weights decay only where they move.
+        fraction: α, the share of each matrix that moves in an update; the paper takes 5 to 20 %.
+            1 is AdamW to the last bit.
+        foreach, fused: which of torch's implementations to use. Where there is Triton, ``fused`` is
+            holdfast's own kernels (for α < 1), and so is None on a GPU; they part equal |m| alike.
+        maximize, capturable: as in AdamW.
+
+    Example:
+        >>> import torch
+        >>> from holdfast.optim import MoFO
+        >>> p = torch.nn.Parameter(torch.zeros(2, 3))
+        >>> optimizer = MoFO([p], lr=0.1, fraction=0.5)
+        >>> p.grad = torch.arange(6.0).reshape(2, 3)
+        >>> optimizer.step()
+        >>> (p != 0).sum().item()
+        3
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        fraction: float = 0.15,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "fraction": fraction,
+            "foreach": foreach,
+            "fused": fused,
+            "maximize": maximize,
+            "capturable": capturable,
+        }
+        self._kernels: dict[int, Any] = {}
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters."""
+        super().add_param_group(param_group)
+        try:
+            check_adam_group(param_group)
+            _share(param_group["fraction"])
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Perform one update. Parameters whose gradient is None are left alone."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for number, group in enumerate(self.param_groups):
+            params = [p for p in group["params"] if p.grad is not None]
+            if any(p.grad.layout is not torch.strided for p in params):
+                raise RuntimeError("MoFO does not support sparse gradients")
+            if not params:
+                continue
+            by_kernel = group["fraction"] < 1 and kernels.wanted(group, params[0].device)
+            for p in params:
+                if not self.state[p]:
+                    self._make_state(p, group, by_kernel)
+            states = [self.state[p] for p in params]
+            columns = [
+                params,
+                [cast(Tensor, p.grad) for p in params],
+                [s["exp_avg"] for s in states],
+                [s["exp_avg_sq"] for s in states],
+                [s["step"] for s in states],
+            ]
+            beta1, beta2 = group["betas"]
+            options = {"fraction": group["fraction"], "beta1": beta1, "beta2": beta2}
+            options |= {name: group[name] for name in _OPTIONS}
+            if by_kernel:
+                rest = self._by_kernel(number, columns, options)
+                columns = [[column[i] for i in rest] for column in columns]
+            if columns[0]:
+                mofo(*columns, **options, foreach=group["foreach"], fused=group["fused"])
+        return loss
+
+    def _by_kernel(
+        self, number: int, columns: list[list[Tensor]], options: dict[str, Any]
+    ) -> list[int]:
+        """Update what the kernels take; returns which are left."""
+        from holdfast.kernels.mofo_step import MoFOStep
+
+        if number not in self._kernels:
+            self._kernels[number] = MoFOStep()
+        return cast(list[int], self._kernels[number](*columns, **options))
+
+    def _make_state(self, p: Tensor, group: dict[str, Any], by_kernel: bool) -> None:
+        if by_kernel:
+            from holdfast.kernels.mofo_step import takes
+
+            # Then counts are on the device, where all of them are advanced at once.
+            group = {**group, "fused": group["fused"] or takes(p)}
+        make_adam_state(self.state[p], p, group, p.dtype)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state_dict)
+        self._kernels.clear()  # they know the counts of steps
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._kernels = {}
+
+
+@dataclass(frozen=True)
+class MoFOUpdate(AdamUpdate):
+    """:class:`MoFO` in a recipe. It keeps near θ* without a copy of θ*.
+
+    Args:
+        lr, weight_decay, layer_decay: as in :class:`~holdfast.stages.Update`.
+        betas, eps: Adam's.
+        fraction: α, the share of each matrix that moves in an update. 1 is AdamW.
+
+    Example:
+        >>> from holdfast.optim import MoFOUpdate
+        >>> MoFOUpdate(lr=1e-5).fraction
+        0.15
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = {"fraction": 1.0}
+
+    fraction: float = 0.15
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "fraction", _share(self.fraction))
+
+    def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
+        """MoFO over the groups."""
+        return MoFO(groups, lr=run.lr, betas=self.betas, eps=self.eps, fraction=self.fraction)
+
+
+def mofo(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    state_steps: list[Tensor],
+    *,
+    fraction: float,
+    **adam: Any,
+) -> None:
+    """One MoFO update of a list of tensors, in place, by torch's operations.
+
+    It is Adam's, after which what was not selected is put back.
+    """
+    filtered = [i for i, p in enumerate(params) if p.dim() > 1 and fraction < 1]
+    before = [params[i].clone() for i in filtered]
+    adamw(params, grads, exp_avgs, exp_avg_sqs, [], state_steps, amsgrad=False, **adam)
+    for i, old in zip(filtered, before, strict=True):
+        # Of a sharded matrix the largest of the whole, not of each rank's part.
+        moves = largest(whole(exp_avgs[i].abs()), max(1, round(fraction * old.numel())))
+        params[i].copy_(torch.where(like(moves, old, torch.bool), params[i], old))
+
+
+def largest(values: Tensor, k: int) -> Tensor:
+    """A mask of the k largest values; of equal ones the first count as larger.
+
+    >>> largest(torch.tensor([[1.0, 3.0], [3.0, 3.0]]), 2)
+    tensor([[False,  True],
+            [ True, False]])
+    """
+    flat = values.flatten()
+    if k >= flat.numel():
+        return torch.ones_like(values, dtype=torch.bool)
+    if flat.is_cuda:  # where a k-th value is found by a single block of threads
+        threshold = flat.topk(k, sorted=False).values.min()
+    else:
+        threshold = flat.kthvalue(flat.numel() - k + 1).values
+    above, level = flat > threshold, flat == threshold
+    first_of_level = level.cumsum(0) <= k - above.sum()
+    return (above | (level & first_of_level)).view_as(values)
+
+
+def _share(fraction: Any) -> float:
+    if above_zero("fraction", fraction) > 1:
+        raise ValueError(f"fraction must lie in (0, 1], got {fraction!r}")
+    return float(fraction)

@@ -1,0 +1,178 @@
+"""Random initialisation: the RI start of the RecAdam paper.
+
+The model starts from random weights and is pulled to the pretrained ones while λ is small, which
+lets it explore; the pretrained weights serve as anchors only (https://arxiv.org/abs/2004.12651).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+from torch import nn
+
+from holdfast._torch.checks import whole
+from holdfast._torch.fingerprint import tensor_fingerprint
+from holdfast._torch.names import shorten
+from holdfast.stages import Start
+
+if TYPE_CHECKING:
+    from holdfast.recipe import Recipe
+    from holdfast.run import Run
+
+__all__ = ["RandomInit", "random_init"]
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class RandomInit(Start):
+    """Start from random weights; the pretrained ones are where the pull leads (the paper's RI).
+
+    Args:
+        seed: of the weights; None is the run's.
+
+    Example:
+        >>> from holdfast import RandomInit, RecAdamUpdate, Recipe
+        >>> Recipe(start=RandomInit(), update=RecAdamUpdate()).name
+        'random-init+recadam'
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = None
+    needs_reference: ClassVar[bool] = True
+
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed is not None:
+            object.__setattr__(self, "seed", whole("seed", self.seed, 0))
+
+    def conflict(self, recipe: Recipe) -> str | None:
+        """Without a pull the pretrained weights would not be used at all."""
+        if recipe.update.pulls or any(penalty.acts for penalty in recipe.penalties):
+            return None
+        return (
+            "RandomInit throws the pretrained weights away, and nothing in the recipe pulls back "
+            "to them: add update=RecAdamUpdate() or a penalty such as L2SP(), or use "
+            "start=Pretrained()"
+        )
+
+    def apply(self, run: Run) -> None:
+        """Initialise what may change anew; all that is taken at θ* has been taken."""
+        frozen = [(p, p.detach().clone()) for p in run.model.parameters() if not p.requires_grad]
+        random_init(run.model, seed=run.seed if self.seed is None else self.seed)
+        with torch.no_grad():
+            for p, pretrained in frozen:  # by the user: nothing would ever bring it back
+                p.copy_(pretrained)
+
+
+def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
+    """Initialise all of a model's weights anew, in place, with the model's own initialiser.
+
+    Take the anchors first: ``Reference.of(model)``, or the pretrained files.
+
+    Args:
+        model: a transformers model, or a module whose layers have ``reset_parameters()``.
+        seed: makes the new weights reproducible without touching torch's global generators.
+
+    Returns:
+        The same model.
+
+    Example:
+        >>> import torch, holdfast
+        >>> model = torch.nn.Linear(4, 2)
+        >>> anchors = holdfast.Reference.of(model)
+        >>> _ = holdfast.random_init(model, seed=0)
+        >>> optimizer = holdfast.RecAdam(model.named_parameters(), anchors=anchors)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"random_init needs a model, got {type(model).__name__}")
+    before = {name: tensor_fingerprint(p.shape, p) for name, p in model.named_parameters()}
+    with seeded(seed), torch.no_grad():
+        transformers_models = list(_topmost(model, _is_transformers_model))
+        covered = {id(p) for m in transformers_models for p in m.parameters()}
+        resets = _find_resets(model, covered)
+        for part in transformers_models:
+            _init_transformers(part)
+        for reset in resets:
+            reset()
+    same = [
+        name
+        for name, p in model.named_parameters()
+        if before[name] == tensor_fingerprint(p.shape, p)
+        and p.numel()
+        and (p != p.flatten()[0]).any()
+    ]
+    if same:
+        warnings.warn(
+            f"the model's own initialiser left {len(same)} parameters as they were: "
+            f"{shorten(same)}",
+            stacklevel=2,
+        )
+    return model
+
+
+def _is_transformers_model(module: nn.Module) -> bool:
+    return hasattr(module, "_init_weights") and hasattr(module, "init_weights")
+
+
+def _topmost(module: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:
+    """The wanted modules that lie in no other wanted one."""
+    if is_wanted(module):
+        yield module
+    else:
+        for child in module.children():
+            yield from _topmost(child, is_wanted)
+
+
+@contextlib.contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Seed torch's global generators for a while, those of all devices; None leaves them alone."""
+    kinds = [kind for kind in ("cuda", "xpu", "mps") if getattr(torch, kind).is_available()]
+    with contextlib.ExitStack() as stack:
+        for kind in kinds or ["cpu"]:
+            count = 0 if kind == "cpu" else getattr(torch, kind).device_count()
+            device_type = "cuda" if kind == "cpu" else kind
+            stack.enter_context(
+                torch.random.fork_rng(
+                    range(count), enabled=seed is not None, device_type=device_type
+                )
+            )
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
+
+
+def _init_transformers(model: Any) -> None:
+    # from_pretrained marks modules and tensors as initialised, and init_weights() passes over
+    # what is marked: without this it would change nothing.
+    for marked in [*model.modules(), *model.parameters(), *model.buffers()]:
+        if hasattr(marked, "_is_hf_initialized"):
+            del marked._is_hf_initialized
+    model.init_weights()
+
+
+def _find_resets(model: nn.Module, covered: set[int]) -> list[Callable[[], object]]:
+    """The initialisers of all layers that are not covered yet. Raises if a parameter has none."""
+    resets = []
+    reached = set(covered)
+    # Children first, as when the model is constructed: a parent has the last word.
+    for module in reversed(list(model.modules())):
+        # nn.MultiheadAttention spells it with an underscore.
+        reset = getattr(module, "reset_parameters", None) or getattr(
+            module, "_reset_parameters", None
+        )
+        if callable(reset) and not all(id(p) in covered for p in module.parameters()):
+            resets.append(reset)
+            reached.update(id(p) for p in module.parameters(recurse=False))
+    missed = [name for name, p in model.named_parameters() if id(p) not in reached]
+    if missed:
+        raise ValueError(
+            "no initialiser is known for these parameters (their modules have no "
+            f"reset_parameters()): {shorten(missed)}. Give the module that owns them one."
+        )
+    return resets

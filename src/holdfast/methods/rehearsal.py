@@ -1,0 +1,232 @@
+r"""Rehearsal: train on data of the old task as well, for those who have some.
+
+The multi-task objective that RecAdam simulates without data, Chen et al., *Recall and Learn*,
+EMNLP 2020, https://arxiv.org/abs/2004.12651, equation 1 with the annealing of equation 8:
+
+    λ(t)·Loss_T + (1 − λ(t))·Loss_S
+
+with Loss_T the mean loss over all targets of the new task's data and Loss_S that of the old one's.
+The two are mixed into one dataset, in which a share s of the targets is the old task's. A sample of
+the new task weighs λ/(1−s) and one of the old task (1−λ)/s: summed over all samples and divided by
+all targets, that is the objective exactly, and over random batches it is in expectation.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from holdfast._torch.batch import inputs_and_labels, unwrapped
+from holdfast._torch.checks import at_least_zero
+from holdfast.anneal import Anneal, Constant
+from holdfast.columns import with_column
+from holdfast.data import Samples
+from holdfast.losses import TOKEN_TASKS, count_targets
+from holdfast.methods._base import samples_of
+from holdfast.stages import Criterion, Objective
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+__all__ = ["Rehearsal", "mixing_weights"]
+
+_COLUMN = "rehearsal"  # 1 for samples of the old task, 0 for those of the new one
+_LABELS = ("labels", "label", "label_ids")
+
+
+@dataclass(frozen=True)
+class Rehearsal(Objective):
+    """The loss on the new data and the loss on data of the old task, mixed.
+
+    The host is given the old task's data as ``rehearsal=``, of the same form as the new task's:
+    the same model and the same ``collate`` must understand it. Train on the mix in random order.
+
+    Args:
+        ratio: how many samples of the old task there are in the mix for each of the new task,
+            drawn once by the run's seed; if there are not as many, they come several times.
+            0 is none. It says how often the old task is seen, not how much it counts.
+        anneal: λ(t), how much the new task counts at update t; None is ½ throughout. An annealing
+            that ends at 1, such as :class:`~holdfast.Sigmoid`, ends with the new task alone.
+
+    Example:
+        >>> from holdfast import Constant, Recipe, Rehearsal
+        >>> Recipe(objective=Rehearsal(ratio=0.1, anneal=Constant(0.8))).name
+        'rehearsal'
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = {"ratio": 0.0}
+
+    ratio: float = 0.25
+    anneal: Anneal | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ratio", at_least_zero("ratio", self.ratio))
+        if self.anneal is not None and not isinstance(self.anneal, Anneal):
+            raise TypeError(
+                "anneal must be an annealing such as Constant(0.5) or Sigmoid(k=0.1, t0=250), got "
+                f"{self.anneal!r}"
+            )
+
+    def prepare(self, run: Run) -> Criterion:
+        """Mix the data of the two tasks."""
+        if self.ratio == 0:
+            return Criterion(run)
+        if run.rehearsal is None:
+            raise ValueError(
+                "Rehearsal needs data of the old task: pass it as rehearsal= beside the data of "
+                "the new one, or, if there is none, take RecAdam, FLOW or Distill, which need none"
+            )
+        new = samples_of(run, run.data, "Rehearsal")
+        old = samples_of(run, run.rehearsal, "Rehearsal", "rehearsal")
+        for name, source in (("data", new), ("rehearsal data", old)):
+            if len(source.data) == 0:
+                raise ValueError(f"there is nothing to train on: the {name} is empty")
+        count = max(1, round(self.ratio * len(new.data)))
+        mix = mixed(new.data, old.data, draw(len(old.data), count, run.seed), run.model)
+        is_old = [0] * len(new.data) + [1] * count
+        share = _share_of_old(run, Samples(mix, new.collate, new.batch_size), len(new.data))
+        data = with_column(mix, is_old, _COLUMN)
+        return RehearsalCriterion(run, data, self.anneal or Constant(0.5), share)
+
+
+class RehearsalCriterion(Criterion):
+    """The loss of the mix. ``share`` of its targets are the old task's."""
+
+    column = _COLUMN
+
+    def __init__(self, run: Run, data: Any, anneal: Anneal, share: float) -> None:
+        super().__init__(run, data)
+        self.anneal, self.share = anneal, share
+
+    def weights(
+        self, model: nn.Module, batch: Any, values: Tensor | None, update: int
+    ) -> Tensor | None:
+        """By which task a sample is of."""
+        return None if values is None else mixing_weights(values, self.anneal(update), self.share)
+
+
+def mixing_weights(is_old: Tensor, lam: float, share: float) -> Tensor:
+    """λ/(1−s) for samples of the new task, (1−λ)/s for those of the old one.
+
+    Example:
+        >>> import torch
+        >>> mixing_weights(torch.tensor([0, 0, 0, 1]), lam=0.5, share=0.25)
+        tensor([0.6667, 0.6667, 0.6667, 2.0000], dtype=torch.float64)
+    """
+    dtype = torch.float32 if is_old.device.type == "mps" else torch.float64
+    new = torch.full_like(is_old, lam / (1 - share), dtype=dtype)
+    return new.masked_fill(is_old != 0, (1 - lam) / share)
+
+
+def draw(available: int, count: int, seed: int) -> list[int]:
+    """Which samples of the old task to take: each once before any is taken again.
+
+    Example:
+        >>> sorted(draw(3, 6, seed=0))
+        [0, 0, 1, 1, 2, 2]
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn: list[int] = []
+    while len(drawn) < count:
+        drawn += torch.randperm(available, generator=generator).tolist()
+    return drawn[:count]
+
+
+def mixed(new: Any, old: Any, chosen: Sequence[int], model: nn.Module) -> Any:
+    """All samples of ``new``, then the chosen ones of ``old``, with the columns that both have.
+
+    Args:
+        new, old: a ``datasets.Dataset`` each, which gives another; or any datasets with an index.
+        chosen: indices into ``old``.
+        model: its inputs, and the labels, must be columns of both or of none.
+    """
+    if _is_table(new) and _is_table(old):
+        import datasets
+
+        old = old.select(chosen)
+        needed = _check_columns(new.column_names, old.column_names, model)
+        common = [
+            name
+            for name in new.column_names
+            if name in needed or new.features[name] == old.features.get(name)
+        ]
+        new, old = new.select_columns(common), old.select_columns(common)
+        try:
+            old = old if old.features == new.features else old.cast(new.features)
+            return datasets.concatenate_datasets([new, old])
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise ValueError(
+                "the columns of data and rehearsal are not of the same kind: "
+                + "; ".join(
+                    f"{name} is {new.features[name]} and {old.features[name]}"
+                    for name in common
+                    if new.features[name] != old.features[name]
+                )
+            ) from error
+    return _Mixed(new, old, chosen, model)
+
+
+class _Mixed(Dataset[Any]):
+    def __init__(self, new: Any, old: Any, chosen: Sequence[int], model: nn.Module) -> None:
+        self.new, self.old, self.chosen = new, old, chosen
+        self.columns: list[str] | None = None
+        first, other = new[0], old[chosen[0]]
+        if isinstance(first, Mapping) and isinstance(other, Mapping):
+            _check_columns(first, other, model)
+            self.columns = [name for name in first if name in other]
+        elif type(first) is not type(other) or len(first) != len(other):
+            raise ValueError(
+                "the samples of data and rehearsal must be alike, and collated alike: they are "
+                f"{type(first).__name__} and {type(other).__name__}, of length {len(first)} and "
+                f"{len(other)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.new) + len(self.chosen)
+
+    def __getitem__(self, i: int) -> Any:
+        n = len(self.new)
+        sample = self.new[i] if i < n else self.old[self.chosen[i - n]]
+        return sample if self.columns is None else {name: sample[name] for name in self.columns}
+
+
+def _is_table(data: Any) -> bool:
+    """A ``datasets.Dataset`` whose rows are its columns, not what a transform makes of them."""
+    return hasattr(data, "add_column") and data.format["type"] != "custom"
+
+
+def _check_columns(new: Iterable[str], old: Iterable[str], model: nn.Module) -> set[str]:
+    """The columns that are trained on; those of one must be those of the other."""
+    inner: Any = unwrapped(model)
+    if hasattr(inner, "get_base_model"):  # PEFT's own forward names no inputs
+        inner = inner.get_base_model()
+    inputs = {*inspect.signature(inner.forward).parameters, *_LABELS}
+    of_new, of_old = inputs & set(new), inputs & set(old)
+    if of_new != of_old:
+        raise ValueError(
+            f"data and rehearsal must have the same inputs and labels: {sorted(of_new - of_old)} "
+            f"is only in data, {sorted(of_old - of_new)} only in rehearsal. Prepare both alike"
+        )
+    return of_new
+
+
+def _share_of_old(run: Run, mix: Samples, new: int) -> float:
+    """The share of the targets of a mix that lies behind its first ``new`` samples."""
+    total = len(mix.data)
+    targets = [float(new), float(total - new)]  # one a sample, unless they are tokens
+    if run.task in TOKEN_TASKS and isinstance(run.task, str):
+        targets = [0.0, 0.0]
+        for indices, read in mix:
+            labels = inputs_and_labels(run.model, read())[1]
+            for i, count in zip(indices, count_targets(labels, run.task).tolist(), strict=True):
+                targets[i >= new] += count
+    if min(targets) == 0:
+        which = "data" if targets[0] == 0 else "rehearsal data"
+        raise ValueError(f"no sample of the {which} has a target: are all labels −100?")
+    return targets[1] / sum(targets)

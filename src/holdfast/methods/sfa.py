@@ -1,0 +1,75 @@
+"""SFA: average with the pretrained weights a few times during training.
+
+Kleiman et al., *Soup to go: mitigating forgetting during continual learning with model averaging*,
+https://arxiv.org/abs/2501.05559. At every share p of the run's T updates, and at its end:
+
+    θ ← (1−w)·θ + w·θ*          at the updates round(p·T·j), j = 1, 2, …, and T
+
+and in between the optimizer goes on as it was. The last average is the model that is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from holdfast._optim.penalty import Penalty
+from holdfast._torch.checks import above_zero, at_least_zero
+
+__all__ = ["PeriodicAverage"]
+
+
+@dataclass(frozen=True)
+class PeriodicAverage(Penalty):
+    """Average the weights with the pretrained ones, at every share of the run and at its end.
+
+    It acts in the optimizer's step like any penalty, whichever the optimizer and its learning
+    rate, and its place in the run is in the optimizer's state.
+
+    Args:
+        every: p, as a fraction of the run: 0.25 is four times, the last after the last update;
+            0.4 is three times, at 40, 80 and 100 %.
+        weight: w, the share of the pretrained weights; 0 is no averaging.
+
+    Example:
+        >>> from holdfast.optim import PeriodicAverage
+        >>> average = PeriodicAverage(every=0.25)
+        >>> [update for update in range(1, 11) if average.acts_at(update, total_updates=10)]
+        [2, 5, 8, 10]
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = {"weight": 0.0}
+    needs_gradient: ClassVar[bool] = False
+
+    every: float = 0.25
+    weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "every", above_zero("every", self.every))
+        object.__setattr__(self, "weight", at_least_zero("weight", self.weight))
+        if self.every > 1:
+            raise ValueError(f"every must be a fraction of the run, in (0, 1], got {self.every!r}")
+        if self.weight > 1:
+            raise ValueError(f"weight must lie in [0, 1], got {self.weight!r}")
+
+    @property
+    def acts(self) -> bool:
+        """False at weight 0."""
+        return self.weight != 0
+
+    def acts_at(self, update: int, total_updates: int | None) -> bool:
+        """Whether an update, counted from 1, is one of round(p·T·j), or the last."""
+        if total_updates is None:
+            raise ValueError(
+                "PeriodicAverage acts at shares of the run: pass total_updates=, the number of "
+                "updates it will make"
+            )
+        if update == total_updates:
+            return True
+        period = self.every * total_updates
+        nearest = round(update / period)
+        return any(round(period * j) == update for j in (nearest - 1, nearest, nearest + 1))
+
+    def rate(self, lr: float) -> float:
+        """w, at any learning rate."""
+        return self.weight

@@ -1,0 +1,55 @@
+"""SGD with momentum, torch's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from holdfast._torch.checks import share
+from holdfast.stages import Update
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+__all__ = ["SGDUpdate"]
+
+
+@dataclass(frozen=True)
+class SGDUpdate(Update):
+    """``torch.optim.SGD``, for vision models.
+
+    Its weight decay is torch's: a term in the gradient, on which momentum acts.
+
+    Args:
+        lr, weight_decay, layer_decay: as in :class:`~holdfast.stages.Update`.
+        momentum: 0 is plain gradient descent.
+        nesterov: look ahead; needs momentum.
+
+    Example:
+        >>> from holdfast.optim import SGDUpdate
+        >>> SGDUpdate(lr=0.01, weight_decay=5e-4).momentum
+        0.9
+    """
+
+    #: No setting makes it AdamW, the identity of its stage.
+    neutral: ClassVar[dict[str, Any] | None] = None
+
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "momentum", share("momentum", self.momentum))
+        if not isinstance(self.nesterov, bool):
+            raise TypeError(f"nesterov must be True or False, got {self.nesterov!r}")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov=True needs a momentum above 0")
+
+    def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
+        """torch's SGD over the groups."""
+        return torch.optim.SGD(
+            groups, lr=run.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=0.0
+        )

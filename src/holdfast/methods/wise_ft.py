@@ -1,0 +1,211 @@
+"""WiSE-FT: keep a point between the pretrained and the tuned weights.
+
+Wortsman et al., *Robust fine-tuning of zero-shot models*, CVPR 2022,
+https://arxiv.org/abs/2109.01903.
+
+    θ = α·θ₁ + (1−α)·θ*
+
+α = 1 is the tuned model, α = 0 the pretrained one, to the last bit. What has no pretrained
+counterpart (a new head) stays as tuned. It costs no training: sweep α and choose. With LoRA it is
+the effective weights that are interpolated, θ* + α·BA, by scaling B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeVar, get_args
+
+import torch
+from torch import Tensor, nn
+
+from holdfast._torch.checks import share
+from holdfast._torch.sharding import like
+from holdfast.data import Collate
+from holdfast.methods._batch_norm import reestimate_statistics, statistics_of
+from holdfast.reference import Reference
+from holdfast.stages import Merging
+
+__all__ = ["WiseFT"]
+
+Result = TypeVar("Result")
+Statistics = Literal["interpolate", "keep", "reestimate"]
+
+
+@dataclass(frozen=True)
+class WiseFT(Merging):
+    """Interpolate the weights of a tuned model with the pretrained ones.
+
+    Args:
+        alpha: the share of the tuned weights, between 0 and 1.
+        statistics: what to do with BatchNorm's running statistics and other floating-point
+            buffers: ``"interpolate"`` them as well, ``"keep"`` the tuned ones, or
+            ``"reestimate"`` BatchNorm's with a pass over data (and keep the others), unless α = 1.
+            Integer buffers are kept as tuned.
+
+    Example:
+        >>> import torch, holdfast
+        >>> model = torch.nn.Linear(2, 1)
+        >>> pretrained = holdfast.Reference.of(model)
+        >>> _ = model.weight.data.add_(1.0)                     # fine-tuning
+        >>> _ = holdfast.WiseFT(alpha=0.5).merge(model, pretrained)
+        >>> round(pretrained.distance(model).total, 4)          # half of √2
+        0.7071
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = {"alpha": 1.0}
+    needs_reference: ClassVar[bool] = True
+
+    alpha: float = 0.5
+    statistics: Statistics = "interpolate"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alpha", share("alpha", self.alpha))
+        if self.statistics not in get_args(Statistics):
+            raise ValueError(
+                f"statistics must be 'interpolate', 'keep' or 'reestimate', got {self.statistics!r}"
+            )
+
+    def merge(
+        self,
+        model: nn.Module,
+        reference: Reference | None,
+        *,
+        data: Any = None,
+        collate: Collate | None = None,
+    ) -> nn.Module:
+        """Move a tuned model, in place, to its place between the two.
+
+        Args:
+            model: the tuned model. Of LoRA adapters B is scaled and A left alone, whatever the
+                reference says of them.
+            reference: the pretrained weights; None if only LoRA adapters were trained.
+            data, collate: what to take BatchNorm's statistics on if they are re-estimated, as for
+                :func:`holdfast.score`.
+        """
+        self._check_data(model, data, [self.alpha])
+        pairs = list(self._pairs(model, reference))
+        _place(pairs, [tensor for tensor, _ in pairs], self.alpha)
+        if self.statistics == "reestimate" and self.alpha != 1:
+            reestimate_statistics(model, data, collate)
+        return model
+
+    def sweep(
+        self,
+        model: nn.Module,
+        reference: Reference | None,
+        alphas: Sequence[float],
+        evaluate: Callable[[nn.Module], Result],
+        *,
+        data: Any = None,
+        collate: Collate | None = None,
+    ) -> dict[float, Result]:
+        """Evaluate the model at several α; afterwards it is as tuned again.
+
+        Args:
+            model, reference, data, collate: as in :meth:`merge`; this object's own alpha is not
+                used.
+            alphas: the points to look at.
+            evaluate: called with the model at each point.
+
+        Returns:
+            α → what ``evaluate`` returned.
+        """
+        for alpha in alphas:
+            share("alpha", alpha)
+        self._check_data(model, data, alphas)
+        pairs = list(self._pairs(model, reference))
+        moved = [tensor for tensor, _ in pairs]
+        statistics = [b for norm in statistics_of(model) for b in norm.buffers()]
+        tuned = [tensor.detach().clone() for tensor in moved]
+        estimated = [buffer.clone() for buffer in statistics]
+        results: dict[float, Result] = {}
+        try:
+            for alpha in alphas:
+                _place(pairs, tuned, float(alpha))
+                if self.statistics == "reestimate":
+                    if alpha == 1:
+                        _copy(statistics, estimated)
+                    else:
+                        reestimate_statistics(model, data, collate)
+                results[alpha] = evaluate(model)
+        finally:
+            _copy(moved, tuned)
+            _copy(statistics, estimated)
+        return results
+
+    def _check_data(self, model: nn.Module, data: Any, alphas: Sequence[float]) -> None:
+        needed = self.statistics == "reestimate" and any(alpha != 1 for alpha in alphas)
+        if needed and data is None and statistics_of(model):
+            raise ValueError(
+                "statistics='reestimate' takes BatchNorm's statistics on data: pass data="
+            )
+
+    def _pairs(
+        self, model: nn.Module, reference: Reference | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """What is interpolated: each tensor of the model, and where it is at α = 0."""
+        adapters = dict(_adapters(model))
+        zero = torch.zeros(())
+        scaled = [p for p, is_b in adapters.values() if is_b]
+        yield from ((b, zero.expand_as(b)) for b in scaled)
+        if reference is None:
+            if not scaled:
+                raise ValueError("WiSE-FT needs the pretrained weights: pass the Reference")
+            return
+        # A quantised base is of integers. It is frozen: there is nothing to interpolate.
+        named: list[tuple[str, Tensor]] = [
+            (n, p) for n, p in model.named_parameters() if n not in adapters
+        ]
+        if self.statistics == "interpolate":
+            named += list(model.named_buffers())
+        named = [(n, t) for n, t in named if t.is_floating_point()]
+        names, tensors = [n for n, _ in named], [t for _, t in named]
+        bases = reference.match(tensors, names)
+        if not scaled and all(base is None for base in bases):
+            raise ValueError(reference.nothing_matches(names))
+        yield from (
+            (tensor, base) for tensor, base in zip(tensors, bases, strict=True) if base is not None
+        )
+
+
+@torch.no_grad()
+def _place(pairs: Sequence[tuple[Tensor, Tensor]], tuned: Sequence[Tensor], alpha: float) -> None:
+    """θ ← α·θ₁ + (1−α)·θ*, to the last bit at the ends."""
+    for (tensor, base), end in zip(pairs, tuned, strict=True):
+        if alpha == 1:
+            tensor.copy_(end)
+        elif alpha == 0:
+            tensor.copy_(base)
+        else:
+            tensor.copy_(torch.lerp(like(base, tensor), end, alpha))
+
+
+@torch.no_grad()
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def _adapters(model: nn.Module) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
+    """The parameters of all LoRA adapters that PEFT has put into a model, and which of them are B.
+
+    Where B is 0, the effective weight is the pretrained one.
+    """
+    for prefix, module in model.named_modules():
+        for kind in ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"):
+            layers = getattr(module, kind, None)
+            if not isinstance(layers, nn.ModuleDict | nn.ParameterDict) or not len(layers):
+                continue
+            if any(getattr(module, "use_dora", {}).values()):
+                raise ValueError(
+                    f"{prefix} uses DoRA, whose weights are not linear in B: merge the adapters "
+                    "into the model first (merge_and_unload), then interpolate with a Reference"
+                )
+            if getattr(module, "merged", False):
+                raise ValueError(
+                    f"the adapters of {prefix} are merged into its weights: unmerge them first "
+                    "(unmerge_adapter), or unload them and interpolate with a Reference"
+                )
+            for name, p in layers.named_parameters(prefix=f"{prefix}.{kind}".lstrip(".")):
+                yield name, (p, kind.endswith("B"))

@@ -1,1 +1,0 @@
-"""The weights of a checkpoint, wherever they lie, read a slice at a time."""

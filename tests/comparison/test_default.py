@@ -1,0 +1,116 @@
+"""The model and the data that are shipped for a comparison without arguments."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.comparison import default
+from holdfast.evaluate.probes import Text
+from holdfast.io.models import Loader
+from holdfast.io.rows import read_rows, read_text
+
+ROOT = Path(__file__).parents[2]
+PATHS = default.paths()
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    """The script that gathers the corpus, as a module."""
+    path = ROOT / "benchmarks" / "embedded" / "corpus.py"
+    spec = importlib.util.spec_from_file_location("embedded_corpus", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    with Loader(device="cpu").open(PATHS.model) as loaded:
+        yield loaded
+
+
+def test_everything_is_there_and_small():
+    folder = PATHS.model.parent
+    named = [PATHS.train, PATHS.dev, *PATHS.retained.values(), folder / "README.md"]
+    named += [PATHS.model / name for name in ("config.json", "model.safetensors", "tokenizer.json")]
+    assert all(path.is_file() for path in named)
+    size = sum(p.stat().st_size for p in folder.rglob("*") if "__pycache__" not in p.parts)
+    assert size <= 8_000_000
+
+
+def test_weights_are_bfloat16():
+    from safetensors import safe_open
+
+    with safe_open(PATHS.model / "model.safetensors", "pt") as file:
+        assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"BF16"}  # noqa: SIM118
+
+
+def test_model_knows_its_three_kinds_of_text(loaded):
+    assert loaded.kind == "causal_lm"
+    for kind, path in PATHS.retained.items():
+        text = read_text(path)
+        assert 20_000 <= len(text) <= 32_000
+        samples = Text(kind, text[:4000], metric="nll").run(loaded, progress=False)
+        nats = sum(samples.values) / sum(samples.counts)
+        assert nats < 3.5  # chance is log 2048 = 7.6
+
+
+def test_generates(loaded):
+    tokenizer = loaded.tokenizer
+    inputs = tokenizer("To be", return_tensors="pt")
+    prompt = inputs["input_ids"]
+    assert prompt[0, 0] == tokenizer.bos_token_id
+    out = loaded.model.generate(
+        prompt, attention_mask=inputs["attention_mask"], max_new_tokens=5, do_sample=False
+    )
+    assert prompt.shape[1] < out.shape[1] <= prompt.shape[1] + 5
+    assert tokenizer.decode(out[0], skip_special_tokens=True).startswith("To be")
+
+
+@pytest.mark.parametrize("text", ["def f(x):\n\treturn x  # 1024\n", "Élève, “naïve” — 数学 🙂"])
+def test_tokenizer_loses_nothing(loaded, text):
+    ids = loaded.tokenizer(text)["input_ids"]
+    assert loaded.tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_each_digit_is_a_token(loaded):
+    assert loaded.tokenizer.tokenize("x 1024") == ["x", "Ġ1", "0", "2", "4"]
+
+
+def test_problems_are_short_and_no_test_problem_is_learnt(loaded):
+    train, dev = read_rows(PATHS.train), read_rows(PATHS.dev)
+    assert (len(train), len(dev)) == (1000, 200)
+    texts = [f"{row['question']} {row['answer']}" for row in train + dev]
+    assert len({row["question"] for row in train + dev}) == 1200
+    assert all("####" in text and "<<" not in text for text in texts)
+    assert max(len(ids) for ids in loaded.tokenizer(texts)["input_ids"]) <= 176
+
+
+def test_held_out_chunks_are_not_in_the_training_part(corpus):
+    poem = "\n\n".join(f"verse {i} of a poem\nwith a second line" for i in range(100)) + "\n"
+    cut = corpus.chunks("verse", "poem", poem, size=200)
+    assert "".join("".join(c.text.split()) for c in cut) == "".join(poem.split())
+    assert all(len(chunk.text) <= 200 for chunk in cut)
+    split = corpus.hold_out([*cut, cut[0]], 600)
+    held = [chunk.text for chunk in split if chunk.held_out]
+    train = "\n".join(chunk.text for chunk in split if not chunk.held_out)
+    assert len(split) == len(cut)  # a repetition is dropped
+    assert 600 <= sum(map(len, held)) < 800
+    assert not any(text in train for text in held)
+    backwards = corpus.hold_out(reversed(cut), 600)
+    assert {c.text for c in backwards if c.held_out} == set(held)
+
+
+def test_corpus_comes_back_from_its_file(corpus, tmp_path):
+    chunks = corpus.hold_out(corpus.chunks("prose", "a", "é\n\nb\n" * 50, size=50), 100)
+    corpus.write(tmp_path / "corpus.jsonl.xz", chunks)
+    assert corpus.load(tmp_path / "corpus.jsonl.xz") == chunks
+
+
+def test_paragraphs_are_unwrapped(corpus):
+    assert corpus.unwrapped("a\n  b\n\nc\nd\n") == "a b\n\nc d\n"
+    assert corpus.between("x start middle end y", "start", "end") == "start middle\n"

@@ -1,0 +1,221 @@
+"""Runs in processes of this machine: once each, whatever happens to the others."""
+
+import multiprocessing
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from comparison.small_plan import make_plan, what_must_agree
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+
+from holdfast.comparison import worker as runs
+from holdfast.comparison.execute import compare
+from holdfast.comparison.results import Results
+from holdfast.comparison.scheduler import _finish
+from holdfast.io.storage import Place
+
+
+class Told:
+    """What the engine tells: how often a run began, and what came of it."""
+
+    def __init__(self, then=None):
+        self.begun, self.ended, self.errors, self.then = Counter(), Counter(), {}, then
+
+    def under_way(self, spec, doing, done, total):
+        assert doing in ("training", "testing")
+        assert 0 <= done <= total
+        self.begun[spec.id] += doing == "training" and done == 0
+        if self.then:
+            self.then(spec, doing, done)
+
+    def finished(self, finished):
+        self.ended[finished.spec.id] += 1
+        self.errors[finished.spec.id] = finished.error
+
+    def run(self, plan, out, jobs):
+        return compare(plan, out, jobs=jobs, on_progress=self.under_way, on_finished=self.finished)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    return make_plan(tmp_path_factory.mktemp("plan"))
+
+
+@pytest.fixture(scope="module")
+def whole(plan, tmp_path_factory):
+    """The plan, done by three processes, and what they told."""
+    told, out = Told(), tmp_path_factory.mktemp("whole")
+    return told.run(plan, out, 3), told, out
+
+
+@pytest.fixture(scope="module")
+def few(plan):
+    """Its first two runs."""
+    return replace(plan, seeds=(0,))
+
+
+def agrees(results, whole):
+    """Whether they are those of the undisturbed plan, as far as they go."""
+    runs = {run["id"]: run for run in what_must_agree(whole[0].to_json())["runs"]}
+    ours = what_must_agree(results.to_json())["runs"]
+    return ours == [runs[run["id"]] for run in ours]
+
+
+def test_every_run_is_done_once(plan, whole):
+    results, told, out = whole
+    ids = [spec.id for spec in plan.runs()]
+    assert len(ids) == 4
+    assert [run.id for run in results.runs] == ids
+    assert told.begun == told.ended == Counter(ids)
+    assert {path.name for path in out.glob("runs/*")} == set(ids)
+
+
+def test_what_is_finished_is_not_done_again(plan, whole, tmp_path):
+    results, _, out = whole
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    gone, cut = (tmp_path / "runs" / run.id / "result.json" for run in results.runs[:2])
+    gone.unlink()
+    cut.write_text(cut.read_text()[:100])
+    told = Told()
+    again = told.run(plan, tmp_path, 3)
+    assert told.begun == told.ended == Counter(run.id for run in results.runs[:2])
+    assert len(again.runs) == 4
+    assert agrees(again, whole)
+
+
+def test_a_process_that_dies_takes_no_other_with_it(few, whole, tmp_path):
+    killed = []
+
+    def kill_one(spec, doing, done):
+        if not killed and done == 3:
+            killed.append(spec.id)
+            multiprocessing.active_children()[0].kill()
+
+    told = Told(kill_one)
+    results = told.run(few, tmp_path, 2)
+    assert len(results.runs) == 2
+    assert agrees(results, whole)
+    assert told.ended == Counter(spec.id for spec in few.runs())
+    assert sum(told.begun.values()) <= 3  # it goes on, or begins again if there was nothing yet
+
+
+def test_a_run_that_kills_its_process_has_failed(few, whole, tmp_path):
+    victim, other = (spec.id for spec in few.runs())
+
+    def kill(spec, doing, done):
+        if spec.id == victim:
+            for process in multiprocessing.active_children():
+                process.kill()
+
+    told = Told(kill)
+    results = told.run(few, tmp_path, 1)
+    assert told.ended == Counter([victim, other])
+    assert results.failed == {victim: "its process died twice: was there enough memory?"}
+    assert [run.id for run in results.runs] == [other]
+    again = Told().run(few, tmp_path, 1)
+    assert [run.id for run in again.runs] == [victim, other]
+    assert agrees(again, whole)
+    assert list((tmp_path / "failed").iterdir()) == []
+
+
+def test_a_run_that_raises_has_failed_once(few, whole, tmp_path):
+    wrong, other = (spec.id for spec in few.runs())
+    (tmp_path / "runs" / wrong / "seconds").mkdir(parents=True)  # where its first row is timed
+    told = Told()
+    results = told.run(few, tmp_path, 2)
+    assert told.ended == Counter([wrong, other])
+    assert list(results.failed) == [wrong]
+    assert "Traceback" in (tmp_path / "failed" / f"{wrong}.txt").read_text()
+    assert [run.id for run in results.runs] == [other]
+    assert agrees(results, whole)
+
+
+def test_two_attempts_at_once_are_both_right(few, whole, tmp_path):
+    """As when a node was thought dead, and was not."""
+    spec = next(few.runs())
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        one, other = pool.starmap(_finish, [(few, spec, Place.at(tmp_path))] * 2, chunksize=1)
+    for finished in (one, other):
+        assert finished.error is None
+        assert agrees(Results(runs=(finished.result,)), whole)
+    assert [path.name for path in tmp_path.glob("runs/*/*")] == ["result.json"]
+
+
+def test_results_that_cannot_be_written_are_a_sentence(plan, whole, tmp_path):
+    results, _, out = whole
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "results.json").unlink()
+    (tmp_path / "results.json").mkdir()
+    with pytest.raises(OSError, match=r"results\.json"):
+        compare(plan, tmp_path)
+    (tmp_path / "results.json").rmdir()
+    told = Told()
+    assert told.run(plan, tmp_path, 1).runs == results.runs
+    assert not told.ended
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+
+from holdfast.comparison import Plan, Training, Tuning, compare, tune
+
+with open("begun", "a") as file:
+    print(__name__, file=file)
+here = Path("{folder}")
+plan = Plan(
+    model="{model}", data=str(here / "train.jsonl"), target=str(here / "dev.jsonl"),
+    recipes=("standard",), training=Training(lr=1e-3, max_updates=1, batch_size=2),
+)
+{call}
+"""
+COMPARE, TUNE = 'compare(plan, "out", jobs=2)', 'tune(plan, Tuning(trials=2), Path("out"))'
+
+
+@pytest.mark.parametrize(
+    "call",
+    [COMPARE, TUNE, f"if __name__ != '__main__':\n    sys.exit(1)\n{COMPARE}"],
+    ids=["compare", "tune", "another failure"],
+)
+def test_a_script_without_the_guard_is_told_so(call, plan, tmp_path):
+    if "tune" in call:
+        pytest.importorskip("optuna", reason="the cli extra is not installed")
+    script = SCRIPT.format(folder=Path(plan.data).parent.as_posix(), model=plan.model, call=call)
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    begun = (tmp_path / "begun").read_text().split()
+    assert begun[0] == "__main__"
+    assert 1 <= begun.count("__mp_main__") <= 2  # one for each process, and no second try
+    assert done.returncode == 1
+    *_, last = done.stderr.strip().splitlines()
+    assert last.startswith("RuntimeError: ")
+    assert 'put the call under `if __name__ == "__main__":`' in last
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets it")
+def test_the_peak_is_of_one_run():
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pytest.skip("this system keeps the peak of the process")
+    large = torch.ones(40_000_000)
+    with_it = runs.peak_memory()
+    del large
+    runs.reset_peak_memory()
+    assert runs.peak_memory() < with_it - 100e6

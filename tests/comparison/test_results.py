@@ -1,0 +1,90 @@
+"""Results as data: JSON and back, medians over seeds."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from holdfast.comparison.results import Results, RunResult, summarise
+from report.sample_results import every_results, measured, run, sample_results, simple
+
+
+def test_the_shape_of_the_json():
+    value = json.loads(sample_results(seeds=(0,), failed={"a-0-1": "ValueError: no"}).to_json())
+    first = value["runs"][0]
+    assert (first["recipe"], first["seed"]) == ("standard", 0)
+    assert {"name", "metric", "lower_is_better", "before", "after"} <= first["target"].keys()
+    assert [test["name"] for test in first["retained"]] == ["WikiText-2", "PIQA", "LAMBADA"]
+    assert {"drift", "kl", "seconds", "peak_memory", "versions"} <= first.keys()
+    assert value["failed"] == {"a-0-1": "ValueError: no"}
+
+
+def test_there_and_back(tmp_path):
+    found = sample_results(failed={"a": "b"})
+    found.save(tmp_path / "results.json")
+    assert Results.load(tmp_path / "results.json") == found
+
+
+@settings(max_examples=50)
+@given(every_results)
+def test_everything_goes_to_json_and_back(found):
+    once = Results.from_json(found.to_json())
+    assert Results.from_json(once.to_json()).to_json() == once.to_json()
+    for one in once.runs:
+        assert RunResult.from_json(one.to_json()).to_json() == one.to_json()
+    for summary in once.summaries():
+        assert summary.loss >= 0
+        assert len(summary.runs) == summary.seeds
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not the JSON of a comparison"),
+        ("[]", "must be an object"),
+        ('{"runs": [], "plan": 1}', "must be an object"),
+        ('{"runs": 1}', "runs must be a list"),
+        ('{"runs": [{"id": 1}]}', "lacks 'recipe'"),
+        ('{"runs": [], "schema_version": 99}', "update holdfast"),
+    ],
+)
+def test_what_is_no_comparison_is_refused(tmp_path, text, said):
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(ValueError, match=r"results\.json: ") as refused:
+        Results.load(tmp_path / "results.json")
+    assert said in str(refused.value)
+
+
+def test_a_whole_number_stays_one():
+    found = run("recadam", values={"lr": 1e-3, "max_updates": 2_000_000, "update.nesterov": True})
+    assert found.label == "recadam lr=0.001 max_updates=2000000 update.nesterov=True"
+    assert RunResult.from_json(found.to_json()).label == found.label
+
+
+def test_medians_and_the_best_over_seeds():
+    (one,) = simple({"flow": ([1.0, 1.4, 1.1], 12.0)}).summaries()
+    assert (one.recipe, one.seeds, one.target.after, one.best) == ("flow", 3, 1.1, 1.0)
+    assert (one.target.low, one.target.high) == pytest.approx((-1.0, -0.6))
+    (other,) = simple({"flow": ([0.5, 0.6], 9.0)}, 0.1, lower=False).summaries()
+    assert other.best == pytest.approx(0.6)
+
+
+def test_loss_and_what_is_kept():
+    found = run("flow", retained=(measured("a", "nll", 2.0, 3.0), measured("b", "nll", 2.0, 1.0)))
+    assert (found.kept, found.loss) == (0.0, 0.25)
+    broken = replace(found, retained=(measured("a", "nll", 2.0, math.nan),))
+    assert (broken.kept, broken.loss) == (-math.inf, math.inf)
+    nothing = replace(found, retained=())
+    assert (nothing.kept, nothing.loss) == (0.0, 0.0)
+    assert measured("a", "acc", 0.0, 0.1, lower=False).relative == 0.1
+
+
+def test_seeds_may_differ_in_what_was_measured():
+    a = run("flow", 0, retained=(measured("a", "nll", 2.0, 3.0),), kl={"x": 1.0}, drift=None)
+    b = run("flow", 1, retained=(measured("b", "nll", 2.0, 3.0),), kl={"y": 3.0})
+    (one,) = summarise([a, b])
+    assert [test.name for test in one.retained] == ["a", "b"]
+    assert one.kl == {"x": 1.0, "y": 3.0}
+    assert one.relative_drift == 0.06

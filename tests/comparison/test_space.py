@@ -1,0 +1,79 @@
+"""What ``tune`` searches."""
+
+import pytest
+
+from holdfast import Constant, Linear, RecAdamUpdate, Recipe
+from holdfast.comparison.halves import half_of_text
+from holdfast.comparison.space import Range, space_of
+
+
+def space(name, given=None, lr=1e-3, tau=2.0):
+    return space_of(Recipe.preset(name), lr, tau, given or {})
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("standard", ["lr"]),
+        ("recadam", ["lr", "update.pull", "update.t0", "update.width"]),
+        ("flow+wise-ft", ["lr", "objective.tau", "merging.alpha"]),
+        ("mofo+lora", ["lr", "trainable.r", "update.fraction"]),
+        ("l2-sp", ["lr", "penalties.strength"]),
+    ],
+)
+def test_a_recipe_has_the_settings_of_its_methods(name, settings):
+    assert sorted(space(name)) == sorted(settings)
+
+
+def test_defaults_lie_within():
+    for name in ("recadam+flow+wise-ft", "mofo+lora", "ewc", "distill+mixout", "sfa"):
+        for setting, found in space(name).items():
+            assert found.low <= found.default <= found.high, setting
+
+
+def test_a_gamma_is_searched_instead_of_the_pull():
+    found = space_of(Recipe(update=RecAdamUpdate(gamma=50.0)), 1e-3, None, {})
+    assert sorted(found) == ["lr", "update.gamma", "update.t0", "update.width"]
+    gamma = found["update.gamma"]
+    assert (gamma.low, gamma.high, gamma.default) == (pytest.approx(3), pytest.approx(1000), 50)
+
+
+def test_what_an_annealing_stands_for_is_not_searched():
+    found = space_of(Recipe(update=RecAdamUpdate(anneal=Linear(100))), 1e-3, None, {})
+    assert sorted(found) == ["lr", "update.pull"]
+    found = space_of(Recipe(update=RecAdamUpdate(anneal=Constant(1.0))), 1e-3, None, {})
+    assert sorted(found) == ["lr"]  # no recall at all
+
+
+def test_own_ranges_come_instead():
+    found = space("recadam", {"update.pull": (0.5, 0.8)})["update.pull"]
+    assert (found.low, found.high, found.default) == (0.5, 0.8, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"update.pul": (0.1, 0.2)}, "did you mean 'update.pull'"),
+        ({"objective.tau": (0.1, 0.2)}, "no setting 'objective.tau'"),
+        ({"update.pull": (0.1,)}, "two ends"),
+        ({"update.pull": (0.2, 0.1)}, "must go up"),
+        ({"update.pull": (0.0, 0.1)}, "from above 0"),
+    ],
+)
+def test_a_range_that_is_none(given, words):
+    with pytest.raises(ValueError, match=words):
+        space("recadam", given)
+
+
+def test_whole_numbers_are_drawn_whole():
+    optuna = pytest.importorskip("optuna", reason="the cli extra is not installed")
+    trial = optuna.create_study().ask()
+    rank = space("lora")["trainable.r"].suggest(trial, "trainable.r")
+    assert isinstance(rank, int)
+    assert 1 <= rank <= 128
+    assert isinstance(Range(0.1, 1.0, 0.5).suggest(trial, "x"), float)
+
+
+@pytest.mark.parametrize("text", ["a\nb\nc\nd", "one line only", "", "\n\n", "x\nyyyyyyyyyyyyyyyy"])
+def test_the_halves_of_a_text_are_all_of_it(text):
+    assert half_of_text(text, 0) + half_of_text(text, 1) == text

@@ -1,0 +1,164 @@
+"""What is trained, of every kind; and what a comparison makes of it."""
+
+import json
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+
+from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
+from holdfast import Recipe  # noqa: E402
+from holdfast.comparison.plan import Measuring, Plan, Training  # noqa: E402
+from holdfast.comparison.worker import Worker  # noqa: E402
+from holdfast.io.models import Loader  # noqa: E402
+from holdfast.io.task import Task, check_fitted  # noqa: E402
+
+CLASSES = [{"text": "the cat sat", "label": "cat"}, {"text": "a dog ran", "label": "dog"}] * 6
+NUMBERS = [{"text": "two plus two is four", "label": 4.5}, {"text": "a dog", "label": -1}] * 6
+PAIRS = [
+    {"sentence1": "the cat", "sentence2": "a cat", "score": 4.0},
+    {"sentence1": "the cat", "sentence2": "two plus two", "score": 1.0},
+    {"sentence1": "a dog ran", "sentence2": "the dog sat", "score": 3.0},
+] * 3
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+
+
+def write(path, rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def open_task(source, data, **more):
+    return Task.open(source, data, Loader(max_length=16), **more)
+
+
+def test_images_are_decoded_when_they_are_asked_for(tmp_path, monkeypatch):
+    data = save_images(tmp_path / "images")
+    task = open_task(save_vit(tmp_path / "vit", num_labels=5), data)
+    model, new = task.load()
+    assert new == ("classifier",)
+    samples = task.samples(model)
+    (tmp_path / "images" / "red" / "0.png").write_text("not an image")
+    assert (len(samples), samples[0]["labels"]) == (12, 0)  # blue, green, red
+    assert samples[0]["pixel_values"].shape == (3, 16, 16)
+    with pytest.raises(ValueError, match=r"red/0.png cannot be read as an image"):
+        samples[8]
+    (tmp_path / "images" / "red" / "0.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*red/0.png"):
+        samples[8]
+
+
+def test_images_of_a_file_of_rows(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+
+    save_images(tmp_path / "images")
+    files = sorted((tmp_path / "images").glob("*/*.png"))
+    rows = [{"image": {"bytes": f.read_bytes(), "path": None}, "label": i % 2} for i, f in
+            enumerate(files)]  # fmt: skip
+    pyarrow.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    folder = open_task(save_vit(tmp_path / "vit"), str(tmp_path / "images"))
+    table = open_task(save_vit(tmp_path / "vit"), str(tmp_path / "rows.parquet"))
+    one, other = (task.samples(task.load()[0]) for task in (folder, table))
+    assert torch.equal(one[5]["pixel_values"], other[5]["pixel_values"])
+    assert [other[i]["labels"] for i in range(3)] == [0, 1, 0]
+
+
+def test_a_decoder_with_a_new_head_pads_at_the_end(tmp_path):
+    task = open_task(
+        save_llama(tmp_path / "llama"), write(tmp_path / "d.jsonl", CLASSES), head="classification"
+    )
+    model, new = task.load()
+    assert (new, model.config.pad_token_id) == (("score",), 0)
+    assert task.samples(model)[1]["labels"] == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"x": 1}], "has no head to learn"),
+        ([*CLASSES, {"text": "the cat"}], "1 rows have no label, the first is row 12"),
+        ([{"text": "a", "label": [0, 1]}] * 2, r"\[0, 1\] is no label"),
+        (
+            [{"image": "a.png", "label": 0}, {"image": "b.png", "label": 1}],
+            "no classifier of images",
+        ),
+    ],
+)
+def test_rows_that_do_not_fit(rows, words, tmp_path):
+    data = write(tmp_path / "d.jsonl", rows)
+    source = save_bert(tmp_path / "bert")
+
+    def samples():
+        task = open_task(source, data)
+        return task.samples(task.load()[0])
+
+    with pytest.raises(ValueError, match=words):
+        samples()
+
+
+def test_a_recipe_that_asks_an_unfitted_head():
+    for name in ("flow", "distill", "ewc", "mas", "recadam+flow"):
+        with pytest.raises(ValueError, match=f"with the recipe lp-ft\\+{name.replace('+', '.')}"):
+            check_fitted(Recipe.preset(name), name, ("classifier",))
+        check_fitted(Recipe.preset(name), name, ())
+    with pytest.raises(ValueError, match=r"with the recipe linear-probe .* tune the model that"):
+        check_fitted(Recipe.preset("lora+flow"), "lora+flow", ("classifier",))
+    for name in ("lp-ft+flow", "recadam", "lora"):
+        check_fitted(Recipe.preset(name), name, ("classifier",))
+
+
+def worked(tmp_path, source, data, target, *recipes, **more):
+    plan = Plan(
+        model=source, data=data, target=target, recipes=recipes, seeds=(0,),
+        training=Training(lr=0.02, max_updates=25, batch_size=4, max_length=16), **more,
+    )  # fmt: skip
+    worker = Worker(plan, tmp_path / "runs")
+    try:
+        return [worker(spec) for spec in plan.runs()]
+    finally:
+        if worker._reports is not None:
+            worker._reports.close()
+
+
+def test_a_comparison_of_classes_that_are_new(tmp_path):
+    data = write(tmp_path / "d.jsonl", CLASSES)
+    pairs = write(tmp_path / "pairs.jsonl", PAIRS)
+    results = worked(
+        tmp_path, save_bert(tmp_path / "bert"), data, data, "standard", "lp-ft+flow", "lora",
+        measuring=Measuring(similarity=(pairs,)),
+    )  # fmt: skip
+    befores = {result.target.before for result in results}
+    assert befores == {0.5}  # the same head for all
+    for result in results:
+        assert (result.target.metric, result.target.after) == ("accuracy", 1.0)
+        assert result.kl == {}
+        (test,) = result.retained
+        assert (test.name, test.metric) == ("pairs", "spearman")
+
+
+def test_a_comparison_of_numbers(tmp_path):
+    data = write(tmp_path / "d.jsonl", NUMBERS)
+    (result,) = worked(tmp_path, save_bert(tmp_path / "bert"), data, data, "standard")
+    assert (result.target.metric, result.target.lower_is_better) == ("mse", True)
+    assert result.target.before > 9
+    assert result.target.after < 1
+
+
+def test_a_comparison_of_images(tmp_path):
+    data, test = save_images(tmp_path / "train"), save_images(tmp_path / "test", n=2)
+    (result,) = worked(tmp_path, save_vit(tmp_path / "vit"), data, test, "lp-ft+recadam")
+    assert (result.target.metric, result.target.n) == ("accuracy", 6)
+    assert result.target.after > 0.9
+
+
+def test_a_target_with_a_class_that_training_did_not_have(tmp_path):
+    data = write(tmp_path / "d.jsonl", CLASSES)
+    target = write(tmp_path / "t.jsonl", [*CLASSES, {"text": "a log", "label": "log"}])
+    with pytest.raises(ValueError, match="'log' is none of the model's 2 classes: cat, dog"):
+        worked(tmp_path, save_bert(tmp_path / "bert"), data, target, "standard")

@@ -1,0 +1,315 @@
+"""``tune``: what it chooses, on which half, and that it goes on after a kill."""
+
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
+pytest.importorskip("optuna", reason="the cli extra is not installed")
+
+import optuna
+import torch
+
+from comparison.tiny import save_bert
+from holdfast import Recipe
+from holdfast.cli import main
+from holdfast.comparison.halves import inputs_of
+from holdfast.comparison.plan import Measuring, Plan, Training
+from holdfast.comparison.results import Results
+from holdfast.comparison.search import Search, Tuning, goals_in
+from holdfast.comparison.study import counted, hopeless, open_study, place_of, revive
+from holdfast.comparison.tuning import tuned_of
+from holdfast.comparison.worker import Worker
+from report.sample_results import measured
+from report.sample_results import run as sample
+
+FEW = [
+    "--trials=3", "--alphas=[1.0]", "--training.max_updates=4", "--training.batch_size=2",
+    "--measuring.limit=5", "--measuring.context_free=0", "--measuring.text=[old.txt]", "--jobs=1",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "old.txt").write_text("It was the best of times, it was the worst of times.\n" * 20)
+
+
+def test_a_search_and_what_it_leaves(tmp_path, capsys):
+    assert main(["tune", "--out=out", *FEW]) == 0
+    said = capsys.readouterr().out
+    assert "Trials: 3 trained" in said or "given up" in said
+    found = json.loads((tmp_path / "out" / "tune.json").read_text())
+    assert found["default"]["values"]["update.pull"] == 0.1
+    assert len(found["frontier"]) >= 1
+    # Chosen on one half, reported on the other: their values before differ.
+    taken = found["taken"]
+    assert taken["chosen"]["target"]["before"] != taken["reported"]["target"]["before"]
+    # The recipe that it ends in is the taken point's, α and learning rate too.
+    recipe = Recipe.from_yaml((tmp_path / "out" / "recipe.yaml").read_text())
+    assert recipe.merging.alpha == pytest.approx(taken["values"]["merging.alpha"])
+    assert recipe.update.lr == pytest.approx(taken["values"]["lr"])
+    shown = Results.load(tmp_path / "out" / "results.json")
+    assert shown.recommendation().label == taken["reported"]["recipe"] + "".join(
+        f" {name}={value:g}" for name, value in taken["reported"]["values"].items()
+    )
+    assert (tmp_path / "out" / "report.html").stat().st_size > 1e6
+    # Once more: nothing is trained; with more trials, only those.
+    assert main(["tune", "--config=out/config.yaml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    # Another search is not put into the same study.
+    assert main(["tune", "--config=out/config.yaml", "--recipe=mofo"]) == 1
+    assert "holds another search" in capsys.readouterr().err
+
+
+def a_second_is_under_way(file):
+    with contextlib.suppress(ValueError, KeyError):  # a line that is half written
+        trials = counted(open_study(str(file), "holdfast"))
+        states = [trial.state.name for trial in trials]
+        return states.count("COMPLETE") == 1 and bool(trials[-1].params) and "RUNNING" in states
+    return False
+
+
+def test_it_goes_on_after_a_kill(tmp_path):
+    # So many updates that the second trial is seen while it runs, on a busy machine too.
+    command = [sys.executable, "-m", "holdfast", "tune", "--out=out", *FEW]
+    command += ["--training.max_updates=100", "--trials=2", "--alphas=[]"]
+    killed = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    study_file = tmp_path / "out" / "study.log"
+    deadline = time.monotonic() + 300
+    try:
+        while not (study_file.exists() and a_second_is_under_way(study_file)):
+            assert killed.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    except BaseException:
+        os.killpg(killed.pid, signal.SIGKILL)
+        raise
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    study = open_study(str(study_file), "holdfast")
+    before = [t.number for t in counted(study) if t.state.name == "COMPLETE"]
+    running = [t for t in counted(study) if t.state.name == "RUNNING"]
+    assert before
+    assert len(running) == 1
+    assert main(command[3:]) == 0
+    study = open_study(str(study_file), "holdfast")
+    after = counted(study)
+    assert len(after) == 2
+    assert {t.number for t in after} >= set(before)
+    assert all(t.state.is_finished() for t in after)
+    # What was under way was done again, with the same settings.
+    assert running[0].params in [t.params for t in after]
+
+
+def test_the_lock_of_a_study_leads_to_it_so_that_a_dead_processs_can_be_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    locks, symlink = [], os.symlink
+
+    def noted(target, link, *rest):
+        locks.append(target)
+        symlink(target, link, *rest)
+
+    monkeypatch.setattr(os, "symlink", noted)
+    open_study("folder/study.log", "one")
+    assert set(locks) == {str(tmp_path / "folder" / "study.log")}
+
+
+def test_only_what_was_stopped_in_this_folder_is_done_again(tmp_path):
+    study = open_study(str(tmp_path / "study.log"), "one")
+    for place in (place_of(tmp_path), "another-machine:/folder"):
+        trial = study.ask()
+        trial.suggest_float("lr", 0.0, 1.0)
+        trial.set_user_attr("place", place)
+    revive(study, place_of(tmp_path))
+    states = [trial.state.name for trial in study.get_trials()]
+    assert states == ["FAIL", "RUNNING", "WAITING"]
+    assert study.ask().suggest_float("lr", 0.0, 1.0) == study.trials[0].params["lr"]
+
+
+def test_a_process_that_dies_twice_takes_its_trial_with_it(tmp_path):
+    study = open_study(str(tmp_path / "study.log"), "one")
+    study.enqueue_trial({"lr": 0.25})
+    for deaths in (1, 2):
+        trial = study.ask()
+        trial.set_user_attr("place", place_of(tmp_path))
+        trial.set_user_attr("worker", 0)
+        # Killed before it has drawn anything: what it was told to take is not lost.
+        revive(study, place_of(tmp_path), worker=0)
+        assert len(counted(study)) == deaths - 1
+    assert "died twice" in counted(study)[0].user_attrs["error"]
+    assert study.ask().suggest_float("lr", 0.5, 1.0) != 0.25
+
+
+def test_another_folder_draws_other_numbers(tmp_path):
+    assert place_of(tmp_path / "a") != place_of(tmp_path / "b")
+    assert place_of(tmp_path / "a") == place_of(tmp_path / "a")
+
+
+def with_looks(*looks):
+    study = optuna.create_study(directions=["minimize", "minimize"])
+    for look in looks:
+        trial = study.ask()
+        trial.set_user_attr("looks", {"10": look})
+        study.tell(trial, (1.0, 1.0))
+    return study
+
+
+def test_hopeless_is_worse_in_both_than_half_of_the_others():
+    study = with_looks((1, 1), (1, 1), (3, 3), (3, 3))
+    assert hopeless(study, 10, (2, 2))
+    assert not hopeless(study, 10, (2, 1))  # as good as they in one
+    assert not hopeless(study, 10, (0.5, 9))  # a place of its own on the frontier
+    assert not hopeless(study, 20, (2, 2))  # nobody was looked at then
+    assert not hopeless(with_looks((1, 1), (1, 1), (1, 1)), 10, (2, 2))  # too few to tell
+    assert not hopeless(with_looks((1, 1), (3, 3), (3, 3), (3, 3)), 10, (2, 2))
+
+
+def run(target, lost):
+    """A result with this loss on the target, and so much lost elsewhere."""
+    kept = measured("wiki", "nll", 10.0, 10.0 * (1 + lost))
+    return replace(
+        sample("x"), target=measured("t", "nll", 5.0, target), retained=(kept,), curves=()
+    )
+
+
+def study_of(*rows):
+    """A study of models: (target, lost) on the half to choose on, and on the other."""
+    study = optuna.create_study(directions=["minimize", "minimize"])
+    for number, (chosen, reported) in enumerate(rows):
+        trial = study.ask()
+        trial.suggest_float("lr", 1e-4, 1e-1)
+        trial.set_user_attr("default", number == 0)
+        halves = {"chosen": run(*chosen), "reported": run(*reported)}
+        told = {name: json.loads(half.to_json()) for name, half in halves.items()}
+        trial.set_user_attr("halves", told)
+        study.tell(trial, chosen)
+    return study
+
+
+def test_the_frontier_is_chosen_on_one_half_and_reported_on_the_other():
+    plan = Plan(model="m", data="d", target="t")
+    study = study_of(
+        ((2.0, 10.0), (2.0, 10.0)),  # the defaults
+        ((1.9, 8.0), (2.1, 12.0)),  # better where it is chosen, worse where it is not
+        ((1.0, 30.0), (1.0, 30.0)),
+        ((2.5, 20.0), (0.1, 0.1)),  # beaten where it is chosen: not on the frontier
+    )
+    found = tuned_of(study, Tuning(recipe="recadam"), plan)
+    assert [point.trial for point in found.frontier] == [3, 2]
+    assert found.default.trial == 1
+    assert found.taken.trial == 3  # the best on the target, none within 1 %
+    assert not found.taken.beats(found.default, "reported")
+    assert "does not beat the defaults in both" in " ".join(found.sentences())
+    assert "Of 2 on the frontier 0 beat them" in " ".join(found.sentences())
+
+
+def test_no_trial_at_all_says_why():
+    study = optuna.create_study(directions=["minimize", "minimize"])
+    trial = study.ask()
+    trial.set_user_attr("error", "Traceback\nRuntimeError: out of memory")
+    study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    with pytest.raises(ValueError, match="RuntimeError: out of memory"):
+        tuned_of(study, Tuning(), Plan(model="m", data="d", target="t"))
+
+
+def test_the_halves_share_nothing_and_are_all(tmp_path):
+    rows = [{"prompt": f"{i}", "completion": "x"} for i in range(7)]
+    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "wiki.txt").write_text("\n".join(map(str, range(100))))
+    halves = [
+        inputs_of(
+            Plan("m", "d", str(tmp_path / "dev.jsonl"),
+                 measuring=Measuring(text=(str(tmp_path / "wiki.txt"),), half=half))
+        )
+        for half in (0, 1)
+    ]  # fmt: skip
+    both = [row["prompt"] for half in halves for row in half["target"]["dev"]]
+    assert sorted(both) == [str(i) for i in range(7)]
+    assert "".join(half["text"]["wiki"] for half in halves) == "\n".join(map(str, range(100)))
+
+
+def test_a_learning_rate_of_the_recipe_is_searched_too(tmp_path):
+    (tmp_path / "own.yaml").write_text("update: {name: recadam, lr: 1.0e-3}\n")
+    plan = Plan("m", "d", "t", recipes=("own.yaml",))
+    spec = plan.spec("own.yaml", 0, {"lr": 5e-4})
+    assert spec.method["update"]["lr"] == spec.training.lr == 5e-4
+
+
+def test_a_gamma_may_be_asked_for_where_the_pull_is_the_default(tmp_path):
+    (tmp_path / "own.yaml").write_text("update: {name: recadam, pull: 0.2}\n")
+    grid = {"update.gamma": (5.0,), "update.t0": (0.1, 0.4)}
+    first, second = Plan("m", "d", "t", recipes=("recadam",), seeds=(0,), grid=grid).runs()
+    assert (first.method["update"]["gamma"], first.method["update"]["pull"]) == (5.0, None)
+    assert (first.method["update"]["t0"], second.method["update"]["t0"]) == (0.1, 0.4)
+    assert first.values == {"update.gamma": 5.0, "update.t0": 0.1}
+    with pytest.raises(ValueError, match="give one of them"):
+        Plan("m", "d", "t", recipes=("own.yaml",), grid=grid)
+    with pytest.raises(ValueError, match="give one of them"):
+        Plan("m", "d", "t", recipes=("recadam",), grid={**grid, "update.pull": (0.1,)})
+
+
+def test_a_new_head_is_merged_as_a_run_merges_it(tmp_path, monkeypatch):
+    rows = [{"text": f"w{i % 20}", "label": i % 2} for i in range(12)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    plan = Plan(
+        save_bert(tmp_path / "bert"), "rows.jsonl", "rows.jsonl", recipes=("lp-ft+flow+wise-ft",),
+        training=Training(lr=0.01, max_updates=2), measuring=Measuring(context_free=0),
+    )  # fmt: skip
+    seen = []
+    measure = Worker.measure
+    monkeypatch.setattr(
+        Worker,
+        "measure",
+        lambda self, name, model: (
+            seen.append({n: p.detach().clone() for n, p in model.named_parameters()}),
+            measure(self, name, model),
+        )[1],
+    )
+    tuning = Tuning("lp-ft+flow+wise-ft", trials=1, alphas=(), prune=False)
+    search = Search(plan, tuning, tmp_path / "trials", str(tmp_path / "study.log"), "one")
+    assert "objective.tau" not in search.space  # a new head has no losses yet
+    search.run()
+    (trial,) = counted(search.study)
+    assert trial.state.name == "COMPLETE", trial.user_attrs.get("error")
+    worker = Worker(plan, tmp_path / "runs")
+    (tmp_path / "runs").mkdir()
+    model, _ = worker.train(next(plan.runs()), tmp_path / "runs")  # α = 0.5, as by default
+    for name, p in model.named_parameters():
+        assert torch.equal(p, seen[0][name]), name
+
+
+def test_goals_are_less_is_better():
+    good, bad = run(1.0, 1.0), run(2.0, 5.0)
+    assert all(a < b for a, b in zip(goals_in(good), goals_in(bad), strict=True))
+    assert all(map(math.isfinite, goals_in(good)))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--recipe=recadm"], "did you mean 'recadam'"),
+        (["--space={update.pul: [0.1, 0.2]}"], "did you mean 'update.pull'"),
+        (["--trials=0"], "trials must be at least 1"),
+        (["--alphas=[2]"], "alphas"),
+        (["--storage=nowhere://x"], "nowhere"),
+        (["--target=gone.jsonl"], "gone.jsonl"),
+        (["--measuring.limit=0"], "limit must be at least 1"),
+        (["--measuring.text=[]", "--measuring.tasks=[piqa]"], "cannot be halved"),
+    ],
+)
+def test_bad_input_is_one_sentence(given, words, capsys):
+    assert main(["tune", "--out=out", *FEW, *given]) == 1
+    said = capsys.readouterr().err
+    assert words in said.splitlines()[-1]
+    assert "Traceback" not in said

@@ -1,0 +1,208 @@
+import io
+import json
+import math
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given
+from rich.console import Console
+
+from holdfast.evaluate.report import (
+    Curve,
+    Divergence,
+    DriftRow,
+    Estimate,
+    ForgettingReport,
+    Score,
+    report_schema,
+)
+from holdfast.report.markdown import escape
+from holdfast.report.terminal import to_text
+from report.reports import reports
+from report.sample_report import sample
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "forgetting-report-1.json"
+KL = Estimate(0.1, None, None, 2)
+
+
+def validate(text):
+    jsonschema.Draft202012Validator(report_schema()).validate(json.loads(text))
+
+
+def test_it_goes_to_json_and_comes_back():
+    report = sample()
+    text = report.to_json()
+    assert ForgettingReport.from_json(text) == report
+    validate(text)
+
+
+@given(reports)
+def test_any_report_goes_to_json_and_comes_back(report):
+    text = report.to_json()
+    text.encode()  # lone surrogates are gone
+    validate(text)
+    assert ForgettingReport.from_json(text).to_json() == text
+
+
+def test_what_is_not_finite_survives():
+    odd = Estimate(math.nan, -math.inf, math.inf, 3)
+    text = ForgettingReport("a", "b", divergences=(Divergence("x", odd, 1, "token", ""),)).to_json()
+    kl = json.loads(text)["divergences"][0]["kl"]
+    assert kl == {"value": "NaN", "low": "-Infinity", "high": "Infinity", "n": 3}
+    back = ForgettingReport.from_json(text).divergences[0].kl
+    assert math.isnan(back.value)
+    assert (back.low, back.high) == (-math.inf, math.inf)
+    validate(text)
+
+
+def test_numpy_and_lists_are_taken():
+    made = Estimate(np.float32(0.5), None, None, np.int64(3))
+    report = ForgettingReport("a", "b", divergences=[Divergence("x", made, 1, "token", "")])
+    back = ForgettingReport.from_json(report.to_json())
+    assert back.divergences == (Divergence("x", Estimate(0.5, None, None, 3), 1, "token", ""),)
+
+
+def test_what_json_cannot_hold_is_named():
+    with pytest.raises(TypeError, match=r"the report\.settings\.model is a \w*Path"):
+        ForgettingReport("a", "b", settings={"model": Path("x")}).to_json()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2}, "schema_version 2, and this holdfast reads up to 1: update"),
+        ({"schema_version": True}, "it has no schema_version"),
+        ({"colour": 1}, "the report has an unknown key 'colour'"),
+        ({"base": 1}, "the report.base must be text, got 1"),
+        ({"base": None}, "the report.base must be text, got None"),
+        ({"drift": []}, "the report.drift must be an object or null, got []"),
+        ({"notes": "x"}, "the report.notes must be a list, got 'x'"),
+        ({"settings": {"a": []}}, "settings.a must be text or a whole number or a number or"),
+        ({"curves": [{"name": "a", "steps": [1], "values": []}]}, "1 steps and 0 values"),
+        ({"curves": [{"name": "a", "steps": [1.5], "values": [1]}]}, "steps[0] must be a whole"),
+        ({"curves": [{"name": "a", "steps": [True], "values": [1]}]}, "steps[0] must be a whole"),
+        ({"curves": [{"name": "a", "steps": [1], "values": ["x"]}]}, "values[0] must be a number"),
+        ({"curves": [{"name": "a", "steps": []}]}, "the report.curves[0] lacks 'values'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(change, message):
+    value = {"base": "a", "tuned": "b", "schema_version": 1} | change
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        ForgettingReport.from_json(json.dumps(value))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "1", '{"base": NaN}', "[" * 100_000, '{"base": "a"}']
+)
+def test_what_is_no_report_is_refused(text):
+    with pytest.raises(ValueError, match="this is not"):
+        ForgettingReport.from_json(text)
+
+
+def test_fields_are_checked_when_made():
+    with pytest.raises(ValueError, match="role must be 'retained' or 'target', got 'both'"):
+        Score("a", "nll", True, KL, KL, KL, role="both")
+    with pytest.raises(ValueError, match="the curve 'a' has 2 steps and 1 values"):
+        Curve("a", (1, 2), (0.5,))
+
+
+def test_it_is_saved_whole_and_loaded(tmp_path, monkeypatch):
+    path = tmp_path / "report.json"
+    sample().save(path)
+    assert ForgettingReport.load(path) == sample()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        replace(sample(), base="other").save(path)
+    assert ForgettingReport.load(path) == sample()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_name_tells_the_form(tmp_path):
+    sample().save(tmp_path / "report.md")
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == sample().to_markdown()
+
+
+def test_a_file_that_is_no_report_is_named(tmp_path):
+    path = tmp_path / "odd.json"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"odd\.json"):
+        ForgettingReport.load(path)
+
+
+def test_the_committed_schema_is_up_to_date():
+    made = json.dumps(report_schema(), indent=2) + "\n"
+    assert SCHEMA.read_text() == made, "write json.dumps(report_schema(), indent=2) to docs/schema"
+
+
+def test_the_schema_is_one_and_is_strict():
+    jsonschema.Draft202012Validator.check_schema(report_schema())
+    for change in ({"colour": 1}, {"schema_version": 2}, {"scores": [{}]}):
+        value = json.loads(ForgettingReport("a", "b").to_json()) | change
+        with pytest.raises(jsonschema.ValidationError):
+            validate(json.dumps(value))
+
+
+def test_relative_drift():
+    assert DriftRow("a", 1.0, 4.0, 1).relative == 0.25
+    assert DriftRow("a", 0.0, 0.0, 1).relative == 0.0
+    assert DriftRow("a", 1.0, 0.0, 1).relative == math.inf
+
+
+def test_markdown():
+    text = sample().to_markdown()
+    assert text.startswith("# Lost 6.3 points on LAMBADA, 3.1 points on PIQA and 0.12 nats a token")
+    assert (
+        "| PIQA | acc_norm | 68.4 % | 65.3 % | −3.1 points | −4.0 to −2.2 | 1,838 | lost |" in text
+    )
+    assert "| model.layers.19 | 2.5 % |" in text
+    assert "The 10 of 32 that moved the most." in text
+    assert "HellaSwag was left out" in text
+
+
+@given(reports)
+def test_names_do_not_break_markdown(report):
+    text = report.to_markdown()
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.replace("\\\\", "").replace("\\|", "").count("|") for line in tables} <= {9, 7, 6}
+    assert not any(c in text.replace("\\<", "").replace("\\>", "") for c in "<>\x1b")
+
+
+def test_markdown_escapes():
+    assert escape("a|b") == "a\\|b"
+    assert escape("<b>`x`") == "\\<b\\>\\`x\\`"
+
+
+def printed(report, **options):
+    stream = io.StringIO()
+    report.to_terminal(Console(file=stream, width=140, **options))
+    return stream.getvalue()
+
+
+def test_terminal():
+    text = printed(sample())
+    assert text.startswith("Lost 6.3 points on LAMBADA")
+    assert "acc_norm" in text
+    assert "\x1b[" in printed(sample(), force_terminal=True)
+
+
+@given(reports)
+def test_names_are_no_markup_in_a_terminal(report):
+    assert "\x1b" not in printed(report)
+    assert "\x1b" not in to_text(report)
+
+
+def test_without_rich_it_is_plain_text(monkeypatch, capsys):
+    sample().print_table()
+    with_rich = capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "rich", None)
+    sample().print_table()
+    out = capsys.readouterr().out
+    assert out.strip() == to_text(sample())
+    for text in (out, with_rich):
+        assert "Lost 6.3 points on LAMBADA" in text.replace("\n", " ")

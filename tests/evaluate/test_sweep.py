@@ -1,0 +1,247 @@
+"""WiSE-FT at several α: measured, recommended, shown."""
+
+import gc
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+
+import holdfast  # noqa: E402
+from holdfast.evaluate.measure import measure_many  # noqa: E402
+from holdfast.evaluate.probes import Text  # noqa: E402
+from holdfast.evaluate.report import Estimate  # noqa: E402
+from holdfast.evaluate.sweep import Sweep, SweepPoint, sweep  # noqa: E402
+from holdfast.io.merge import merge_on_disk  # noqa: E402
+from holdfast.io.models import Loader  # noqa: E402
+from report.sample_sweep import ALPHAS, RETAINED, TARGET, sample_sweep  # noqa: E402
+from small import make_llama, make_tokenizer, noisy, save  # noqa: E402
+
+TEXT = " ".join(["the cat sat on the mat . a dog ran and two plus three is five ."] * 20)
+ROWS = [{"question": "two plus two is", "answer": "four"}, {"question": "the", "answer": "cat ."}]
+
+
+@pytest.fixture
+def folders(tmp_path):
+    base = make_llama()
+    save(base, tmp_path / "base", make_tokenizer())
+    save(noisy(base), tmp_path / "tuned", make_tokenizer())
+    return tmp_path
+
+
+def options(**more):
+    return {
+        "text": {"t": TEXT},
+        "target": {"rows": ROWS},
+        "context_free": 4,
+        "progress": False,
+        **more,
+    }
+
+
+def test_every_point_is_what_measure_says(folders):
+    base, tuned = folders / "base", folders / "tuned"
+    found = sweep(base, tuned, [1, 0, 0.25, 0.5, 0.5], **options())
+    assert [point.alpha for point in found.points] == [0, 0.25, 0.5, 1]
+    first, quarter, half, last = (point.report for point in found.points)
+    assert first == holdfast.measure(base, base, **options())
+    assert last == holdfast.measure(base, tuned, **options())
+    merge_on_disk(base, tuned, folders / "half", 0.5)
+    again = holdfast.measure(base, folders / "half", **options())
+    assert replace(half, tuned="") == replace(again, tuned="")
+    assert half.tuned == f"{tuned}, α = 0.5"
+    assert quarter.drift.total.distance == pytest.approx(last.drift.total.distance / 4, rel=1e-5)
+    assert sorted(p.name for p in folders.iterdir()) == ["base", "half", "tuned"]
+
+
+def test_the_base_is_tested_once_and_one_checkpoint_is_there_at_a_time(folders, monkeypatch):
+    """By what the tests see: the base, then a model for each α but 0."""
+    seen, run, load = [], Text.run, Loader.load
+
+    def counted(self, loaded, *, progress):
+        merged = sorted(p.name for p in folders.joinpath("out").glob(".*"))
+        seen.append((loaded.model.model.embed_tokens.weight[0, 0].item(), len(merged)))
+        return run(self, loaded, progress=progress)
+
+    loaded, alive = [], []
+
+    def watched(self, source, *more):
+        gc.collect()
+        assert [model for model in alive if model() is not None] == []
+        model = load(self, source, *more)
+        loaded.append(source)
+        alive.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(Text, "run", counted)
+    monkeypatch.setattr(Loader, "load", watched)
+    base = str(folders / "base")
+    sweep(base, folders / "tuned", out=folders / "out", **options())
+    values = [value for value, _ in seen]
+    assert len(set(values)) == len(values) == len(ALPHAS)
+    assert {count for _, count in seen} == {0, 1}
+    assert loaded.count(base) == 2  # and once for the divergence of α = 0, which is 0
+    assert list((folders / "out").iterdir()) == []
+
+
+def test_merged_checkpoints_can_be_kept(folders):
+    sweep(folders / "base", folders / "tuned", [0, 0.3, 1], out=folders / "out", keep=True,
+          context_free=0, progress=False)  # fmt: skip
+    assert [p.name for p in (folders / "out").iterdir()] == ["alpha-0.3"]
+    kept = transformers.LlamaForCausalLM.from_pretrained(folders / "out" / "alpha-0.3")
+    ends = [make_llama().state_dict(), noisy(make_llama()).state_dict()]
+    for name, value in kept.state_dict().items():
+        assert torch.allclose(value, torch.lerp(ends[0][name], ends[1][name], 0.3), atol=1e-6)
+    with pytest.raises(FileExistsError, match="not empty"):
+        sweep(folders / "base", folders / "tuned", [0.3], out=folders / "out", keep=True,
+              progress=False)  # fmt: skip
+
+
+def test_a_lora_adapter(folders):
+    peft = pytest.importorskip("peft", reason="the peft extra is not installed")
+    base = transformers.LlamaForCausalLM.from_pretrained(folders / "base")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    peft.get_peft_model(base, config).save_pretrained(folders / "adapter")
+    found = sweep(folders / "base", folders / "adapter", [0, 0.5, 1], **options())
+    moved = [point.report.drift.total.distance for point in found.points]
+    assert moved[0] == 0
+    assert moved[1] == pytest.approx(moved[2] / 2, rel=1e-4)
+    kl = [point.report.divergences[0].kl.value for point in found.points]
+    assert kl[0] == 0 < kl[1] < kl[2]
+
+
+def test_a_model_that_fails_leaves_nothing(folders, monkeypatch):
+    def broken(self, loaded, *, progress):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(Text, "run", broken)
+    with pytest.raises(RuntimeError, match="no memory"):
+        sweep(folders / "base", folders / "tuned", out=folders / "out", **options())
+    assert list((folders / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"alphas": []}, ValueError, "at least one α"),
+        ({"alphas": [0, 1.5]}, ValueError, r"alpha must lie in \[0, 1\], got 1.5"),
+        ({"alphas": [float("nan")]}, ValueError, "alpha must be"),
+        ({"keep": True}, ValueError, "out= must say"),
+        ({"tuned": torch.nn.Linear(1, 1)}, ValueError, "save_pretrained"),
+        ({"tuned": "nowhere"}, OSError, "nowhere"),
+        ({"txt": "a"}, TypeError, "no option 'txt'"),
+        ({"limit": 0}, ValueError, "limit must be at least 1"),
+    ],
+)
+def test_bad_input_is_told_before_a_model_is_loaded(folders, monkeypatch, change, error, words):
+    monkeypatch.setattr(Loader, "load", None)
+    given = {"base": folders / "base", "tuned": folders / "tuned", "progress": False, **change}
+    with pytest.raises(error, match=words):
+        sweep(**given)
+
+
+def test_models_are_taken_when_it_is_their_turn():
+    base, made = make_llama(), []
+
+    def models():
+        for seed in (1, 2):
+            made.append(seed)
+            yield f"seed {seed}", noisy(base, seed=seed)
+
+    asked = measure_many(base, models(), context_free=2, progress=False)
+    assert made == []
+    assert (next(asked).tuned, made) == ("seed 1", [1])
+    assert [report.tuned for report in asked] == ["seed 2"]
+
+
+def test_json_comes_back():
+    found = sample_sweep()
+    assert Sweep.from_json(found.to_json()) == found
+    for text, words in [
+        ("{", "not the JSON of a sweep"),
+        ("[]", "not a sweep"),
+        (found.points[0].report.to_json(), "no points"),
+        (found.to_json().replace('"schema_version": 1', '"schema_version": 9'), "update holdfast"),
+        (found.to_json().replace('"alpha": 1.0', '"alpha": 0.1'), "increase"),
+        (found.to_json().replace('"alpha": 1.0', '"alpha": 3'), r"lie in \[0, 1\]"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            Sweep.from_json(text)
+
+
+def test_files(tmp_path, capsys):
+    found = sample_sweep()
+    for name in ("s.json", "s.md", "s.html"):
+        found.save(tmp_path / name)
+    assert Sweep.load(tmp_path / "s.json") == found
+    said = (tmp_path / "s.md").read_text()
+    assert said.startswith("# Take α = 0.75: of the models close to the best on GSM8K, it forgets")
+    assert "| GSM8K (target) | nll | 1.396 | 1.054 | 0.879 | 0.814 | 0.805 |" in said
+    found.print_table()
+    assert "α 0.75 ★" in capsys.readouterr().out
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(ValueError, match=r"bad\.json: this is not"):
+        Sweep.load(tmp_path / "bad.json")
+
+
+def changed(found, alpha, name, value, interval=None):
+    """The sweep with another score at an α."""
+    low, high = interval or (None, None)
+    points = []
+    for point in found.points:
+        scores = tuple(
+            replace(
+                s,
+                after=Estimate(value, None, None, 9),
+                change=Estimate(value - s.before.value, low, high, 9),
+            )
+            if (point.alpha, s.name) == (alpha, name)
+            else s
+            for s in point.report.scores
+        )
+        points.append(SweepPoint(point.alpha, replace(point.report, scores=scores)))
+    return replace(found, points=tuple(points))
+
+
+def test_the_rule():
+    found = sample_sweep()
+    assert found.recommendation().alpha == 0.75  # its interval reaches the best
+    far = changed(found, 0.75, "GSM8K", 0.814)
+    assert far.recommendation().alpha == 1  # 1.1 % off, and no interval
+    assert "no other α comes close on GSM8K" in far.recommendation().headline
+    near = changed(far, 0.5, "GSM8K", 0.812)
+    assert near.recommendation().alpha == 0.5  # 0.9 % off, and loses less
+    reached = changed(far, 0.5, "GSM8K", 0.9, (-0.6, -0.4))
+    assert reached.recommendation().alpha == 0.5
+    best = changed(found, 0.25, "GSM8K", 0.7)
+    assert best.recommendation().alpha == 0.25
+    broken = changed(near, 0.5, "LAMBADA", float("nan"))
+    assert broken.recommendation().alpha == 1  # what is broken is not the least loss
+
+
+def test_a_target_that_tuning_made_worse():
+    worse = {**RETAINED, "GSM8K": ("acc", 0.4, -0.1, False, "target", 1, 0.001)}
+    said = sample_sweep(worse).recommendation()
+    assert (said.alpha, said.headline[:13]) == (0, "Keep the base")
+
+
+def test_of_equals_the_best_on_the_target():
+    flat = {"PIQA": ("acc", 0.6, 0.02, False, "retained", 1, 0.01), **TARGET}
+    assert sample_sweep(flat).recommendation().alpha == 1
+
+
+def test_what_was_not_tested_is_said():
+    said = sample_sweep(RETAINED).recommendation()
+    assert said.alpha is None
+    assert "no target was tested" in said.headline
+    assert "The tuned model lost 6.3 points on LAMBADA" in str(said)
+    said = sample_sweep(TARGET).recommendation()
+    assert said.alpha == 0.75
+    assert "stays closest to the base" in said.headline
+    assert "takes a test of tasks that it should have kept" in str(said)
+    assert sample_sweep({}).recommendation().alpha is None
+    nan = sample_sweep(TARGET, (0.5,))
+    nan = changed(nan, 0.5, "GSM8K", float("nan"))
+    assert "not a finite number" in nan.recommendation().headline

@@ -1,0 +1,284 @@
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from holdfast.io import slices
+from holdfast.io.checkpoint import open_weights
+
+
+@pytest.fixture(autouse=True)
+def _small_slices(monkeypatch):
+    monkeypatch.setattr(slices, "SLICE", 7)
+
+
+def write_shards(directory, tensors, files=2, config=None):
+    directory.mkdir(exist_ok=True)
+    names, weight_map = list(tensors), {}
+    for i in range(files):
+        here = names[i::files]
+        file = f"model-{i + 1:05}-of-{files:05}.safetensors"
+        save_file({n: tensors[n] for n in here}, directory / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(here, file)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    if config is not None:
+        (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def tiny(**options):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        **options,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def assert_same(weights, tensors):
+    assert set(weights) == set(tensors)
+    for name, tensor in tensors.items():
+        assert weights[name].shape == tuple(tensor.shape)
+        torch.testing.assert_close(weights.tensor(name).float(), tensor.float())
+
+
+TENSORS = {
+    "a.weight": torch.arange(12.0).view(3, 4),
+    "a.bias": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    "half": torch.ones(2, 3, dtype=torch.float16),
+    "count": torch.tensor(3),
+    "none": torch.empty(0, 2),
+    "mask": torch.tensor([True, False]),
+}
+
+
+class TestSafetensors:
+    def test_file_directory_and_shards(self, tmp_path):
+        save_file(TENSORS, tmp_path / "model.safetensors")
+        write_shards(tmp_path / "shards", TENSORS)
+        for source in (tmp_path, tmp_path / "model.safetensors", str(tmp_path / "shards")):
+            weights = open_weights(source)
+            assert set(weights) == set(TENSORS)
+            assert all(torch.equal(weights.tensor(name), t) for name, t in TENSORS.items())
+            assert all(weights[name].dtype == t.dtype for name, t in TENSORS.items())
+        assert torch.equal(weights.read("a.weight", 5, 8), torch.tensor([5.0, 6.0, 7.0]))
+
+    def test_missing_shard_is_named(self, tmp_path):
+        write_shards(tmp_path, TENSORS)
+        (tmp_path / "model-00002-of-00002.safetensors").unlink()
+        with pytest.raises(FileNotFoundError, match=r"lacks shards.*model-00002-of-00002"):
+            open_weights(tmp_path)
+
+    @pytest.mark.parametrize("keep", [0, 4, 30, -1])
+    def test_cut_short_is_named(self, tmp_path, keep):
+        file = tmp_path / "model.safetensors"
+        save_file(TENSORS, file)
+        file.write_bytes(file.read_bytes()[:keep])
+        with pytest.raises(ValueError, match=re.escape(str(file)) + " is not a readable"):
+            open_weights(tmp_path)
+
+    def test_cut_short_later(self, tmp_path):
+        file = tmp_path / "model.safetensors"
+        save_file({"a": torch.ones(9)}, file)
+        weights = open_weights(file)
+        file.write_bytes(file.read_bytes()[:-4])
+        with pytest.raises(ValueError, match="cut short while"):
+            weights.read("a")
+
+    def test_nothing_there(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="holds neither"):
+            open_weights(tmp_path)
+        with pytest.raises(FileNotFoundError, match="no such file or directory"):
+            open_weights(tmp_path / "gone" / "deeper")
+
+    def test_a_name_on_the_hub_is_looked_for_there(self, monkeypatch):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        with pytest.raises(FileNotFoundError, match="nor a model that the Hugging Face hub gives"):
+            open_weights("nobody/no-such-model")
+
+
+class TestPickle:
+    def test_refused_unless_allowed(self, tmp_path):
+        tensors = {"a": torch.ones(3), "b": torch.zeros(2)}
+        torch.save(tensors, tmp_path / "pytorch_model.bin")
+        torch.save({"state_dict": tensors, "epoch": 3}, tmp_path / "last.pt")
+        for source in (tmp_path, tmp_path / "last.pt"):
+            with pytest.raises(ValueError, match=r"pickled weights.*--allow-pickle"):
+                open_weights(source)
+            assert_same(open_weights(source, allow_pickle=True), tensors)
+
+    def test_code_is_not_run(self, tmp_path):
+        class Bomb:
+            def __reduce__(self):
+                return print, ("boom",)
+
+        torch.save({"a": Bomb()}, tmp_path / "x.pt")
+        with pytest.raises(ValueError, match="is not a readable file of tensors"):
+            open_weights(tmp_path / "x.pt", allow_pickle=True)
+
+    def test_shards(self, tmp_path):
+        torch.save({"a": torch.ones(3)}, tmp_path / "pytorch_model-1.bin")
+        index = {"weight_map": {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}}
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+        with pytest.raises(FileNotFoundError, match=r"pytorch_model-2\.bin"):
+            open_weights(tmp_path, allow_pickle=True)
+        torch.save({"b": torch.ones(3)}, tmp_path / "pytorch_model-2.bin")
+        assert set(open_weights(tmp_path, allow_pickle=True)) == {"a", "b"}
+
+
+def test_a_model():
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    assert_same(open_weights(model), model.state_dict())
+
+
+class TestAdapter:
+    def adapted(self, model, tmp_path, **options):
+        """Saves base and adapter; returns the merged model's weights."""
+        peft = pytest.importorskip("peft")
+        model.save_pretrained(tmp_path / "base")
+        config = peft.LoraConfig(**options)
+        adapted = peft.get_peft_model(model, config)
+        with torch.no_grad():
+            for p in adapted.parameters():
+                if p.requires_grad:
+                    p.add_(torch.randn_like(p), alpha=0.1)
+        adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+        live = open_weights(adapted)
+        live = {name: live.tensor(name).clone() for name in live}
+        return live, adapted.merge_and_unload().state_dict()
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "down_proj"]},
+            {"r": 3, "use_rslora": True, "target_modules": ["v_proj"]},
+            {
+                "r": 4,
+                "target_modules": ["q_proj", "v_proj"],
+                "rank_pattern": {"v_proj": 2},
+                "alpha_pattern": {"layers.1.self_attn.q_proj": 40},
+            },
+            {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["norm", "lm_head"]},
+            {"r": 2, "target_modules": ["embed_tokens", "q_proj"]},
+        ],
+        ids=["alpha", "rslora", "patterns", "modules-to-save", "embedding"],
+    )
+    def test_equals_peft_merged(self, tmp_path, options):
+        model = tiny(tie_word_embeddings=False)
+        live, merged = self.adapted(model, tmp_path, **options)
+        weights = open_weights(tmp_path / "adapter", base=tmp_path / "base")
+        assert_same(weights, merged)
+        assert set(live) == set(merged)
+        for name, tensor in merged.items():
+            torch.testing.assert_close(live[name], tensor)
+            flat = torch.cat([weights.read(name, *s) for s in slices.slices(tensor.numel())])
+            torch.testing.assert_close(flat.view(tensor.shape), tensor)
+
+    @pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+    def test_conv1d(self, tmp_path):
+        transformers = pytest.importorskip("transformers")
+        config = transformers.GPT2Config(
+            vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=2
+        )
+        model = transformers.GPT2LMHeadModel(config)
+        options = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True}
+        _, merged = self.adapted(model, tmp_path, **options)
+        weights = open_weights(tmp_path / "adapter", base=tmp_path / "base")
+        assert_same(weights, {name: merged[name] for name in weights})
+
+    def test_base_from_the_adapter(self, tmp_path):
+        _, merged = self.adapted(
+            tiny(tie_word_embeddings=False), tmp_path, target_modules=["q_proj"]
+        )
+        with pytest.raises(FileNotFoundError, match="give the model that it was trained on"):
+            open_weights(tmp_path / "adapter")
+        file = tmp_path / "adapter" / "adapter_config.json"
+        config = json.loads(file.read_text()) | {"base_model_name_or_path": str(tmp_path / "base")}
+        file.write_text(json.dumps(config))
+        assert_same(open_weights(tmp_path / "adapter"), merged)
+
+    def test_what_is_not_lora(self, tmp_path):
+        self.adapted(tiny(), tmp_path, target_modules=["q_proj"])
+        file = tmp_path / "adapter" / "adapter_config.json"
+        config = json.loads(file.read_text())
+        file.write_text(json.dumps(config | {"use_dora": True}))
+        with pytest.raises(ValueError, match="more than plain LoRA"):
+            open_weights(tmp_path / "adapter", base=tmp_path / "base")
+        file.write_text(json.dumps(config | {"peft_type": "IA3"}))
+        with pytest.raises(ValueError, match="of type IA3"):
+            open_weights(tmp_path / "adapter", base=tmp_path / "base")
+
+    def test_wrong_base(self, tmp_path):
+        self.adapted(tiny(), tmp_path, target_modules=["q_proj"])
+        save_file({"x": torch.ones(2)}, tmp_path / "other.safetensors")
+        with pytest.raises(ValueError, match=r"adapts .*q_proj.* does not hold"):
+            open_weights(tmp_path / "adapter", base=tmp_path / "other.safetensors")
+
+
+def write_gguf(path, model):
+    """A tiny Llama as llama.cpp would convert it, one matrix quantised to 8 bits."""
+    gguf = pytest.importorskip("gguf")
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(64)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(config.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, tensor in model.state_dict().items():
+        values = tensor.numpy()
+        for kind, n in heads.items():
+            if kind in name:
+                rows = values.reshape(n, 2, values.shape[0] // n // 2, *values.shape[1:])
+                values = rows.swapaxes(1, 2).reshape(values.shape)
+        stored = names.get_name(name, try_suffixes=(".weight",))
+        if "embed_tokens" in name:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(stored, gguf.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(stored, values.copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+class TestGGUF:
+    def test_names_and_values(self, tmp_path):
+        transformers = pytest.importorskip("transformers")
+        config = transformers.LlamaConfig(
+            vocab_size=40,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+        model = transformers.LlamaForCausalLM(config)
+        write_gguf(tmp_path / "model.gguf", model)
+        weights = open_weights(tmp_path / "model.gguf")
+        expected = model.state_dict()
+        assert set(weights) == set(expected)
+        for name, tensor in expected.items():
+            atol = 1e-3 if "embed_tokens" in name else 0
+            torch.testing.assert_close(weights.tensor(name), tensor, atol=atol, rtol=0)
+
+    def test_not_a_gguf(self, tmp_path):
+        pytest.importorskip("gguf")
+        (tmp_path / "model.gguf").write_bytes(b"nothing of the sort")
+        with pytest.raises(ValueError, match="is not a GGUF file"):
+            open_weights(tmp_path / "model.gguf")

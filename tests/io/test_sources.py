@@ -1,0 +1,157 @@
+"""Rows from files, saved datasets, folders of images and the hub."""
+
+import json
+
+import pytest
+
+from holdfast.io.sources import Table, labels_of, open_rows
+
+ROWS = [{"text": f"row {i}", "label": i % 2} for i in range(6)]
+
+
+def image_folder(folder, classes=("cat", "dog"), size=(5, 4), n=2):
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for i in range(n):
+            image.new("RGB", size, (40 * number, 10 * i, 200)).save(folder / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture
+def datasets():
+    found = pytest.importorskip("datasets", reason="the hf extra is not installed")
+    found.disable_progress_bars()
+    return found
+
+
+def test_files(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / "a.csv").write_text("text,label\nrow,1\n")
+    assert list(open_rows(tmp_path / "a.jsonl")) == ROWS
+    assert list(open_rows(tmp_path / "a.txt")) == [{"text": "some text"}]
+    assert list(open_rows(str(tmp_path / "a.csv"))) == [{"text": "row", "label": "1"}]
+
+
+def test_a_saved_dataset_and_its_splits(tmp_path, datasets):
+    one = datasets.Dataset.from_list(ROWS)
+    one.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": one, "dev": one.select([1])}).save_to_disk(tmp_path / "both")
+    assert list(open_rows(tmp_path / "one")) == ROWS
+    assert list(open_rows(f"{tmp_path}/both:train")) == ROWS
+    assert list(open_rows(f"{tmp_path}/both:dev")) == ROWS[1:2]
+    with pytest.raises(ValueError, match=r"several splits: say which, as in .*both:train"):
+        open_rows(tmp_path / "both")
+    with pytest.raises(ValueError, match=r"no split 'test'.*train, dev"):
+        open_rows(f"{tmp_path}/both:test")
+    with pytest.raises(ValueError, match="has no splits: leave out :train"):
+        open_rows(f"{tmp_path}/one:train")
+
+
+def test_slices_and_names_of_classes(datasets):
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])}
+    )
+    table = Table(datasets.Dataset.from_list(ROWS, features=features))
+    assert table.names == ["neg", "pos"]
+    assert [row["label"] for row in table[1:4]] == labels_of(table, "t")[1:4] == [1, 0, 1]
+    # Names that are numbers would be taken for numbers: they stand in the rows.
+    features["label"] = datasets.ClassLabel(names=["10", "1"])
+    table = Table(datasets.Dataset.from_list(ROWS, features=features))
+    assert (table.names, table[0]["label"], table.labels()[:2]) == (None, "10", ["10", "1"])
+
+
+@pytest.mark.parametrize("names", [["-1", "0", "1"], ["1", "2", "other"], ["1.0", "2.0", "0.5"]])
+def test_names_of_which_some_are_numbers_stand_in_the_rows(names, datasets):
+    features = datasets.Features({"label": datasets.ClassLabel(names=names)})
+    table = Table(datasets.Dataset.from_list([{"label": i} for i in range(3)], features=features))
+    assert (table.names, table.classes) == (None, True)
+    assert [row["label"] for row in table] == table.labels() == names
+    one_lacks = datasets.Dataset.from_list([{"label": 0}, {"label": -1}], features=features)
+    with pytest.raises(ValueError, match="1 rows have no label, the first is row 1"):
+        labels_of(Table(one_lacks), "d")
+
+
+def test_images_are_not_decoded_for_their_labels(tmp_path, datasets, monkeypatch):
+    folder = image_folder(tmp_path / "pets")
+    data = datasets.load_dataset(
+        "imagefolder", data_dir=str(folder), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    table = Table(data)
+
+    def no(*_, **__):
+        raise AssertionError("decoded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets.Image, "decode_example", no)
+        assert labels_of(table, "pets") == [0, 0, 1, 1]
+        assert len(table[:3]) == 3
+    assert table[3]["image"].size == (5, 4)
+
+
+def test_a_folder_of_images(tmp_path):
+    folder = image_folder(tmp_path / "pets" / "train")
+    rows = open_rows(folder)
+    assert [row["label"] for row in rows] == ["cat", "cat", "dog", "dog"]
+    assert rows == open_rows(f"{tmp_path}/pets:train")
+    image_folder(folder, [".ipynb_checkpoints"])
+    (folder / "cat" / "._0.png").write_text("of a Mac")
+    assert rows == open_rows(folder)
+    with pytest.raises(ValueError, match=r"do you mean .*pets/train?"):
+        open_rows(tmp_path / "pets")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="neither a dataset saved by"):
+        open_rows(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gone.jsonl", "gone.txt", "/no/such/place", "a/b/c", "./gone", "a:b:c:d", "gone.csv.gz"],
+)
+def test_what_cannot_be_of_the_hub(name):
+    with pytest.raises(FileNotFoundError, match=f"no such file: {name}"):
+        open_rows(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("openai/gsm8k", ("openai/gsm8k", None, None)),
+        ("openai/gsm8k:train", ("openai/gsm8k", None, "train")),
+        ("openai/gsm8k:main:train", ("openai/gsm8k", "main", "train")),
+    ],
+)
+def test_the_hub(name, asked, datasets, monkeypatch):
+    seen = []
+
+    def load(dataset, configuration, split):
+        seen.append((dataset, configuration, split))
+        return datasets.Dataset.from_list(ROWS)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("holdfast.io.hub._reached", lambda: True)
+    assert list(open_rows(name)) == ROWS
+    assert seen == [asked]
+
+
+def test_a_hub_that_cannot_be_reached_is_not_waited_for(datasets, monkeypatch):
+    monkeypatch.setattr("holdfast.io.hub._reached", lambda: False)
+    with pytest.raises(OSError, match="there is no file or folder openai/gsm8k here, and the hub"):
+        open_rows("openai/gsm8k:train")
+
+
+def test_the_hub_offline(datasets, monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="no such file or directory here, and the hub gave") as e:
+        open_rows("openai/no-such-dataset:main:train")
+    assert "\n" not in str(e.value)
+
+
+def test_rows_without_labels():
+    assert labels_of([{"text": "a"}], "d") is None
+    with pytest.raises(ValueError, match="d: 1 rows have no label, the first is row 1"):
+        labels_of([{"text": "a", "label": 0}, {"text": "b", "label": None}], "d")

@@ -1,0 +1,75 @@
+"""Where results lie: a folder, an address of one, or what only fsspec can reach."""
+
+import pickle
+
+import pytest
+
+from comparison.small_plan import make_plan, what_must_agree
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+
+from holdfast.comparison.execute import compare
+from holdfast.io.storage import Place
+
+
+@pytest.fixture(params=["folder", "file://", "memory://", "dir::file://"])
+def place(request, tmp_path):
+    if request.param == "folder":
+        return Place.at(tmp_path / "out")
+    return Place.at(f"{request.param}{tmp_path}/out/")
+
+
+def test_a_text_comes_back(place):
+    file = place / "runs" / "recadam+flow-0" / "result.json"
+    with pytest.raises(FileNotFoundError):
+        file.read_text()
+    file.remove()
+    for text in ("θ ≠ θ*\n", "shorter"):
+        file.write_text(text)
+        assert file.read_text() == text
+    assert pickle.loads(pickle.dumps(file)).read_text() == "shorter"
+    file.remove()
+    with pytest.raises(FileNotFoundError):
+        file.read_text()
+
+
+def test_names_are_those_that_were_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_CACHE", "cache")
+    here, there = Place.at("runs/one"), Place.at("memory://bucket/one/")
+    assert (here / "a").name == "runs/one/a"
+    assert here.folder == tmp_path / "runs" / "one"
+    assert Place.at(f"file://{tmp_path}/x").folder == tmp_path / "x"
+    assert (there / "a").name == "memory://bucket/one/a"
+    assert there.folder == Place.at("memory://bucket/one").folder
+    assert there.folder.parts[:2] == ("cache", "compare")
+    assert there.folder != Place.at("memory://bucket/two").folder
+
+
+def test_what_fails_elsewhere_names_the_place(tmp_path):
+    with pytest.raises(ValueError, match="Protocol not known: nowhere"):
+        Place.at("nowhere://bucket/one")
+    (tmp_path / "file").write_text("")
+    place = Place.at(f"dir::file://{tmp_path}")
+    (place / "file").write_text("")
+    with pytest.raises(OSError, match=r"cannot write dir::file://.*/file/below"):
+        (place / "file" / "below").write_text("")
+
+
+def test_a_plan_elsewhere_gives_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    plan = make_plan(tmp_path, seeds=(0,))
+    address = f"dir::file://{tmp_path}/there"
+    here = compare(plan, tmp_path / "here", jobs=2)
+    there = compare(plan, address, jobs=2, config="model: small\n")
+    assert what_must_agree(there.to_json()) == what_must_agree(here.to_json())
+    written = {p.relative_to(tmp_path / "there").name for p in (tmp_path / "there").rglob("*.*")}
+    assert {"results.json", "result.json", "config.yaml"} <= written
+    assert "run.pt" not in written
+    left = [path.name for path in Place.at(address).folder.rglob("*")]
+    assert sorted(left) == [".lock", "runs"]
+    # All of it is read when it is asked for again.
+    told = []
+    again = compare(plan, address, jobs=2, on_finished=told.append)
+    assert again == there
+    assert told == []

@@ -1,0 +1,154 @@
+"""Which recipe is recommended, and what is said about it."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.comparison.results import Results
+from holdfast.report.comparison_recommend import CLOSE, NEAR, recommend
+from report.sample_results import every_results, sample_results, simple
+
+targets = st.lists(st.floats(0.5, 3), min_size=1, max_size=3)
+figures = st.dictionaries(
+    st.sampled_from(["standard", "flow", "recadam", "ewc", "lora"]),
+    st.tuples(targets, st.floats(5, 20)),
+    min_size=1,
+)
+
+
+def test_close_to_the_best_it_forgets_least():
+    said = recommend(
+        simple(
+            {
+                "standard": ([0.706], 13.8),
+                "flow": ([0.699], 12.1),
+                "recadam+flow": ([0.703], 10.4),
+                "wise-ft": ([0.720], 10.1),
+            },
+            1.396,
+        )
+    )
+    assert said.headline == "Take recadam+flow: within 1 % of the best on new, it forgets least."
+    assert said.sentences[:4] == (
+        "On new it has 0.703 nll; the best (flow) has 0.699, standard fine-tuning 0.706 and the "
+        "pretrained model 1.396.",
+        "Retained: old +4.0 % in perplexity (standard fine-tuning +38.0 %).",
+        "The best on new, flow, lost 21 % on average over the tests, against 4.0 % with "
+        "recadam+flow.",
+        "To forget still less, take wise-ft: it has 0.720 on new and lost 1.00 %.",
+    )
+    assert (said.label, said.best, said.gentle) == ("recadam+flow", "flow", "wise-ft")
+    assert str(said).startswith(said.headline)
+
+
+@pytest.mark.parametrize(
+    ("found", "label", "words"),
+    [
+        ({"flow": ([1.0], 12.0)}, "flow", "the only recipe"),
+        ({"flow": ([1.0], 12.0), "ewc": ([1.5], 10.0)}, "flow", "no other recipe comes close"),
+        ({"flow": ([1.0], 11.0), "ewc": ([1.0], 12.0)}, "flow", "it is the best on new, and"),
+        ({"flow": ([1.0, 1.4], 12.0), "ewc": ([1.3, 1.5], 11.0)}, "ewc", "up to the seed"),
+        ({"flow": ([2.5], 10.0)}, None, "Keep the pretrained model"),
+        ({"flow": ([math.nan], 10.0)}, None, "Keep the pretrained model"),
+        ({"flow": ([math.nan], 10.0), "ewc": ([1.0], 12.0)}, "ewc", "no other recipe"),
+        ({}, None, "No run is done"),
+    ],
+    ids=str,
+)
+def test_what_the_headline_says(found, label, words):
+    said = recommend(simple(found))
+    assert said.label == label
+    assert words in said.headline
+
+
+def test_where_more_is_better():
+    found = {"flow": ([0.70], 12.0), "ewc": ([0.695], 10.0), "lora": ([0.60], 10.0)}
+    assert recommend(simple(found, 0.2, lower=False)).label == "ewc"
+
+
+def test_of_equally_good_ones_the_order_does_not_matter():
+    found = {"flow": ([1.0], 15.0), "ewc": ([0.8, 1.0, 1.5], 14.0), "lora": ([1.4], 11.0)}
+    assert recommend(simple(found)).label == "lora"
+    assert recommend(simple(dict(reversed(found.items())))).label == "lora"
+
+
+def test_without_retained_tests_the_predictions_count():
+    found = simple({"flow": ([1.0], None), "ewc": ([1.001], None)})
+    assert recommend(found).label == "flow"
+    moved = (replace(run, kl={"new": 1.0 if run.recipe == "flow" else 0.5}) for run in found.runs)
+    said = recommend(Results(tuple(moved)))
+    assert (
+        said.headline == "Take ewc: within 1 % of the best on new, it moves the predictions least."
+    )
+    assert "What was forgotten takes a test" in str(said)
+
+
+def test_failures_seeds_and_time_are_told():
+    found = sample_results(seeds=(0,), failed={"mas-0-1": "RuntimeError: no"})
+    assert "1 of 12 runs failed." in recommend(found).sentences
+    assert "There was one seed: small differences may be chance." in recommend(found).sentences
+    slow = tuple(
+        replace(run, seconds=4000.0 if run.recipe == "lora" else 60.0) for run in found.runs
+    )
+    said = recommend(Results(slow))
+    assert said.label == "lora"
+    assert "A run with it takes 66.7 min, with standard fine-tuning 60 s." in said.sentences
+
+
+def test_many_tests_are_cut_short():
+    tests = {f"t{i}": ("acc", 0.5, -0.01 * i, False) for i in range(1, 8)}
+    assert "; 4 more lost less." in str(recommend(sample_results(tests=tests)))
+
+
+@given(figures)
+def test_the_rule(found):
+    results = simple(found)
+    said = recommend(results)
+    known = {s.label: s for s in results.summaries()}
+    better = [s for s in known.values() if s.target.gain > 0]
+    if not better:
+        assert said.label is None
+        return
+    chosen, best = known[said.label], known[said.best]
+    top = best.target.after
+    assert top == min(s.target.after for s in better)
+    reach = max(run.target.after for run in best.runs)
+    for s in better:
+        near = s.target.after - top <= CLOSE * top
+        overlaps = min(run.target.after for run in s.runs) <= reach - 1e-9
+        if near or overlaps:
+            assert chosen.loss <= s.loss
+        if s.target.after - top <= NEAR * top:
+            assert known[said.gentle].loss <= s.loss
+    assert not any(
+        s.target.after < chosen.target.after and s.loss <= chosen.loss and s.seeds == 1
+        for s in better
+        if s.target.after - top <= CLOSE * top
+    )
+
+
+@given(figures, st.randoms())
+def test_names_failures_and_order_do_not_matter(found, random):
+    results = simple(found)
+    said = recommend(results)
+    assert recommend(replace(results, failed={"x": "y"})).label == said.label
+    other = simple({f"my {name}": row for name, row in found.items()})  # no standard among them
+    label = recommend(other).label
+    assert label == (said.label and f"my {said.label}")
+    apart = {name: (some, 11.0 + i) for i, (name, (some, _)) in enumerate(found.items())}
+    runs = list(simple(apart).runs)
+    label = recommend(Results(tuple(runs))).label
+    random.shuffle(runs)
+    assert recommend(Results(tuple(runs))).label == label
+
+
+@given(every_results)
+def test_there_is_always_something_to_say(found):
+    said = recommend(found)
+    labels = {run.label for run in found.runs}
+    assert {said.label, said.best, said.gentle} <= labels | {None}
+    str(said).encode()
+    assert "\n" not in str(said)

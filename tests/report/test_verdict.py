@@ -1,0 +1,269 @@
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from holdfast.evaluate.report import Divergence, Drift, DriftRow, Estimate, ForgettingReport, Score
+from holdfast.report.verdict import verdict, where
+from holdfast.report.words import change_of
+from report.reports import reports
+from report.sample_report import drift, estimate, sample, score
+
+
+def report(*scores, **more):
+    return ForgettingReport("base", "tuned", scores=scores, **more)
+
+
+def kl(value, name="context-free"):
+    return Divergence(name, estimate(value, value / 10, 64), 4096, "token", "")
+
+
+PIQA = score("PIQA", "accuracy", 0.684, 0.653, 0.02, 0.009, 1838)
+WIKI = score("WikiText", "nll", 2.80, 2.92, 0.03, 0.012, 248, lower=True)
+ARC = score("ARC-easy", "accuracy", 0.58, 0.577, 0.02, 0.008, 2376)
+STILL = Drift(DriftRow("all", 0.0, 9.0, 100), (), (), ())
+
+
+def test_losses_the_worst_first():
+    said = verdict(report(WIKI, ARC, PIQA))
+    assert said.headline == "Lost 3.1 points on PIQA and 0.12 nats a token on WikiText."
+    assert said.sentences == ("No measurable change on ARC-easy (±0.8 points).",)
+    assert said.level == "some"
+
+
+def test_the_sample():
+    assert str(verdict(sample())) == (
+        "Lost 6.3 points on LAMBADA, 3.1 points on PIQA and 0.12 nats a token on WikiText-2.\n"
+        "No measurable change on ARC-easy (±0.8 points).\n"
+        "Improved the target GSM8K by 0.59 nats a token.\n"
+        "Predictions moved by 0.41 nats a token on gsm8k-test.jsonl and 0.083 nats a token on the "
+        "base model's own texts.\n"
+        "The weights moved by 0.92 % of their norm, most of it in layers 17–20."
+    )
+
+
+def test_the_same_model_forgot_nothing():
+    same = score("PIQA", "accuracy", 0.684, 0.684, 0.02, 0.0, 1838)
+    said = verdict(report(same, drift=STILL, divergences=(kl(0.0),)))
+    assert said.headline == "Nothing forgotten."
+    assert said.level == "nothing"
+    assert verdict(report(drift=STILL)).headline == "Nothing forgotten."
+    assert verdict(report(divergences=(kl(0.0),))).headline == "Nothing forgotten."
+
+
+@pytest.mark.parametrize("more", ["only_base", "only_tuned"])
+def test_other_tensors_may_forget(more):
+    said = verdict(report(drift=replace(STILL, **{more: ("lora_A",)})))
+    assert said.level == "unknown"
+    assert "model lacks lora_A." in str(said)
+
+
+def test_without_scores_forgetting_was_not_tested():
+    said = verdict(report(drift=drift(), divergences=(kl(0.08),)))
+    assert said.headline == "Forgetting was not tested; predictions moved by 0.080 nats a token."
+    assert said.level == "unknown"
+    assert "What the tuned model still knows takes a test" in said.sentences[-1]
+    two = verdict(report(divergences=(kl(0.08), kl(0.4, "a.txt"))))
+    assert "predictions moved by up to 0.40 nats a token." in two.headline
+    only = verdict(report(drift=drift()))
+    assert only.headline == "Forgetting was not tested; the weights moved by 0.92 % of their norm."
+    assert only.sentences[0].endswith("most of it in layers 17–20.")
+
+
+def test_a_target_alone_tests_no_forgetting():
+    target = replace(PIQA, role="target")
+    said = verdict(report(target))
+    assert said.level == "unknown"
+    assert "Lost 3.1 points on the target PIQA." in said.sentences
+    better = score("GSM8K", "exact_match", 0.02, 0.14, 0.01, 0.01, 1319, role="target")
+    assert "Gained 12.0 points on the target GSM8K." in verdict(report(ARC, better)).sentences
+
+
+def test_nothing_was_measured():
+    said = verdict(report())
+    assert (said.headline, said.level) == ("Forgetting was not tested.", "unknown")
+    assert said.sentences == ("Nothing was measured.",)
+
+
+def test_no_measurable_loss():
+    better = score("LAMBADA", "acc", 0.4, 0.45, 0.01, 0.01, 5153)
+    said = verdict(report(ARC, better))
+    assert said.headline == "No measurable loss on LAMBADA and ARC-easy."
+    assert said.level == "nothing"
+    assert "Better by 5.0 points on LAMBADA." in said.sentences
+
+
+def test_nan_weights_come_first():
+    broken = replace(drift(), not_finite=("a.weight", "b.weight"))
+    said = verdict(report(PIQA, drift=broken))
+    assert said.headline == (
+        "The tuned model is broken: 2 tensors hold NaN or infinity (a.weight and b.weight)."
+    )
+    assert said.sentences[0] == "Lost 3.1 points on PIQA."
+    assert said.level == "much"
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_score_that_is_not_finite_is_loud(odd):
+    change = Estimate(odd, odd, odd, 9)
+    said = verdict(report(replace(WIKI, after=change, change=change)))
+    assert said.headline == "The tuned model has no finite score on WikiText."
+    assert said.level == "much"
+
+
+def test_without_an_interval_it_may_be_chance():
+    said = verdict(report(replace(PIQA, change=Estimate(-0.031, None, None, 1838))))
+    assert said.level == "unknown"
+    assert said.sentences[0] == (
+        "Worse by 3.1 points on PIQA, but without an interval that may be chance."
+    )
+    one = replace(PIQA, change=Estimate(-1.0, -1.0, -1.0, 1))
+    assert verdict(report(one)).level == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("metric", "before", "after", "lower", "words"),
+    [
+        ("perplexity", 20.0, 21.66, True, "Perplexity rose by 8.3 %"),
+        ("perplexity", 20.0, 59.5, True, "Perplexity rose by 198 %"),
+        ("perplexity", 20.0, 84.1, True, "Perplexity rose 4.2-fold"),
+        ("perplexity", 9.21, 227.1, True, "Perplexity rose 25-fold"),
+        ("perplexity", 10.0, 2e9, True, "Perplexity rose over 1,000,000-fold"),
+        ("word_perplexity,none", 20.0, 22.4, True, "Perplexity rose by 12 %"),
+        ("nll", 2.0, 2.04, True, "Lost 0.040 nats a token"),
+        ("nll", 2.0, 2.0001, True, "Lost under 0.001 nats a token"),
+        ("acc,none", 0.5, 0.4, False, "Lost 10.0 points"),
+        ("bleu", 30.0, 28.5, False, "Lost 1.5 in bleu"),
+    ],
+)
+def test_amounts(metric, before, after, lower, words):
+    some = score("X", metric, before, after, 0.0, abs(after - before) / 2, 100, lower)
+    assert verdict(report(some)).headline == f"{words} on X."
+
+
+def test_perplexities_rise_beside_what_is_lost():
+    some = score("wiki", "perplexity", 20.0, 50.0, 0.0, 1.0, 100, True)
+    said = verdict(report(some, PIQA)).headline
+    assert said == "Lost 3.1 points on PIQA; perplexity rose by 150 % on wiki."
+    less, more = replace(some, name="code"), score("prose", "ppl", 2.0, 9.0, 0.0, 1.0, 100, True)
+    said = verdict(report(some, less)).headline
+    assert said == "Perplexity rose by 150 % on wiki and 150 % on code."
+    said = verdict(report(some, more)).headline
+    assert said == "Perplexity rose 4.5-fold on prose and by 150 % on wiki."
+
+
+def test_a_handful_of_samples_says_nothing():
+    some = score("X", "acc", 1.0, 0.5, 0.0, 0.1, 3, False)
+    assert verdict(report(some)).level == "unknown"
+
+
+def test_many_losses_are_cut_short():
+    said = verdict(report(*(replace(PIQA, name=f"task {i}") for i in range(57))))
+    assert said.headline == "Lost on 57 of 57 tests, most on task 0 (3.1 points)."
+    assert said.sentences == ("Of 57 tests about 1 would seem lost by chance alone.",)
+    still = verdict(report(PIQA, *(replace(ARC, name=f"task {i}") for i in range(9))))
+    assert still.sentences == ("No measurable change on 9 tests.",)
+
+
+def test_two_metrics_of_one_task_are_told_apart():
+    said = verdict(report(PIQA, replace(PIQA, metric="acc_norm")))
+    assert "PIQA (accuracy)" in said.headline
+    assert "PIQA (acc_norm)" in said.headline
+    targets = [replace(ARC, metric=m, role="target") for m in ("accuracy", "acc_norm")]
+    assert (
+        "No measurable change on the target ARC-easy (acc_norm, ±0.8 points)."
+        in verdict(report(*targets)).sentences
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "moved", "place"),
+    [
+        ([f"model.layers.{i}" for i in range(12)], {9: 9, 10: 9, 11: 9}, "layers 9–11"),
+        ([str(i) for i in range(12)], {4: 20}, "layer 4"),
+        (["embed", *(f"h.{i}" for i in range(11))], {0: 20}, "the embeddings"),
+        (["embed", *(f"h.{i}" for i in range(11))], {0: 9, 1: 9}, "the embeddings and layer 0"),
+        (
+            ["model.embed_tokens", *(f"model.layers.{i}" for i in range(9))],
+            {0: 9, 1: 9, 2: 9},
+            "the embeddings and layers 0–1",
+        ),
+        (
+            [*(f"model.layers.{i}" for i in range(6)), "model.norm", "lm_head"],
+            {6: 9, 7: 9},
+            "norm and lm_head",
+        ),
+        (["a.norm", "b.norm", "c", "d", "e", "f", "g", "h", "i"], {1: 9}, "b.norm"),
+        (
+            ["conv1", *(f"layer{n}.{i}" for n in (1, 2) for i in range(4))],
+            {5: 9, 6: 9},
+            "layer2.0–1",
+        ),
+        (["conv1", *(f"layer{n}.{i}" for n in (1, 2) for i in range(4))], {0: 9}, "conv1"),
+        (list("abcdefghijkl"), dict.fromkeys(range(5), 9), "a to e"),
+        ([f"{s}.{i}" for s in ("enc", "dec") for i in range(6)], {7: 9, 8: 9}, "dec layers 1–2"),
+        (
+            [f"t5.{s}.block.{i}" for s in ("encoder", "decoder") for i in range(6)],
+            {7: 9, 8: 9},
+            "decoder layers 1–2",
+        ),
+        ([f"h.{i}" for i in range(12)], {}, None),
+        ([f"h.{i}" for i in range(12)], dict.fromkeys(range(8), 9), None),
+        ([], {}, None),
+        (["a"], {0: 1}, None),
+    ],
+)
+def test_where_the_drift_is(names, moved, place):
+    rows = [DriftRow(n, float(moved.get(i, 1)), 10.0, 4) for i, n in enumerate(names)]
+    assert where(rows) == place
+
+
+@given(reports)
+def test_every_report_has_a_verdict(some):
+    said = verdict(some)
+    assert all(s and s.endswith(".") and s.isprintable() for s in (said.headline, *said.sentences))
+    assert said.level in ("nothing", "little", "some", "much", "unknown")
+    if some.drift is not None and some.drift.not_finite:
+        assert said.headline.startswith("The tuned model is broken")
+
+
+finite = st.floats(-1, 1).filter(lambda x: x == 0 or abs(x) > 1e-6)
+kinds = st.sampled_from(["accuracy", "nll", "perplexity", "bleu"])
+
+
+@given(finite, finite, finite, kinds, st.booleans())
+def test_a_loss_needs_an_interval_without_zero(a, b, c, metric, lower):
+    low, value, high = sorted((a, b, c))
+    some = Score("x", metric, lower, Estimate(2.0, 2.0, 2.0, 9), Estimate(2 + value, 0, 3, 9),
+                 Estimate(value, low, high, 9))  # fmt: skip
+    outcome = change_of(some).outcome
+    if low <= 0 <= high:
+        assert outcome == "same"
+        assert verdict(report(some)).level == "nothing"
+    else:
+        assert outcome == ("lost" if (value > 0) == lower else "gained")
+        assert (verdict(report(some)).level == "nothing") == (outcome == "gained")
+
+
+@given(finite, finite, kinds, st.booleans())
+def test_what_is_lost_one_way_is_gained_the_other(a, b, metric, lower):
+    low, high = sorted((a, b))
+    assume(low > 0 or high < 0)
+    at = Estimate(2.0, 2.0, 2.0, 9)
+    there = Score("x", metric, lower, at, at, Estimate((low + high) / 2, low, high, 9))
+    back = replace(there, change=Estimate(-(low + high) / 2, -high, -low, 9))
+    assert {change_of(there).outcome, change_of(back).outcome} == {"lost", "gained"}
+    assert change_of(there).amount == change_of(back).amount
+
+
+@given(st.lists(st.floats(0, 100).filter(lambda x: x == 0 or x > 1e-9), min_size=2, max_size=40))
+def test_where_holds_more_than_half(distances):
+    rows = [DriftRow(str(i), d, 1.0, 1) for i, d in enumerate(distances)]
+    place = where(rows)
+    if place is not None:
+        ends = [int(x) for x in place.removeprefix("layers").removeprefix("layer").split("–")]
+        inside = sum(d * d for d in distances[ends[0] : ends[-1] + 1])
+        assert inside > 0.499 * sum(d * d for d in distances)
+        assert 2 * (ends[-1] - ends[0] + 1) <= len(distances)
