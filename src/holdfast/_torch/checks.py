@@ -1,8 +1,10 @@
-"""Validation of numbers, with errors that name the setting."""
+"""Validation of numbers and names, with errors that say what is allowed."""
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -38,6 +40,20 @@ def whole(name: str, value: Any, least: int) -> int:
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {value!r}")
     return number
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """Return the end of an error message about an unknown name: similar names, or all names.
+
+    >>> did_you_mean("recadm", ["recadam", "mofo"])
+    "; did you mean 'recadam'?"
+    >>> did_you_mean("xyz", ["recadam", "mofo"])
+    '; known: mofo, recadam'
+    """
+    known = sorted(known)
+    if similar := difflib.get_close_matches(name, known, n=3, cutoff=cutoff):
+        return f"; did you mean {' or '.join(map(repr, similar))}?"
+    return f"; known: {', '.join(known)}" if known else ""
 
 
 def _number(name: str, value: Any) -> float:
