@@ -112,7 +112,7 @@ def test_the_page_of_a_method_has_its_options_with_their_defaults(method):
     title = f"**`{method.__name__}`**"
     (page,) = [p for p in (ROOT / "docs" / "methods").glob("*.md") if title in p.read_text("utf-8")]
     text = page.read_text(encoding="utf-8")
-    for heading in ("What it does", "When to take it", "Options", "Cost", "Paper", "Example"):
+    for heading in ("What it does", "When to use it", "Options", "Cost", "Paper", "Example"):
         assert f"\n## {heading}\n" in text
     table = re.split(r"\n(?:\*\*|## )", text[text.index(title) + 2 :])[0]
     told = {}
