@@ -14,6 +14,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from holdfast import registry
@@ -27,7 +28,7 @@ from holdfast.optim import AdamWUpdate
 from holdfast.registry import STAGES, Stage, entry_of, nearest
 from holdfast.stages import Merging, Method, Objective, Start, Trainable, Update
 
-__all__ = ["Recipe"]
+__all__ = ["Recipe", "read_recipe"]
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,23 @@ _QUESTIONS = {
     "update": "One optimizer moves the weights; penalties add to any of them",
     "merging": "One model is kept",
 }
+
+
+def read_recipe(name: str) -> tuple[str, Recipe]:
+    """Read a preset name or a YAML file; also return the name of the recipe.
+
+    >>> read_recipe("recadam+flow")[0]
+    'recadam+flow'
+    """
+    if not name.endswith((".yaml", ".yml")):
+        return name, Recipe.preset(name)
+    path = Path(name)
+    if not path.is_file():
+        raise FileNotFoundError(f"no such recipe file: {name}")
+    try:
+        return path.stem, Recipe.from_yaml(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _fields(method: Method) -> list[dataclasses.Field[Any]]:

@@ -132,7 +132,7 @@ def test_two_at_once_are_refused(tmp_path):
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         first.wait(60)
-    assert f"another one is at work in {out}" in said(out)
+    assert f"another holdfast process is writing to {out}" in said(out)
     assert "Traceback" not in said(out)
     assert (out / "config.yaml").read_text() == config
     assert not (out / "results.json").exists()

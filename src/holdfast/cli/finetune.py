@@ -33,7 +33,7 @@ LEFT = ("run.pt", "history.jsonl", "seconds")
 
 def main(arguments: Sequence[str]) -> None:
     """Run the subcommand."""
-    from holdfast.comparison.plan import Training
+    from holdfast.hosts.job import Training
 
     parser = make_parser("finetune", "Fine-tune a model by a recipe.", EXAMPLES)
     parser.add_argument("--model", type=str, required=True, help="a directory or hub name")
@@ -59,14 +59,12 @@ def main(arguments: Sequence[str]) -> None:
 
 def run(chosen: Any, training: Any, config: str) -> None:
     """Train, and save the model."""
-    from holdfast.comparison.execute import alone
-    from holdfast.io.files import check_folder
-    from holdfast.io.storage import Place
+    from holdfast.io.files import check_folder, locked
 
     out = Path(chosen.out)
     check_folder(out)
     new_folder = not out.exists()
-    with alone(Place.at(out)):
+    with locked(out):
         try:
             _run(out, chosen, training, config)
         except BaseException:
@@ -79,17 +77,18 @@ def run(chosen: Any, training: Any, config: str) -> None:
 
 
 def _run(out: Path, chosen: Any, training: Any, config: str) -> None:
-    from holdfast.comparison.plan import read_recipe
-    from holdfast.hosts.job import train
+    from holdfast.evaluate.watch import watch_distance
+    from holdfast.hosts.job import check_fitted, train
     from holdfast.io.files import write_whole
     from holdfast.io.models import Loader
-    from holdfast.io.task import Task, check_fitted
+    from holdfast.io.training_data import TrainingData
+    from holdfast.recipe import read_recipe
 
     check_unfinished(out, config)
     name, recipe = read_recipe(chosen.recipe)
     given = [part for part in chosen.new.split(",") if part]
     loader = Loader(max_length=training.max_length)
-    task = Task.open(chosen.model, chosen.data, loader, head=chosen.head, new=given)
+    task = TrainingData.open(chosen.model, chosen.data, loader, head=chosen.head, new=given)
     model, new = task.load()
     check_fitted(recipe, name, new)
     samples = task.samples(model)
@@ -105,7 +104,7 @@ def _run(out: Path, chosen: Any, training: Any, config: str) -> None:
         print(f"the recipe's own learning rate is used: {recipe.update.lr:g}", file=sys.stderr)
     with Progress(1, "training") as progress:
         tuned, history = train(
-            model, recipe, samples, training, out, new=new, seed=chosen.seed,
+            model, recipe, samples, training, out, new=new, seed=chosen.seed, watch=watch_distance,
             progress=lambda doing, done, total: progress.update(name, done, total, doing),
         )  # fmt: skip
     save(tuned, task, out)

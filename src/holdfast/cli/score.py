@@ -56,13 +56,13 @@ def run(chosen: Any) -> None:
     from holdfast._torch.checks import whole
     from holdfast.cli._scored import Scored
     from holdfast.io.models import Loader
-    from holdfast.io.task import Task
+    from holdfast.io.training_data import TrainingData
 
     flow = Flow(tau=chosen.tau, level=chosen.level, normalize=chosen.normalize)
     whole("max_length", chosen.max_length, 2), whole("batch_size", chosen.batch_size, 1)
     check_places(chosen)
     loader = Loader(max_length=chosen.max_length, dtype=torch.float32)  # as finetune does
-    task = Task.open(chosen.model, chosen.data, loader)
+    task = TrainingData.open(chosen.model, chosen.data, loader)
     if task.head is not None:
         raise ValueError(
             f"{chosen.model} has no head for the labels of {chosen.data}, and losses under a new "
@@ -118,7 +118,7 @@ def check_places(chosen: Any) -> None:
 
 def owners_of(task: Any, model: Any, samples: Sequence[Any]) -> list[int] | None:
     """The row that each sample is of: not all give one, and some give many; None if unknown."""
-    from holdfast.io.task import samples_of
+    from holdfast.io.training_data import samples_of
 
     loaded = task.loader.ready(model, task.tokenizer)
     if loaded.kind != "causal_lm":

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.comparison.execute import compare
-    from holdfast.comparison.plan import Measuring, Plan, Training
+    from holdfast.comparison.plan import Measuring, Plan
     from holdfast.comparison.results import Results
     from holdfast.comparison.search import Tuning
     from holdfast.comparison.tuning import Tuned, tune
+    from holdfast.hosts.job import Training
 
 #: Imported when they are first asked for. No module may have the name of one of them: importing it
 #: would put the module in its place.
@@ -16,7 +17,7 @@ _LAZY = {
     "Measuring": "holdfast.comparison.plan",
     "Plan": "holdfast.comparison.plan",
     "Results": "holdfast.comparison.results",
-    "Training": "holdfast.comparison.plan",
+    "Training": "holdfast.hosts.job",
     "Tuned": "holdfast.comparison.tuning",
     "Tuning": "holdfast.comparison.search",
     "compare": "holdfast.comparison.execute",

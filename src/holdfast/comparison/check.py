@@ -18,7 +18,7 @@ from holdfast.io.kinds import config_of
 from holdfast.io.labels import target_in
 from holdfast.io.models import Loader
 from holdfast.io.sources import labels_of
-from holdfast.io.task import Task
+from holdfast.io.training_data import TrainingData
 
 __all__ = ["check_inputs"]
 
@@ -34,7 +34,7 @@ def check_inputs(plan: Plan) -> None:
             f"holdfast merge BASE {plan.model} --alpha 1 --out DIR"
         )
     loader = Loader(max_length=plan.training.max_length)
-    task = Task.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
+    task = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
     where, options = loader.place(plan.model)
     config_of(where, options.get("gguf_file"))
     if Path(where).is_dir():

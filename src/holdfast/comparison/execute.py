@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from holdfast._torch.checks import whole
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.results import Results, RunResult
 from holdfast.comparison.scheduler import Finished, Tell, refuse_in_import, run_locally, run_on_ray
 from holdfast.io import codec as _codec
+from holdfast.io.files import locked
 from holdfast.io.storage import Place, read_result
 
-__all__ = ["alone", "compare", "finished_runs"]
+__all__ = ["compare", "finished_runs"]
 
 
 def compare(
@@ -58,7 +58,7 @@ def compare(
         raise ValueError(f"engine must be local or ray, got {engine!r}")
     specs = list(plan.runs())
     place = Place.at(out)
-    with alone(place):
+    with locked(place.folder, place.name):
         if config is not None:
             (place / "config.yaml").write_text(config)
         results = finished_runs(plan, place)
@@ -92,23 +92,3 @@ def finished_runs(plan: Plan, place: Place) -> dict[str, RunResult]:
     """The results that are there already, by the run's id."""
     read = {spec.id: read_result(place / "runs" / spec.id / "result.json") for spec in plan.runs()}
     return {name: result for name, result in read.items() if result is not None}
-
-
-@contextlib.contextmanager
-def alone(place: Place) -> Iterator[None]:
-    """No two plans of this machine at work in one place: the second is told so."""
-    folder: Path = place.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    with open(folder / ".lock", "w") as file:  # closed by the system when this process dies
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(
-                f"another one is at work in {place.name}: give another --out"
-            ) from None
-        yield

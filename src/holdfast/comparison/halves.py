@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.comparison.plan import Plan
 from holdfast.evaluate.inputs import named
 from holdfast.io.rows import is_text, read_text
-from holdfast.io.task import load_rows
+from holdfast.io.sources import open_rows
 
 __all__ = ["inputs_of"]
 
@@ -33,7 +33,7 @@ def inputs_of(plan: Plan) -> dict[str, Any]:
 def _half(source: str, half: int) -> Sequence[Any]:
     if is_text(Path(source)) and Path(source).is_file():
         return [{"text": half_of_text(read_text(Path(source)), half)}]
-    rows = load_rows(source)
+    rows = open_rows(source)
     if len(rows) < 2:
         raise ValueError(f"{source} has {len(rows)} row: two halves need at least two")
     return rows[half::2]

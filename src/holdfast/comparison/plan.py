@@ -14,14 +14,14 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
-from holdfast._torch.checks import above_zero, at_least_zero, share, whole
+from holdfast._torch.checks import whole
 from holdfast.comparison.contents import contents_of
+from holdfast.hosts.job import Training
 from holdfast.io import codec as _codec
 from holdfast.io.heads import check_head
-from holdfast.recipe import Recipe
+from holdfast.recipe import Recipe, read_recipe
 from holdfast.registry import find, methods
 
 __all__ = ["Measuring", "Plan", "RunSpec", "Training"]
@@ -33,51 +33,6 @@ RECIPES = (
     "standard", "recadam", "flow", "recadam+flow", "l2-sp", "ewc", "mofo", "hft", "lora", "wise-ft",
     "recadam+flow+wise-ft", "sfa",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Training:
-    """How each model is trained; a recipe with a learning rate of its own keeps it.
-
-    Attributes:
-        lr: the learning rate at its peak.
-        epochs: passes over the data.
-        max_updates: updates of the weights, whatever ``epochs`` says.
-        batch_size: samples a micro-batch.
-        accumulate: micro-batches an update.
-        max_length: of a sample, in tokens.
-        warmup: the share of the updates in which the learning rate rises; then it falls to 0.
-        weight_decay: AdamW's.
-        clip_norm: the largest norm of the gradient; None does not clip.
-        precision: ``"bfloat16"`` runs the model so (its weights stay float32); ``"auto"`` does on a
-            GPU.
-        save_seconds: between two saves of a run under way, which goes on from the last one.
-    """
-
-    lr: float = 2e-5
-    epochs: float = 1.0
-    max_updates: int | None = None
-    batch_size: int = 16
-    accumulate: int = 1
-    max_length: int = 512
-    warmup: float = 0.03
-    weight_decay: float = 0.0
-    clip_norm: float | None = 1.0
-    precision: str = "auto"
-    save_seconds: float = 60.0
-
-    def __post_init__(self) -> None:
-        above_zero("lr", self.lr), above_zero("epochs", self.epochs), share("warmup", self.warmup)
-        for name, least in (("batch_size", 1), ("accumulate", 1), ("max_length", 2)):
-            whole(name, getattr(self, name), least)
-        if self.max_updates is not None:
-            whole("max_updates", self.max_updates, 1)
-        if self.clip_norm is not None:
-            above_zero("clip_norm", self.clip_norm)
-        for name in ("weight_decay", "save_seconds"):
-            at_least_zero(name, getattr(self, name))
-        if self.precision not in ("auto", "float32", "bfloat16"):
-            raise ValueError(f"precision must be auto, float32 or bfloat16, got {self.precision!r}")
 
 
 @dataclass(frozen=True)
@@ -246,19 +201,6 @@ class Plan:
             self.__dict__["_held"] = [contents_of(source) for source in sources]
         held: list[str | None] = self.__dict__["_held"]
         return held
-
-
-def read_recipe(name: str) -> tuple[str, Recipe]:
-    """A preset, or the recipe in a YAML file; with the name to call it by."""
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        if not path.is_file():
-            raise FileNotFoundError(f"no such recipe file: {name}")
-        try:
-            return path.stem, Recipe.from_yaml(path.read_text())
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-    return name, Recipe.preset(name)
 
 
 def settings_of(name: str) -> Iterator[str]:

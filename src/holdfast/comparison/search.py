@@ -25,15 +25,16 @@ from torch import nn
 from holdfast._torch.checks import share, whole
 from holdfast._torch.content import random_numbers_kept
 from holdfast.comparison.halves import inputs_of
-from holdfast.comparison.plan import Plan, RunSpec, read_recipe
+from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.result import Measured, RunResult, measured, result_of
 from holdfast.comparison.space import ALPHA, space_of
 from holdfast.comparison.study import counted, hopeless, open_study, place_of
 from holdfast.comparison.worker import Worker, peak_memory, reset_peak_memory
 from holdfast.evaluate.inputs import similarity_of
-from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance
+from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance, watch_distance
 from holdfast.methods.flow import Flow
 from holdfast.methods.wise_ft import WiseFT
+from holdfast.recipe import read_recipe
 from holdfast.run import Run
 from holdfast.scoring.one_pass import score
 
@@ -153,6 +154,8 @@ class Search:
                 raise _Hopeless
 
         def watch(model: nn.Module, total: int) -> Watch:
+            if not self.tuning.prune:
+                return watch_distance(model, total)
             return _Look(model, total, self.plan, self.worker.tokenizer, look)
 
         def test(run: Run, history: list[dict[str, float]]) -> None:
@@ -180,7 +183,7 @@ class Search:
             else:
                 found[None] = both(run.model)
 
-        self.worker.train(spec, place, watch=watch if self.tuning.prune else None, on_trained=test)
+        self.worker.train(spec, place, watch=watch, on_trained=test)
         return found
 
     def _alphas(self, drawn: float) -> list[float]:

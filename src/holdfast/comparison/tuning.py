@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._torch.checks import whole
-from holdfast.comparison.execute import alone
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.result import RunResult
 from holdfast.comparison.results import Results
@@ -26,7 +25,7 @@ from holdfast.comparison.search import Search, Tuning, goals_in
 from holdfast.comparison.space import ALPHA
 from holdfast.comparison.study import counted, open_study, place_of, revive
 from holdfast.io import codec as _codec
-from holdfast.io.storage import Place
+from holdfast.io.files import locked
 from holdfast.recipe import Recipe
 from holdfast.report.comparison_words import share
 from holdfast.report.words import level, plain
@@ -169,7 +168,7 @@ def tune(
             "text or data as well"
         )
     kept, folder = storage or str(out / "study.log"), out / "trials"
-    with alone(Place.at(out)):
+    with locked(out):
         study = open_study(kept, name)
         _check_same(study, plan, tuning)
         revive(study, place_of(folder))

@@ -21,11 +21,11 @@ from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.results import RunResult, result_of
 from holdfast.evaluate.measure import measure_many
 from holdfast.evaluate.report import ForgettingReport
-from holdfast.evaluate.watch import Watch, curves_of
-from holdfast.hosts.job import Progress, spent_before, train
+from holdfast.evaluate.watch import Watch, curves_of, watch_distance
+from holdfast.hosts.job import Progress, check_fitted, spent_before, train
 from holdfast.io.models import Loader
 from holdfast.io.storage import Place, read_result
-from holdfast.io.task import Task, check_fitted
+from holdfast.io.training_data import TrainingData
 from holdfast.recipe import Recipe
 from holdfast.run import Run
 
@@ -42,9 +42,9 @@ class Worker:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
-        self.loader = Loader(max_length=plan.training.max_length)
-        self.task = Task.open(plan.model, plan.data, self.loader, head=plan.head, new=plan.new)
-        self.tokenizer, self.rows = self.task.tokenizer, self.task.rows
+        loader = Loader(max_length=plan.training.max_length)
+        self.task = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
+        self.tokenizer = self.task.tokenizer
         self.new: tuple[str, ...] = plan.new  # with the head, once it is there
         self._next: tuple[str, nn.Module] | None = None
         self._reports: Any = None
@@ -93,7 +93,7 @@ class Worker:
         spec: RunSpec,
         place: Path,
         progress: Progress | None = None,
-        watch: Callable[[nn.Module, int], Watch] | None = None,
+        watch: Callable[[nn.Module, int], Watch] = watch_distance,
         on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
     ) -> tuple[nn.Module, list[dict[str, float]]]:
         """The trained model of a run, and what was logged on the way."""

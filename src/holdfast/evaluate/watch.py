@@ -32,7 +32,7 @@ from holdfast.evaluate.report import Curve
 from holdfast.io.models import Loader
 from holdfast.reference import Reference, distance
 
-__all__ = ["Watch", "curves_of", "effective_distance"]
+__all__ = ["Watch", "curves_of", "effective_distance", "watch_distance"]
 
 #: What the names of its figures begin with in a host's log.
 PREFIX = "forgetting/"
@@ -116,6 +116,11 @@ class Watch:
                 for score in probe.scores(before, probe.run(loaded, progress=False)):
                     values[f"{PREFIX}{score.name}/{score.metric}"] = score.after.value
         return values
+
+
+def watch_distance(model: nn.Module, total_updates: int) -> Watch:
+    """Watch only the distance to the pretrained weights, about twenty times per run."""
+    return Watch(model, every=max(1, total_updates // 20))
 
 
 def curves_of(history: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:

@@ -1,27 +1,89 @@
-"""Train a model by a recipe into a folder: it can be stopped at any moment, and goes on."""
+"""Train a model into a folder by a recipe. A run may be stopped at any time and resumed later."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from holdfast.comparison.plan import Training
-from holdfast.evaluate.watch import Watch
+from holdfast._torch.checks import above_zero, at_least_zero, share, whole
 from holdfast.hosts.raw import finetune_loop
+from holdfast.methods.full import Full
 from holdfast.recipe import Recipe
 from holdfast.run import Run
 
-__all__ = ["Progress", "spent_before", "train"]
+if TYPE_CHECKING:
+    from holdfast.evaluate.watch import Watch
 
-#: Told what is done, how much of it, and of how much.
+__all__ = ["Progress", "Training", "check_fitted", "spent_before", "train"]
+
+#: Called with the name of an activity, the amount done, and the total amount.
 Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings of the training loop. A learning rate in the recipe takes precedence over ``lr``.
+
+    Attributes:
+        lr: peak learning rate.
+        epochs: passes over the data.
+        max_updates: number of weight updates; overrides ``epochs``.
+        batch_size: samples per micro-batch.
+        accumulate: micro-batches per update.
+        max_length: maximum length of a sample, in tokens.
+        warmup: fraction of the updates over which the learning rate rises; it then falls to 0.
+        weight_decay: weight decay of matrices.
+        clip_norm: maximum norm of the gradient; None disables clipping.
+        precision: ``"float32"``, ``"bfloat16"`` (autocast; weights stay float32), or ``"auto"``,
+            which is bfloat16 on a GPU and float32 elsewhere.
+        save_seconds: seconds between two checkpoints; a stopped run resumes from the last one.
+    """
+
+    lr: float = 2e-5
+    epochs: float = 1.0
+    max_updates: int | None = None
+    batch_size: int = 16
+    accumulate: int = 1
+    max_length: int = 512
+    warmup: float = 0.03
+    weight_decay: float = 0.0
+    clip_norm: float | None = 1.0
+    precision: str = "auto"
+    save_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        above_zero("lr", self.lr), above_zero("epochs", self.epochs), share("warmup", self.warmup)
+        for name, least in (("batch_size", 1), ("accumulate", 1), ("max_length", 2)):
+            whole(name, getattr(self, name), least)
+        if self.max_updates is not None:
+            whole("max_updates", self.max_updates, 1)
+        if self.clip_norm is not None:
+            above_zero("clip_norm", self.clip_norm)
+        for name in ("weight_decay", "save_seconds"):
+            at_least_zero(name, getattr(self, name))
+        if self.precision not in ("auto", "float32", "bfloat16"):
+            raise ValueError(f"precision must be auto, float32 or bfloat16, got {self.precision!r}")
+
+    def updates(self, samples: int) -> int:
+        """The number of updates for a dataset of this many samples."""
+        if self.max_updates is not None:
+            return self.max_updates
+        per_epoch = -(-samples // (self.batch_size * self.accumulate))
+        return max(1, round(self.epochs * per_epoch))
+
+    def schedule(self, update: int, total: int) -> float:
+        """The factor of the learning rate: linear warm-up, then linear decay to 0."""
+        rising = max(1.0, self.warmup * total)
+        falling = (total - update) / max(1.0, total - rising)
+        return min(1.0, (update + 1) / rising, falling)
 
 
 def train(
@@ -29,7 +91,7 @@ def train(
     recipe: Recipe,
     samples: Sequence[Any],
     training: Training,
-    place: Path,
+    folder: Path,
     *,
     new: Sequence[str] = (),
     seed: int = 0,
@@ -37,25 +99,25 @@ def train(
     watch: Callable[[nn.Module, int], Watch] | None = None,
     on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
 ) -> tuple[nn.Module, list[dict[str, float]]]:
-    """The trained model, and what was logged on the way.
+    """Train a model, or resume the run in the folder; return the model and its log.
 
     Args:
-        model: holding its pretrained weights.
+        model: holds its pretrained weights.
         recipe: the methods.
-        samples: of the training data.
-        training: how long, how fast.
-        place: a folder for what a stopped run needs to go on.
+        samples: training samples.
+        training: settings of the training loop.
+        folder: keeps the checkpoint and the log.
         new: parts of the model without pretrained weights.
-        seed: of all that is drawn.
-        progress: told of the updates.
-        watch: makes a watch of the pretrained model and the number of updates; None watches the
-            distance alone.
-        on_trained: given the run before anything is merged, and what was logged.
+        seed: random seed.
+        progress: called after each logged update.
+        watch: builds a watch from the pretrained model and the total number of updates; its values
+            go into the log.
+        on_trained: called with the run and its log before stage 4 merges.
     """
     torch.manual_seed(seed)
     model.to(torch.float32)
-    total = _updates(training, len(samples))
-    log = _Log(place, total, progress)
+    total = training.updates(len(samples))
+    log = _Log(folder, total, progress)
     on_gpu = next(model.parameters()).device.type == "cuda"
     half = training.precision == "bfloat16" or (training.precision == "auto" and on_gpu)
     trained = finetune_loop(
@@ -67,71 +129,69 @@ def train(
         batch_size=training.batch_size,
         accumulate=training.accumulate,
         weight_decay=training.weight_decay,
-        schedule=_schedule(training.warmup),
+        schedule=training.schedule,
         clip_norm=training.clip_norm,
         autocast=torch.bfloat16 if half else None,
         new=new,
         seed=seed,
-        checkpoint=place / "run.pt",
+        checkpoint=folder / "run.pt",
         save_every=timedelta(seconds=training.save_seconds),
         log=log,
         log_every=max(1, total // 20),
-        watch=watch(model, total) if watch else Watch(model, every=max(1, total // 20)),
+        watch=None if watch is None else watch(model, total),
         on_trained=None if on_trained is None else lambda run: on_trained(run, log.rows()),
         progress=False,
     )
     return trained, log.rows()
 
 
-class _Log:
-    """The figures of a run over its updates, in a file: a run that goes on has them all."""
+def check_fitted(recipe: Recipe, name: str, new: Sequence[str]) -> None:
+    """Refuse a recipe that evaluates a new, random head on the data before it is fitted."""
+    from holdfast import EWC, LPFT, MAS, Distill, Flow
 
-    def __init__(self, place: Path, total: int, progress: Progress | None) -> None:
-        self.file, self.total, self.progress = place / "history.jsonl", total, progress
-        self.clock, self.begin = place / "seconds", time.monotonic()
-        self.before = spent_before(place)
+    asking = [type(m).__name__ for _, m in recipe if isinstance(m, Flow | Distill | EWC | MAS)]
+    if not new or not asking or isinstance(recipe.trainable, LPFT):
+        return
+    first = f"{', '.join(asking)} evaluates the model on the data, but {', '.join(new)} is random"
+    if isinstance(recipe.trainable, Full):
+        raise ValueError(f"{first}: fit it first, with the recipe lp-ft+{name}")
+    raise ValueError(
+        f"{first}: fit it first, with the recipe linear-probe (or linear_probe in Python), and "
+        f"fine-tune the resulting model with {name}"
+    )
+
+
+class _Log:
+    """The log of a run, appended to a file, so that a resumed run has all of it."""
+
+    def __init__(self, folder: Path, total: int, progress: Progress | None) -> None:
+        self.file, self.total, self.progress = folder / "history.jsonl", total, progress
+        self.clock, self.start = folder / "seconds", time.monotonic()
+        self.before = spent_before(folder)
 
     def __call__(self, values: dict[str, float]) -> None:
         with open(self.file, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
-        self.clock.write_text(str(self.before + time.monotonic() - self.begin))
+        self.clock.write_text(str(self.before + time.monotonic() - self.start))
         if self.progress:
             self.progress("training", int(values["update"]), self.total)
 
     def rows(self) -> list[dict[str, float]]:
-        """One row an update: what was logged twice, around a stop, is the same."""
+        """One row per update; a row that was logged again after a resume has the same values."""
         found: dict[float, dict[str, float]] = {}
-        for line in (
-            self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else ()
-        ):
+        lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else ()
+        for line in lines:
             try:
                 row = json.loads(line)
-            except ValueError:  # a line that a kill has cut short
+            except ValueError:  # a kill cut the line short
                 continue
             found[row["update"]] = found.get(row["update"], {}) | row
         return [found[update] for update in sorted(found)]
 
 
-def _updates(training: Training, samples: int) -> int:
-    if training.max_updates is not None:
-        return training.max_updates
-    per_epoch = -(-samples // (training.batch_size * training.accumulate))
-    return max(1, round(training.epochs * per_epoch))
-
-
-def _schedule(warmup: float) -> Callable[[int, int], float]:
-    """Up in a straight line, and down to 0 in another."""
-
-    def factor(update: int, total: int) -> float:
-        rising = max(1.0, warmup * total)
-        return min((update + 1) / rising, (total - update) / max(1.0, total - rising))
-
-    return lambda update, total: min(1.0, factor(update, total))
-
-
-def spent_before(place: Path) -> float:
-    """The seconds that a stopped run has used already."""
+def spent_before(folder: Path) -> float:
+    """The seconds that a stopped run has used so far."""
     try:
-        return float((place / "seconds").read_text())
+        return float((folder / "seconds").read_text())
     except (OSError, ValueError):
         return 0.0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
@@ -30,3 +33,25 @@ def check_folder(folder: Path, option: str = "--out") -> None:
     above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ValueError(f"{option} {folder} cannot be written: no permission in {above}")
+
+
+@contextlib.contextmanager
+def locked(folder: Path, name: str | None = None) -> Iterator[None]:
+    """Lock an output folder; raise ValueError if another process on this machine uses it.
+
+    Args:
+        folder: created if it does not exist.
+        name: name of the output in the error, if it is not the folder itself.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")  # the system releases it if this process dies
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ValueError(
+            f"another holdfast process is writing to {name or folder}: choose another --out"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,10 +1,9 @@
-"""A model and its training data, from names and files: what ``finetune`` and ``compare`` train."""
+"""A pretrained model and its training samples, by name: what ``finetune`` and ``compare`` train."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
@@ -17,26 +16,25 @@ from holdfast.io.labels import texts_of
 from holdfast.io.models import Loaded, Loader
 from holdfast.io.sources import Rows, labels_of, open_rows
 from holdfast.losses import IGNORED
-from holdfast.recipe import Recipe
 from holdfast.scoring.likelihood import encode, encode_pair
 
-__all__ = ["Task", "load_rows", "samples_of"]
+__all__ = ["TrainingData", "samples_of"]
 
 Sample = dict[str, list[int]] | dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Task:
-    """A pretrained model by its name, and the rows that it is to learn.
+class TrainingData:
+    """A pretrained model by name, and the rows to fine-tune it on.
 
     Attributes:
-        source: a directory or hub name of a transformers model.
-        data: what the rows are called.
-        rows: of the training data.
-        loader: how the model is loaded.
-        tokenizer: of the model, or its image processor.
-        head: a new one, where the rows have labels that the model has no head for.
-        given: parts of the model that the user calls new.
+        source: directory or hub name of a transformers model.
+        data: name of the rows, for errors.
+        rows: the training rows.
+        loader: loads the model.
+        tokenizer: the model's tokenizer or image processor.
+        head: the new head, if the rows have labels that the model has no head for.
+        given: parts of the model that the user declared new.
     """
 
     source: str
@@ -50,16 +48,17 @@ class Task:
     @classmethod
     def open(
         cls, source: str, data: str, loader: Loader, *, head: str = "auto", new: Sequence[str] = ()
-    ) -> Task:
-        """Read the rows, and find what the model lacks to learn them.
+    ) -> TrainingData:
+        """Read the rows, and decide whether the model needs a new head for them.
 
         Args:
-            source, loader: the model, and how it is loaded.
+            source: directory or hub name of the model.
             data: as for :func:`holdfast.io.sources.open_rows`.
+            loader: loads the model.
             head: as for :func:`holdfast.io.heads.head_for`.
             new: parts of the model without pretrained weights.
         """
-        rows = load_rows(data)
+        rows = open_rows(data)
         needed = head_for(head, source, rows, data)
         tokenizer = loader.tokenizer_of(source)
         if needed is not None and not needed.images and tokenizer is not None:
@@ -69,44 +68,23 @@ class Task:
         return cls(source, data, rows, loader, tokenizer, needed, tuple(new))
 
     def load(self) -> tuple[nn.Module, tuple[str, ...]]:
-        """The pretrained model, and what in it is new: the head too, where it was given one."""
+        """Load the pretrained model; also return its new parts, the new head among them."""
         if self.head is None:
             return self.loader.load(self.source), self.given
         model, new = load_with_head(self.loader, self.source, self.head)
         return model, tuple(dict.fromkeys((*self.given, *new)))
 
     def samples(self, model: nn.Module, max_length: int | None = None) -> Sequence[Any]:
-        """What the model is trained on."""
+        """Encode the rows as training samples of the model."""
         loader = replace(self.loader, max_length=max_length or self.loader.max_length)
         return samples_of(loader.ready(model, self.tokenizer), self.rows, self.data)
 
 
-def check_fitted(recipe: Recipe, name: str, new: Sequence[str]) -> None:
-    """Refuse a recipe that asks a head what it makes of the data before anybody has fitted it."""
-    from holdfast import EWC, LPFT, MAS, Distill, Flow, Full
-
-    asking = [type(m).__name__ for _, m in recipe if isinstance(m, Flow | Distill | EWC | MAS)]
-    if not new or not asking or isinstance(recipe.trainable, LPFT):
-        return
-    first = f"{', '.join(asking)} asks the model what it makes of the data, and {', '.join(new)} is"
-    if isinstance(recipe.trainable, Full):
-        raise ValueError(f"{first} new and random: fit it first, with the recipe lp-ft+{name}")
-    raise ValueError(
-        f"{first} new and random: fit it first, with the recipe linear-probe (or linear_probe in "
-        f"Python), and tune the model that this gives with {name}"
-    )
-
-
-def load_rows(data: str | Path) -> Rows:
-    """The rows of a file, a dataset or a folder of images; running text is one row."""
-    return open_rows(data)
-
-
 def samples_of(loaded: Loaded, rows: Rows, name: str) -> Sequence[Any]:
-    """What a model is trained on, as its kind and the rows' columns ask for.
+    """Encode rows as training samples; the model's kind and the rows' columns decide how.
 
-    A causal language model learns conversations (``messages``: what the assistant says), prompts
-    and completions (the completion), or texts (all of it, in pieces of its full length); a
+    A causal language model learns conversations (``messages``: the assistant's turns), prompts
+    and completions (the completion), or texts (all tokens, in pieces of its full length). A
     classifier learns texts or images and their labels, which may be numbers.
     """
     if not len(rows):
@@ -114,7 +92,7 @@ def samples_of(loaded: Loaded, rows: Rows, name: str) -> Sequence[Any]:
     if loaded.kind == "image_classifier" or image_column(rows[0]):
         if loaded.kind != "image_classifier":
             raise ValueError(
-                f"{name} holds images, and {type(loaded.model).__name__} is no classifier of images"
+                f"{name} holds images, but {type(loaded.model).__name__} is no image classifier"
             )
         return cast(Sequence[Any], Images(loaded, rows, name))
     if loaded.kind == "classifier":
@@ -122,9 +100,8 @@ def samples_of(loaded: Loaded, rows: Rows, name: str) -> Sequence[Any]:
         return [encoded(loaded, row, name) for row in rows]
     if loaded.kind != "causal_lm":
         raise ValueError(
-            f"{type(loaded.model).__name__} has no head to learn {name} with: give rows with a "
-            "text and a label, and it gets one; or train it in a loop of your own, with "
-            "holdfast.Run"
+            f"{type(loaded.model).__name__} has no head for {name}. Rows with a text and a label "
+            "give it a classification head; or train it in your own loop, with holdfast.Run"
         )
     first = rows[0]
     if "messages" in first:
@@ -136,12 +113,12 @@ def samples_of(loaded: Loaded, rows: Rows, name: str) -> Sequence[Any]:
         samples = [piece for row in rows for piece in _pieces(loaded, str(row[column[0]]))]
     else:
         raise ValueError(
-            f"{name}: cannot tell what to learn from the columns {', '.join(map(str, first))}: "
-            "messages, or prompt and completion, or text"
+            f"{name} has the columns {', '.join(map(str, first))}; training needs messages, or "
+            "prompt and completion, or text"
         )
     kept = [s for s in samples if any(label != IGNORED for label in s["labels"][1:])]
     if not kept:
-        raise ValueError(f"{name}: no row has anything to learn within {loaded.limit} tokens")
+        raise ValueError(f"{name}: no row has a target token within {loaded.limit} tokens")
     return kept
 
 
@@ -161,10 +138,10 @@ def _pieces(loaded: Loaded, text: str) -> list[Sample]:
 
 
 def _conversation(loaded: Loaded, messages: Sequence[Mapping[str, str]], name: str) -> Sample:
-    """All turns by the model's chat template; what the assistant says is the target."""
+    """Encode a conversation with the chat template; the assistant's turns are the target."""
     tokenizer = loaded.need_tokenizer("a conversation")
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(f"{name} holds conversations, and the tokenizer has no chat template")
+        raise ValueError(f"{name} holds conversations, but the tokenizer has no chat template")
 
     def ids_of(turns: Sequence[Mapping[str, str]], *, ask: bool = False) -> list[int]:
         made = tokenizer.apply_chat_template(
@@ -180,7 +157,7 @@ def _conversation(loaded: Loaded, messages: Sequence[Mapping[str, str]], name: s
         before, after = ids_of(messages[:i], ask=True), ids_of(messages[: i + 1])
         if after[: len(before)] != before or before[: len(ids)] != ids:
             raise ValueError(
-                f"{name}: the chat template rewrites earlier turns; give prompt and completion"
+                f"{name}: the chat template rewrites earlier turns; use prompt and completion"
             )
         labels += [IGNORED] * (len(before) - len(ids)) + after[len(before) :]
         ids = after

@@ -11,8 +11,9 @@ from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa
 from holdfast import Recipe  # noqa: E402
 from holdfast.comparison.plan import Measuring, Plan, Training  # noqa: E402
 from holdfast.comparison.worker import Worker  # noqa: E402
+from holdfast.hosts.job import check_fitted  # noqa: E402
 from holdfast.io.models import Loader  # noqa: E402
-from holdfast.io.task import Task, check_fitted  # noqa: E402
+from holdfast.io.training_data import TrainingData  # noqa: E402
 
 CLASSES = [{"text": "the cat sat", "label": "cat"}, {"text": "a dog ran", "label": "dog"}] * 6
 NUMBERS = [{"text": "two plus two is four", "label": 4.5}, {"text": "a dog", "label": -1}] * 6
@@ -34,7 +35,7 @@ def write(path, rows):
 
 
 def open_task(source, data, **more):
-    return Task.open(source, data, Loader(max_length=16), **more)
+    return TrainingData.open(source, data, Loader(max_length=16), **more)
 
 
 def test_images_are_decoded_when_they_are_asked_for(tmp_path, monkeypatch):
@@ -81,7 +82,7 @@ def test_a_decoder_with_a_new_head_pads_at_the_end(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{"x": 1}], "has no head to learn"),
+        ([{"x": 1}], "has no head for"),
         ([*CLASSES, {"text": "the cat"}], "1 rows have no label, the first is row 12"),
         ([{"text": "a", "label": [0, 1]}] * 2, r"\[0, 1\] is no label"),
         (
@@ -107,7 +108,7 @@ def test_a_recipe_that_asks_an_unfitted_head():
         with pytest.raises(ValueError, match=f"with the recipe lp-ft\\+{name.replace('+', '.')}"):
             check_fitted(Recipe.preset(name), name, ("classifier",))
         check_fitted(Recipe.preset(name), name, ())
-    with pytest.raises(ValueError, match=r"with the recipe linear-probe .* tune the model that"):
+    with pytest.raises(ValueError, match=r"recipe linear-probe .* fine-tune the resulting"):
         check_fitted(Recipe.preset("lora+flow"), "lora+flow", ("classifier",))
     for name in ("lp-ft+flow", "recadam", "lora"):
         check_fitted(Recipe.preset(name), name, ("classifier",))
