@@ -1,16 +1,20 @@
-"""Fill the tables of README.md and of pages in docs/ from the registry and the committed results.
+"""Fill the tables of README.md and docs/ from the registry and the committed results.
 
-A table stands between ``<!-- name -->`` and ``<!-- /name -->``; the names are those of PARTS.
+A table stands between ``<!-- table: name arguments -->`` and ``<!-- /table -->``; ``name`` is a
+function of this file or of papers/_tables.py. Text outside these blocks is written by hand. Row
+titles and targets are in tables.yaml.
 
-python benchmarks/pages.py            # writes the pages
-python benchmarks/pages.py --check    # only says whether they agree
+python benchmarks/pages.py            # write the tables
+python benchmarks/pages.py --check    # exit with an error if a page is stale
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import re
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,19 +22,26 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent / "papers"))
 
-import _headlines
-import _methods
-from _pages import ROOT, Results, number, scoring, table
+import _tables
+import pictures
+from _markdown import SPEC, number, table
 
 from holdfast import registry
-from holdfast.comparison.results import Measured, RunResult, summarise
-from holdfast.io import codec as _codec
 
-RESULTS = Results()
-read = RESULTS.read
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+Run = dict[str, Any]
+BLOCK = re.compile(r"(<!-- table: (\w+)([^\n]*?) -->\n).*?(<!-- /table -->)", re.DOTALL)
+
+
+def read(name: str) -> dict[str, Any]:
+    file = ROOT / "benchmarks" / "results" / f"{name}.json"
+    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return record
 
 
 def methods() -> str:
+    """All methods of the registry."""
     rows = []
     for entry in registry.methods():
         paper = f"[{entry.paper}]({entry.url})" if entry.url else ""
@@ -41,130 +52,187 @@ def methods() -> str:
     return table(["stage", "name", "class", "what it does", "paper"], rows)
 
 
-def additivity() -> str:
-    here, lm = read("additivity"), read("additivity_lm")["medians"]
+def stage(name: registry.Stage) -> str:
+    """The methods of one stage, with links to their pages and their costs."""
     rows = []
-    for name, m in here["medians"].items():
+    for entry in registry.methods(name):
+        title, page = f"`{entry.name}`", ROOT / "docs" / "methods" / f"{entry.name}.md"
+        first = f"[{title}]({page.name})" if page.exists() else title
+        paper = f"[{entry.paper}]({entry.url})" if entry.url else ""
+        cost = SPEC["costs"].get(entry.name, "—")
+        rows.append([f"{first}<br>`{entry.cls.__name__}`", entry.summary, cost, paper])
+    return table(["name, class", "what it does", "cost compared with AdamW", "paper"], rows)
+
+
+def timings(name: str) -> str:
+    """The rows of a benchmark by case, and how they were measured."""
+    record, titles = read(name), list(SPEC["implementations"])
+    rows = sorted(record["rows"], key=lambda row: titles.index(row["impl"]))
+    columns = {f: c for f, c in SPEC["columns"].items() if any(f in row for row in rows)}
+    lines = []
+    for case in dict.fromkeys(row["case"] for row in record["rows"]):
+        for i, row in enumerate(row for row in rows if row["case"] == case):
+            cells = [number(row.get(field), digits) for field, (_, digits) in columns.items()]
+            title = SPEC["implementations"][row["impl"]]
+            lines.append(["" if i else case, title, *cells])
+    made = table(["case", "", *(head for head, _ in columns.values())], lines)
+    how, versions = record["protocol"], record["versions"]
+    if isinstance(how, dict):
+        how = "; ".join(f"{key}: {value}" for key, value in how.items())
+    on_gpu = "NVIDIA" in record["device"] and "triton" in versions
+    triton = f", Triton {versions['triton']}" if on_gpu else ""
+    where = f"{record['device']}, torch {versions['torch']}{triton}, {record['date']}"
+    return f"{made}\n\n[{name}.json](../benchmarks/results/{name}.json): {where}; {how}."
+
+
+def figure(name: str, case: str, impl: str, field: str) -> float:
+    (row,) = [r for r in read(name)["rows"] if (r["case"], r["impl"]) == (case, impl)]
+    return float(row[field])
+
+
+def targets() -> str:
+    """Targets of speed and memory, and whether they are met."""
+    rows = []
+    for target in SPEC["targets"]:
+        name, case, impl, field = target["of"]
+        value = figure(name, case, impl, field)
+        if "minus" in target:
+            value = round(value - figure(name, case, target["minus"], field), 3)
+        by = value - target["most"]
+        verdict = f"**missed** by {by:.2g}" if by > 0 else "met"
+        most = f"{target['most']:g} {target['unit']}"
+        rows.append([target["what"], most, number(value, 3), verdict])
+    return table(["", "at most", "measured", ""], rows)
+
+
+def memory() -> str:
+    """Bytes per parameter of llama-1b: what a step keeps on the GPU and what it moves."""
+    files = ("recadam_step_h200", "recadam_step_h200_bf16", "mofo_step_h200", "penalty_step_h200")
+    found: dict[str, dict[str, Run]] = {}
+    for row in (row for name in files for row in read(name)["rows"]):
+        if row["case"].startswith("llama-1b") and row["impl"] != "plain_loop":
+            dtype = "bfloat16" if row["case"].endswith("bfloat16") else "float32"
+            found.setdefault(row["impl"], {}).setdefault(dtype, row)
+    fields = [
+        (kind, field, dtype)
+        for kind, field in (("kept", "kept_bytes_per_param"), ("moved", "bytes_per_param"))
+        for dtype in ("float32", "bfloat16")
+    ]
+    rows = [
+        [title, *(number(found[impl].get(d, {}).get(field)) for _, field, d in fields)]
+        for impl, title in SPEC["implementations"].items()
+        if impl in found
+    ]
+    return table(["", *(f"{kind}, {dtype} weights" for kind, _, dtype in fields)], rows)
+
+
+def speed() -> str:
+    """The headline ratios."""
+    rows = [
+        [title, *(number(figure(name, f"{case}{end}", impl, "x_fused_adamw"))
+                  for case in ("bert-base", "llama-1b"))]
+        for title, name, impl, end in SPEC["speed"]
+    ]  # fmt: skip
+    head = "one step on a GPU, × torch's fused AdamW of that dtype"
+    return table([head, "BERT-base", "Llama-1B"], rows)
+
+
+def comparison(name: str, *heads: str) -> str:
+    """One row per recipe: its target and the change of each test, medians over seeds."""
+    groups: dict[str, list[Run]] = {}
+    for run in read(name)["runs"]:
+        label = ", ".join([run["recipe"], *(f"{k} {v:g}" for k, v in run["values"].items())])
+        groups.setdefault(label, []).append(run)
+
+    def level(test: Run, value: float) -> str:
+        return number(100 * value, 1) if test["metric"].startswith("acc") else number(value, 3)
+
+    def change(test: Run, after: float) -> str:
+        if test["metric"] == "perplexity":
+            return f"{100 * (after / test['before'] - 1):+.0f} %"
+        share = test["metric"].startswith("acc")
+        return f"{(100 if share else 1) * (after - test['before']):+.{1 if share else 3}f}"
+
+    first = next(iter(groups.values()))[0]
+    start = [level(first["target"], first["target"]["before"])]
+    start += [
+        number(t["before"], 1) if t["metric"] == "perplexity" else level(t, t["before"])
+        for t in first["retained"]
+    ]
+    rows = [["pretrained", *start]]
+    for label, runs in groups.items():
+        target = statistics.median(run["target"]["after"] for run in runs)
+        tests = zip(*(run["retained"] for run in runs), strict=True)
+        changes = [change(t[0], statistics.median(one["after"] for one in t)) for t in tests]
+        rows.append([label, level(runs[0]["target"], target), *changes])
+    return table(" ".join(heads).split(" / "), rows)
+
+
+def tune() -> str:
+    """The result of a search, on the held-out half."""
+    record = read("tune_default")
+    values = ", ".join(f"{n.split('.')[-1]} {v:.3g}" for n, v in record["taken"]["values"].items())
+    titles = {
+        "unmerged": "RecAdam, defaults", "default": "RecAdam + WiSE-FT, defaults",
+        "taken": f"found: {values}",
+    }  # fmt: skip
+    rows = []
+    for which, title in titles.items():
+        run = record[which]["reported"]
+        lost = statistics.mean(t["after"] / t["before"] - 1 for t in run["retained"])
+        rows.append([title, number(run["target"]["after"], 3), f"{100 * lost:.0f} %"])
+    return table(["held-out half", "GSM8K loss", "lost on prose, verse, code (mean)"], rows)
+
+
+def digits() -> str:
+    medians = read("digits")["medians"]
+    rows = [[name, number(m["target"], 1), number(m["retained"], 1)] for name, m in medians.items()]
+    return table(["", "target (tilted)", "retained (upright)"], rows)
+
+
+def additivity() -> str:
+    """Methods with and without FLOW, on digits and on text."""
+    lm, rows = read("additivity_lm")["medians"], []
+    for name, m in read("additivity")["medians"].items():
         change = lm[name]["retained"] - lm["pretrained"]["retained"]
-        figures = [f"{m['target']:.1f}", f"{m['retained']:.1f}"]
-        rows.append([name, *figures, f"{lm[name]['target']:.3f}", f"{change:+.3f}"])
+        figures = [number(m["target"], 1), number(m["retained"], 1), number(lm[name]["target"], 3)]
+        rows.append([name, *figures, f"{change:+.3f}"])
     head = ["", "tilted digits, %", "retained: upright, %", "GSM8K loss", "WikiText-2 loss, change"]
     return table(head, rows)
 
 
 def forgetting() -> str:
-    """Two fine-tunes of SmolLM2 side by side: before, and after each."""
+    """Two fine-tunes of SmolLM2: before, and the change after each."""
     runs = {"standard": "standard", "RecAdam + FLOW": "recadam_flow"}
     reports = {name: read(f"forgetting_{file}")["report"] for name, file in runs.items()}
     names = {
-        ("gsm8k", "nll"): "GSM8K (target), loss", ("wikitext", "nll"): "WikiText-2, loss",
-        ("piqa", "accuracy"): "PIQA, %", ("arc_easy", "accuracy"): "ARC-easy, %",
-        ("lambada", "exact_match"): "LAMBADA, %",
+        "gsm8k": "GSM8K (target), loss", "wikitext": "WikiText-2, loss", "piqa": "PIQA, %",
+        "arc_easy": "ARC-easy, %", "lambada": "LAMBADA, %",
     }  # fmt: skip
     rows: list[list[str]] = []
-    for (name, metric), title in names.items():
-        share = metric != "nll"
-        scale, form = (100, ".1f") if share else (1, ".3f")
-        row = [title]
-        for report in reports.values():
-            (score,) = (s for s in report["scores"] if (s["name"], s["metric"]) == (name, metric))
-            change = score["change"]
-            low, high = (f"{scale * change[end]:+{form}}" for end in ("low", "high"))
-            if len(row) == 1:
-                row.append(f"{scale * score['before']['value']:{form}}")
-            row.append(f"{scale * change['value']:+{form}} ({low} to {high})")
-        rows.append(row)
-    for i, title in enumerate(["KL on the base's own texts, nats a token", "KL on GSM8K"]):
+    for name, title in names.items():
+        metric = {"piqa": "accuracy", "arc_easy": "accuracy", "lambada": "exact_match"}.get(name)
+        wanted = (name, metric or "nll")
+        scale, form = (100, ".1f") if metric else (1, ".3f")
+        (before, *_), changes = zip(*(
+            (s["before"], s["change"])
+            for r in reports.values() for s in r["scores"] if (s["name"], s["metric"]) == wanted
+        ), strict=True)  # fmt: skip
+        told = [[f"{scale * c[end]:+{form}}" for end in ("value", "low", "high")] for c in changes]
+        cells = [f"{value} ({low} to {high})" for value, low, high in told]
+        rows.append([title, f"{scale * before['value']:{form}}", *cells])
+    for i, title in enumerate(["KL on the base's own texts, nats per token", "KL on GSM8K"]):
         kl = [r["divergences"][i]["kl"] for r in reports.values()]
-        figures = [f"{k['value']:.2f} ({k['low']:.2f} to {k['high']:.2f})" for k in kl]
-        rows.append([title, "0", *figures])
+        cells = [f"{k['value']:.2f} ({k['low']:.2f} to {k['high']:.2f})" for k in kl]
+        rows.append([title, "0", *cells])
     totals = [r["drift"]["total"] for r in reports.values()]
-    moved = [f"{100 * t['distance'] / t['norm']:.1f}" for t in totals]
-    rows.append(["weights moved, % of their norm", "0", *moved])
+    moved = [number(100 * t["distance"] / t["norm"], 1) for t in totals]
+    rows.append(["distance of the weights, % of their norm", "0", *moved])
     return table(["", "pretrained", *(f"{name}: change" for name in reports)], rows)
 
 
-def digits() -> str:
-    medians = read("digits")["medians"]
-    rows = [[name, f"{m['target']:.1f}", f"{m['retained']:.1f}"] for name, m in medians.items()]
-    return table(["", "target (tilted)", "retained (upright)"], rows)
-
-
-def compare() -> str:
-    """The comparison without arguments: medians over seeds."""
-    rows = comparison("compare_default")
-    return table(["", "GSM8K loss", "prose", "verse", "code"], rows)
-
-
-def real() -> str:
-    """The comparisons of real models, side by side where they share a recipe."""
-    lm, encoder = comparison("compare_smollm2_gsm8k"), comparison("compare_minilm_rte")
-    heads = ["SmolLM2-135M", "GSM8K loss", "WikiText-2 perplexity", "PIQA, points"]
-    others = ["MiniLM-L6", "RTE, %", "STS-B, Spearman"]
-    return "\n\n".join([table(heads, lm), table(others, encoder)])
-
-
-def comparison(name: str) -> list[list[str]]:
-    """A row a recipe: its target, and the change of each test, medians over seeds."""
-    found = summarise(_codec.decode(RunResult, run, "run") for run in read(name)["runs"])
-
-    def change(test: Measured, after: float) -> str:
-        if test.metric == "perplexity":
-            return f"{100 * (after / test.before - 1):+.0f} %"
-        return f"{100 * (after - test.before):+.1f}" if _share(test) else f"{test.change:+.3f}"
-
-    def level(test: Measured, value: float) -> str:
-        return f"{100 * value:.1f}" if _share(test) else f"{value:.3f}"
-
-    first = found[0]
-    rows = [["pretrained", level(first.target, first.target.before)]]
-    rows[0] += [
-        f"{t.before:.1f}" if t.metric == "perplexity" else level(t, t.before)
-        for t in first.retained
-    ]
-    for one in found:
-        tests = [change(t, t.after) for t in one.retained]
-        rows.append([one.label, level(one.target, one.target.after), *tests])
-    return rows
-
-
-def _share(test: Measured) -> bool:
-    return test.metric.startswith("acc")
-
-
-def tune() -> str:
-    """What a search of twenty trials came to."""
-    d = read("tune_default")
-
-    def half(point: dict[str, Any]) -> RunResult:
-        return _codec.decode(RunResult, {**point["reported"], "kl": {}, "drift": None}, "run")
-
-    def beat(one: RunResult, other: RunResult) -> bool:
-        return one.target.after <= other.target.after and one.loss <= other.loss
-
-    taken, default, plain = (half(d[which]) for which in ("taken", "default", "unmerged"))
-    values = ", ".join(f"{n.split('.')[-1]} {v:.3g}" for n, v in d["taken"]["values"].items())
-    rows = [
-        [name, f"{run.target.after:.3f}", f"{100 * run.loss:.0f} %"]
-        for name, run in (
-            ("RecAdam, defaults", plain),
-            ("RecAdam + WiSE-FT, defaults", default),
-            (f"found: {values}", taken),
-        )
-    ]
-    front = [half(point) for point in d["frontier"]]
-    better = [sum(beat(one, other) for one in front) for other in (plain, default)]
-    verbs = ["beats" if beat(taken, other) else "does not beat" for other in (plain, default)]
-    made = table(["held-out half", "GSM8K loss", "lost on prose, verse, code (mean)"], rows)
-    return (
-        f"{made}\n\nThe recipe found {verbs[0]} RecAdam's defaults in both columns and {verbs[1]} "
-        f"those of RecAdam + WiSE-FT in both. Of the {len(front)} models on the search's frontier "
-        f"{better[0]} beat the first and {better[1]} the second. The search took "
-        f"{d['protocol']['seconds'] / 60:.0f} minutes on two cores."
-    )
-
-
 def ranks() -> str:
+    """Differences between two ranks and one process."""
     rows = {(row["recipe"], row["dtype"]): row for row in read("ranks")["rows"]}
     columns = [(kind, dtype) for dtype in ("float64", "float32") for kind in ("ddp", "fsdp2")]
     body = [
@@ -174,71 +242,34 @@ def ranks() -> str:
     return table(["", *(f"{kind.upper()}, {dtype}" for kind, dtype in columns)], body)
 
 
-def speed() -> str:
-    """The headline ratios; docs/performance.md has the rest."""
-    gpu, cases = "recadam_step_h200", ("bert-base", "llama-1b")
-    steps = {
-        "RecAdam": (gpu, "recadam_fused", ""),
-        "RecAdam, bfloat16 weights and anchors": (gpu, "recadam_fused", ", bfloat16"),
-        "RecAdam, moments of 8 bits, bfloat16 anchors": (gpu, "recadam_8bit", ""),
-        "– and bfloat16 weights": (gpu, "recadam_8bit", ", bfloat16"),
-        "RecAdam after annealing (of a short shift)": (gpu, "recadam_after_annealing", ""),
-        "MoFO, 15 %": ("mofo_step_h200", "mofo_fused", ""),
-    }
-    rows = [
-        [title, *(number(RESULTS.figure(name, case + dtype, impl)) for case in cases)]
-        for title, (name, impl, dtype) in steps.items()
-    ]
-    heads = ["one step on a GPU, × torch's fused AdamW of that dtype", "BERT-base", "Llama-1B"]
-    slow = RESULTS.figure("recadam_step_cpu", "minilm-l6", "recadam_fused")
-    others = [
-        f"On a CPU (MiniLM-L6) a step of `RecAdam(fused=True)` takes {number(slow)} × as long as "
-        "fused AdamW's."
-    ]
-    whole = {"minilm, rte": "MiniLM-L6 on RTE", "smollm2, gsm8k": "SmolLM2-135M on GSM8K"}
-    found = {
-        title: RESULTS.figure("end_to_end_h200", case, "recadam+flow", "x_adamw")
-        for case, title in whole.items()
-    }
-    told = ", ".join(f"{title} {x:.2f} ×" for title, x in found.items() if x is not None)
-    if told:
-        others.append(f"A whole update with RecAdam and FLOW, against AdamW: {told}.")
-    return "\n\n".join([table(heads, rows), " ".join(others), scoring(RESULTS, "flow_score_h200")])
-
-
-PAGES = (
-    "README.md", "docs/choose.md", "docs/compare.md", "docs/measure.md", "docs/resume.md",
-    "docs/methods/index.md",
-)  # fmt: skip
-PARTS: dict[str, Callable[[], str]] = {
-    part.__name__: part
-    for part in (
-        _headlines.frontier, _headlines.headlines, _headlines.results,
-        methods, speed, compare, real, tune, digits, additivity, forgetting, ranks,
+TABLES: dict[str, Callable[..., str]] = {
+    made.__name__: made
+    for made in (
+        methods, stage, timings, targets, memory, speed, comparison, tune, digits, additivity,
+        forgetting, ranks, *_tables.TABLES,
     )
 }  # fmt: skip
-PARTS |= {stage: _methods.of_stage(stage) for stage in registry.STAGES}
-_PART = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
 def filled(text: str) -> str:
-    """A page with what belongs between its markers."""
-    return _PART.sub(lambda found: f"{found[1]}{PARTS[found[2]]()}\n{found[3]}", text)
+    """A page with its tables."""
+    return BLOCK.sub(lambda b: f"{b[1]}{TABLES[b[2]](*b[3].split())}\n{b[4]}", text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only say whether they agree")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if stale")
     check = parser.parse_args().check
-    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
-    nowhere = PARTS.keys() - {found[2] for text in pages.values() for found in _PART.finditer(text)}
-    if nowhere:
-        sys.exit(f"no page has the markers of {', '.join(sorted(nowhere))}")
-    stale = {name: made for name, text in pages.items() if (made := filled(text)) != text}
-    if check and stale:
-        sys.exit(f"{', '.join(stale)}: not what the results say. Run benchmarks/pages.py")
-    for name, made in stale.items():
-        (ROOT / name).write_text(made, encoding="utf-8")
+    pages = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    stale = {page: made for page, text in pages.items() if (made := filled(text)) != text}
+    drawings = pictures.stale()
+    if check and (stale or drawings):
+        names = ", ".join([*(page.name for page in stale), *drawings])
+        sys.exit(f"{names}: stale; run python benchmarks/pages.py")
+    for page, made in stale.items():
+        page.write_text(made, encoding="utf-8")
+    if drawings:
+        pictures.draw()
 
 
 if __name__ == "__main__":

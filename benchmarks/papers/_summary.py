@@ -1,43 +1,41 @@
-"""What the results say: medians over seeds, matched targets, correlations."""
+"""Medians over seeds and comparisons at equal target, from the results of the papers' scripts."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from scipy import stats
-
 RESULTS = Path(__file__).resolve().parent / "results"
+MODELS = {"mobilenet-v2": "MobileNetV2", "efficientnet-lite0": "EfficientNet-Lite0"}
+#: The target at which recipes are compared, chosen after the runs. For images it is at least two
+#: standard errors above the linear probe.
+TARGETS = {"mobilenet-v2": 92.5, "efficientnet-lite0": 91.5, "language": 0.65}
 Run = dict[str, Any]
 
 
-class Results:
-    """The runs of a table."""
+@cache
+def read(name: str) -> dict[str, Any]:
+    """The record of one script: protocol, machines and runs."""
+    record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return record
 
-    def __init__(self, name: str, folder: Path = RESULTS) -> None:
-        self.name = name
-        self.text = (folder / f"{name}.json").read_text(encoding="utf-8")
-        record = json.loads(self.text)
-        self.protocol, self.made = record["protocol"], record["made"]
-        self.runs: list[Run] = record["runs"]
-        self.missing: list[str] = record["missing"]
 
-    def where(self, **wanted: Any) -> list[Run]:
-        return [r for r in self.runs if all(r.get(k) == v for k, v in wanted.items())]
+def runs_of(name: str, **wanted: Any) -> list[Run]:
+    """The runs with these values."""
+    return [r for r in read(name)["runs"] if all(r.get(k) == v for k, v in wanted.items())]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A recipe's figures at one α of WiSE-FT, the median of each over the seeds."""
+    """The figures of a recipe at one α of WiSE-FT: medians over the seeds."""
 
     recipe: str
-    alpha: float
     seeds: int
     figures: dict[str, float]
 
@@ -45,36 +43,65 @@ class Point:
         return self.figures[name]
 
 
-class Table:
-    """Recipes, and the points on the way of each from α = 1 down."""
+class Medians:
+    """All recipes of one model: ``mobilenet-v2``, ``efficientnet-lite0`` or ``language``.
 
-    def __init__(self, runs: Iterable[Run], key: str) -> None:
-        self.runs, self.key = list(runs), key
+    Attributes:
+        recipes: their names.
+        base: the recipe that all others start from.
+        learned, kept: the fields of the target task and of the retained one.
+    """
 
-    @cached_property
-    def recipes(self) -> list[str]:
-        return list(dict.fromkeys(run["recipe"] for run in self.runs))
+    def __init__(self, model: str) -> None:
+        language = model == "language"
+        self.model, self.key = model, "points" if language else "alpha"
+        self.runs = runs_of("language") if language else runs_of("vision", model=model)
+        self.recipes = list(dict.fromkeys(run["recipe"] for run in self.runs))
+        self.base, self.learned, self.kept = (
+            ("pretrained", "gsm8k_nll", "wikitext_nll")
+            if language
+            else ("probe", "target", "imagenet")
+        )
 
     def point(self, recipe: str, alpha: float = 1.0) -> Point:
-        of_recipe = [run for run in self.runs if run["recipe"] == recipe]
-        found = [run[self.key][f"{alpha:g}"] for run in of_recipe if f"{alpha:g}" in run[self.key]]
+        """A recipe at one α; ``recipe@α`` is accepted as well."""
+        recipe, _, given = recipe.partition("@")
+        key = f"{float(given or alpha):g}"
+        some = [run for run in self.runs if run["recipe"] == recipe]
+        found = [run[self.key][key] for run in some if key in run[self.key]]
         if not found:
-            raise KeyError(f"{recipe} at α = {alpha:g}")
+            raise KeyError(f"{recipe} at α = {key}")
         names = set.intersection(*(set(figures) for figures in found))
         medians = {name: statistics.median(f[name] for f in found) for name in sorted(names)}
-        return Point(recipe, alpha, len(found), medians)
+        return Point(recipe, len(found), medians)
 
     def path(self, recipe: str) -> list[Point]:
-        """From α = 1 down."""
+        """The points of a recipe, from α = 1 down."""
         alphas = {float(a) for run in self.runs if run["recipe"] == recipe for a in run[self.key]}
         return [self.point(recipe, alpha) for alpha in sorted(alphas, reverse=True)]
 
+    def matched(
+        self, recipe: str, kept: str | None = None, at: float | None = None
+    ) -> float | None:
+        """The retained figure at equal target, anywhere on WiSE-FT's path to the base."""
+        if recipe == self.base:
+            return None
+        path = [*self.path(recipe), self.point(self.base)]
+        target = TARGETS[self.model] if at is None else at
+        return kept_at(path, self.learned, target, kept or self.kept)
+
+    def diverged(self, recipe: str) -> bool:
+        """Whether an image model learned nothing and lost what its new head had."""
+        if self.model == "language":
+            return False
+        return self.point(recipe)["target"] < self.point("probe")["target"] / 2
+
 
 def kept_at(path: Sequence[Point], target: str, wanted: float, kept: str) -> float | None:
-    """The most that is kept anywhere on a path where the target is at least so good.
+    """The best retained figure on a path where the target figure is at least as good as wanted.
 
-    Between two points of the path all figures are taken to go in straight lines. Of losses (their
-    names end in ``_nll``) less is better.
+    Figures are interpolated linearly between the points of the path. Fields whose names end in
+    ``_nll`` are losses, so smaller is better.
     """
     x, y = (-1 if name.endswith("_nll") else 1 for name in (target, kept))
     found = [p[kept] for p in path if x * p[target] >= x * wanted]
@@ -83,8 +110,3 @@ def kept_at(path: Sequence[Point], target: str, wanted: float, kept: str) -> flo
             share = (wanted - a[target]) / (b[target] - a[target])
             found.append(a[kept] + share * (b[kept] - a[kept]))
     return y * max(y * value for value in found) if found else None
-
-
-def spearman(x: Sequence[float], y: Sequence[float]) -> float:
-    """Rank correlation."""
-    return float(stats.spearmanr(x, y).statistic)

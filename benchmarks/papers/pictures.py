@@ -1,4 +1,4 @@
-"""The pictures of docs/results.md, as SVG."""
+"""Draw the pictures of docs/results.md as SVG; benchmarks/pages.py calls this."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _summary import Results, Table
+from _summary import RESULTS, Medians, read, runs_of
 
-from holdfast.anneal import Sigmoid
-
-importlib.import_module("matplotlib").use("svg")
-plt: Any = importlib.import_module("matplotlib.pyplot")
-
-CODE = ("_pictures.py", "_summary.py")
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "img"
+#: Pictures, and the results that each shows.
+SOURCES = {"recadam-figure-2": "glue", "frontier-vision": "vision", "frontier-language": "language"}
 PLAIN, OURS, BOTH, OTHER, FLOW = "#6b7280", "#0f766e", "#7c3aed", "#b45309", "#2563eb"
 STYLE = {
     "svg.hashsalt": "holdfast", "svg.fonttype": "none", "font.family": "sans-serif",
@@ -27,24 +24,34 @@ STYLE = {
 }  # fmt: skip
 
 
-def digest(*results: Results) -> str:
-    """What tells the results that a picture was drawn of, and how: it is kept in the picture."""
-    code = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in CODE]
-    return hashlib.sha256("".join([*code, *(r.text for r in results)]).encode()).hexdigest()[:16]
+def digest(picture: str) -> str:
+    """A checksum of a picture's results, stored in the picture."""
+    if picture not in SOURCES:
+        return "no results"
+    return hashlib.sha256((RESULTS / f"{SOURCES[picture]}.json").read_bytes()).hexdigest()[:16]
 
 
-def save(figure: Any, file: Path, *results: Results) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    about = {"Date": None, "Creator": None, "Description": f"results {digest(*results)}"}
+def stale() -> list[str]:
+    """Pictures that are missing or show other results."""
+    files = {name: FOLDER / f"{name}.svg" for name in SOURCES}
+    return [
+        file.name
+        for name, file in files.items()
+        if not file.exists() or digest(name) not in file.read_text(encoding="utf-8")
+    ]
+
+
+def save(figure: Any, picture: str) -> None:
+    file = FOLDER / f"{picture}.svg"
+    about = {"Date": None, "Creator": None, "Description": f"results {digest(picture)}"}
     figure.savefig(file, metadata=about, bbox_inches="tight")
-    plt.close(figure)
-    # Lines without blanks at their ends, as the repository wants them.
+    # The repository allows no blanks at line ends.
     text = "\n".join(line.rstrip() for line in file.read_text(encoding="utf-8").splitlines())
     file.write_text(text + "\n", encoding="utf-8")
 
 
 class Label:
-    """What a point is called in a picture, in which colour, and where its name stands."""
+    """The label of a point: text, colour, offset; whether WiSE-FT's path is drawn."""
 
     def __init__(
         self, text: str, color: str, x: float = 7, y: float = -3, *, way: bool = True
@@ -52,12 +59,12 @@ class Label:
         self.text, self.color, self.x, self.y, self.way = text, color, x, y, way
 
 
-def frontier(table: Table, labels: Mapping[str, Label], x: str, y: str) -> tuple[Any, Any]:
-    """Points by what they learned and what they kept, and the ways of WiSE-FT to the base."""
+def frontier(plt: Any, found: Medians, labels: Mapping[str, Label]) -> tuple[Any, Any]:
+    """The retained figure against the learned one, with WiSE-FT's paths to the base."""
     figure, axes = plt.subplots(figsize=(7.6, 4.4))
     for recipe, label in labels.items():
-        path = table.path(recipe)
-        xs, ys = [p[x] for p in path], [p[y] for p in path]
+        path = found.path(recipe)
+        xs, ys = [p[found.learned] for p in path], [p[found.kept] for p in path]
         if label.way:
             axes.plot(xs, ys, color=label.color, alpha=0.4, linewidth=1.2, marker="o", markersize=3)
         axes.plot(xs[:1], ys[:1], "o", color=label.color, markersize=7, zorder=3)
@@ -69,7 +76,7 @@ def frontier(table: Table, labels: Mapping[str, Label], x: str, y: str) -> tuple
     return figure, axes
 
 
-def vision(results: Results, folder: Path) -> None:
+def vision(plt: Any) -> None:
     labels = {
         "standard": Label("plain fine-tuning (SGD)", PLAIN, -8, 4),
         "standard-adamw": Label("AdamW", PLAIN, -9, 0),
@@ -79,14 +86,14 @@ def vision(results: Results, folder: Path) -> None:
         "mofo": Label("MoFO", OTHER, -9, 2, way=False),
         "hft-adamw": Label("HFT", OTHER, 8, 2, way=False),
         "ewc-adamw": Label("EWC", OTHER, 8, -4, way=False),
-        "standard-adamw-0.2lr": Label("AdamW, a fifth of the rate", PLAIN, 8, 3),
+        "standard-adamw-0.2lr": Label("AdamW, one fifth of the rate", PLAIN, 8, 3),
         "recadam-30-10": Label("RecAdam", OURS, -8, -4),
         "recadam-50-15": Label("RecAdam, wide shift", OURS, 8, 2),
         "recadam+flow-50-15": Label("wide shift + FLOW", BOTH, -2, -16, way=False),
     }
-    table = Table(results.where(model="mobilenet-v2"), "alpha")
-    figure, axes = frontier(table, labels, "target", "imagenet")
-    probe = table.point("probe")
+    found = Medians("mobilenet-v2")
+    figure, axes = frontier(plt, found, labels)
+    probe = found.point("probe")
     axes.plot(probe["target"], probe["imagenet"], "s", color="black", markersize=7)
     axes.annotate(
         "pretrained, new head", (probe["target"], probe["imagenet"]), (-4, 9),
@@ -95,15 +102,15 @@ def vision(results: Results, folder: Path) -> None:
     axes.set_xlabel("learned: Flowers102 accuracy, %")
     axes.set_ylabel("kept: ImageNet accuracy, %")
     axes.set_ylim(-3, 78)
-    axes.text(90, 3, "thin lines: WiSE-FT on some of them, α from 1 to ¼", fontsize=9, color=PLAIN)
-    save(figure, folder / "frontier-vision.svg", results)
+    axes.text(90, 3, "thin lines: WiSE-FT, α from 1 to ¼", fontsize=9, color=PLAIN)
+    save(figure, "frontier-vision")
 
 
-def language(results: Results, folder: Path) -> None:
+def language(plt: Any) -> None:
     labels = {
         "standard": Label("plain fine-tuning", PLAIN, 8, -4),
         "standard-0.5lr": Label("half the rate", PLAIN, 9, -6, way=False),
-        "standard-0.2lr": Label("a fifth of the rate", PLAIN, 9, -2),
+        "standard-0.2lr": Label("one fifth of the rate", PLAIN, 9, -2),
         "flow": Label("FLOW", FLOW, -8, 2),
         "l2-sp": Label("L2-SP", OTHER, 8, 5),
         "mofo": Label("MoFO", OTHER, 8, -2, way=False),
@@ -114,47 +121,43 @@ def language(results: Results, folder: Path) -> None:
         "recadam-0.5-0.15": Label("RecAdam, wide shift", OURS, -8, -14),
         "recadam-0.5-0.15+flow": Label("wide shift + FLOW", BOTH, -8, 10, way=False),
     }
-    table = Table(results.runs, "points")
-    figure, axes = frontier(table, labels, "gsm8k_nll", "wikitext_nll")
-    axes.axhline(
-        table.point("pretrained")["wikitext_nll"], color="black", linewidth=1, dashes=(4, 3)
-    )
-    axes.text(0.795, table.point("pretrained")["wikitext_nll"] - 0.012, "pretrained", fontsize=10)
+    found = Medians("language")
+    figure, axes = frontier(plt, found, labels)
+    base = found.point("pretrained")["wikitext_nll"]
+    axes.axhline(base, color="black", linewidth=1, dashes=(4, 3))
+    axes.text(0.795, base - 0.012, "pretrained", fontsize=10)
     axes.set_xlim(0.8, 0.56)
     axes.invert_yaxis()
-    axes.set_xlabel("learned: GSM8K, nats a token (less is better, to the right)")
-    axes.set_ylabel("kept: WikiText-2, nats a token")
-    axes.text(
-        0.795, 3.67, "thin lines: WiSE-FT on some of them, α from 1 to ½", fontsize=9, color=PLAIN
-    )
-    save(figure, folder / "frontier-language.svg", results)
+    axes.set_xlabel("learned: GSM8K, nats per token (less is better, to the right)")
+    axes.set_ylabel("kept: WikiText-2, nats per token")
+    axes.text(0.795, 3.67, "thin lines: WiSE-FT, α from 1 to ½", fontsize=9, color=PLAIN)
+    save(figure, "frontier-language")
 
 
-def figure_1(folder: Path) -> None:
+def figure_1(plt: Any) -> None:
     """λ(t): from recalling to learning."""
     figure, axes = plt.subplots(figsize=(6.2, 2.6))
     t = np.arange(0, 1001)
     for k, color in ((0.5, PLAIN), (0.05, FLOW), (0.01, OURS), (0.0, OTHER)):
-        anneal = Sigmoid(k=k, t0=300)
-        name = f"k = {k:g}" + (" (both alike, throughout)" if k == 0 else "")
-        axes.plot(t, [anneal(int(i)) for i in t], color=color, label=name)
+        name = f"k = {k:g}" + (" (equal weights throughout)" if k == 0 else "")
+        axes.plot(t, 1 / (1 + np.exp(-k * (t - 300))), color=color, label=name)
     axes.set_xlabel("update t, with t0 = 300")
     axes.set_ylabel("λ(t)")
     axes.legend(frameon=False, fontsize=9)
-    save(figure, folder / "recadam-figure-1.svg")
+    save(figure, "recadam-figure-1")
 
 
-def figure_2(results: Results, folder: Path, tasks: Sequence[str]) -> None:
-    """The target's loss and the distance to θ*, over the updates."""
+def figure_2(plt: Any, tasks: Sequence[str]) -> None:
+    """Training loss and distance to θ* over the updates."""
     figure, grid = plt.subplots(2, len(tasks), figsize=(4.4 * len(tasks), 5.2), sharex=True)
     ways: list[tuple[str, float | None, str, str]] = [("vanilla", None, "plain Adam", PLAIN)]
     ways += [
         ("pi", k, f"RecAdam, k = {k:g}", color)
-        for k, color in zip(results.protocol["grid"]["k"], (OURS, FLOW, OTHER), strict=True)
+        for k, color in zip(read("glue")["protocol"]["grid"]["k"], (OURS, FLOW, OTHER), strict=True)
     ]
     for column, task in enumerate(tasks):
         for method, k, name, color in ways:
-            found = [r for r in results.where(task=task, method=method, seed=0) if "curve" in r]
+            found = [r for r in runs_of("glue", task=task, method=method, seed=0) if "curve" in r]
             for run in (r for r in found if k is None or r["k"] == k):
                 updates, losses, distances = zip(*run["curve"], strict=True)
                 grid[0][column].plot(updates, losses, color=color, label=name, linewidth=1.3)
@@ -164,26 +167,16 @@ def figure_2(results: Results, folder: Path, tasks: Sequence[str]) -> None:
     grid[0][0].set_ylabel("training loss")
     grid[1][0].set_ylabel("‖θ − θ*‖")
     grid[0][0].legend(frameon=False, fontsize=9)
-    save(figure, folder / "recadam-figure-2.svg", results)
+    save(figure, "recadam-figure-2")
 
 
-def draw_all(glue: Results, of_vision: Results, of_language: Results, folder: Path) -> None:
+def draw() -> None:
+    """Draw all pictures."""
+    importlib.import_module("matplotlib").use("svg")
+    plt: Any = importlib.import_module("matplotlib.pyplot")
     with plt.rc_context(STYLE):
-        figure_1(folder)
-        figure_2(glue, folder, ("stsb", "cola"))
-        vision(of_vision, folder)
-        language(of_language, folder)
-
-
-def stale(glue: Results, of_vision: Results, of_language: Results, folder: Path) -> list[str]:
-    """The pictures that are not there, or were drawn of other results."""
-    drawn: dict[str, tuple[Results, ...]] = {
-        "recadam-figure-1": (), "recadam-figure-2": (glue,), "frontier-vision": (of_vision,),
-        "frontier-language": (of_language,),
-    }  # fmt: skip
-    texts = {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("*.svg")}
-    return [
-        f"{name}.svg"
-        for name, results in drawn.items()
-        if f"results {digest(*results)}" not in texts.get(name, "")
-    ]
+        figure_1(plt)
+        figure_2(plt, ("stsb", "cola"))
+        vision(plt)
+        language(plt)
+    plt.close("all")

@@ -1,0 +1,210 @@
+"""The tables of docs/results.md, one function per table; benchmarks/pages.py calls them."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from _markdown import SPEC, number, signed, table
+from _summary import MODELS, TARGETS, Medians, Run, kept_at, read, runs_of
+from scipy import stats
+
+SEEDS = 5
+GLUE = {"cola": "CoLA", "stsb": "STS-B", "mrpc": "MRPC", "rte": "RTE", "sst2": "SST-2"}
+TESTS = {
+    "piqa": "PIQA", "arc_easy": "ARC-e", "arc_challenge": "ARC-c", "boolq": "BoolQ",
+    "winogrande": "WinoGrande", "lambada": "LAMBADA", "mmlu": "MMLU",
+}  # fmt: skip
+ByTask = dict[str, list[Run]]
+
+
+def _glue_runs(**wanted: Any) -> ByTask:
+    return {task: runs_of("glue", task=task, **wanted) for task in GLUE}
+
+
+def _glue_row(name: str, by_task: ByTask, field: str, largest: bool = False) -> list[str]:
+    """Medians per task and their mean; (n) marks a cell with another number of seeds."""
+    medians = [statistics.median(run[field] for run in runs) for runs in by_task.values()]
+    cells = []
+    for runs, median in zip(by_task.values(), medians, strict=True):
+        most = f" / {number(max(run[field] for run in runs), 1)}" if largest else ""
+        few = f" ({len(runs)})" if len(runs) != SEEDS else ""
+        cells.append(f"{number(median, 1)}{most}{few}")
+    complete = all(len(runs) == SEEDS for runs in by_task.values())
+    return [name, *cells, number(statistics.mean(medians), 1) if complete else "—"]
+
+
+def _glue_table(rows: list[list[str]]) -> str:
+    return table(["", *GLUE.values(), "mean"], rows)
+
+
+def glue_chosen(by: str) -> str:
+    """RecAdam at the setting chosen per task: on ``dev`` itself, or on one half of it."""
+    field = {"dev": "dev", "half_a": "half_b"}[by]
+    names = {"pi": "RecAdam, from θ* (PI)", "ri": "RecAdam, from random weights (RI)"}
+    rows = [_glue_row("plain Adam", _glue_runs(method="vanilla"), field, by == "dev")]
+    for start, name in names.items():
+        choice = {task: read("glue")["protocol"]["choice"][f"{task}-{start}"][by] for task in GLUE}
+        found = {
+            task: runs_of("glue", task=task, method=start, k=k, t0=t0)
+            for task, (k, t0) in choice.items()
+        }
+        rows.append(_glue_row(name, found, field, by == "dev"))
+    return _glue_table(rows)
+
+
+def glue_settings(field: str) -> str:
+    """Settings that are the same for all tasks: ``dev`` or ``distance``."""
+    found = {"plain Adam": _glue_runs(method="vanilla")}
+    for part, title in ((0.5, "half"), (0.2, "one fifth of")):
+        found[f"plain Adam, {title} the learning rate"] = _glue_runs(method=f"vanilla-{part:g}lr")
+    for t0, width in read("glue")["protocol"]["layouts"].values():
+        runs = _glue_runs(method="layout", t0=t0, width=width)
+        found[f"RecAdam, t0 {t0:g}, width {width:g}"] = runs
+    return _glue_table([_glue_row(name, by_task, field) for name, by_task in found.items()])
+
+
+def glue_coupled() -> str:
+    """The penalty inside the gradient, and decoupled from it."""
+    ((k, t0),) = {(r["k"], r["t0"]) for r in runs_of("glue", method="coupled")}
+    weak, _ = read("glue")["protocol"]["coupled_gammas"]
+    ways = {
+        "decoupled": _glue_runs(method="pi", k=k, t0=t0),
+        "coupled": _glue_runs(method="coupled"),
+        f"coupled, γ = {weak:g}": _glue_runs(method="coupled-weak"),
+    }
+    first = {task: [r for r in runs if r["seed"] == 0] for task, runs in ways["decoupled"].items()}
+    rows = [_glue_row(name, by_task, "dev") for name, by_task in ways.items()]
+    rows.insert(1, _glue_row("decoupled, seed 0", first, "dev"))
+    rows += [_glue_row(f"‖θ − θ*‖, {n}", by_task, "distance") for n, by_task in ways.items()]
+    return _glue_table(rows)
+
+
+def _rows_of(found: Medians, titles: dict[str, str]) -> list[str]:
+    """The rows that were run, in the order of the titles."""
+    if unknown := [recipe for recipe in found.recipes if recipe not in titles]:
+        raise KeyError(f"tables.yaml has no titles for {', '.join(unknown)}")
+    return [row for row in titles if row.split("@")[0] in found.recipes]
+
+
+def vision(model: str) -> str:
+    found, rows = Medians(model), []
+    for name in _rows_of(found, SPEC["vision"]):
+        point = found.point(name)
+        cells = [number(point[f], 1) for f in ("imagenet", "imagenet_tuned_bn", "target")]
+        cells.append(number((point["imagenet"] + point["target"]) / 2, 1))
+        for kept in ("imagenet", "imagenet_tuned_bn"):
+            cells.append("" if "@" in name else number(found.matched(name, kept), 1))
+        title = SPEC["vision"][name] + (", diverged" if found.diverged(point.recipe) else "")
+        rows.append([title, *cells, number(point["distance"], 2), str(point.seeds)])
+    at = f"ImageNet at Flowers102 {TARGETS[model]:g}"
+    head = [MODELS[model], "ImageNet", "– own statistics", "Flowers102", "average", at]
+    return table([*head, "– own statistics", "‖θ−θ*‖", "seeds"], rows)
+
+
+def language() -> str:
+    found, rows = Medians("language"), []
+    for name in _rows_of(found, SPEC["language"]):
+        point = found.point(name)
+        match = point.figures.get("gsm8k_match")
+        cells = [number(point["gsm8k_nll"], 3), "" if match is None else number(100 * match, 1)]
+        cells += [number(point[f], 3) for f in ("wikitext_nll", "mbpp_nll", "lambada_nll")]
+        cells.append(number(100 * point["retained_accuracy"], 1))
+        cells.append("" if "@" in name else number(found.matched(name), 3))
+        distance = number(point["distance"], 0)
+        rows.append([SPEC["language"][name], *cells, distance, str(point.seeds)])
+    head = ["", "GSM8K", "– exact, %", "WikiText-2", "MBPP", "LAMBADA", "seven tests, %"]
+    at = f"WikiText-2 at GSM8K {TARGETS['language']:g}"
+    return table([*head, at, "‖θ−θ*‖", "seeds"], rows)
+
+
+def accuracies() -> str:
+    """The seven tests of the language models one by one."""
+    found = Medians("language")
+    rows = [
+        [SPEC["language"][name], *(number(100 * found.point(name)[test], 1) for test in TESTS)]
+        for name in _rows_of(found, SPEC["language"])
+    ]
+    return table(["", *TESTS.values()], rows)
+
+
+def flow_added(model: str) -> str:
+    """How FLOW changes each method that it was run with."""
+    found, digits = Medians(model), 3 if model == "language" else 1
+    titles, rows = SPEC["language" if model == "language" else "vision"], []
+    for alone, both in SPEC["flow_pairs"][model]:
+        a, b = found.point(alone), found.point(both)
+        changes = [round(b[f], digits) - round(a[f], digits) for f in (found.learned, found.kept)]
+        path = [*found.path(alone), found.point(found.base)]
+        reached = kept_at(path, found.learned, b[found.learned], found.kept)
+        if reached is None:
+            raise ValueError(f"{alone} does not reach the target of {both}")
+        cells = [signed(x, digits) for x in (*changes, b[found.kept] - reached)]
+        rows.append([titles[alone], *cells])
+    names = ["GSM8K", "WikiText-2"] if model == "language" else ["Flowers102", "ImageNet"]
+    head = "FLOW added to" + ("" if model == "language" else f" ({MODELS[model]})")
+    return table([head, *names, "– compared with WiSE-FT at that target"], rows)
+
+
+def predictors() -> str:
+    """Spearman's ρ between what was lost and what can be measured without a test."""
+    losses = [(model, field) for model in MODELS for field in ("imagenet", "imagenet_tuned_bn")]
+    losses += [("language", f) for f in ("wikitext_nll", "mbpp_nll", "retained_accuracy")]
+    rows = []
+    for model, field in losses:
+        found = Medians(model)
+        trained = [r for r in found.recipes if r != found.base and not found.diverged(r)]
+        points = [found.point(recipe) for recipe in trained]
+        sign = 1 if field.endswith("_nll") else -1
+        lost = [sign * p[field] for p in points]
+        names = {
+            "imagenet": f"{MODELS.get(model)}: ImageNet accuracy ({len(points)} recipes)",
+            "imagenet_tuned_bn": f"{MODELS.get(model)}: ImageNet accuracy, own statistics",
+            "wikitext_nll": f"SmolLM2: WikiText-2 loss ({len(points)} recipes)",
+            "mbpp_nll": "SmolLM2: MBPP loss",
+            "retained_accuracy": "SmolLM2: seven tests",
+        }
+        kinds = ["distance", *(["kl_gsm8k", "kl_context_free"] if model == "language" else ["kl"])]
+        cells = [number(stats.spearmanr([p[k] for p in points], lost).statistic) for k in kinds]
+        rows.append([names[field], *cells, *["—"] * (3 - len(cells))])
+    head = ["lost", "distance ‖θ−θ*‖", "KL on the target's inputs", "context-free KL"]
+    return table(head, rows)
+
+
+def source(name: str) -> str:
+    """Where the figures of a section come from."""
+    record = read(name)
+    machines = dict.fromkeys(
+        f"{m['device']}, torch {m['versions']['torch']}, {m['date']}" for m in record["made"]
+    )
+    commits = [m["versions"].get("commit") for m in record["made"]]
+    early = sum(commits[run["made"]] is None for run in record["runs"])
+    text = (
+        f"[{name}.json](../benchmarks/papers/results/{name}.json): {len(record['runs'])} runs of "
+        f"`benchmarks/papers/{name}.py`; {'; '.join(machines)}, commit "
+        f"{', '.join(sorted(set(filter(None, commits))))}"
+    )
+    text += f" ({early} runs before commits were recorded)." if early else "."
+    return text + (f" {len(record['missing'])} runs are missing." if record["missing"] else "")
+
+
+def headlines() -> str:
+    """A few rows for the README: images and text side by side."""
+    images, texts = Medians("mobilenet-v2"), Medians("language")
+
+    def cells(found: Medians, recipe: str | None, digits: int) -> list[str]:
+        fields = (found.learned, found.kept)
+        return [number(found.point(recipe)[f], digits) if recipe else "—" for f in fields]
+
+    rows = [
+        [title, *cells(images, image, 1), *cells(texts, text, 3)]
+        for title, (image, text) in SPEC["headlines"].items()
+    ]
+    head = ["", "learned: Flowers102, %", "kept: ImageNet, %"]
+    return table([*head, "learned: GSM8K, loss", "kept: WikiText-2, loss"], rows)
+
+
+TABLES = (
+    glue_chosen, glue_settings, glue_coupled, vision, language, accuracies, flow_added, predictors,
+    source, headlines,
+)  # fmt: skip
