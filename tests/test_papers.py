@@ -1,4 +1,4 @@
-"""The scripts of the papers' tables: shared work, results, what is read from them."""
+"""The scripts that repeat the papers' experiments: job sharing, results, summaries."""
 
 import importlib
 import json
@@ -53,15 +53,14 @@ def test_results_can_be_put_back_and_name_what_is_missing(tmp_path, capsys):
 def test_what_is_kept_at_a_target_is_the_best_of_the_path():
     summary = load("_summary")
     path = [
-        summary.Point("a", alpha, 1, {"target": target, "imagenet": kept})
-        for alpha, target, kept in ((1.0, 94.0, 10.0), (0.5, 95.0, 50.0), (0.0, 90.0, 70.0))
+        summary.Point("a", 1, {"target": target, "imagenet": kept})
+        for target, kept in ((94.0, 10.0), (95.0, 50.0), (90.0, 70.0))
     ]
-    # Between 95 and 90 the way goes through (92, 62); at 96 it never is.
+    # Between 95 and 90 the path passes (92, 62); it never reaches 96.
     assert summary.kept_at(path, "target", 92.0, "imagenet") == pytest.approx(62.0)
     assert summary.kept_at(path, "target", 96.0, "imagenet") is None
     losses = [
-        summary.Point("a", alpha, 1, {"x_nll": x, "y_nll": y})
-        for alpha, x, y in ((1.0, 0.6, 3.6), (0.0, 1.4, 3.0))
+        summary.Point("a", 1, {"x_nll": x, "y_nll": y}) for x, y in ((0.6, 3.6), (1.4, 3.0))
     ]
     assert summary.kept_at(losses, "x_nll", 0.8, "y_nll") == pytest.approx(3.45)
 
