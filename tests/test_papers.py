@@ -59,9 +59,7 @@ def test_what_is_kept_at_a_target_is_the_best_of_the_path():
     # Between 95 and 90 the path passes (92, 62); it never reaches 96.
     assert summary.kept_at(path, "target", 92.0, "imagenet") == pytest.approx(62.0)
     assert summary.kept_at(path, "target", 96.0, "imagenet") is None
-    losses = [
-        summary.Point("a", 1, {"x_nll": x, "y_nll": y}) for x, y in ((0.6, 3.6), (1.4, 3.0))
-    ]
+    losses = [summary.Point("a", 1, {"x_nll": x, "y_nll": y}) for x, y in ((0.6, 3.6), (1.4, 3.0))]
     assert summary.kept_at(losses, "x_nll", 0.8, "y_nll") == pytest.approx(3.45)
 
 
