@@ -162,3 +162,16 @@ def test_cross_stage_checks_say_why():
     with pytest.raises(ValueError, match="pull"):
         Recipe(start=RandomInit())
     Recipe(start=RandomInit(), penalties=[L2SP(1.0)])
+
+
+def test_a_new_head_must_be_fitted_before_its_predictions_are_used():
+    for name in ("flow", "distill", "ewc", "mas", "recadam+flow"):
+        with pytest.raises(ValueError, match=r"classifier is new .* add the preset lp-ft"):
+            Recipe.preset(name).check_head(("classifier",))
+        Recipe.preset(name).check_head(())
+    with pytest.raises(ValueError, match="Fit it first: call"):
+        Recipe.preset("lora+flow").check_head(("classifier",))
+    for name in ("lp-ft+flow", "recadam", "lora"):
+        Recipe.preset(name).check_head(("classifier",))
+    with pytest.raises(ValueError, match="RecAdamUpdate uses the pretrained"):
+        Recipe(update=RecAdamUpdate(importance="mas")).check_head(("classifier",))

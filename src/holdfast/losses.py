@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from holdfast._torch.adapters import without_peft
+
 __all__ = [
     "Task",
     "TokenLosses",
@@ -235,8 +237,7 @@ def count_all(micro_batches: Sequence[Tensor], task: Task | LossFunction) -> Ten
 
 def infer_task(model: Any) -> Task:
     """The task of a transformers model, from its class and configuration."""
-    if hasattr(model, "get_base_model"):  # PEFT's
-        model = model.get_base_model()
+    model = without_peft(model)
     name, config = type(model).__name__, getattr(model, "config", None)
     if "ForCausalLM" in name or name in ("GPT2LMHeadModel", "BertLMHeadModel"):
         return "causal_lm"

@@ -1,6 +1,6 @@
 """Stage 3, update: how the weights move. Each optimizer is useful alone."""
 
-from holdfast._optim.penalty import Penalty, attach_penalties
+from holdfast._optim.penalty import attach_penalties
 from holdfast._optim.schedules import slanted_triangular
 from holdfast.methods.adamw import AdamWUpdate
 from holdfast.methods.ewc import EWC, fisher_importance
@@ -12,6 +12,7 @@ from holdfast.methods.recadam import RecAdam
 from holdfast.methods.recadam_update import RecAdamUpdate
 from holdfast.methods.sfa import PeriodicAverage
 from holdfast.methods.sgd import SGDUpdate
+from holdfast.stages import Penalty
 
 __all__ = [
     "EWC",

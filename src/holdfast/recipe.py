@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from holdfast import registry
-from holdfast._optim.penalty import Penalty
 from holdfast.anneal import Anneal
 from holdfast.methods.full import Full
 from holdfast.methods.keep import Keep
@@ -26,7 +25,7 @@ from holdfast.methods.pretrained import Pretrained
 from holdfast.methods.uniform import Uniform
 from holdfast.optim import AdamWUpdate
 from holdfast.registry import STAGES, Stage, entry_of, nearest
-from holdfast.stages import Merging, Method, Objective, Start, Trainable, Update
+from holdfast.stages import Merging, Method, Objective, Penalty, Start, Trainable, Update
 
 __all__ = ["Recipe", "read_recipe"]
 
@@ -77,6 +76,31 @@ class Recipe:
     def needs_reference(self) -> bool:
         """Whether a method looks at the pretrained weights after training has begun."""
         return any(method.needs_reference for _, method in self)
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether a method reads the training data before training."""
+        return any(method.reads_data for _, method in self)
+
+    def check_head(self, new: Sequence[str]) -> None:
+        """Raise ValueError if a method needs predictions and a part of the model is new.
+
+        Args:
+            new: the names of the model's new parts, such as ``("classifier",)``.
+        """
+        asking = [type(method).__name__ for _, method in self if method.needs_fitted_head]
+        if not new or not asking or self.trainable.fits_head:
+            return
+        fitting = next(e for e in registry.methods() if getattr(e.cls, "fits_head", False))
+        first = ""
+        if self.trainable == Recipe().trainable:
+            first = f"add the preset {fitting.name} (trainable={fitting.cls.__name__}()), or "
+        raise ValueError(
+            f"{', '.join(asking)} uses the pretrained model's predictions on the data, but "
+            f"{', '.join(new)} is new and predicts at random. Fit it first: {first}call "
+            f"holdfast.linear_probe(model, {new[0]!r}, data) and leave out new=, or train the new "
+            "part alone (preset linear-probe) and continue with that model"
+        )
 
     @property
     def name(self) -> str:

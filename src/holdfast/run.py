@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
-from holdfast._optim.penalty import AttachedPenalties, Penalty, attach_penalties
-from holdfast._torch.batch import unwrapped
+from holdfast._optim.penalty import AttachedPenalties, attach_penalties
+from holdfast._torch.adapters import has_adapters, is_drawn_at_random
 from holdfast._torch.checks import at_least_zero
 from holdfast._torch.content import same_content, sampled_fingerprint
 from holdfast._torch.fingerprint import fingerprint
@@ -26,11 +26,9 @@ from holdfast._torch.layers import discriminative_groups, within
 from holdfast._torch.names import shorten
 from holdfast.data import Collate
 from holdfast.losses import LossFunction, Task, infer_task
-from holdfast.methods.lora import has_adapters
-from holdfast.methods.recadam import RecAdam
 from holdfast.recipe import Recipe
 from holdfast.reference import Reference, check_parts
-from holdfast.stages import Criterion, Update
+from holdfast.stages import Criterion, Penalty, Update
 
 __all__ = ["Run"]
 
@@ -122,12 +120,13 @@ class Run:
     def task(self) -> Task | LossFunction:
         """What the labels mean; asked of the model only when a method needs to know."""
         if self._task is None:
-            self._task = infer_task(unwrapped(self.model))
+            self._task = infer_task(self.model)
         return self._task
 
     def prepare_data(self, data: Any, collate: Collate | None) -> None:
         """Stage 2, and what else is taken from the data at θ*."""
         self.data, self.collate = data, collate
+        self.recipe.check_head(self.new)
         self.recipe.trainable.fit(self)
         self.anchors = self.recipe.trainable.anchors(self)
         self.criterion = self.recipe.objective.prepare(self)
@@ -175,9 +174,8 @@ class Run:
     def log(self, *, distance: bool = False) -> dict[str, float]:
         """Where the methods stand: λ, the pull, the distance to θ*, the penalties."""
         values: dict[str, float] = {}
-        if isinstance(self.optimizer, RecAdam):
-            state = self.optimizer.recall_state()
-            values |= {"lam": state["lam"], "pull": state["pull"]}
+        for _, method in self.recipe:
+            values |= method.log(self)
         if self.penalties is not None:
             values |= {f"penalty/{name}": v for name, v in self.penalties.values().items()}
         if distance and self.anchors is not None:
@@ -198,8 +196,9 @@ class Run:
             return self.reference.fingerprint()
         if not any(method.uses_base for _, method in self.recipe):
             return None
-        # LoRA's A is drawn at random, and says nothing while B is zero.
-        named = sorted((n, p) for n, p in self.model.named_parameters() if ".lora_A." not in n)
+        named = sorted(
+            (n, p) for n, p in self.model.named_parameters() if not is_drawn_at_random(n)
+        )
         return fingerprint(p for name, p in named if not within(name, self.new))
 
     def _check_that_ranks_agree(self) -> None:

@@ -1,35 +1,40 @@
-"""The architecture on one page: four stages, and what each asks of a method.
+"""The architecture on one page: four stages, and the hooks of each.
 
-=========== ==================================== ==============================================
-stage        question                             methods
-=========== ==================================== ==============================================
-1 trainable  what may change, and from where?     :class:`Trainable`, :class:`Start`
-2 objective  what is minimised?                   :class:`Objective` → :class:`Criterion`
-3 update     how do the weights move?             :class:`Update`, :class:`~holdfast.optim.Penalty`
-4 merging    what is kept?                        :class:`Merging`
-=========== ==================================== ==============================================
+=========== ================================= ===================================
+stage       question                          classes
+=========== ================================= ===================================
+1 trainable what may change, and from where?  :class:`Trainable`, :class:`Start`
+2 objective what is minimised?                :class:`Objective`, :class:`Criterion`
+3 update    how do the weights move?          :class:`Update`, :class:`Penalty`
+4 merging   what is kept?                     :class:`Merging`
+=========== ================================= ===================================
 
-A method is a frozen dataclass: its fields are its settings, and all that a recipe file holds. It
-extends the class of its stage, whose own behaviour is the stage's identity, and overrides what it
-changes. A :class:`~holdfast.Recipe` has a slot for each stage; a :class:`~holdfast.run.Run` is a
-recipe at work on a model and data, and what every method is given. Data flows one way:
+A method is a frozen dataclass. Its fields are its settings, and a recipe file holds nothing else.
+A method extends the class of its stage, overrides the hooks that it needs and inherits the rest:
+without overrides, a stage class is plain fine-tuning. Everything special about a method is behind a
+hook. No module but the method's own names it.
 
-    pretrained model + data → θ* captured → 1 prepares the model → 2 scores the data at θ*
-    → 3 builds the optimizer → the host's own loop trains → 4 merges
+A :class:`~holdfast.Recipe` has one slot per stage. A :class:`~holdfast.Run` applies a recipe to a
+model and data, and is passed to most hooks. Data flows one way:
 
-Stages 1, 2 and 4 are recomputed from settings and data when a run goes on after a stop. What must
-survive the stop is in ``optimizer.state_dict()``, or, where 2 has a state, in the criterion's.
+    pretrained model + data → capture θ* → 1 prepare the model → 2 score the data at θ*
+    → 3 build the optimizer → the host's own loop trains → 4 merge
+
+A resumed run computes stages 1, 2 and 4 again from settings and data. State that must survive a
+restart lives in ``optimizer.state_dict()`` or in the state of the criterion.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from holdfast._torch.adapters import adapter_origin, has_adapters
 from holdfast._torch.batch import batch_length, inputs_and_labels, logits_and_auxiliary
 from holdfast._torch.checks import above_zero, at_least_zero
 from holdfast.columns import take_column
@@ -41,74 +46,161 @@ if TYPE_CHECKING:
     from holdfast.recipe import Recipe
     from holdfast.run import Run
 
-__all__ = ["Criterion", "Merging", "Method", "Objective", "Start", "Trainable", "Update"]
+__all__ = [
+    "Criterion", "Merging", "Method", "Objective", "Penalty", "SearchRange", "Start", "Trainable",
+    "Update",
+]  # fmt: skip
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class SearchRange:
+    """The values of a setting that ``tune`` searches.
+
+    Attributes:
+        low, high: the smallest and the largest value.
+        default: the value without a search. An int means that only integers are tried.
+        log: search on a logarithmic scale.
+    """
+
+    low: float
+    high: float
+    default: float
+    log: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high or (self.log and self.low <= 0):
+            raise ValueError(
+                f"a search range needs low < high, and low > 0 on a logarithmic scale: got "
+                f"{self.low:g} to {self.high:g}"
+            )
+
+
+SearchSpace = dict[str, SearchRange]
+MedianLoss = Callable[[], float | None]
 
 
 @dataclass(frozen=True)
 class Method:
-    """What all methods have in common."""
+    """Base class of all methods: the hooks that every stage has."""
 
-    #: The settings that make the method its stage's identity; None if there are none.
+    #: The settings that turn the method into plain fine-tuning; None if there are none.
     neutral: ClassVar[dict[str, Any] | None] = {}
-    #: Whether the method looks at the pretrained weights after training has begun.
+    #: Whether the method uses the pretrained weights after training has started.
     needs_reference: ClassVar[bool] = False
-    #: Whether it takes something at the pretrained weights once, or keeps them in the model.
+    #: Whether the method evaluates the pretrained model once, or keeps its weights in the model.
     uses_base: ClassVar[bool] = False
 
+    @property
+    def reads_data(self) -> bool:
+        """Whether the method reads the training data before training."""
+        return False
+
+    @property
+    def needs_fitted_head(self) -> bool:
+        """Whether the method uses the pretrained model's predictions on the training data.
+
+        A new head predicts at random, so it must be fitted first.
+        """
+        return False
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether the method treats each weight by itself, so that ZeRO may shard the weights."""
+        return True
+
     def conflict(self, recipe: Recipe) -> str | None:
-        """Why this method makes no sense in a recipe, if it does not."""
+        """Return why the method cannot be used in a recipe, or None if it can."""
         return None
+
+    def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
+        """The settings that ``tune`` searches, by name.
+
+        Args:
+            lr: the learning rate of the recipe.
+            median_loss: computes the median loss of the training samples under the pretrained
+                model; returns None if the model has a new head.
+        """
+        return {}
+
+    def log(self, run: Run) -> dict[str, float]:
+        """The values that hosts log during training, by name."""
+        return {}
 
 
 @dataclass(frozen=True)
 class Trainable(Method):
-    """Stage 1: what may change? As it is: everything."""
+    """Stage 1: what may change? Without overrides: everything."""
 
-    #: Whether the pretrained weights stay in the model (beside adapters): then no copy is taken.
+    #: Whether the model keeps its pretrained weights (beside adapters), so that no copy is needed.
     keeps_base: ClassVar[bool] = False
+    #: Whether :meth:`fit` fits a new head, so that other methods can use its predictions.
+    fits_head: ClassVar[bool] = False
+    #: Why the weights must start at the pretrained ones, as the end of a sentence about the
+    #: method ("freezes the body"); empty if they need not.
+    needs_pretrained_start: ClassVar[str] = ""
+
+    @property
+    def reads_data(self) -> bool:
+        """True if the method fits something to the data."""
+        return type(self).fit is not Trainable.fit
 
     def prepare(self, run: Run) -> nn.Module:
-        """The model to train. What may ever change requires gradients, the rest does not."""
+        """Return the model to train; parameters that will ever change require gradients."""
         model: nn.Module = run.model
         return model
 
     def fit(self, run: Run) -> None:
-        """What must be fitted to the data before anything is scored on it at θ*."""
+        """Fit a part of the model to the data, before the data is scored at θ*."""
 
     def anchors(self, run: Run) -> Reference | None:
-        """θ* of what is trained: where pulls and merging lead. None without a reference.
+        """θ* of the trained parameters: the target of pulls and merging; None without a reference.
 
-        A model that came with adapters has its pretrained weights where they are nothing.
+        A model that came with adapters is at θ* where the adapters are zero.
         """
-        from holdfast.methods.lora import adapter_anchors, has_adapters
-
         if run.reference is None and run.recipe.needs_reference and has_adapters(run.model):
-            return adapter_anchors(run.model)
+            return Reference(adapter_origin(run.model)).bind(run.model)
         return run.reference
 
     def advance(self, model: nn.Module, update: int, total_updates: int) -> None:
-        """Called before each update, counted from 1: what may change now."""
+        """Freeze and unfreeze parameters. Called before each update, counted from 1."""
 
     def finish(self, model: nn.Module) -> nn.Module:
-        """The trained model, with what :meth:`prepare` did to it undone where it is in the way."""
+        """Return the trained model without the temporary changes of :meth:`prepare`."""
         return model
 
 
 @dataclass(frozen=True)
 class Start(Method):
-    """Stage 1: from where do the weights start? As it is: from the pretrained ones."""
+    """Stage 1: from where do the weights start? Without overrides: from the pretrained ones."""
 
     def apply(self, run: Run) -> None:
-        """Put the model at its start, when all that is taken at θ* has been taken."""
+        """Set the initial weights. Called after everything was computed at θ*."""
 
 
 @dataclass(frozen=True)
 class Objective(Method):
-    """Stage 2: what is minimised? As it is: the mean loss over all targets."""
+    """Stage 2: what is minimised? Without overrides: the mean loss over all targets."""
+
+    #: Whether ``weigh(scores)`` returns sample weights for the task's own loss.
+    weighs_samples: ClassVar[bool] = False
+
+    @property
+    def reads_data(self) -> bool:
+        """True if the method prepares anything."""
+        return type(self).prepare is not Objective.prepare
 
     def prepare(self, run: Run) -> Criterion:
-        """Look at the data at θ*, once, before training."""
+        """Build the criterion; the model still holds θ*."""
         return Criterion(run)
+
+    def packing_conflict(self) -> str | None:
+        """Return why the objective cannot be used where a host packs samples, or None if it can.
+
+        After packing, each token carries its own value, and samples can no longer be told apart.
+        """
+        return None
 
 
 class Criterion:
@@ -194,23 +286,18 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Update(Method, ABC):
-    """Stage 3: how do the weights move? The description of an optimizer.
+    """Stage 3: how do the weights move? The settings of an optimizer.
 
     Args:
-        lr: the learning rate; None is the host's. Both set and different is an error.
-        weight_decay: decoupled, on matrices only; None is the host's.
-        layer_decay: discriminative learning rates: each layer's is the one above it divided by
-            this number (ULMFiT: 2.6). 1 is the same for all.
+        lr: the learning rate; None takes the host's. Two different values are an error.
+        weight_decay: decoupled, on matrices only; None takes the host's.
+        layer_decay: discriminative learning rates: each layer's rate is that of the layer above
+            divided by this number (ULMFiT: 2.6). 1 gives all layers the same rate.
     """
 
     lr: float | None = None
     weight_decay: float | None = None
     layer_decay: float = 1.0
-
-    @property
-    def pulls(self) -> bool:
-        """Whether it draws the weights to θ*."""
-        return False
 
     def __post_init__(self) -> None:
         for name in ("lr", "weight_decay"):
@@ -218,18 +305,112 @@ class Update(Method, ABC):
                 object.__setattr__(self, name, at_least_zero(name, getattr(self, name)))
         object.__setattr__(self, "layer_decay", above_zero("layer_decay", self.layer_decay))
 
+    @property
+    def pulls(self) -> bool:
+        """Whether the optimizer pulls the weights to θ*."""
+        return False
+
+    @property
+    def reads_data(self) -> bool:
+        """True if the method measures importance."""
+        return type(self).measure_importance is not Update.measure_importance
+
     def measure_importance(self, run: Run) -> Reference | None:
-        """How much each coordinate matters, taken at θ*, where the method weighs them."""
+        """Measure the importance of each coordinate at θ*; None if all count alike."""
         return None
 
     @abstractmethod
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
-        """The optimizer, given groups of named parameters with their ``lr`` and weight decay."""
+        """Build the optimizer for groups of named parameters with their ``lr`` and weight decay."""
+
+
+@dataclass(frozen=True)
+class Penalty(Method, ABC):
+    """Stage 3: a pull to θ* in the step of any optimizer.
+
+    A penalty acts once per update, inside the optimizer's step
+    (:func:`holdfast.optim.attach_penalties`). A term in the loss would be counted once per
+    micro-batch under gradient accumulation, and would see placeholders under parameter sharding.
+
+    - *decoupled* (the default): after the step, the penalty moves θ by itself, untouched by Adam's
+      normalisation, as weight decay does in AdamW;
+    - *coupled*: the penalty's gradient is added to the parameter's before the step, as for a term
+      in the loss.
+
+    A method defines :meth:`rate`, the share of the way back to θ* per update, or else :meth:`move`.
+    """
+
+    needs_reference: ClassVar[bool] = True
+    #: Whether each coordinate is weighted by its importance.
+    weighted: ClassVar[bool] = False
+    #: Whether a parameter without a gradient is skipped, as optimizers do.
+    needs_gradient: ClassVar[bool] = True
+
+    @property
+    def reads_data(self) -> bool:
+        """True if the method measures importance."""
+        return type(self).measure_importance is not Penalty.measure_importance
+
+    @property
+    def acts(self) -> bool:
+        """False if the settings turn the penalty off."""
+        return True
+
+    @property
+    def coupled(self) -> bool:
+        """Whether the penalty adds to the gradient instead of moving the weights."""
+        return False
+
+    def acts_at(self, update: int, total_updates: int | None) -> bool:
+        """Whether the penalty acts at an update, counted from 1."""
+        return True
+
+    def measure_importance(self, run: Run) -> Reference | None:
+        """Measure the importance of each coordinate at θ*; None if all count alike."""
+        return None
+
+    def value(self, difference: Tensor, importance: Tensor | float) -> Tensor | None:
+        """The penalty's value for the log, or None.
+
+        Args:
+            difference: θ − θ*.
+            importance: 1 if all coordinates count alike.
+        """
+        return None
+
+    def rate(self, lr: float) -> float | None:
+        """c, if a decoupled step at ``lr`` goes the share min(1, c·F) of the way back to θ*.
+
+        A coupled penalty then adds rate(1)·F·(θ − θ*) to the gradient. This needs one pass over
+        memory, and :meth:`move` is not called. None if the penalty has another form.
+        """
+        return None
+
+    def gradient(self, difference: Tensor, importance: Tensor | float) -> Tensor:
+        """The gradient that a coupled penalty adds."""
+        return (self.rate(1.0) or 0.0) * importance * difference
+
+    def move(self, difference: Tensor, importance: Tensor | float, lr: float) -> Tensor:
+        """θ − θ* after a decoupled step at ``lr``, for a penalty without a :meth:`rate`."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither rate nor move")
+
+    def at(self, lr: float) -> Penalty:
+        """This penalty with all settings resolved for a run's peak learning rate."""
+        return self
+
+    def warning(self, lr: float) -> str | None:
+        """The warning to show at a learning rate, or None."""
+        return None
 
 
 @dataclass(frozen=True)
 class Merging(Method):
-    """Stage 4: what is kept? As it is: the tuned model."""
+    """Stage 4: what is kept? Without overrides: the tuned model."""
+
+    #: A setting that :meth:`sweep` can vary after training, without training again.
+    swept: ClassVar[str | None] = None
+    #: Whether merging is linear in the weights, or in the B of LoRA adapters.
+    interpolates: ClassVar[bool] = False
 
     def merge(
         self,
@@ -239,11 +420,30 @@ class Merging(Method):
         data: Any = None,
         collate: Collate | None = None,
     ) -> nn.Module:
-        """What is kept of a tuned model, in place.
+        """Turn the tuned model into the one to keep, in place.
 
         Args:
             model: the tuned model.
-            reference: θ* of what was trained.
-            data, collate: the training data, for what must be re-estimated on it.
+            reference: θ* of the trained parameters.
+            data, collate: the training data, for statistics that must be estimated again.
         """
         return model
+
+    def sweep(
+        self,
+        model: nn.Module,
+        reference: Reference | None,
+        values: Sequence[float],
+        evaluate: Callable[[nn.Module], Result],
+        *,
+        data: Any = None,
+        collate: Collate | None = None,
+    ) -> dict[float, Result]:
+        """Evaluate the merged model at several values of the setting :attr:`swept`.
+
+        Afterwards the model is the tuned one again.
+
+        Returns:
+            value → the result of ``evaluate``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no setting to sweep")

@@ -9,7 +9,7 @@ pytest.importorskip("datasets", reason="the hf extra is not installed")
 from test_hf import assert_same_bits, make_model, make_trainer
 
 from holdfast import Recipe, Reference
-from holdfast._torch.batch import unwrapped
+from holdfast._torch.adapters import unwrapped
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 RECIPE = "flow+recadam+l2-sp"

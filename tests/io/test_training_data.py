@@ -8,10 +8,8 @@ import torch
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
-from holdfast import Recipe  # noqa: E402
 from holdfast.comparison.plan import Measuring, Plan, Training  # noqa: E402
 from holdfast.comparison.worker import Worker  # noqa: E402
-from holdfast.hosts.job import check_fitted  # noqa: E402
 from holdfast.io.models import Loader  # noqa: E402
 from holdfast.io.training_data import TrainingData  # noqa: E402
 
@@ -101,17 +99,6 @@ def test_rows_that_do_not_fit(rows, words, tmp_path):
 
     with pytest.raises(ValueError, match=words):
         samples()
-
-
-def test_a_recipe_that_asks_an_unfitted_head():
-    for name in ("flow", "distill", "ewc", "mas", "recadam+flow"):
-        with pytest.raises(ValueError, match=f"with the recipe lp-ft\\+{name.replace('+', '.')}"):
-            check_fitted(Recipe.preset(name), name, ("classifier",))
-        check_fitted(Recipe.preset(name), name, ())
-    with pytest.raises(ValueError, match=r"recipe linear-probe .* fine-tune the resulting"):
-        check_fitted(Recipe.preset("lora+flow"), "lora+flow", ("classifier",))
-    for name in ("lp-ft+flow", "recadam", "lora"):
-        check_fitted(Recipe.preset(name), name, ("classifier",))
 
 
 def worked(tmp_path, source, data, target, *recipes, **more):

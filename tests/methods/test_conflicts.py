@@ -8,6 +8,7 @@ from holdfast import L2SP, Constant, RecAdamUpdate
 from holdfast.methods.full import Full
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
 from holdfast.methods.hft import HalfFineTuning
+from holdfast.methods.keep import Keep
 from holdfast.methods.linear_probe import LinearProbe
 from holdfast.methods.lora import LoRA
 from holdfast.methods.lp_ft import LPFT
@@ -20,31 +21,30 @@ from methods.stand_ins import make_run, same, state
 FREEZING = [LinearProbe(), LPFT(), HalfFineTuning(), GradualUnfreezing(), LoRA()]
 
 
-def recipe(start=Pretrained(), *, pulls=True, penalties=(), merging=None):  # noqa: B008
+def recipe(trainable=Full(), *, pulls=True, penalties=(), merging=Keep()):  # noqa: B008
     update = SimpleNamespace(pulls=pulls)
-    return SimpleNamespace(start=start, update=update, penalties=penalties, merging=merging)
+    return SimpleNamespace(trainable=trainable, update=update, penalties=penalties, merging=merging)
 
 
 @pytest.mark.parametrize("method", FREEZING)
 def test_a_random_start_makes_no_sense_for_what_freezes(method):
-    reason = method.conflict(recipe(RandomInit()))
+    reason = RandomInit().conflict(recipe(method))
     assert reason.startswith(type(method).__name__)
     assert "RandomInit" in reason
-    assert method.conflict(recipe()) is None
 
 
 @pytest.mark.parametrize("method", [Full(), Mixout()])
 def test_a_random_start_is_fine_where_all_may_change(method):
-    assert method.conflict(recipe(RandomInit())) is None
+    assert RandomInit().conflict(recipe(method)) is None
 
 
 def test_a_random_start_needs_a_pull():
     start = RandomInit()
     assert start.needs_reference
-    assert "nothing in the recipe pulls back" in start.conflict(recipe(start, pulls=False))
-    assert start.conflict(recipe(start)) is None
-    assert start.conflict(recipe(start, pulls=False, penalties=(L2SP(),))) is None
-    assert start.conflict(recipe(start, pulls=False, penalties=(L2SP(0.0),)))
+    assert "nothing in the recipe pulls back" in start.conflict(recipe(pulls=False))
+    assert start.conflict(recipe()) is None
+    assert start.conflict(recipe(pulls=False, penalties=(L2SP(),))) is None
+    assert start.conflict(recipe(pulls=False, penalties=(L2SP(0.0),)))
     assert not RecAdamUpdate(pull=0.0).pulls
     assert not RecAdamUpdate(anneal=Constant(1.0)).pulls
 

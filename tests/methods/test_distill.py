@@ -255,13 +255,6 @@ def test_no_strength_is_uniform_to_the_bit(task):
 
 
 class TestRefused:
-    def test_a_head_that_nobody_fitted(self):
-        from holdfast.methods.lp_ft import LPFT
-
-        with pytest.raises(ValueError, match=r"head is new .*=LPFT\(\) .*lp-ft\+distill"):
-            prepared("classification", new=("head",))
-        prepared("classification", new=("head",), trainable=LPFT())
-
     def test_a_loss_function(self):
         run = make_run(make_model("classification"), [], lambda model, batch: None)
         with pytest.raises(ValueError, match="a loss function of your own does not show them"):

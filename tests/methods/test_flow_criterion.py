@@ -164,13 +164,6 @@ def test_a_loss_function_of_the_users():
 
 
 class TestRefused:
-    def test_a_head_that_nobody_fitted(self):
-        from holdfast.methods.lp_ft import LPFT
-
-        with pytest.raises(ValueError, match=r"head is new .*=LPFT\(\) .*lp-ft\+flow"):
-            prepared("classification", Flow(), new=("head",))
-        prepared("classification", Flow(), new=("head",), trainable=LPFT())
-
     def test_ready_made_batches(self):
         batches = [(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))]
         run = make_run(make_model("classification"), batches, "classification")

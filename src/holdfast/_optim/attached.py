@@ -27,7 +27,7 @@ from holdfast._torch.sharding import whole
 from holdfast.reference import Reference
 
 if TYPE_CHECKING:
-    from holdfast._optim.penalty import Penalty
+    from holdfast.stages import Penalty
 
 # In param_groups: distributed checkpoints know no other place for what must survive.
 COUNT, FINGERPRINT = "penalty_updates", "penalty_fingerprint"

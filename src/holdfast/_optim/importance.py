@@ -118,18 +118,15 @@ def mean_over_samples(
 
 
 def measured(
-    run: Run, who: str, normalize: bool, take: Callable[..., Reference], **options: Any
+    run: Run, normalize: bool, take: Callable[..., Reference], **options: Any
 ) -> Reference | None:
     """The importance of what a run pulls to θ*; ``take`` is the function that takes it.
 
     What is not pulled is left out, before it is scaled to a mean of 1: gradients of a new head are
     far larger than those of the body, and would shrink all others.
     """
-    from holdfast.methods._base import check_head_is_fitted
-
     if run.anchors is None:
         return None
-    check_head_is_fitted(run, who)
     found = take(
         run.model, run.data, collate=run.collate, seed=run.seed, progress=run.progress, **options
     )

@@ -14,8 +14,8 @@ from holdfast._torch.sharding import alike, is_sharded, like, local
 from holdfast.kernels import available
 
 if TYPE_CHECKING:
-    from holdfast._optim.penalty import Penalty
     from holdfast.kernels.pull_step import PullStep
+    from holdfast.stages import Penalty
 
 #: Penalties that act, with their numbers.
 Acting = Sequence[tuple[int, "Penalty"]]

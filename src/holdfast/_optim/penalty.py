@@ -1,20 +1,11 @@
-"""Penalties on the way from the pretrained weights, for any optimizer.
-
-A penalty acts in the optimizer's step, once an update: a term in the loss would be counted once a
-micro-batch under gradient accumulation, and would see placeholders under parameter sharding.
-
-- *decoupled* (the default): after the step, θ moves by lr times the penalty's own gradient (or to
-  its proximal point), untouched by Adam's normalisation, as weight decay is in AdamW;
-- *coupled*: the penalty's gradient is added to the parameter's before the step, as a term in the
-  loss would do it.
-"""
+"""Penalties with a strength, and how penalties are attached to an optimizer."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -22,80 +13,12 @@ from torch.optim.optimizer import Optimizer
 from holdfast._optim.attached import AttachedPenalties
 from holdfast._torch.checks import at_least_zero
 from holdfast.reference import Reference
-from holdfast.stages import Method
+from holdfast.stages import Penalty
 
-if TYPE_CHECKING:
-    from holdfast.run import Run
-
-__all__ = ["AttachedPenalties", "Penalty", "ScaledPenalty", "attach_penalties"]
+__all__ = ["AttachedPenalties", "ScaledPenalty", "attach_penalties"]
 
 #: The share of the way back to θ* that an update goes, of penalties whose strength is not given.
 SHARE = 0.01
-
-
-@dataclass(frozen=True)
-class Penalty(Method, ABC):
-    """What draws the weights to θ* in the step of any optimizer.
-
-    A method says which share of the way back to θ* an update goes (:meth:`rate`), or else how far
-    it leaves them from θ* (:meth:`move`), and perhaps at which updates it acts, what it amounts to,
-    and what it adds to the gradient instead.
-    """
-
-    needs_reference: ClassVar[bool] = True
-    #: Whether each coordinate counts by its importance (EWC, MAS) or all count alike.
-    weighted: ClassVar[bool] = False
-    #: Whether a parameter without a gradient is left alone, as optimizers do.
-    needs_gradient: ClassVar[bool] = True
-
-    @property
-    def acts(self) -> bool:
-        """False if its settings make it do nothing."""
-        return True
-
-    @property
-    def coupled(self) -> bool:
-        """Whether it adds its gradient to the parameter's, instead of moving the weights."""
-        return False
-
-    def acts_at(self, update: int, total_updates: int | None) -> bool:
-        """Whether it acts at an update, counted from 1."""
-        return True
-
-    def measure_importance(self, run: Run) -> Reference | None:
-        """How much each coordinate matters, taken at θ*, where the penalty weighs them."""
-        return None
-
-    def value(self, difference: Tensor, importance: Tensor | float) -> Tensor | None:
-        """What it amounts to, for the log; None if that means nothing.
-
-        ``difference`` is θ − θ*, ``importance`` 1 if all count alike.
-        """
-        return None
-
-    def rate(self, lr: float) -> float | None:
-        """c, if a decoupled step of rate ``lr`` goes the share min(1, c·F) of the way back to θ*.
-
-        Coupled it adds rate(1)·F·(θ − θ*) to the gradient. That is done in one pass over memory,
-        and ``move`` is not asked. None if it does something else.
-        """
-        return None
-
-    def gradient(self, difference: Tensor, importance: Tensor | float) -> Tensor:
-        """What is added to the gradient if it is coupled."""
-        return (self.rate(1.0) or 0.0) * importance * difference
-
-    def move(self, difference: Tensor, importance: Tensor | float, lr: float) -> Tensor:
-        """θ − θ* after a decoupled step of rate ``lr``, where there is no :meth:`rate`."""
-        raise NotImplementedError(f"{type(self).__name__} defines neither rate nor move")
-
-    def at(self, lr: float) -> Penalty:
-        """This penalty with all settings given, at a run's peak learning rate."""
-        return self
-
-    def warning(self, lr: float) -> str | None:
-        """What to warn of at a learning rate, if anything."""
-        return None
 
 
 @dataclass(frozen=True)

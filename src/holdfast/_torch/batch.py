@@ -11,16 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel, DataParallel or torch.compile."""
-    while True:
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
+from holdfast._torch.adapters import unwrapped, without_peft
 
 
 def pad_id_of(model: nn.Module) -> int | None:
@@ -75,10 +66,8 @@ def inputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
     if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], Tensor):
         return batch
     if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor):
-        inner: Any = unwrapped(model)
-        if hasattr(inner, "get_base_model"):  # PEFT's own forward takes anything
-            inner = inner.get_base_model()
-        accepted, anything = _accepted(getattr(inner.forward, "__func__", inner.forward))
+        forward = without_peft(model).forward  # PEFT's own accepts anything
+        accepted, anything = _accepted(getattr(forward, "__func__", forward))
         inputs = {
             name: value
             for name, value in batch.items()

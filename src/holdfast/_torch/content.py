@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import itertools
 import json
-import random
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -18,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast._torch.batch import unwrapped
+from holdfast._torch.adapters import unwrapped
 from holdfast._torch.fingerprint import fingerprint
+from holdfast._torch.rng import preserve_rng
 
 
 def content_fingerprint(items: Iterable[Any]) -> str | None:
@@ -42,7 +41,7 @@ def sampled_fingerprint(data: Any, most: int = 256) -> str | None:
         return None
     rows = np.linspace(0, len(data) - 1, min(most, len(data))).round().astype(int).tolist()
     few = rows[:: max(1, len(rows) // 16)]  # read again, to see whether they are the same
-    with random_numbers_kept():
+    with preserve_rng():
         try:
             once, again = (content_fingerprint(data[i] for i in few) for _ in range(2))
             found = content_fingerprint(itertools.chain([len(data)], (data[i] for i in rows)))
@@ -54,18 +53,6 @@ def sampled_fingerprint(data: Any, most: int = 256) -> str | None:
 def same_content(one: str | None, other: str | None) -> bool:
     """Whether two fingerprints speak of the same; what cannot be told is not doubted."""
     return one is None or other is None or one == other
-
-
-@contextlib.contextmanager
-def random_numbers_kept(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Whatever is drawn meanwhile, on the CPU and these devices, is drawn again afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=list(devices)):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 def arrow_fingerprint(dataset: Any) -> str:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast._torch.batch import logits_of, unwrapped
+from holdfast._torch.adapters import without_peft
+from holdfast._torch.batch import logits_of
 from holdfast._torch.sharding import is_sharded
 
 Head = Callable[[Tensor], Tensor]
@@ -115,9 +116,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _body_and_head(model: nn.Module) -> tuple[nn.Module, Head]:
     if any(map(is_sharded, model.parameters())):
         raise AttributeError("FSDP gathers weights where the whole model is called")
-    inner: Any = unwrapped(model)
-    if hasattr(inner, "get_base_model"):  # PEFT: the model with its adapters inside
-        inner = inner.get_base_model()
+    inner = without_peft(model)
     body, head = inner.base_model, inner.get_output_embeddings()
     if body is inner or head is None:
         raise AttributeError("no body apart from the head")

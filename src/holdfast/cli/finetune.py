@@ -78,7 +78,7 @@ def run(chosen: Any, training: Any, config: str) -> None:
 
 def _run(out: Path, chosen: Any, training: Any, config: str) -> None:
     from holdfast.evaluate.watch import watch_distance
-    from holdfast.hosts.job import check_fitted, train
+    from holdfast.hosts.job import train
     from holdfast.io.files import write_whole
     from holdfast.io.models import Loader
     from holdfast.io.training_data import TrainingData
@@ -90,7 +90,7 @@ def _run(out: Path, chosen: Any, training: Any, config: str) -> None:
     loader = Loader(max_length=training.max_length)
     task = TrainingData.open(chosen.model, chosen.data, loader, head=chosen.head, new=given)
     model, new = task.load()
-    check_fitted(recipe, name, new)
+    recipe.check_head(new)
     samples = task.samples(model)
     out.mkdir(parents=True, exist_ok=True)
     if (out / "config.yaml").exists() and not (out / LEFT[0]).exists():

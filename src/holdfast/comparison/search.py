@@ -23,17 +23,15 @@ import numpy as np
 from torch import nn
 
 from holdfast._torch.checks import share, whole
-from holdfast._torch.content import random_numbers_kept
+from holdfast._torch.rng import preserve_rng
 from holdfast.comparison.halves import inputs_of
 from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.result import Measured, RunResult, measured, result_of
-from holdfast.comparison.space import ALPHA, space_of
+from holdfast.comparison.space import ALPHA, space_of, suggest
 from holdfast.comparison.study import counted, hopeless, open_study, place_of
 from holdfast.comparison.worker import Worker, peak_memory, reset_peak_memory
 from holdfast.evaluate.inputs import similarity_of
 from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance, watch_distance
-from holdfast.methods.flow import Flow
-from holdfast.methods.wise_ft import WiseFT
 from holdfast.recipe import read_recipe
 from holdfast.run import Run
 from holdfast.scoring.one_pass import score
@@ -97,7 +95,7 @@ class Search:
         self.recipe = read_recipe(tuning.recipe)[1]
         self.study = open_study(storage, name)
         lr = self.recipe.update.lr or plan.training.lr
-        self.space = space_of(self.recipe, lr, self._tau(), tuning.space)
+        self.space = space_of(self.recipe, lr, self._median_loss, tuning.space)
         self.defaults = {name: range_.default for name, range_ in self.space.items()}
         self.study.sampler = self._sampler()
 
@@ -130,7 +128,7 @@ class Search:
                 self.study.tell(trial, state=TrialState.FAIL)
 
     def _do(self, trial: Any) -> None:
-        values = {name: range_.suggest(trial, name) for name, range_ in self.space.items()}
+        values = {name: suggest(range_, trial, name) for name, range_ in self.space.items()}
         trial.set_user_attr("default", values == self.defaults)
         spec = self.plan.spec(self.tuning.recipe, self.tuning.seed, values)
         place = self.folder / spec.id
@@ -174,8 +172,8 @@ class Search:
                 return one, other
 
             merging = run.recipe.merging
-            if isinstance(merging, WiseFT):
-                alphas = self._alphas(merging.alpha)
+            if merging.swept is not None:
+                alphas = self._alphas(getattr(merging, merging.swept))
                 swept = merging.sweep(
                     run.model, run.anchors, alphas, both, data=run.data, collate=run.collate
                 )
@@ -228,22 +226,17 @@ class Search:
             n_startup_trials=points * max(4, self.tuning.trials // 4),
         )
 
-    def _tau(self) -> float | None:
-        """FLOW's τ as it is without a search: the median loss of the training data.
-
-        A head that is new has no losses yet: there τ is left alone.
-        """
-        if not isinstance(self.recipe.objective, Flow):
-            return None
+    def _median_loss(self) -> float | None:
+        """The median loss of the training data; None if the model has a new head."""
         model = self.worker.load()
         if self.worker.new:
             return None
-        if "tau" not in self.study.user_attrs:  # one for all processes, to the last digit
+        if "median_loss" not in self.study.user_attrs:  # one for all processes, to the last digit
             samples = self.worker.samples(model, self.plan.training.max_length)
             scores = score(model, samples, progress=False)
             median = float(np.median(scores.losses[scores.counts > 0].numpy()))
-            self.study.set_user_attr("tau", median)
-        return float(self.study.user_attrs["tau"])
+            self.study.set_user_attr("median_loss", median)
+        return float(self.study.user_attrs["median_loss"])
 
 
 class _Hopeless(Exception):  # noqa: N818 (no error)
@@ -281,7 +274,7 @@ class _Look(Watch):
         if update % self.every or update in (0, self.total):
             return {}
         devices = [p.device for p in list(model.parameters())[:1] if p.device.type == "cuda"]
-        with random_numbers_kept(devices), self.loader.open(model) as loaded:
+        with preserve_rng(devices), self.loader.open(model) as loaded:
             scores = [
                 score
                 for probe, before in zip(self.probes, self.before, strict=True)

@@ -22,7 +22,7 @@ from holdfast.comparison.results import RunResult, result_of
 from holdfast.evaluate.measure import measure_many
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.watch import Watch, curves_of, watch_distance
-from holdfast.hosts.job import Progress, check_fitted, spent_before, train
+from holdfast.hosts.job import Progress, spent_before, train
 from holdfast.io.models import Loader
 from holdfast.io.storage import Place, read_result
 from holdfast.io.training_data import TrainingData
@@ -100,7 +100,7 @@ class Worker:
         model = self.load()
         samples = self.samples(model, spec.training.max_length)
         recipe = Recipe.from_dict(spec.method)
-        check_fitted(recipe, spec.recipe, self.new)
+        recipe.check_head(self.new)
         return train(
             model, recipe, samples, spec.training, place, new=self.new, seed=spec.seed,
             progress=progress, watch=watch, on_trained=on_trained,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import pad_id_of, to_device
 from holdfast._torch.progress import progress_bar
 from holdfast.data import Samples, pad_collate
@@ -82,9 +83,7 @@ class Similarity:
 
     @torch.inference_mode()
     def _embedded(self, loaded: Loaded, ids: list[Any], progress: bool) -> list[Tensor]:
-        model: Any = loaded.model
-        if hasattr(model, "get_base_model"):  # PEFT's, whose own base_model is not the body
-            model = model.get_base_model()
+        model = without_peft(loaded.model)  # PEFT's own base_model is not the body
         body: Any = getattr(model, "base_model", model)
         collate = partial(pad_collate, pad_id=pad_id_of(loaded.model) or 0)
         found: dict[int, Tensor] = {}

@@ -10,7 +10,6 @@ The hosts have a callback each that does the same: their logs hold the figures b
 from __future__ import annotations
 
 import math
-import re
 import shutil
 import tempfile
 import weakref
@@ -19,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from holdfast._torch.batch import unwrapped
+from holdfast._torch.adapters import adapter_norms, base_name, unwrapped
 from holdfast._torch.checks import whole as whole_number
-from holdfast._torch.content import random_numbers_kept
-from holdfast._torch.sharding import whole
+from holdfast._torch.rng import preserve_rng
 from holdfast.evaluate.inputs import Data, PathLike, kl_of, named, probe_of, texts_from
 from holdfast.evaluate.kl import KL, ContextFreeKL
 from holdfast.evaluate.probes import Probe
@@ -109,7 +107,7 @@ class Watch:
         if not (self.kls or self.probes):
             return values
         devices = [p.device for p in list(model.parameters())[:1] if p.device.type == "cuda"]
-        with random_numbers_kept(devices), self.loader.open(model) as loaded:
+        with preserve_rng(devices), self.loader.open(model) as loaded:
             for kl in self.kls:
                 values[f"{PREFIX}kl/{kl.name}"] = kl.compare(loaded, progress=False).kl.value
             for probe, before in zip(self.probes, self.before, strict=True):
@@ -152,38 +150,11 @@ def effective_distance(model: nn.Module, reference: Reference) -> float:
     Of LoRA adapters it is the norm of what they add to the base, with the distance of what else is
     trained beside them. NaN with DoRA, whose weights are not the base's plus something.
     """
-    layers: list[Any] = [m for m in model.modules() if hasattr(m, "lora_B")]
-    if not layers:
+    parts = adapter_norms(model)
+    if not parts:
         return reference.total_distance(model)
-    if any(any(getattr(layer, "use_dora", {}).values()) for layer in layers):
-        return math.nan
-    parts = [_added_norm(layer) for layer in layers]
     for name, p in model.named_parameters():
-        anchor = reference.get(name, reference.get(_before_peft(name)))
+        anchor = reference.get(name, reference.get(base_name(name)))
         if p.requires_grad and ".lora_" not in name and anchor is not None:
             parts.append(distance(p, anchor))
     return math.hypot(*parts)
-
-
-def _added_norm(layer: Any) -> float:
-    """‖s·BA‖ of a LoRA layer's active adapters; of a linear one without building BA."""
-    names = [n for n in layer.active_adapters if n in layer.lora_A or n in layer.lora_embedding_A]
-    if not names:
-        return 0.0
-    first = names[0]
-    if len(names) == 1 and first in layer.lora_B and isinstance(layer.lora_B[first], nn.Linear):
-        a = whole(layer.lora_A[first].weight).double()
-        b = whole(layer.lora_B[first].weight).double()
-        square = float(((b.T @ b) * (a @ a.T)).sum())  # ‖BA‖² = tr(BᵀB·AAᵀ)
-        return abs(float(layer.scaling[first])) * math.sqrt(max(0.0, square))
-    added: Tensor = sum(layer.get_delta_weight(name) for name in names)
-    return float(whole(torch.linalg.vector_norm(added.double())))
-
-
-def _before_peft(name: str) -> str:
-    """What a parameter was called before PEFT wrapped its module.
-
-    >>> _before_peft("base_model.model.head.modules_to_save.default.weight")
-    'head.weight'
-    """
-    return re.sub(r"^base_model\.model\.|\.modules_to_save\.[^.]+|\.base_layer(?=\.)", "", name)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from holdfast.methods.mofo import MoFOUpdate
 from holdfast.reference import Reference, distance
 from holdfast.run import Run
 from holdfast.stages import Trainable
@@ -51,10 +50,10 @@ def check_deepspeed(accelerator: Any, run: Run) -> None:
             "the weights were in pieces when the run was made. Load the model whole on every rank: "
             "DeepSpeedPlugin(zero3_init_flag=False), and no deepspeed.zero.Init"
         )
-    if isinstance(recipe.update, MoFOUpdate) and recipe.update.fraction < 1:
+    if whole := [type(m).__name__ for _, m in recipe if not m.elementwise]:
         raise ValueError(
-            "MoFO compares all weights of a matrix, of which ZeRO gives the optimizer flat pieces. "
-            "Shard with FSDP2 instead: "
+            f"{', '.join(whole)} compares the weights of a whole matrix, and ZeRO gives the "
+            "optimizer flat pieces. Shard with FSDP2 instead: "
             "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))"
         )
     if type(recipe.trainable).advance is not Trainable.advance:

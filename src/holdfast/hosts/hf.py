@@ -26,7 +26,6 @@ from holdfast.columns import keeping
 from holdfast.hosts._checkpoints import newest_complete, of_all_ranks, of_this_rank
 from holdfast.io.files import write_whole
 from holdfast.losses import count_all
-from holdfast.optim import AdamWUpdate
 from holdfast.recipe import Recipe
 from holdfast.reference import Reference
 from holdfast.run import Run
@@ -90,7 +89,7 @@ class WithRecipe(Trainer):
             )
         if given.get("optimizers", (None, None))[0] is not None:
             raise ValueError("the optimizer comes from the recipe: do not pass optimizers= as well")
-        own_update = replace(recipe.update, lr=None) != AdamWUpdate()
+        own_update = replace(recipe.update, lr=None) != Recipe().update
         if own_update and given.get("optimizer_cls_and_kwargs") is not None:
             raise ValueError(
                 f"optimizer_cls_and_kwargs and the recipe's {type(recipe.update).__name__} are two "
@@ -202,7 +201,7 @@ class WithRecipe(Trainer):
         if self.optimizer is not None:
             return self.optimizer
         total = self._total_updates or self.state.max_steps
-        if replace(self.run.recipe.update, lr=None) == AdamWUpdate():
+        if replace(self.run.recipe.update, lr=None) == Recipe().update:
             optimizer = super().create_optimizer(model)
             self.run.use_optimizer(optimizer, total)
         else:

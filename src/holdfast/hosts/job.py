@@ -15,14 +15,13 @@ from torch import nn
 
 from holdfast._torch.checks import above_zero, at_least_zero, share, whole
 from holdfast.hosts.raw import finetune_loop
-from holdfast.methods.full import Full
 from holdfast.recipe import Recipe
 from holdfast.run import Run
 
 if TYPE_CHECKING:
     from holdfast.evaluate.watch import Watch
 
-__all__ = ["Progress", "Training", "check_fitted", "spent_before", "train"]
+__all__ = ["Progress", "Training", "spent_before", "train"]
 
 #: Called with the name of an activity, the amount done, and the total amount.
 Progress = Callable[[str, int, int], None]
@@ -143,22 +142,6 @@ def train(
         progress=False,
     )
     return trained, log.rows()
-
-
-def check_fitted(recipe: Recipe, name: str, new: Sequence[str]) -> None:
-    """Refuse a recipe that evaluates a new, random head on the data before it is fitted."""
-    from holdfast import EWC, LPFT, MAS, Distill, Flow
-
-    asking = [type(m).__name__ for _, m in recipe if isinstance(m, Flow | Distill | EWC | MAS)]
-    if not new or not asking or isinstance(recipe.trainable, LPFT):
-        return
-    first = f"{', '.join(asking)} evaluates the model on the data, but {', '.join(new)} is random"
-    if isinstance(recipe.trainable, Full):
-        raise ValueError(f"{first}: fit it first, with the recipe lp-ft+{name}")
-    raise ValueError(
-        f"{first}: fit it first, with the recipe linear-probe (or linear_probe in Python), and "
-        f"fine-tune the resulting model with {name}"
-    )
 
 
 class _Log:

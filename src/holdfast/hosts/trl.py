@@ -18,11 +18,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from holdfast._torch.rng import seeded
 from holdfast.columns import keeping, take_column
 from holdfast.data import pad_collate
 from holdfast.hosts.hf import WithRecipe
-from holdfast.methods.random_init import seeded
-from holdfast.methods.uniform import Uniform
 from holdfast.recipe import Recipe
 from holdfast.stages import Criterion
 
@@ -56,22 +55,18 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
 
             if recipe.trainable.keeps_base:
                 raise ValueError(
-                    "the recipe's LoRA and peft_config are two sets of adapters: pass one of them"
+                    f"the recipe's {type(recipe.trainable).__name__} and peft_config are two sets "
+                    "of adapters: pass one of them"
                 )
             model = args[0] if args else kwargs.pop("model")
             settings = args[1] if len(args) > 1 else kwargs.get("args")
             with seeded(getattr(settings, "seed", 42)):  # the same A on every rank
                 args = (peft.get_peft_model(model, peft_config), *args[1:])
-        self._reads_data = _reads_data(recipe)
+        self._reads_data = recipe.reads_data
         self._seen_training_data = False
         self._packs_later = False
-        tau = getattr(recipe.objective, "tau", None)
-        if tau in ("batch_median", "running_median"):
-            raise ValueError(
-                f"Flow(tau={tau!r}) takes a median over the samples of a batch, but here each "
-                "token carries the loss of its sample, packed or not, and which tokens are of one "
-                "sample is not told. Use Flow(tau='median'), over the whole dataset, or a number"
-            )
+        if reason := recipe.objective.packing_conflict():
+            raise ValueError(reason)
         super().__init__(*args, recipe=recipe, **kwargs)
 
     def _prepare_dataset(
@@ -185,15 +180,6 @@ def _to_tokens(sample: dict[str, Any], column: str) -> dict[str, Any]:
     """A sample's value as one for each of its tokens: packing knows nothing of samples."""
     value = sample[column]
     return {column: value if isinstance(value, list) else [value] * len(sample["input_ids"])}
-
-
-def _reads_data(recipe: Recipe) -> bool:
-    """Whether anything in a recipe looks at the samples before training."""
-    weighs = [*recipe.penalties, recipe.update]
-    return type(recipe.objective) is not Uniform or any(
-        getattr(method, "weighted", False) or getattr(method, "importance", None)
-        for method in weighs
-    )
 
 
 def _only_weighs(criterion: Criterion) -> bool:

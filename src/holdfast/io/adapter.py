@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from holdfast._torch.adapters import base_name
 from holdfast._torch.names import align, shorten
 from holdfast.io.checkpoint import LiveWeights, Source, Spec, Weights, open_weights
 from holdfast.io.safetensors_files import map_safetensors
@@ -121,7 +122,7 @@ def adapt(
             letter = (match["embedding"] or "") + match["letter"]
             parts.setdefault(f"{match['module']}.weight", {})[letter] = tensor
         else:
-            whole[_unwrapped(name)] = tensor
+            whole[base_name(name)] = tensor
     named = align([*parts, *whole], base)
     of_base = {name: own for name in [*parts, *whole] if (own := named(name)) is not None}
     replaced = {of_base.get(name, name): tensor for name, tensor in whole.items()}
@@ -177,15 +178,10 @@ def of_peft_model(model: nn.Module, label: str, about: Mapping[str, Any] | None)
         raise ValueError(f"the adapters of {label} are merged into its weights: unmerge them first")
     tensors = get_peft_model_state_dict(model, adapter_name=active, save_embedding_layers=False)
     own = {
-        _unwrapped(name.removeprefix("base_model.model.")): tensor
+        base_name(name): tensor
         for name, tensor in model.state_dict().items()
         if ".lora_" not in name and ".modules_to_save." not in name
     }
     config = live.peft_config[active].to_dict()
     config["peft_type"] = getattr(config["peft_type"], "value", config["peft_type"])
     return adapt(label, LiveWeights(label, own, config=about), config, tensors)
-
-
-def _unwrapped(name: str) -> str:
-    """The name of a tensor in the model that PEFT has wrapped."""
-    return name.replace(".base_layer.", ".").replace(".original_module.", ".")

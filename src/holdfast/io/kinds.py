@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from torch import nn
 
+from holdfast._torch.adapters import without_peft
+
 __all__ = ["Kind", "config_of", "is_headless", "kind_named", "kind_of"]
 
 Kind = Literal["causal_lm", "masked_lm", "classifier", "image_classifier", "other"]
@@ -21,9 +23,7 @@ _KINDS: dict[str, Kind] = {
 
 def kind_of(model: nn.Module) -> Kind:
     """What a model predicts, by the name of its class."""
-    inner: Any = model
-    if hasattr(inner, "get_base_model"):
-        inner = inner.get_base_model()
+    inner = without_peft(model)
     kind = kind_named(type(inner).__name__)
     config = getattr(inner, "config", None)
     encodes = hasattr(inner, "bert") or hasattr(inner, "roberta")

@@ -11,23 +11,6 @@ if TYPE_CHECKING:
     from holdfast.run import Run
 
 
-def check_head_is_fitted(run: Run, who: str, *, preset: bool = True) -> None:
-    """Refuse a new head that nobody has fitted: what is predicted through it means nothing.
-
-    ``preset`` says whether ``who`` can be named in one.
-    """
-    from holdfast.methods.lp_ft import LPFT
-
-    if run.new and not isinstance(run.recipe.trainable, LPFT):
-        named = f' (in a preset "lp-ft+{who.lower()}")' if preset else ""
-        raise ValueError(
-            f"{who} asks the pretrained model what it makes of the data, but {', '.join(run.new)} "
-            "is new and its predictions are random. Fit it first: with trainable=LPFT()"
-            f"{named}, or, with LoRA and others, by linear_probe(model, "
-            f'"{run.new[0]}", data) before, and then without new='
-        )
-
-
 def source_of(run: Run, data: Any, batch_size: int = 32) -> Samples | Batches:
     """Data as one that can be read, in the way in which the model is trained on it."""
     return as_source(data, run.collate, batch_size, pad_id_of(run.model))

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from holdfast._torch.batch import unwrapped
+from holdfast._torch.adapters import unwrapped
 from holdfast._torch.names import plain_name
 
 _PLAN = "_holdfast_phases"

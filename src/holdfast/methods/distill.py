@@ -26,14 +26,15 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, to_device, unwrapped
+from holdfast._torch.adapters import adapters_are_removable, adapters_off, unwrapped
+from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, to_device
 from holdfast._torch.checks import above_zero, at_least_zero
 from holdfast._torch.progress import progress_bar
 from holdfast.columns import take_column, with_column
 from holdfast.data import Samples
 from holdfast.losses import TOKEN_TASKS, Task, target_outputs, weighted_loss
-from holdfast.methods._base import check_head_is_fitted, source_of
-from holdfast.stages import Criterion, Objective
+from holdfast.methods._base import source_of
+from holdfast.stages import Criterion, MedianLoss, Objective, SearchRange, SearchSpace
 
 if TYPE_CHECKING:
     from holdfast.run import Run
@@ -81,6 +82,15 @@ class Distill(Objective):
         object.__setattr__(self, "strength", at_least_zero("strength", self.strength))
         object.__setattr__(self, "temperature", above_zero("temperature", self.temperature))
 
+    @property
+    def needs_fitted_head(self) -> bool:
+        """Unless the strength is 0."""
+        return self.strength != 0
+
+    def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
+        """The weight of the distillation loss."""
+        return {"strength": SearchRange(0.03, 30.0, 1.0)}
+
     def prepare(self, run: Run) -> Criterion:
         """Take what the pretrained model says of the data, or see to it that it can be asked."""
         if self.strength == 0:
@@ -91,13 +101,13 @@ class Distill(Objective):
                 "your own does not show them: pass task= the name of a task, or take another "
                 "objective"
             )
-        check_head_is_fitted(run, "Distill")
         if self.cache and run.task not in TOKEN_TASKS:
             source = source_of(run, run.data)
             outputs = outputs_of_base(run, source) if isinstance(source, Samples) else None
             if outputs is not None:
                 return DistillCriterion(run, self, data=with_column(source.data, outputs, _COLUMN))
-        base = adapters_off_base if _holds_its_base(run) else Frozen(run.model)
+        removable = run.recipe.trainable.keeps_base or adapters_are_removable(run.model)
+        base = adapters_off_base if removable else Frozen(run.model)
         return DistillCriterion(run, self, base=base)
 
 
@@ -171,8 +181,6 @@ class Frozen:
 
 def adapters_off_base(model: nn.Module, inputs: Any) -> Tensor:
     """z* of a model with adapters: what it says without them."""
-    from holdfast.methods.lora import adapters_off
-
     inner = unwrapped(model)  # there is no gradient for several ranks to average
     with adapters_off(inner), evaluating(inner):
         return logits_of(inner, inputs)
@@ -196,7 +204,8 @@ def outputs_of_base(run: Run, source: Samples) -> list[Tensor] | None:
         for number, (indices, read) in enumerate(source):
             if number == 0 or number % world == rank:  # all ranks see the first, and its size
                 inputs, labels = inputs_and_labels(model, to_device(read(), device))
-                z = adapters_off_base(model, inputs) if _has_lora(run) else logits_of(model, inputs)
+                predict = adapters_off_base if run.recipe.trainable.keeps_base else logits_of
+                z = predict(model, inputs)
                 z = z.reshape(len(labels), -1)
                 z = (z if z.dtype == torch.float64 else z.float()).cpu()
                 if number == 0 and len(source.data) * z[0].nbytes > _MOST_KEPT:
@@ -209,15 +218,3 @@ def outputs_of_base(run: Run, source: Samples) -> list[Tensor] | None:
         distributed.all_gather_object(everyone, found)
         found = {i: row for theirs in everyone for i, row in theirs.items()}
     return [found[i] for i in range(len(source.data))]
-
-
-def _has_lora(run: Run) -> bool:
-    from holdfast.methods.lora import LoRA
-
-    return isinstance(run.recipe.trainable, LoRA)
-
-
-def _holds_its_base(run: Run) -> bool:
-    from holdfast.methods.lora import holds_its_base
-
-    return _has_lora(run) or holds_its_base(run.model)

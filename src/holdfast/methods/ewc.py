@@ -60,12 +60,17 @@ class EWC(L2SP):
         _check_kind(self.kind)
         check_samples(self.samples)
 
+    @property
+    def needs_fitted_head(self) -> bool:
+        """Unless the strength is 0."""
+        return self.acts
+
     def measure_importance(self, run: Run) -> Reference | None:
         """The Fisher information at θ*."""
         if not self.acts:
             return None
         options = {"kind": self.kind, "task": run.task, "samples": self.samples}
-        return measured(run, type(self).__name__, self.normalize, fisher_importance, **options)
+        return measured(run, self.normalize, fisher_importance, **options)
 
 
 def fisher_importance(

@@ -28,11 +28,11 @@ from torch import Tensor, nn
 
 from holdfast._torch.batch import inputs_and_labels
 from holdfast.losses import TOKEN_TASKS, target_mask
-from holdfast.methods._base import check_head_is_fitted, samples_of
+from holdfast.methods._base import samples_of
 from holdfast.scoring.one_pass import score
 from holdfast.scoring.scores import Scores
 from holdfast.scoring.weights import with_weights
-from holdfast.stages import Criterion, Objective
+from holdfast.stages import Criterion, MedianLoss, Objective, SearchRange, SearchSpace
 
 if TYPE_CHECKING:
     from holdfast.run import Run
@@ -97,6 +97,7 @@ class Flow(Objective):
 
     neutral: ClassVar[dict[str, Any] | None] = {"tau": math.inf}
     uses_base: ClassVar[bool] = True
+    weighs_samples: ClassVar[bool] = True
 
     tau: TauRule | float = "median"
     level: Level = "sequence"
@@ -113,13 +114,31 @@ class Flow(Objective):
         if self.level not in get_args(Level):
             raise ValueError(f"level must be 'sequence' or 'token', got {self.level!r}")
 
+    @property
+    def needs_fitted_head(self) -> bool:
+        """Unless all weights are 1."""
+        return self.tau != math.inf
+
+    def packing_conflict(self) -> str | None:
+        """A median over a batch needs to know which tokens belong to one sample."""
+        if self.tau not in ("batch_median", "running_median"):
+            return None
+        return (
+            f"Flow(tau={self.tau!r}) takes a median over the samples of a batch, but packed "
+            "samples cannot be told apart. Use tau='median', over the whole dataset, or a number"
+        )
+
+    def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
+        """τ, around the median loss of the data."""
+        median = median_loss()
+        return {} if median is None else {"tau": SearchRange(median / 5, median * 5, median)}
+
     def prepare(self, run: Run) -> Criterion:
         """Score the data at θ* and give each sample its weight."""
         if self.tau == math.inf:
             return Criterion(run)
         if self.level == "token" and run.task not in TOKEN_TASKS:
             raise ValueError(f'Flow(level="token") needs a task with tokens, not {run.task!r}')
-        check_head_is_fitted(run, "Flow")
         data = samples_of(run, run.data, "Flow").data
         scores = score(
             run.model,

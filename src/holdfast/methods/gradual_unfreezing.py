@@ -18,11 +18,9 @@ from torch import nn
 from holdfast._torch.checks import share
 from holdfast._torch.layers import head_of, layer_of, within
 from holdfast.methods import _phases
-from holdfast.methods.random_init import RandomInit
 from holdfast.stages import Trainable
 
 if TYPE_CHECKING:
-    from holdfast.recipe import Recipe
     from holdfast.run import Run
 
 __all__ = ["GradualUnfreezing", "layers_free"]
@@ -48,20 +46,12 @@ class GradualUnfreezing(Trainable):
     """
 
     neutral: ClassVar[dict[str, Any] | None] = {"until": 0.0}
+    needs_pretrained_start: ClassVar[str] = "trains the top layers first"
 
     until: float = 0.5
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "until", share("until", self.until))
-
-    def conflict(self, recipe: Recipe) -> str | None:
-        """A random body below the layers that train gives them nothing to train on."""
-        if isinstance(recipe.start, RandomInit):
-            return (
-                "GradualUnfreezing first trains the top layers on the features of those below, "
-                "which RandomInit makes random. Use Full() with RandomInit, or start=Pretrained()"
-            )
-        return None
 
     def prepare(self, run: Run) -> nn.Module:
         """Number the layers; phase n has n + 1 of them free."""

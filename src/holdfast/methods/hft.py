@@ -22,11 +22,9 @@ from torch import nn
 from holdfast._torch.checks import share, whole
 from holdfast._torch.layers import block_of, head_of, within
 from holdfast.methods import _phases
-from holdfast.methods.random_init import RandomInit
 from holdfast.stages import Trainable
 
 if TYPE_CHECKING:
-    from holdfast.recipe import Recipe
     from holdfast.run import Run
 
 __all__ = ["HalfFineTuning", "draw_frozen"]
@@ -57,6 +55,7 @@ class HalfFineTuning(Trainable):
     """
 
     neutral: ClassVar[dict[str, Any] | None] = {"frozen": 0.0}
+    needs_pretrained_start: ClassVar[str] = "freezes half of the matrices"
 
     frozen: float = 0.5
     rounds: int = 1
@@ -67,15 +66,6 @@ class HalfFineTuning(Trainable):
         object.__setattr__(self, "rounds", whole("rounds", self.rounds, 1))
         if self.seed is not None:
             object.__setattr__(self, "seed", whole("seed", self.seed, 0))
-
-    def conflict(self, recipe: Recipe) -> str | None:
-        """What is frozen at random values stays random."""
-        if isinstance(recipe.start, RandomInit):
-            return (
-                "HalfFineTuning keeps half of the matrices where they start, and RandomInit makes "
-                "them random: they would never become the pretrained ones. Use Full()"
-            )
-        return None
 
     def prepare(self, run: Run) -> nn.Module:
         """Draw the frozen half of every round."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from holdfast._optim.penalty import ScaledPenalty
+from holdfast._optim.penalty import SHARE, ScaledPenalty
+from holdfast.stages import MedianLoss, SearchRange, SearchSpace
 
 __all__ = ["L2SP"]
 
@@ -31,6 +32,10 @@ class L2SP(ScaledPenalty):
         >>> L2SP(0.01, coupled=True)
         L2SP(strength=0.01, coupled=True)
     """
+
+    def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
+        """The strength, so that an update goes 0.3 % to 30 % of the way back to θ*."""
+        return {"strength": SearchRange(0.003 / lr, 0.3 / lr, SHARE / lr)}
 
     def value(self, difference: Tensor, importance: Tensor | float) -> Tensor:
         """½ · strength · Σ F·d²."""

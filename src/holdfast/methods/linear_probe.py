@@ -11,11 +11,9 @@ from holdfast._torch import eval_mode as _eval
 from holdfast._torch.layers import head_of, within
 from holdfast._torch.names import shorten
 from holdfast.methods import _phases
-from holdfast.methods.random_init import RandomInit
 from holdfast.stages import Trainable
 
 if TYPE_CHECKING:
-    from holdfast.recipe import Recipe
     from holdfast.run import Run
 
 __all__ = ["LinearProbe"]
@@ -40,17 +38,9 @@ class LinearProbe(Trainable):
     """
 
     neutral: ClassVar[dict[str, Any] | None] = None
+    needs_pretrained_start: ClassVar[str] = "freezes the body"
 
     head: str | None = None
-
-    def conflict(self, recipe: Recipe) -> str | None:
-        """A random body would stay random."""
-        if isinstance(recipe.start, RandomInit):
-            return (
-                "LinearProbe freezes the body, and RandomInit makes it random: it would never "
-                "become the pretrained one. Use Full() with RandomInit, or start=Pretrained()"
-            )
-        return None
 
     def prepare(self, run: Run) -> nn.Module:
         """Freeze the body, and keep it in eval mode."""

@@ -11,29 +11,29 @@ is the pretrained one. All of that holds for a quantised base too (QLoRA).
 
 from __future__ import annotations
 
-import contextlib
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from holdfast._torch import eval_mode as _eval
-from holdfast._torch.batch import unwrapped
+from holdfast._torch.adapters import adapter_origin
 from holdfast._torch.checks import above_zero, share, whole
+from holdfast._torch.imports import require
 from holdfast._torch.layers import within
 from holdfast._torch.names import shorten
-from holdfast.methods.random_init import RandomInit, seeded
+from holdfast._torch.rng import seeded
 from holdfast.reference import Reference
-from holdfast.stages import Trainable
+from holdfast.stages import MedianLoss, SearchRange, SearchSpace, Trainable
 
 if TYPE_CHECKING:
     from holdfast.recipe import Recipe
     from holdfast.run import Run
 
-__all__ = ["LoRA", "adapters_off"]
+__all__ = ["LoRA"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class LoRA(Trainable):
     neutral: ClassVar[dict[str, Any] | None] = None
     keeps_base: ClassVar[bool] = True
     uses_base: ClassVar[bool] = True
+    needs_pretrained_start: ClassVar[str] = "freezes the model's weights"
 
     r: int = 16
     alpha: float | None = None
@@ -84,24 +85,22 @@ class LoRA(Trainable):
             )
 
     def conflict(self, recipe: Recipe) -> str | None:
-        """Frozen weights stay where they start, and DoRA's are no straight line to interpolate."""
-        from holdfast.methods.wise_ft import WiseFT
-
-        if isinstance(recipe.start, RandomInit):
+        """With DoRA the weights are not linear in B."""
+        if self.dora and recipe.merging.interpolates:
+            merging = type(recipe.merging).__name__
             return (
-                "LoRA freezes the model's weights, and RandomInit makes them random: they would "
-                "never become the pretrained ones. Use Full() with RandomInit"
-            )
-        if self.dora and isinstance(recipe.merging, WiseFT):
-            return (
-                "WiseFT scales B, but with dora=True the weights are not linear in B. Use "
-                "dora=False, or merging=Keep() and WiseFT on the merged model"
+                f"{merging} scales B, but with dora=True the weights are not linear in B. Use "
+                f"dora=False, or train without {merging} and apply it to the merged model"
             )
         return None
 
+    def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
+        """The rank."""
+        return {"r": SearchRange(1, 128, 16)}
+
     def prepare(self, run: Run) -> nn.Module:
         """The model inside PEFT's, with its weights frozen."""
-        peft = _import_peft()
+        peft = require("peft", extra="peft", what="LoRA")
         model: nn.Module = run.model
         if hasattr(model, "peft_config"):
             raise ValueError(
@@ -147,71 +146,7 @@ class LoRA(Trainable):
         """Zero, which takes no memory, for every B; DoRA's norms as they are now. Nothing else."""
         if not run.recipe.needs_reference:
             return None
-        return adapter_anchors(run.model)
-
-
-def has_adapters(model: nn.Module) -> bool:
-    """Whether PEFT has put LoRA's adapters into a model."""
-    return any(isinstance(getattr(m, "lora_B", None), nn.ModuleDict) for m in model.modules())
-
-
-def holds_its_base(model: nn.Module) -> bool:
-    """Whether a model with its adapters off is what it is now, and will be when it has trained.
-
-    So it is with adapters as PEFT first makes them, B = 0, if nothing beside them changes: no part
-    that is trained in full, no running statistics.
-    """
-    inner = unwrapped(model)
-    if not (has_adapters(inner) and hasattr(inner, "disable_adapter")):
-        return False
-    if any(getattr(m, "running_mean", None) is not None for m in inner.modules()):
-        return False
-    for name, p in inner.named_parameters():
-        if ".lora_B." in name:
-            if p.any():
-                return False
-        elif p.requires_grad and not (".lora_A." in name or ".lora_magnitude_vector." in name):
-            return False
-    return True
-
-
-def adapter_anchors(model: nn.Module) -> Reference:
-    """Where adapters are nothing: B = 0, without memory, and DoRA's norms as they are now."""
-    anchors: dict[str, Tensor] = {}
-    for name, p in model.named_parameters():
-        if ".lora_B." in name:
-            anchors[name] = p.new_zeros(()).expand(p.shape)
-        elif ".lora_magnitude_vector." in name:
-            anchors[name] = p.detach().clone()
-    return Reference(anchors).bind(model)
-
-
-@contextlib.contextmanager
-def adapters_off(model: nn.Module) -> Iterator[nn.Module]:
-    """The pretrained model: the same one with its adapters off, and parts that are new as first.
-
-    Args:
-        model: as :class:`LoRA` made it, perhaps inside DistributedDataParallel.
-
-    Example:
-        >>> import peft, torch
-        >>> net, x = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh()), torch.ones(1, 3)
-        >>> before = net(x)
-        >>> tuned = peft.LoraConfig(target_modules=["0"], init_lora_weights=False)  # B is not 0
-        >>> with adapters_off(peft.get_peft_model(net, tuned)) as base:
-        ...     bool((base(x) == before).all())
-        True
-    """
-    inner: Any = unwrapped(model)
-    if not hasattr(inner, "disable_adapter"):
-        raise ValueError(f"{type(inner).__name__} has no adapters to switch off")
-    flags = [(p, p.requires_grad) for p in inner.parameters()]
-    try:
-        with inner.disable_adapter():
-            yield model
-    finally:
-        for p, flag in flags:  # PEFT sets them by a rule of its own
-            p.requires_grad_(flag)
+        return Reference(adapter_origin(run.model)).bind(run.model)
 
 
 def linear_layers(model: nn.Module, new: Sequence[str] = ()) -> list[str]:
@@ -257,11 +192,3 @@ def _check_new(model: nn.Module, new: Sequence[str]) -> None:
                 f"PEFT cannot tell {part!r} from {shorten(others)}, which ends alike: if that is "
                 "new too, add it to new=; else rename one of them"
             )
-
-
-def _import_peft() -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise ImportError('LoRA needs PEFT: pip install "holdfast[peft]"') from error
-    return peft

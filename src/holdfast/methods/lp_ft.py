@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from holdfast._torch.checks import at_least_zero
 from holdfast.methods.linear_probe import heads_of
 from holdfast.methods.linear_probe_fit import linear_probe
-from holdfast.methods.random_init import RandomInit
 from holdfast.stages import Trainable
 
 if TYPE_CHECKING:
-    from holdfast.recipe import Recipe
     from holdfast.run import Run
 
 __all__ = ["LPFT"]
@@ -40,21 +38,14 @@ class LPFT(Trainable):
     """
 
     neutral: ClassVar[dict[str, Any] | None] = None
+    needs_pretrained_start: ClassVar[str] = "fits the head to the pretrained features"
+    fits_head: ClassVar[bool] = True
 
     head: str | None = None
     l2: float = 1e-4
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "l2", at_least_zero("l2", self.l2))
-
-    def conflict(self, recipe: Recipe) -> str | None:
-        """The features that the head was fitted to would be gone."""
-        if isinstance(recipe.start, RandomInit):
-            return (
-                "LPFT fits the head to the pretrained features, and RandomInit then replaces both "
-                "by random weights. Use Full() with RandomInit, or start=Pretrained()"
-            )
-        return None
 
     def fit(self, run: Run) -> None:
         """Fit the head; the body stays as it is for now."""

@@ -54,13 +54,16 @@ class MAS(L2SP):
         super().__post_init__()
         check_samples(self.samples)
 
+    @property
+    def needs_fitted_head(self) -> bool:
+        """Unless the strength is 0."""
+        return self.acts
+
     def measure_importance(self, run: Run) -> Reference | None:
         """Ω at θ*."""
         if not self.acts:
             return None
-        return measured(
-            run, type(self).__name__, self.normalize, mas_importance, samples=self.samples
-        )
+        return measured(run, self.normalize, mas_importance, samples=self.samples)
 
 
 def mas_importance(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.checks import share
-from holdfast.stages import Trainable
+from holdfast.stages import MedianLoss, SearchRange, SearchSpace, Trainable
 
 if TYPE_CHECKING:
     from holdfast.run import Run
@@ -63,6 +63,10 @@ class Mixout(Trainable):
             raise ValueError("p must be below 1: at 1 nothing is left of the tuned weights")
         if self.per not in get_args(Per):
             raise ValueError(f"per must be 'neuron' or 'weight', got {self.per!r}")
+
+    def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
+        """The probability of a pretrained weight."""
+        return {"p": SearchRange(0.1, 0.95, 0.7, log=False)}
 
     def prepare(self, run: Run) -> nn.Module:
         """Let every linear layer with pretrained weights mix. No parameter's name changes."""

@@ -27,6 +27,7 @@ from holdfast import kernels
 from holdfast._torch.checks import above_zero
 from holdfast._torch.sharding import like, whole
 from holdfast.methods._adam import AdamUpdate, check_adam_group, make_adam_state
+from holdfast.stages import MedianLoss, SearchRange, SearchSpace
 
 if TYPE_CHECKING:
     from holdfast.run import Run
@@ -183,6 +184,15 @@ class MoFOUpdate(AdamUpdate):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "fraction", _share(self.fraction))
+
+    @property
+    def elementwise(self) -> bool:
+        """False if a fraction is selected: that compares all weights of a matrix."""
+        return self.fraction == 1
+
+    def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
+        """The fraction of each matrix that moves."""
+        return {"fraction": SearchRange(0.01, 0.8, 0.15)}
 
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
         """MoFO over the groups."""

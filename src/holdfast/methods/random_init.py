@@ -6,7 +6,6 @@ lets it explore; the pretrained weights serve as anchors only (https://arxiv.org
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import nn
 from holdfast._torch.checks import whole
 from holdfast._torch.fingerprint import tensor_fingerprint
 from holdfast._torch.names import shorten
+from holdfast._torch.rng import seeded
 from holdfast.stages import Start
 
 if TYPE_CHECKING:
@@ -52,13 +52,19 @@ class RandomInit(Start):
             object.__setattr__(self, "seed", whole("seed", self.seed, 0))
 
     def conflict(self, recipe: Recipe) -> str | None:
-        """Without a pull the pretrained weights would not be used at all."""
+        """Frozen weights would stay random, and without a pull nothing leads back to θ*."""
+        trainable = recipe.trainable
+        if reason := trainable.needs_pretrained_start:
+            return (
+                f"{type(trainable).__name__} {reason}, and RandomInit makes the weights random: "
+                "leave out one of the two"
+            )
         if recipe.update.pulls or any(penalty.acts for penalty in recipe.penalties):
             return None
         return (
-            "RandomInit throws the pretrained weights away, and nothing in the recipe pulls back "
-            "to them: add update=RecAdamUpdate() or a penalty such as L2SP(), or use "
-            "start=Pretrained()"
+            "RandomInit discards the pretrained weights, and nothing in the recipe pulls back to "
+            "them: add an update or a penalty that does (presets recadam, l2-sp), or leave out "
+            "RandomInit"
         )
 
     def apply(self, run: Run) -> None:
@@ -127,24 +133,6 @@ def _topmost(module: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> Itera
     else:
         for child in module.children():
             yield from _topmost(child, is_wanted)
-
-
-@contextlib.contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """Seed torch's global generators for a while, those of all devices; None leaves them alone."""
-    kinds = [kind for kind in ("cuda", "xpu", "mps") if getattr(torch, kind).is_available()]
-    with contextlib.ExitStack() as stack:
-        for kind in kinds or ["cpu"]:
-            count = 0 if kind == "cpu" else getattr(torch, kind).device_count()
-            device_type = "cuda" if kind == "cpu" else kind
-            stack.enter_context(
-                torch.random.fork_rng(
-                    range(count), enabled=seed is not None, device_type=device_type
-                )
-            )
-        if seed is not None:
-            torch.manual_seed(seed)
-        yield
 
 
 def _init_transformers(model: Any) -> None:

@@ -16,6 +16,7 @@ from holdfast.methods.ewc import EWC
 from holdfast.methods.mas import MAS
 from holdfast.methods.recadam import RecAdam
 from holdfast.reference import Reference
+from holdfast.stages import MedianLoss, SearchRange, SearchSpace
 
 if TYPE_CHECKING:
     from holdfast.run import Run
@@ -86,6 +87,35 @@ class RecAdamUpdate(AdamUpdate):
         """Unless its settings leave nothing of the pull."""
         return 0 not in (self.pull, self.gamma) and self.anneal != Constant(1.0)
 
+    @property
+    def reads_data(self) -> bool:
+        """True if the pull is weighted by importance."""
+        return self.importance is not None and self.pulls
+
+    @property
+    def needs_fitted_head(self) -> bool:
+        """Importance is measured through the head."""
+        return self.reads_data
+
+    def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
+        """The pull, and when it ends: t0 and 1/k as fractions of the run."""
+        pull, gamma = SearchRange(0.003, 1.0, _PULL), SearchRange(0.003 / lr, 1.0 / lr, _PULL / lr)
+        strength = {"pull": pull} if self.gamma is None else {"gamma": gamma}
+        if self.anneal is not None:  # replaces t0 and width; λ = 1 leaves no pull either
+            return {} if self.anneal == Constant(1.0) else strength
+        shift = {
+            "t0": SearchRange(0.0, 0.9, RecAdamUpdate.t0, log=False),
+            "width": SearchRange(0.005, 1.0, RecAdamUpdate.width),
+        }
+        return {**strength, **shift}
+
+    def log(self, run: Run) -> dict[str, float]:
+        """λ and the pull of the last update."""
+        if not isinstance(run.optimizer, RecAdam):
+            return {}
+        state = run.optimizer.recall_state()
+        return {"lam": state["lam"], "pull": state["pull"]}
+
     def gamma_at(self, lr: float) -> float:
         """γ of a run with this learning rate at its peak."""
         if self.gamma is not None:
@@ -94,11 +124,8 @@ class RecAdamUpdate(AdamUpdate):
 
     def measure_importance(self, run: Run) -> Reference | None:
         """F at θ*, with a mean of 1, where the pull is weighted."""
-        from holdfast.methods._base import check_head_is_fitted
-
         if self.importance is None or not self.pulls:
             return None
-        check_head_is_fitted(run, f'RecAdamUpdate(importance="{self.importance}")', preset=False)
         return {"fisher": EWC(), "mas": MAS()}[self.importance].measure_importance(run)
 
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from holdfast._torch.batch import inputs_and_labels, unwrapped
+from holdfast._torch.adapters import without_peft
+from holdfast._torch.batch import inputs_and_labels
 from holdfast._torch.checks import at_least_zero
 from holdfast.anneal import Anneal, Constant
 from holdfast.columns import with_column
@@ -203,10 +204,8 @@ def _is_table(data: Any) -> bool:
 
 def _check_columns(new: Iterable[str], old: Iterable[str], model: nn.Module) -> set[str]:
     """The columns that are trained on; those of one must be those of the other."""
-    inner: Any = unwrapped(model)
-    if hasattr(inner, "get_base_model"):  # PEFT's own forward names no inputs
-        inner = inner.get_base_model()
-    inputs = {*inspect.signature(inner.forward).parameters, *_LABELS}
+    # PEFT's own forward names no inputs.
+    inputs = {*inspect.signature(without_peft(model).forward).parameters, *_LABELS}
     of_new, of_old = inputs & set(new), inputs & set(old)
     if of_new != of_old:
         raise ValueError(

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from holdfast._optim.penalty import Penalty
 from holdfast._torch.checks import above_zero, at_least_zero
+from holdfast.stages import MedianLoss, Penalty, SearchRange, SearchSpace
 
 __all__ = ["PeriodicAverage"]
 
@@ -43,6 +43,10 @@ class PeriodicAverage(Penalty):
 
     every: float = 0.25
     weight: float = 0.5
+
+    def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
+        """The weight of θ* in each average."""
+        return {"weight": SearchRange(0.05, 0.95, 0.5, log=False)}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "every", above_zero("every", self.every))

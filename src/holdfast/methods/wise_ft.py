@@ -14,21 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from holdfast._torch.adapters import adapter_parameters
 from holdfast._torch.checks import share
 from holdfast._torch.sharding import like
 from holdfast.data import Collate
 from holdfast.methods._batch_norm import reestimate_statistics, statistics_of
 from holdfast.reference import Reference
-from holdfast.stages import Merging
+from holdfast.stages import MedianLoss, Merging, Result, SearchRange, SearchSpace
 
 __all__ = ["WiseFT"]
 
-Result = TypeVar("Result")
 Statistics = Literal["interpolate", "keep", "reestimate"]
 
 
@@ -55,6 +55,8 @@ class WiseFT(Merging):
 
     neutral: ClassVar[dict[str, Any] | None] = {"alpha": 1.0}
     needs_reference: ClassVar[bool] = True
+    swept: ClassVar[str | None] = "alpha"
+    interpolates: ClassVar[bool] = True
 
     alpha: float = 0.5
     statistics: Statistics = "interpolate"
@@ -65,6 +67,10 @@ class WiseFT(Merging):
             raise ValueError(
                 f"statistics must be 'interpolate', 'keep' or 'reestimate', got {self.statistics!r}"
             )
+
+    def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
+        """α, from nearly the pretrained model to the tuned one."""
+        return {"alpha": SearchRange(0.05, 1.0, 0.5, log=False)}
 
     def merge(
         self,
@@ -94,7 +100,7 @@ class WiseFT(Merging):
         self,
         model: nn.Module,
         reference: Reference | None,
-        alphas: Sequence[float],
+        values: Sequence[float],
         evaluate: Callable[[nn.Module], Result],
         *,
         data: Any = None,
@@ -105,15 +111,15 @@ class WiseFT(Merging):
         Args:
             model, reference, data, collate: as in :meth:`merge`; this object's own alpha is not
                 used.
-            alphas: the points to look at.
+            values: the α to look at.
             evaluate: called with the model at each point.
 
         Returns:
             α → what ``evaluate`` returned.
         """
-        for alpha in alphas:
+        for alpha in values:
             share("alpha", alpha)
-        self._check_data(model, data, alphas)
+        self._check_data(model, data, values)
         pairs = list(self._pairs(model, reference))
         moved = [tensor for tensor, _ in pairs]
         statistics = [b for norm in statistics_of(model) for b in norm.buffers()]
@@ -121,7 +127,7 @@ class WiseFT(Merging):
         estimated = [buffer.clone() for buffer in statistics]
         results: dict[float, Result] = {}
         try:
-            for alpha in alphas:
+            for alpha in values:
                 _place(pairs, tuned, float(alpha))
                 if self.statistics == "reestimate":
                     if alpha == 1:
@@ -145,7 +151,7 @@ class WiseFT(Merging):
         self, model: nn.Module, reference: Reference | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """What is interpolated: each tensor of the model, and where it is at α = 0."""
-        adapters = dict(_adapters(model))
+        adapters = {name: (p, is_b) for name, p, is_b in adapter_parameters(model)}
         zero = torch.zeros(())
         scaled = [p for p, is_b in adapters.values() if is_b]
         yield from ((b, zero.expand_as(b)) for b in scaled)
@@ -185,27 +191,3 @@ def _place(pairs: Sequence[tuple[Tensor, Tensor]], tuned: Sequence[Tensor], alph
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
-
-
-def _adapters(model: nn.Module) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
-    """The parameters of all LoRA adapters that PEFT has put into a model, and which of them are B.
-
-    Where B is 0, the effective weight is the pretrained one.
-    """
-    for prefix, module in model.named_modules():
-        for kind in ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"):
-            layers = getattr(module, kind, None)
-            if not isinstance(layers, nn.ModuleDict | nn.ParameterDict) or not len(layers):
-                continue
-            if any(getattr(module, "use_dora", {}).values()):
-                raise ValueError(
-                    f"{prefix} uses DoRA, whose weights are not linear in B: merge the adapters "
-                    "into the model first (merge_and_unload), then interpolate with a Reference"
-                )
-            if getattr(module, "merged", False):
-                raise ValueError(
-                    f"the adapters of {prefix} are merged into its weights: unmerge them first "
-                    "(unmerge_adapter), or unload them and interpolate with a Reference"
-                )
-            for name, p in layers.named_parameters(prefix=f"{prefix}.{kind}".lstrip(".")):
-                yield name, (p, kind.endswith("B"))

@@ -8,7 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from holdfast._torch.batch import inputs_and_labels, logits_of, take, to_device, unwrapped
+from holdfast._torch.adapters import unwrapped
+from holdfast._torch.batch import inputs_and_labels, logits_of, take, to_device
 from holdfast._torch.lm_head import Split, is_out_of_memory, predict
 from holdfast.losses import (
     TOKEN_TASKS,

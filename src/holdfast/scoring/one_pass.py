@@ -19,7 +19,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import distributed, nn
 
-from holdfast._torch.batch import evaluating, pad_id_of, unwrapped
+from holdfast._torch.adapters import unwrapped
+from holdfast._torch.batch import evaluating, pad_id_of
 from holdfast._torch.content import content_fingerprint
 from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar

@@ -1,0 +1,40 @@
+"""Random number generators: seed them for a while, or restore them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+
+@contextlib.contextmanager
+def preserve_rng(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Restore the RNG states of Python, NumPy, torch and these devices on exit."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextlib.contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Seed torch's generators on all devices, and restore them on exit; None does nothing."""
+    kinds = [kind for kind in ("cuda", "xpu", "mps") if getattr(torch, kind).is_available()]
+    with contextlib.ExitStack() as stack:
+        for kind in kinds or ["cpu"]:
+            count = 0 if kind == "cpu" else getattr(torch, kind).device_count()
+            device_type = "cuda" if kind == "cpu" else kind
+            stack.enter_context(
+                torch.random.fork_rng(
+                    range(count), enabled=seed is not None, device_type=device_type
+                )
+            )
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
