@@ -28,8 +28,8 @@ from additivity_lm import answers, read
 from forgetting_lm import QUESTION, arc_rows, lambada_rows
 
 from holdfast.evaluate.kl import ContextFreeKL
+from holdfast.io.encoding import Continuation, encode, encode_pair, windows
 from holdfast.io.models import Loaded
-from holdfast.scoring.likelihood import Request, encode, encode_pair, windows
 
 LIMIT = 1024  # tokens of a request
 TOKENS = 1 << 15  # in a batch
@@ -94,7 +94,7 @@ def make_tests(tokenizer: Any, folder: Path, limit: int) -> list[Test]:
         {"name": "gsm8k", "kind": "text", "requests": gsm8k},
         {
             "name": "wikitext", "kind": "text",
-            "requests": windows(text, loaded.start_token(), LIMIT),
+            "requests": windows(text, loaded.first_token(), LIMIT),
         },
         texts("mbpp", "text", [(r["text"], "\n" + r["code"].replace("\r", "")) for r in mbpp]),
         texts("lambada", "greedy", [(r["prompt"], r["completion"]) for r in lambada]),
@@ -112,10 +112,10 @@ def make_tests(tokenizer: Any, folder: Path, limit: int) -> list[Test]:
     ]  # fmt: skip
 
 
-def split_answer(sample: dict[str, list[int]]) -> Request:
+def split_answer(sample: dict[str, list[int]]) -> Continuation:
     """A question and its answer, tokenised as in training."""
     begin = sum(label == -100 for label in sample["labels"])
-    return Request(sample["input_ids"][:begin], sample["input_ids"][begin:])
+    return Continuation(sample["input_ids"][:begin], sample["input_ids"][begin:])
 
 
 def boolq(rows: Sequence[dict[str, str]]) -> Iterator[tuple[list[tuple[str, str]], int]]:
@@ -154,7 +154,7 @@ class Pool:
         owner: the request of each.
     """
 
-    def __init__(self, requests: Sequence[Request], device: torch.device) -> None:
+    def __init__(self, requests: Sequence[Continuation], device: torch.device) -> None:
         rows: dict[tuple[int, ...], list[int]] = {}
         for number, (context, target) in enumerate(requests):
             rows.setdefault(tuple([*context, *target][:-1][-LIMIT:]), []).append(number)
@@ -211,10 +211,12 @@ class Tests:
     ) -> None:  # fmt: skip
         self.tests, self.tokenizer, self.questions = tests, tokenizer, questions
         device = next(base.parameters()).device
-        requests = [Request(*r) for test in tests for r in test["requests"]]
+        requests = [Continuation(*r) for test in tests for r in test["requests"]]
         self.pool = Pool(requests, device)
-        solved = [Request(*r) for r in tests[0]["requests"][:100]]
-        free = [Request(ids[:1], [*ids[1:], 0]) for ids in drawn]  # a prediction after each token
+        solved = [Continuation(*r) for r in tests[0]["requests"][:100]]
+        free = [
+            Continuation(ids[:1], [*ids[1:], 0]) for ids in drawn
+        ]  # a prediction after each token
         self.divergent, self.solved = Pool([*solved, *free], device), len(solved)
         self.head = base.lm_head.weight.detach().clone()
         with torch.no_grad():

@@ -81,7 +81,7 @@ def test_other_rows(row, tmp_path):
         (["--training.lrr=1"], "there is no setting 'training.lrr'; did you mean training.lr?"),
         (["--training.lr=0"], "lr must be a finite number > 0"),
         (["--data=gone.jsonl"], "no such file: gone.jsonl"),
-        (["--data=some/dataset:train"], "no such file or directory here, and the hub gave no"),
+        (["--data=some/dataset:train"], "is neither a local file or directory nor a dataset no"),
         (["--data=folder"], "neither a dataset saved by datasets.save_to_disk nor a folder"),
         (["--head=linear"], "head must be one of auto, classification, regression, none"),
         (["--head=regression"], "needs rows with a text or an image and a label"),
@@ -231,11 +231,11 @@ def test_images_in_folders(saved, capsys):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--data=part.jsonl"], "part.jsonl: 1 rows have no label, the first is row 12"),
+        (["--data=part.jsonl"], "part.jsonl: 1 rows have no label; the first is row 12"),
         (["--recipe=recadam+flow"], "fit it first, with the recipe lp-ft+recadam+flow"),
         (["--recipe=lora+flow"], "fit it first, with the recipe linear-probe"),
         (["--head=none"], "BertModel has no head for rows.jsonl"),
-        (["--data=images"], "transformers has no classifier of images for a bert"),
+        (["--data=images"], "transformers has no image classifier for bert"),
         (["--data=images", "--model=vit"], "images/red/3.png cannot be read as an image"),
         (["--data=images", "--model=bare"], "has no image processor"),
         (["--model=train.jsonl"], "train.jsonl is no model"),

@@ -58,8 +58,8 @@ def test_a_task_that_the_harness_does_not_have(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "wrong", "words"),
     [
-        (CLASSES, "log", "the label 'log' is none of the model's 2 classes: cat, dog"),
-        (NUMBERS, "log", "the model predicts a number, and the label 'log' is none"),
+        (CLASSES, "log", "the label 'log' is not one of the model's 2 classes: cat, dog"),
+        (NUMBERS, "log", "the model predicts a number, but the label is 'log'"),
     ],
 )
 def test_a_label_that_training_does_not_have(rows, wrong, words, tmp_path):
@@ -79,5 +79,5 @@ def test_a_folder_of_images_that_training_does_not_have(tmp_path):
     target = save_images(tmp_path / "test")
     for image in (tmp_path / "test").glob("*/*"):
         image.write_text("never decoded")
-    with pytest.raises(ValueError, match="the label 'blue' is none of the model's 2 classes"):
+    with pytest.raises(ValueError, match="the label 'blue' is not one of the model's 2 classes"):
         check_inputs(plan_of(model, data, target))

@@ -9,10 +9,10 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 
 import holdfast  # noqa: E402
 from comparison.tiny import save_bert, save_llama, save_vit  # noqa: E402
-from holdfast.io.heads import NewHead, head_for, head_like, load_with_head  # noqa: E402
-from holdfast.io.labels import label_id  # noqa: E402
+from holdfast.io.heads import NewHead, head_for, head_like  # noqa: E402
+from holdfast.io.labels import target_of  # noqa: E402
 from holdfast.io.models import Loader  # noqa: E402
-from holdfast.io.sources import Table  # noqa: E402
+from holdfast.io.rows import DatasetRows  # noqa: E402
 
 
 def rows(*labels):
@@ -45,7 +45,7 @@ def test_what_the_user_asks_for(tmp_path):
     llama = save_llama(tmp_path / "llama")
     assert head_for("auto", llama, rows(0, 1), "d") is None
     assert head_for("classification", llama, rows(0, 1), "d") == NewHead(("0", "1"))
-    with pytest.raises(ValueError, match="a regression needs numbers, and 'red' is none"):
+    with pytest.raises(ValueError, match="a regression needs numbers as labels, got 'red'"):
         head_for("regression", bert, rows(1, "red"), "d")
     with pytest.raises(ValueError, match="all rows have the label '1'"):
         head_for("auto", bert, rows(1, 1), "d")
@@ -81,38 +81,42 @@ def test_a_regression_keeps_its_head_for_any_numbers(tmp_path):
 def test_the_names_that_a_dataset_has(tmp_path):
     datasets = pytest.importorskip("datasets")
     features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
-    table = Table(datasets.Dataset.from_list(rows(1, 0, 0), features=datasets.Features(features)))
+    table = DatasetRows(
+        datasets.Dataset.from_list(rows(1, 0, 0), features=datasets.Features(features))
+    )
     assert head_for("auto", save_bert(tmp_path / "a"), table, "d") == NewHead(("no", "yes"))
     counted = save_bert(tmp_path / "b", transformers.BertForSequenceClassification, num_labels=2)
     assert head_for("auto", counted, table, "d") is None
 
 
 def test_a_label_is_a_name_before_it_is_a_number(tmp_path):
-    model, _ = load_with_head(Loader(), save_bert(tmp_path), NewHead(("1", "2", "4")))
-    assert [label_id(model, label, "d") for label in (1, "4", 2.0)] == [0, 2, 1]
+    model, _ = Loader().load_with_head(save_bert(tmp_path), NewHead(("1", "2", "4")))
+    assert [target_of(model.config, label, "d") for label in (1, "4", 2.0)] == [0, 2, 1]
     for label in (0, 3, "red", 1.5, -1):
-        with pytest.raises(ValueError, match=r"is none of the model's 3 classes: 1, 2, 4"):
-            label_id(model, label, "d")
+        with pytest.raises(ValueError, match=r"is not one of the model's 3 classes: 1, 2, 4"):
+            target_of(model.config, label, "d")
 
 
 @pytest.mark.parametrize("names", [("-1", "0", "1"), ("1", "2", "other"), ("0.5", "1.0", "2.0")])
 def test_classes_of_a_dataset_of_which_some_are_numbers(names, tmp_path):
     datasets = pytest.importorskip("datasets")
     features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=list(names))}
-    table = Table(datasets.Dataset.from_list(rows(0, 1, 2), features=datasets.Features(features)))
+    table = DatasetRows(
+        datasets.Dataset.from_list(rows(0, 1, 2), features=datasets.Features(features))
+    )
     head = head_for("auto", save_bert(tmp_path), table, "d")
     assert head == NewHead(names)
-    model, _ = load_with_head(Loader(), str(tmp_path), head)
-    assert [label_id(model, row["label"], "d") for row in table] == [0, 1, 2]
+    model, _ = Loader().load_with_head(str(tmp_path), head)
+    assert [target_of(model.config, row["label"], "d") for row in table] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
     ("classes", "label"), [(("-1", "1"), 0), (("1", "2", "other"), 0), (("1.0", "2.0"), 1.0)]
 )
 def test_a_label_is_no_index_beside_a_number(classes, label, tmp_path):
-    model, _ = load_with_head(Loader(), save_bert(tmp_path), NewHead(classes))
-    with pytest.raises(ValueError, match=f"the label {label} is none of the model's"):
-        label_id(model, label, "d")
+    model, _ = Loader().load_with_head(save_bert(tmp_path), NewHead(classes))
+    with pytest.raises(ValueError, match=f"the label {label} is not one of the model's"):
+        target_of(model.config, label, "d")
 
 
 def make(kind, folder):
@@ -141,9 +145,9 @@ def test_the_body_is_the_pretrained_one_and_the_head_is_drawn_alike(kind, tmp_pa
     source, head, parts = make(kind, tmp_path)
     pretrained = Loader().load(source)
     torch.manual_seed(1)
-    model, new = load_with_head(Loader(), source, head)
+    model, new = Loader().load_with_head(source, head)
     torch.manual_seed(2)
-    again, _ = load_with_head(Loader(), source, head)
+    again, _ = Loader().load_with_head(source, head)
     assert new == parts
     assert model.config.num_labels == max(1, len(head.classes))
     assert dict(model.config.id2label) == (dict(enumerate(head.classes)) or {0: "LABEL_0"})
@@ -163,19 +167,21 @@ def test_what_is_no_head_may_not_be_missing(tmp_path):
     state = model.state_dict()
     state.pop("embeddings.word_embeddings.weight")
     model.save_pretrained(tmp_path / "a", state_dict=state)
-    with pytest.raises(ValueError, match="lacks weights that a BertForSequenceClassification has"):
-        load_with_head(Loader(), str(tmp_path / "a"), NewHead(("a", "b")))
+    with pytest.raises(
+        ValueError, match="does not hold these weights of BertForSequenceClassification"
+    ):
+        Loader().load_with_head(str(tmp_path / "a"), NewHead(("a", "b")))
 
 
 def test_a_model_that_has_no_such_classifier(tmp_path):
-    with pytest.raises(ValueError, match="no classifier of texts for a vit"):
-        load_with_head(Loader(), save_vit(tmp_path), NewHead(("a", "b")))
+    with pytest.raises(ValueError, match="no text classifier for vit"):
+        Loader().load_with_head(save_vit(tmp_path), NewHead(("a", "b")))
 
 
 def test_the_base_of_a_tuned_classifier_gets_the_head_that_was_tuned(tmp_path):
     base = save_bert(tmp_path / "base")
     head = NewHead(("x", "y", "z"))
-    model, _ = load_with_head(Loader(), base, head)
+    model, _ = Loader().load_with_head(base, head)
     model.save_pretrained(tmp_path / "tuned")
     found = head_like(base, str(tmp_path / "tuned"))
     assert found is not None
@@ -191,7 +197,7 @@ def test_a_base_with_as_many_other_classes_gets_the_head_that_was_tuned(tmp_path
     )
     data = [{"text": "the cat", "label": label} for label in ("red", "green", "blue")]
     head = head_for("auto", base, data, "d")
-    model, _ = load_with_head(Loader(), base, head)
+    model, _ = Loader().load_with_head(base, head)
     model.save_pretrained(tmp_path / "tuned")
     found = head_like(base, str(tmp_path / "tuned"))
     assert found is not None

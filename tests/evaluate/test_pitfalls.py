@@ -14,9 +14,9 @@ from tokenizers.processors import TemplateProcessing  # noqa: E402
 import holdfast  # noqa: E402
 from holdfast.evaluate.classify import Classification  # noqa: E402
 from holdfast.evaluate.probes import Completions, MultipleChoice, Text  # noqa: E402
+from holdfast.io.encoding import encode, encode_pair  # noqa: E402
 from holdfast.io.models import Loader, kind_of  # noqa: E402
 from holdfast.io.rows import read_rows  # noqa: E402
-from holdfast.scoring.likelihood import encode, encode_pair  # noqa: E402
 from small import make_llama, make_tokenizer, noisy, save  # noqa: E402
 
 TEXT = " ".join(["the cat sat on the mat . a dog ran and two plus three is five ."] * 20)
@@ -33,7 +33,7 @@ def measure(*models, **options):
 
 def test_a_file_that_transformers_would_not_load(base):
     save_file(load_file(base / "model.safetensors"), base / "epoch3.safetensors")
-    with pytest.raises(ValueError, match="not where transformers looks"):
+    with pytest.raises(ValueError, match=r"only loads files named model\.safetensors"):
         measure(base, base / "epoch3.safetensors", text={"t": TEXT})
 
 
@@ -46,7 +46,7 @@ def test_weights_that_would_be_random(base, tmp_path, change):
     else:
         tensors = {name: t for name, t in tensors.items() if ".layers.1." not in name}
     save_file(tensors, tmp_path / "other" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks weights .* would be random"):
+    with pytest.raises(ValueError, match=r"does not hold these weights .* would be random"):
         measure(base, tmp_path / "other", text={"t": TEXT})
 
 
@@ -98,7 +98,7 @@ def test_classes_need_a_head():
 def test_labels_that_are_no_classes(label, words):
     model = make_bert(transformers.BertForSequenceClassification, num_labels=3)
     rows = [{"text": "the cat", "label": label}]
-    with pytest.raises(ValueError, match=f"{words} is none of the model's 3 classes"):
+    with pytest.raises(ValueError, match=f"{words} is not one of the model's 3 classes"):
         measure(model, model, target={"t": rows}, tokenizer=make_tokenizer(cls_token="[CLS]"))
 
 
@@ -191,4 +191,4 @@ def test_tied_weights_in_memory_count_once():
 
 def test_a_devices_name():
     with pytest.raises(ValueError, match="device nowhere"):
-        Loader(device="nowhere").where()
+        Loader(device="nowhere").target_device()

@@ -9,9 +9,10 @@ import torch
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast.evaluate.probes import Completions, MultipleChoice, Text
+from holdfast.io.encoding import Continuation, windows
 from holdfast.io.models import Loader
 from holdfast.scoring import likelihood
-from holdfast.scoring.likelihood import Request, log_likelihoods, windows
+from holdfast.scoring.likelihood import log_likelihoods
 from small import make_llama, make_tokenizer, noisy
 
 TOKENIZER = make_tokenizer()
@@ -49,7 +50,9 @@ def literal_nll(model, context, target):
     return total
 
 
-@pytest.mark.parametrize("requests", [[Request([], [3])], [Request([2], [3, 4]), Request([], [5])]])
+@pytest.mark.parametrize(
+    "requests", [[Continuation([], [3])], [Continuation([2], [3, 4]), Continuation([], [5])]]
+)
 def test_a_target_with_nothing_before_it_is_refused(requests):
     with opened(make_llama()) as loaded, pytest.raises(ValueError, match="nothing stands before"):
         log_likelihoods(loaded, requests, "a test")
@@ -57,7 +60,11 @@ def test_a_target_with_nothing_before_it_is_refused(requests):
 
 def test_a_likelihood_is_the_product_over_the_tokens():
     model = make_llama()
-    requests = [Request([2, 8, 9], [10, 11]), Request([2], [7, 8, 9, 10]), Request([5], [6])]
+    requests = [
+        Continuation([2, 8, 9], [10, 11]),
+        Continuation([2], [7, 8, 9, 10]),
+        Continuation([5], [6]),
+    ]
     with opened(model) as loaded:
         found = log_likelihoods(loaded, requests)
     for one, request in zip(found, requests, strict=True):
@@ -73,7 +80,9 @@ def test_greedy_is_what_the_model_would_write():
     )[0, 2:].tolist()  # fmt: skip
     other = [*written[:-1], (written[-1] + 1) % 30]
     with opened(model) as loaded:
-        found = log_likelihoods(loaded, [Request([2, 8], written), Request([2, 8], other)])
+        found = log_likelihoods(
+            loaded, [Continuation([2, 8], written), Continuation([2, 8], other)]
+        )
     assert [f.greedy for f in found] == [True, False]
 
 
@@ -81,7 +90,7 @@ class TestBatches:
     """Whatever runs together, the figures are those of one request at a time."""
 
     REQUESTS = tuple(
-        Request([2, *range(5, 5 + n)], list(range(8, 9 + n % 4))) for n in range(20)
+        Continuation([2, *range(5, 5 + n)], list(range(8, 9 + n % 4))) for n in range(20)
     )  # fmt: skip
 
     def check(self, model):
@@ -128,7 +137,9 @@ class TestBatches:
         model = make_llama()
         rows = []
         with opened(model) as loaded:
-            requests = [Request([2, 8, 9 + i], [letter]) for i in range(3) for letter in (7, 8, 9)]
+            requests = [
+                Continuation([2, 8, 9 + i], [letter]) for i in range(3) for letter in (7, 8, 9)
+            ]
             alone = [log_likelihoods(loaded, [request])[0] for request in requests]
             model.model.register_forward_hook(lambda _, args, out: rows.append(len(out[0])))
             found = log_likelihoods(loaded, requests)
@@ -154,7 +165,7 @@ def test_windows_predict_every_token_once(length, limit):
 
 def test_contexts_that_are_too_long_lose_their_begin():
     model = make_llama(limit=8)
-    long = Request([2, *[8] * 20], [9, 10])
+    long = Continuation([2, *[8] * 20], [9, 10])
     with opened(model, 1000) as loaded:
         assert loaded.limit == 8
         found = log_likelihoods(loaded, [long])[0]
@@ -176,7 +187,7 @@ def test_text():
 
 def test_rows_that_do_not_fit_are_told_by_number():
     model = make_llama()
-    with pytest.raises(ValueError, match="row 1 has none of prompt, question"):
+    with pytest.raises(ValueError, match="row 1 needs one of the columns prompt, question"):
         run(Completions("d", [ANSWERS[0], {"x": 1}]), model)
     with pytest.raises(ValueError, match="row 0 has 2 choices and label 2"):
         run(MultipleChoice("d", [{**CHOICES[0], "label": 2}]), model)

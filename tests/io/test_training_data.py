@@ -81,11 +81,11 @@ def test_a_decoder_with_a_new_head_pads_at_the_end(tmp_path):
     ("rows", "words"),
     [
         ([{"x": 1}], "has no head for"),
-        ([*CLASSES, {"text": "the cat"}], "1 rows have no label, the first is row 12"),
-        ([{"text": "a", "label": [0, 1]}] * 2, r"\[0, 1\] is no label"),
+        ([*CLASSES, {"text": "the cat"}], "1 rows have no label; the first is row 12"),
+        ([{"text": "a", "label": [0, 1]}] * 2, r"text or a finite number, got \[0, 1\]"),
         (
             [{"image": "a.png", "label": 0}, {"image": "b.png", "label": 1}],
-            "no classifier of images",
+            "no image classifier",
         ),
     ],
 )
@@ -148,5 +148,5 @@ def test_a_comparison_of_images(tmp_path):
 def test_a_target_with_a_class_that_training_did_not_have(tmp_path):
     data = write(tmp_path / "d.jsonl", CLASSES)
     target = write(tmp_path / "t.jsonl", [*CLASSES, {"text": "a log", "label": "log"}])
-    with pytest.raises(ValueError, match="'log' is none of the model's 2 classes: cat, dog"):
+    with pytest.raises(ValueError, match="'log' is not one of the model's 2 classes: cat, dog"):
         worked(tmp_path, save_bert(tmp_path / "bert"), data, target, "standard")

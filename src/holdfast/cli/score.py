@@ -118,7 +118,7 @@ def check_places(chosen: Any) -> None:
 
 def owners_of(task: Any, model: Any, samples: Sequence[Any]) -> list[int] | None:
     """The row that each sample is of: not all give one, and some give many; None if unknown."""
-    from holdfast.io.training_data import samples_of
+    from holdfast.io.encoding import training_samples
 
     loaded = task.loader.ready(model, task.tokenizer)
     if loaded.kind != "causal_lm":
@@ -126,7 +126,7 @@ def owners_of(task: Any, model: Any, samples: Sequence[Any]) -> list[int] | None
     owners, again = [], []
     for i, row in enumerate(task.rows):
         try:
-            own = list(samples_of(loaded, [row], task.data))
+            own = list(training_samples(loaded, [row], task.data))
         except ValueError:  # all rows together were fine: this one has nothing to learn
             continue
         owners += [i] * len(own)

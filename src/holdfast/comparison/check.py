@@ -15,9 +15,9 @@ from holdfast.evaluate.probes import Probe
 from holdfast.io.checkpoint import open_weights
 from holdfast.io.heads import NewHead
 from holdfast.io.kinds import config_of
-from holdfast.io.labels import target_in
+from holdfast.io.labels import target_of
 from holdfast.io.models import Loader
-from holdfast.io.sources import labels_of
+from holdfast.io.rows import labels_of
 from holdfast.io.training_data import TrainingData
 
 __all__ = ["check_inputs"]
@@ -35,7 +35,7 @@ def check_inputs(plan: Plan) -> None:
         )
     loader = Loader(max_length=plan.training.max_length)
     task = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
-    where, options = loader.place(plan.model)
+    where, options = loader.location(plan.model)
     config_of(where, options.get("gguf_file"))
     if Path(where).is_dir():
         open_weights(plan.model)
@@ -57,7 +57,7 @@ def _check_labels(head: NewHead, probe: Probe) -> None:
     if isinstance(probe, Classification):
         config = SimpleNamespace(**head.settings())
         for label in labels_of(probe.data, probe.name) or ():
-            target_in(config, label, probe.name)
+            target_of(config, label, probe.name)
 
 
 def _check_tasks(measuring: Measuring) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from holdfast.comparison.plan import Plan
 from holdfast.evaluate.inputs import named
-from holdfast.io.rows import is_text, read_text
-from holdfast.io.sources import open_rows
+from holdfast.io.rows import is_text, open_rows, read_text
 
 __all__ = ["inputs_of"]
 

@@ -19,13 +19,13 @@ from holdfast.data import Batches, Collate, Samples, as_source, pad_collate
 from holdfast.evaluate import stats
 from holdfast.evaluate.report import Score
 from holdfast.evaluate.similarity import Numbers, correlation
+from holdfast.io.encoding import encode_labelled
 from holdfast.io.images import Images, image_column
-from holdfast.io.labels import is_regression, target_of, texts_of
+from holdfast.io.labels import is_regression, text_columns
 from holdfast.io.models import Loaded
-from holdfast.io.sources import LABEL_COLUMNS
 from holdfast.methods.linear_probe_fit import PretrainedHead
 
-__all__ = ["Classification", "HeadAgreement", "encoded"]
+__all__ = ["Classification", "HeadAgreement"]
 
 
 class Answers(NamedTuple):
@@ -126,8 +126,8 @@ class Classification:
         if hasattr(data, "__len__") and not len(data):
             raise ValueError(f"{self.name} has no rows")
         first = data[0] if hasattr(data, "__getitem__") else None
-        if isinstance(first, Mapping) and texts_of(first):
-            data = [encoded(loaded, row, self.name) for row in data]
+        if isinstance(first, Mapping) and text_columns(first):
+            data = [encode_labelled(loaded, row, self.name) for row in data]
         elif isinstance(first, Mapping) and image_column(first) and self.collate is None:
             data = Images(loaded, data, self.name)
         own = pad_id_of(loaded.model)
@@ -204,17 +204,6 @@ class HeadAgreement:
             stats.compare(self.name, metric, old, new, lower_is_better=False, role=self.task.role)
             for metric, old, new in zip(metrics, before, after, strict=False)
         ]
-
-
-def encoded(loaded: Loaded, row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A row of texts as the model takes it."""
-    tokenizer = loaded.need_tokenizer(name)
-    columns = texts_of(row)
-    label = next((row[c] for c in LABEL_COLUMNS if row.get(c) is not None), None)
-    if not columns or label is None:
-        raise ValueError(f"{name}: a row needs texts and a label, and has {', '.join(row)}")
-    out = tokenizer(*(row[c] for c in columns), truncation=True, max_length=loaded.limit)
-    return {**{k: list(v) for k, v in out.items()}, "labels": target_of(loaded.model, label, name)}
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -10,8 +10,6 @@ from typing import Any
 from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.kl import KL, ClassKL, MaskedKL, TokenKL
 from holdfast.evaluate.probes import (
-    ANSWERS,
-    QUESTIONS,
     Completions,
     MultipleChoice,
     Probe,
@@ -19,11 +17,10 @@ from holdfast.evaluate.probes import (
     Text,
 )
 from holdfast.evaluate.similarity import Similarity
-from holdfast.io.labels import is_regression, texts_of
+from holdfast.io.encoding import ANSWERS, QUESTIONS, encode, encode_pair, pieces
+from holdfast.io.labels import is_regression, text_columns
 from holdfast.io.models import Loaded
-from holdfast.io.rows import is_text, read_text
-from holdfast.io.sources import IMAGE_COLUMNS, Rows, Table, open_rows
-from holdfast.scoring.likelihood import encode, encode_pair
+from holdfast.io.rows import IMAGE_COLUMNS, DatasetRows, Rows, is_text, open_rows, read_text
 
 __all__ = ["Data", "kl_of", "named", "probe_of", "similarity_of", "texts_from"]
 
@@ -71,7 +68,7 @@ def probe_of(name: str, data: Any, role: Role, limit: int | None) -> Probe:
         return Completions(name, rows, role=role)
     if any(c in first for c in ("label", "labels")):
         return Classification(name, rows, role=role)
-    if column := texts_of(first):
+    if column := text_columns(first):
         return Text(name, "\n\n".join(str(row[column[0]]) for row in rows), role=role)
     raise ValueError(
         f"{name}: cannot tell what to test from the columns {', '.join(map(str, first))}. Rows are "
@@ -94,8 +91,8 @@ def _rows(name: str, data: Any, limit: int | None) -> Rows:
     if not len(data):
         raise ValueError(f"{name} has no rows")
     if any(column in IMAGE_COLUMNS for column in getattr(data, "column_names", ())):
-        data = Table(data)
-    if isinstance(data, Table):
+        data = DatasetRows(data)
+    if isinstance(data, DatasetRows):
         return data[:limit]
     return [data[i] for i in range(min(len(data), limit or len(data)))]
 
@@ -114,8 +111,8 @@ def kl_of(probe: Probe, loaded: Loaded, samples: int) -> KL | None:
     tokenizer = loaded.need_tokenizer(probe.name)
     if isinstance(probe, Text):
         ids = encode(tokenizer, probe.text)
-        pieces = [ids[i : i + loaded.limit] for i in range(0, len(ids), loaded.limit)]
-        return TokenKL(probe.name, pieces[:samples], "the next token, after each token of the text")
+        some = pieces(ids, loaded.limit)[:samples]
+        return TokenKL(probe.name, some, "the next token, after each token of the text")
     if isinstance(probe, Completions):
         pairs = [encode_pair(loaded, *probe.texts(i)) for i in range(len(probe.rows[:samples]))]
         return TokenKL(

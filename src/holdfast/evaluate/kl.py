@@ -171,7 +171,7 @@ class ContextFreeKL(TokenKL):
     def draw(self, loaded: Loaded) -> list[list[int]]:
         """Texts from the base, without their last token: nothing is predicted after it."""
         model: Any = loaded.model
-        start = loaded.start_token(self.start)
+        start = loaded.first_token() if self.start is None else self.start
         ends = _end_tokens(loaded)
         devices = [loaded.device] if loaded.device.type == "cuda" else []
         tokens = min(self.tokens, loaded.limit - 1)

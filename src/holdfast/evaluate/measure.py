@@ -35,14 +35,14 @@ from holdfast.evaluate.probes import Probe
 from holdfast.evaluate.report import Divergence, ForgettingReport, Score
 from holdfast.evaluate.similarity import Similarity
 from holdfast.io.heads import NewHead, head_like
-from holdfast.io.models import Loaded, Loader, Source, is_headless
+from holdfast.io.models import Loaded, Loader, ModelSource, is_headless
 
 __all__ = ["measure", "measure_many"]
 
 
 def measure(
-    base: Source,
-    tuned: Source,
+    base: ModelSource,
+    tuned: ModelSource,
     *,
     text: PathLike | Sequence[PathLike] | Mapping[str, str] = (),
     data: PathLike | Sequence[PathLike] | Mapping[str, Data] = (),
@@ -118,7 +118,7 @@ def measure(
 
 
 def measure_many(
-    base: Source, tuned: Iterable[tuple[str, Source | None]], **options: Any
+    base: ModelSource, tuned: Iterable[tuple[str, ModelSource | None]], **options: Any
 ) -> Generator[ForgettingReport, None, None]:
     """Compare several models with the base, which is asked only once.
 
@@ -142,8 +142,8 @@ def measure_many(
 
 
 def _reports(
-    base: Source,
-    tuned: Iterable[tuple[str, Source | None]],
+    base: ModelSource,
+    tuned: Iterable[tuple[str, ModelSource | None]],
     *,
     text: PathLike | Sequence[PathLike] | Mapping[str, str],
     data: PathLike | Sequence[PathLike] | Mapping[str, Data],
@@ -183,7 +183,7 @@ def _reports(
     tests += probes
     if not isinstance(base, nn.Module) and (Path(base) / "adapter_config.json").is_file():
         raise ValueError(f"{base} is an adapter: give the model that it sits on as the base")
-    loader = Loader(device, dtype, max_length, tokenizer, allow_pickle, start_token)
+    loader = Loader(device, dtype, max_length, tokenizer, start_token, allow_pickle)
     free = ContextFreeKL(context_free, start=start_token, seed=seed) if context_free else None
     settings = {
         "limit": limit,
@@ -243,14 +243,14 @@ class _Meter:
         self.before: list[Any] | None = None  # the base was not asked
         self.notes: list[str] = []
 
-    def ask(self, base: Source, tuned: Source | None) -> _Answers:
+    def ask(self, base: ModelSource, tuned: ModelSource | None) -> _Answers:
         """Ask the base if it was not asked before, then the tuned model; None is the base."""
         if not self.tests and not self.free:
             return _Answers()
-        if self.free and not self.tests and (reason := self.loader.cannot_write(base)):
+        if self.free and not self.tests and (reason := self.loader.cannot_generate(base)):
             return _Answers(notes=[f"No context-free divergence: {reason}."])
         if self.before is None:
-            self.loader = self.loader.alike(base, base if tuned is None else tuned)
+            self.loader = self.loader.shared_by(base, base if tuned is None else tuned)
             head = self._new_head(base, tuned)
             with self.loader.open(base, head=head) as loaded:
                 self.before = self._ask_base(loaded, head)
@@ -260,7 +260,7 @@ class _Meter:
         with self.loader.open(base if tuned is None else tuned, base) as loaded:
             return self._compare(loaded, self.before, itself=tuned is None)
 
-    def _new_head(self, base: Source, tuned: Source | None) -> NewHead | None:
+    def _new_head(self, base: ModelSource, tuned: ModelSource | None) -> NewHead | None:
         """What the base lacks to be tested on the classes of the tuned model, if they are."""
         if tuned is None or not any(isinstance(test, Classification) for test in self.tests):
             return None
@@ -308,7 +308,7 @@ class _Meter:
         return answers
 
 
-def _name(source: Source) -> str:
+def _name(source: ModelSource) -> str:
     return type(source).__name__ if isinstance(source, nn.Module) else str(source)
 
 

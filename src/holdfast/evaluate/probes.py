@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -18,19 +18,24 @@ import torch
 
 from holdfast.evaluate.report import Score
 from holdfast.evaluate.stats import Samples, compare
+from holdfast.io.encoding import (
+    column_of,
+    encode,
+    encode_pair,
+    prompt_and_answer,
+    prompt_of,
+    windows,
+)
 from holdfast.io.models import Loaded
-from holdfast.scoring.likelihood import encode, encode_pair, log_likelihoods, windows
+from holdfast.io.rows import Rows
+from holdfast.scoring.likelihood import log_likelihoods
 from holdfast.scoring.masked import masked_losses
 
 __all__ = ["Completions", "MultipleChoice", "Probe", "Text"]
 
 Role = Literal["retained", "target"]
-Rows = Sequence[Mapping[str, Any]]
-#: What the columns of a row are called in the datasets that people have.
-QUESTIONS = ("prompt", "question", "goal", "query", "ctx", "instruction")
 #: Tokens of a running text that count as one sample.
 BLOCK = 128
-ANSWERS = ("completion", "answer", "response", "output", "target")
 
 
 @runtime_checkable
@@ -81,7 +86,7 @@ class Text:
             return masked_losses(loaded, self.text, self.name, progress=progress)
         if loaded.kind != "causal_lm":
             raise ValueError(f"{type(loaded.model).__name__} does not predict texts")
-        start = loaded.start_token()
+        start = loaded.first_token()
         ids = encode(tokenizer, self.text)
         requests = windows(ids[1:] if ids[:1] == [start] else ids, start, loaded.limit)
         found = log_likelihoods(loaded, requests, self.name, progress=progress)
@@ -123,11 +128,7 @@ class Completions:
 
     def texts(self, number: int) -> tuple[str, str]:
         """The prompt and the answer of a row, with a space between them."""
-        row = self.rows[number]
-        prompt = _prompt(row, self.template, number, self.name)
-        answer = str(_column(row, ANSWERS, number, self.name))
-        spaced = not prompt or prompt[-1].isspace() or answer[:1].isspace()
-        return prompt, answer if spaced else f" {answer}"
+        return prompt_and_answer(self.rows[number], number, self.name, self.template)
 
     def scores(
         self, before: tuple[Samples, Samples], after: tuple[Samples, Samples]
@@ -162,13 +163,13 @@ class MultipleChoice:
         """Whether each question was answered right."""
         requests, lengths, labels = [], [], []
         for number, row in enumerate(_some(self)):
-            choices = _choices(_column(row, ("choices",), number, self.name), number, self.name)
-            label = int(_column(row, ("label", "gold"), number, self.name))
+            choices = _choices(column_of(row, ("choices",), number, self.name), number, self.name)
+            label = int(column_of(row, ("label", "gold"), number, self.name))
             if not 0 <= label < len(choices):
                 raise ValueError(
                     f"{self.name}: row {number} has {len(choices)} choices and label {label}"
                 )
-            prompt = _prompt(row, self.template, number, self.name)
+            prompt = prompt_of(row, self.template, number, self.name)
             requests += [encode_pair(loaded, prompt, f" {choice}") for choice in choices]
             lengths.append([max(1, len(c)) if self.by_length else 1 for c in choices])
             labels.append(label)
@@ -205,18 +206,6 @@ def _some(probe: Completions | MultipleChoice) -> Rows:
     return probe.rows
 
 
-def _prompt(row: Mapping[str, Any], template: str | None, number: int, name: str) -> str:
-    if template is None:
-        return str(_column(row, QUESTIONS, number, name))
-    try:
-        return template.format(**row)
-    except (KeyError, IndexError, ValueError) as error:
-        raise ValueError(
-            f"{name}: the template {template!r} does not fit row {number}, which has "
-            f"{', '.join(row)}: {error}"
-        ) from error
-
-
 def _choices(given: Any, number: int, name: str) -> list[str]:
     """A list of texts; as JSON in a cell of a CSV file, or as ARC has them."""
     if isinstance(given, Mapping):
@@ -229,12 +218,3 @@ def _choices(given: Any, number: int, name: str) -> list[str]:
     if not isinstance(given, list | tuple) or len(given) < 2:
         raise ValueError(f"{name}: the choices of row {number} are no list of texts")
     return [str(choice) for choice in given]
-
-
-def _column(row: Mapping[str, Any], names: Sequence[str], number: int, name: str) -> Any:
-    for column in names:
-        if column in row:
-            return row[column]
-    raise ValueError(
-        f"{name}: row {number} has none of {', '.join(names)}, only {', '.join(row) or 'nothing'}"
-    )

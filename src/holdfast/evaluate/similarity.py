@@ -21,9 +21,9 @@ from holdfast._torch.progress import progress_bar
 from holdfast.data import Samples, pad_collate
 from holdfast.evaluate.report import Estimate, Score
 from holdfast.evaluate.stats import RESAMPLES, Array
-from holdfast.io.labels import as_number, texts_of
+from holdfast.io.labels import as_number, text_columns
 from holdfast.io.models import Loaded
-from holdfast.io.sources import Rows
+from holdfast.io.rows import Rows
 
 __all__ = ["Numbers", "Similarity", "correlation", "pearson", "spearman"]
 
@@ -102,7 +102,7 @@ class Similarity:
 
     def _row(self, number: int) -> tuple[str, str, float]:
         row = self.rows[number]
-        columns = texts_of(row)
+        columns = text_columns(row)
         score = next((as_number(row[c]) for c in _SCORES if row.get(c) is not None), None)
         if len(columns) != 2 or score is None:
             raise ValueError(

@@ -26,7 +26,7 @@ from holdfast.evaluate.measure import measure_many
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.io import codec as _codec
 from holdfast.io.merge import merge_on_disk
-from holdfast.io.models import Source
+from holdfast.io.models import ModelSource
 from holdfast.io.saved import Saved
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ class Sweep(Saved):
 
 
 def sweep(
-    base: Source,
-    tuned: Source,
+    base: ModelSource,
+    tuned: ModelSource,
     alphas: Sequence[float] = ALPHAS,
     *,
     out: str | os.PathLike[str] | None = None,
@@ -186,13 +186,13 @@ def sweep(
 
 
 def _models(
-    base: Source,
-    tuned: Source,
+    base: ModelSource,
+    tuned: ModelSource,
     alphas: Sequence[float],
     folder: Path,
     keep: bool,
     merging: dict[str, bool],
-) -> Generator[tuple[str, Source | None], None, None]:
+) -> Generator[tuple[str, ModelSource | None], None, None]:
     """The models at each α by name, made when they are asked for and removed afterwards."""
     for alpha in alphas:
         if alpha == 0:

@@ -1,12 +1,12 @@
-"""Whether the Hugging Face hub can be asked at all: its own clients try for minutes."""
+"""A quick check that a name can be loaded from the Hugging Face hub.
+
+Without a connection the hub's own clients retry for minutes before they give up.
+"""
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 from functools import lru_cache
-from urllib.parse import urlsplit
 
 __all__ = ["check_hub"]
 
@@ -14,42 +14,43 @@ _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def check_hub(name: str, kind: str) -> None:
-    """Raise OSError if a name is neither in the hub's cache here nor can the hub be reached.
+    """Raise OSError if a name is neither in the local hub cache nor can the hub be reached.
 
     Args:
-        name: of a model or dataset, which is no path on this machine.
+        name: the name of a model or dataset that is not a local path.
         kind: ``"model"`` or ``"dataset"``.
     """
-    if not _NAME.fullmatch(name) or _is_cached(name, kind) or _reached():
+    if not _NAME.fullmatch(name) or _is_cached(name, kind) or _is_reachable():
         return
     raise OSError(
-        f"there is no file or folder {name} here, and the hub, where a {kind} of that name might "
-        "be, cannot be reached"
+        f"there is no local file or folder {name}, and the Hugging Face hub, which may have a "
+        f"{kind} of that name, cannot be reached"
     )
 
 
 def _is_cached(name: str, kind: str) -> bool:
     try:
-        from huggingface_hub import constants
+        from huggingface_hub import constants, snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     except ImportError:
-        return True  # whoever loads it says what is missing
+        return True  # the loader names the missing package
     if constants.HF_HUB_OFFLINE:
-        return True  # then its clients do not try
-    if kind == "dataset":  # datasets keeps a cache of its own
+        return True  # the clients do not retry
+    if kind == "dataset":  # datasets keeps its own cache
         return False
-    return os.path.isdir(
-        os.path.join(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}")
-    )
+    try:
+        snapshot_download(name, local_files_only=True)
+    except (HFValidationError, LocalEntryNotFoundError):
+        return False
+    return True
 
 
 @lru_cache(maxsize=1)
-def _reached() -> bool:
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
-        return True  # a proxy may reach it
-    address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    port = address.port or (80 if address.scheme == "http" else 443)
+def _is_reachable() -> bool:
+    from huggingface_hub import constants, get_session
+
     try:
-        socket.create_connection((address.hostname or "", port), timeout=5).close()
-    except OSError:
+        get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception:  # the session's own types differ between versions (requests, httpx)
         return False
     return True

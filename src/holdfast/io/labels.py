@@ -1,4 +1,8 @@
-"""Labels: what a row says, and what it means to a model."""
+"""Labels of rows, and the targets that they mean to a model.
+
+Functions that take a ``config`` read a transformers model configuration, or any object with the
+same attributes.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,24 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from torch import nn
-
 from holdfast._torch.names import shorten
 
-__all__ = [
-    "as_number", "class_name", "id_in", "is_regression", "label_id", "target_in", "target_of",
-    "texts_of",
-]  # fmt: skip
+__all__ = ["as_number", "class_index", "is_regression", "target_of", "text_columns"]
 
-#: Pairs of columns that are two texts of one sample.
-TEXTS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "sentence"))
+#: Pairs of columns that hold the two texts of one sample.
+_PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "sentence"))
 
 
-def texts_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """The text columns of a row: a pair or one; none if it holds no text."""
-    for pair in TEXTS:
+def text_columns(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the text columns of a row: a pair, one column, or none."""
+    for pair in _PAIRS:
         if all(isinstance(row.get(column), str) for column in pair):
             return pair
     return next(((c,) for c in ("text", "sentence") if isinstance(row.get(c), str)), ())
 
 
 def as_number(label: Any) -> float | None:
-    """A label as a number, also where a CSV file has it as text; None if it is none.
+    """Return a label as a finite number, also if it is text as in a CSV file; else None.
 
     >>> as_number("4.75"), as_number(3), as_number("red"), as_number("nan")
     (4.75, 3.0, None, None)
@@ -42,7 +41,7 @@ def as_number(label: Any) -> float | None:
 
 
 def class_name(label: Any) -> str:
-    """What a class is called: a text as it is, a whole number by its digits.
+    """Return the name of a class: text unchanged, a whole number as its digits.
 
     >>> class_name("red"), class_name(3), class_name(3.0), class_name(True)
     ('red', '3', '3', '1')
@@ -51,54 +50,53 @@ def class_name(label: Any) -> str:
         return label.strip()
     number = as_number(label)
     if number is None:
-        raise ValueError(f"{label!r} is no label: a label is a text or a number")
+        raise ValueError(f"a label must be text or a finite number, got {label!r}")
     return str(int(number)) if number == int(number) else str(label)
 
 
+def class_names(labels: Sequence[Any]) -> list[str]:
+    """Return the distinct class names, sorted as numbers if all of them are numbers.
+
+    >>> class_names(["10", "9", "10"]), class_names(["b", "a"]), class_names([2, 0])
+    (['9', '10'], ['a', 'b'], ['0', '2'])
+    """
+    found = {class_name(label) for label in labels}
+    if all(name.lstrip("-").isdigit() for name in found):
+        return sorted(found, key=int)
+    return sorted(found)
+
+
 def is_regression(config: Any) -> bool:
-    """Whether a classifier's configuration is that of a regression: one number, no classes."""
+    """Whether a classifier's configuration describes a regression: one number, no classes."""
     problem = getattr(config, "problem_type", None)
     return problem == "regression" or (problem is None and getattr(config, "num_labels", 0) == 1)
 
 
-def target_of(model: nn.Module, label: Any, name: str) -> int | float:
-    """What a model is to say: the number of a class, or the number itself of a regression."""
-    return target_in(getattr(model, "config", None), label, name)
+def target_of(config: Any, label: Any, name: str) -> int | float:
+    """Return the target of a label: a class index, or the number itself for a regression.
 
-
-def target_in(config: Any, label: Any, name: str) -> int | float:
-    """The same by the model's configuration."""
-    if not is_regression(config):
-        return id_in(config, label, name)
-    number = as_number(label)
-    if number is None:
-        raise ValueError(f"{name}: the model predicts a number, and the label {label!r} is none")
-    return number
-
-
-def label_id(model: nn.Module, label: Any, name: str) -> int:
-    """The index of a class that a row names by the model's own word for it, or by its number.
-
-    Where one of the model's words is a number itself, a label is a word and no index.
+    Args:
+        config: the model's configuration.
+        label: a class name of the model, a class index, or a number for a regression. If any class
+            name of the model is itself a number, the label is a name and never an index.
+        name: the data's name, for errors.
     """
-    return id_in(getattr(model, "config", None), label, name)
-
-
-def id_in(config: Any, label: Any, name: str) -> int:
-    """The same by the model's configuration."""
-    index = index_in(config, label)
+    if is_regression(config):
+        number = as_number(label)
+        if number is None:
+            raise ValueError(f"{name}: the model predicts a number, but the label is {label!r}")
+        return number
+    index = class_index(config, label)
     if index is None:
-        known = _known(config)
-        raise ValueError(
-            f"{name}: the label {label!r} is none of the model's {len(known) or ''} classes"
-            + (f": {shorten(list(known))}" if known else "")
-        )
+        known = _index_by_name(config)
+        classes = f"{len(known)} classes: {shorten(list(known))}" if known else "classes"
+        raise ValueError(f"{name}: the label {label!r} is not one of the model's {classes}")
     return index
 
 
-def index_in(config: Any, label: Any) -> int | None:
-    """The index of a class by the model's configuration; None if it has no such class."""
-    known, word = _known(config), class_name(label)
+def class_index(config: Any, label: Any) -> int | None:
+    """Return the index of a class in the model's configuration; None if it has no such class."""
+    known, word = _index_by_name(config), class_name(label)
     if word in known:
         return known[word]
     number = as_number(label)
@@ -109,24 +107,11 @@ def index_in(config: Any, label: Any) -> int | None:
     return int(number)
 
 
-def _known(config: Any) -> dict[str, int]:
-    """The classes of a model by their names, in their order."""
+def _index_by_name(config: Any) -> dict[str, int]:
     names: Mapping[Any, str] = getattr(config, "id2label", None) or {}
     return {str(name): int(i) for i, name in sorted(names.items(), key=lambda item: int(item[0]))}
 
 
-@lru_cache  # the classes are the same for every row
+@lru_cache  # called once per row with the same classes
 def _any_number(names: tuple[str, ...]) -> bool:
     return any(as_number(name) is not None for name in names)
-
-
-def distinct(labels: Sequence[Any]) -> list[str]:
-    """The classes that occur: numbers in their order, other names in theirs.
-
-    >>> distinct(["10", "9", "10"]), distinct(["b", "a"]), distinct([2, 0])
-    (['9', '10'], ['a', 'b'], ['0', '2'])
-    """
-    found = {class_name(label) for label in labels}
-    if all(name.lstrip("-").isdigit() for name in found):
-        return sorted(found, key=int)
-    return sorted(found)

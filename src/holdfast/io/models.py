@@ -1,7 +1,7 @@
-"""One model at a time: what kind it is, and everything that is needed to run it.
+"""Load one model at a time, with everything needed to run it.
 
-Transformers' models by directory or hub name, LoRA adapters on their base, GGUF files, and modules
-that are in memory already.
+Sources are transformers models by directory or hub name, LoRA adapters on their base, GGUF files,
+and modules in memory.
 """
 
 from __future__ import annotations
@@ -13,75 +13,76 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from holdfast._torch.batch import evaluating
+from holdfast._torch.checks import whole
+from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
+from holdfast.io.heads import NewHead, draw_weights, head_like, new_parts
 from holdfast.io.hub import check_hub
 from holdfast.io.kinds import (
     Kind,
+    ModelSource,
     config_of,
-    first_sentence,
+    first_line,
     import_transformers,
+    is_adapter,
     is_headless,
     kind_named,
     kind_of,
 )
 
-if TYPE_CHECKING:
-    from holdfast.io.heads import NewHead
+__all__ = ["Kind", "Loaded", "Loader", "ModelSource", "is_headless", "kind_of"]
 
-__all__ = ["Kind", "Loaded", "Loader", "Source", "is_headless", "kind_of"]
-
-Source = str | os.PathLike[str] | nn.Module
-_TOKENIZERS = (
+_TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model",
     "spiece.model",
 )  # fmt: skip
-_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to be run.
+    """A model that is ready to run.
 
     Attributes:
         model: in eval mode, on its device.
         kind: what it predicts.
-        tokenizer: of an image classifier its image processor; None where it has none.
-        limit: the longest sequence that it takes, and that the user wants.
-        start: what a text begins with, if the user says so.
+        tokenizer: the tokenizer, or the image processor of an image classifier; None if it has
+            neither.
+        limit: the maximum length of a sequence in tokens.
+        start_token: the first token of a text, if the user sets it.
     """
 
     model: nn.Module
     kind: Kind
     tokenizer: Any
     limit: int
-    start: int | None = None
+    start_token: int | None = None
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of the weights."""
         return next(self.model.parameters()).device
 
     def need_tokenizer(self, what: str) -> Any:
-        """The tokenizer, or an error that says what it is needed for."""
+        """Return the tokenizer, or raise an error that names what needs it."""
         if self.tokenizer is None:
             raise ValueError(
-                f"{what} needs a tokenizer, and none is beside the model's weights: save it there "
-                "by its save_pretrained (in Python, tokenizer= takes it too)"
+                f"{what} needs a tokenizer, but the model has none: save one next to the weights "
+                "with save_pretrained, or in Python pass Loader(tokenizer=...)"
             )
         return self.tokenizer
 
-    def start_token(self, given: int | None = None) -> int:
-        """What a text begins with: the BOS token, else EOS."""
+    def first_token(self) -> int:
+        """Return the first token of a text: ``start_token``, else BOS, else EOS."""
         config = getattr(self.model, "config", None)
         for token in (
-            given,
-            self.start,
+            self.start_token,
             getattr(self.tokenizer, "bos_token_id", None),
             getattr(config, "bos_token_id", None),
             getattr(self.tokenizer, "eos_token_id", None),
@@ -90,50 +91,52 @@ class Loaded:
             token = token[0] if isinstance(token, list) and token else token
             if isinstance(token, int):
                 return token
-        raise ValueError("the model names no BOS or EOS token to begin with: pass start_token=")
+        raise ValueError("the model has no BOS or EOS token: pass Loader(start_token=...)")
 
 
 @dataclass(frozen=True)
 class Loader:
-    """How models are loaded.
+    """How models are loaded and run.
 
     Attributes:
-        device: None takes an accelerator if there is one.
-        dtype: None takes float32 on the CPU, and the checkpoint's own elsewhere.
-        max_length: sequences are not longer than this, nor than the model's limit.
-        tokenizer: to use instead of the one beside the weights.
-        allow_pickle: read ``.bin`` files too. They are loaded as plain tensors.
-        start: the token that texts begin with, where a model names none.
+        device: None selects an accelerator if there is one.
+        dtype: None selects float32 on the CPU and the checkpoint's own dtype elsewhere.
+        max_length: the maximum length of sequences in tokens. The model's own limit applies too.
+        tokenizer: used instead of the one next to the weights; required for modules in memory.
+        start_token: the first token of texts, for a model without a BOS token.
+        allow_pickle: also read pickled weights (``.bin``), restricted to tensors.
+
+    Example:
+        >>> Loader(device="cpu", max_length=256).max_length
+        256
     """
 
     device: torch.device | str | None = None
     dtype: torch.dtype | None = None
     max_length: int = 1024
     tokenizer: Any = None
+    start_token: int | None = None
     allow_pickle: bool = False
-    start: int | None = None
+
+    def __post_init__(self) -> None:
+        whole("max_length", self.max_length, 2)
 
     @contextlib.contextmanager
     def open(
-        self, source: Source, base: Source | None = None, head: NewHead | None = None
+        self, source: ModelSource, base: ModelSource | None = None, head: NewHead | None = None
     ) -> Iterator[Loaded]:
-        """A model for a while; one that was loaded for it is let go afterwards.
+        """Load a model for the duration of the context; free its memory on exit.
 
         Args:
-            source: the model.
-            base: what a LoRA adapter sits on, if it does not say itself.
-            head: a new one, to put onto a model that is loaded for it.
+            source: the model. A module in memory is used as it is.
+            base: the model under a LoRA adapter, if the adapter does not name it.
+            head: a new head for the model.
         """
         if isinstance(source, nn.Module):
             with evaluating(source):
                 yield self.ready(source, self.tokenizer)
             return
-        if head is None:
-            model = self.load(str(source), base)
-        else:
-            from holdfast.io.heads import load_with_head
-
-            model, _ = load_with_head(self, str(source), head)
+        model = self._load_any(str(source), base, head)
         try:
             yield self.ready(model, self.tokenizer or self.tokenizer_of(str(source), base))
         finally:
@@ -142,113 +145,155 @@ class Loader:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
-    def alike(self, base: Source, tuned: Source) -> Loader:
-        """This loader with one length and one dtype for two models, so that they are comparable."""
+    def ready(self, model: nn.Module, tokenizer: Any) -> Loaded:
+        """Combine a model with everything needed to run it."""
+        config: Any = getattr(model, "config", None)
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        limits = [self.max_length]
+        for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+            if isinstance(limit := getattr(text, name, None), int) and limit > 0:
+                limits.append(limit)
+        for name, part in model.named_modules():
+            # RoBERTa's positions start after the padding index, so its table is longer than the
+            # longest sequence.
+            if name.endswith("position_embeddings") and getattr(part, "padding_idx", None):
+                limits.append(part.num_embeddings - part.padding_idx - 1)
+        return Loaded(model, kind_of(model), tokenizer, min(limits), self.start_token)
+
+    def shared_by(self, base: ModelSource, tuned: ModelSource) -> Loader:
+        """Return this loader with one maximum length and one dtype that suit both models."""
         configs = []
         for source in (base, tuned):
             try:
-                name = str(source)
-                if isinstance(source, nn.Module) or (Path(name) / "adapter_config.json").is_file():
+                if isinstance(source, nn.Module) or is_adapter(source):
                     continue
-                path = Path(name)
+                path = Path(source)
                 inside = path.suffix in (".safetensors", ".gguf") and path.is_file()
                 gguf = path.name if inside and path.suffix == ".gguf" else None
-                configs.append(config_of(str(path.parent) if inside else name, gguf))
+                configs.append(config_of(str(path.parent if inside else source), gguf))
             except (ImportError, ValueError):
                 continue
         texts = [c.get_text_config() for c in configs]
         limits = [getattr(text, "max_position_embeddings", None) for text in texts]
         length = min([self.max_length, *(n for n in limits if isinstance(n, int) and n > 0)])
         dtype = self.dtype
-        if dtype is None and configs and self.where().type != "cpu":
+        if dtype is None and configs and self.target_device().type != "cpu":
             dtype = getattr(configs[0], "dtype", None)
         return replace(self, max_length=length, dtype=dtype)
 
-    def cannot_write(self, source: Source) -> str | None:
-        """Why a model cannot be asked for texts, told without loading it; None if it can."""
+    def cannot_generate(self, source: ModelSource) -> str | None:
+        """Return why a model cannot generate texts, without loading it; None if it can."""
         if isinstance(source, nn.Module):
-            return None if kind_of(source) == "causal_lm" else "the model does not write texts"
+            return None if kind_of(source) == "causal_lm" else "the model does not generate texts"
         path = Path(source)
-        if (path / "adapter_config.json").is_file() or path.suffix == ".gguf":
+        if is_adapter(source) or path.suffix == ".gguf":
             return None
         try:
             config = config_of(str(path.parent if path.is_file() else source), None)
         except (ImportError, ValueError) as error:
             return str(error)
         name = (config.architectures or ["a model of unknown class"])[0]
-        return None if kind_named(name) == "causal_lm" else f"{name} does not write texts"
+        return None if kind_named(name) == "causal_lm" else f"{name} does not generate texts"
 
-    def load(self, source: str, base: Source | None = None) -> nn.Module:
-        """A model of its own class, on the device, in eval mode; an adapter is merged into it."""
+    def target_device(self) -> torch.device:
+        """Return the device that models are loaded onto."""
+        if self.device is not None:
+            try:
+                torch.empty(0, device=self.device)
+            except (RuntimeError, AssertionError) as error:
+                raise ValueError(f"device {self.device}: {first_line(error)}") from error
+            return torch.device(self.device)
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def load(self, source: str, base: ModelSource | None = None) -> nn.Module:
+        """Load a model of its own class in eval mode; an adapter is merged into its base."""
         transformers = import_transformers()
-        if (Path(source) / "adapter_config.json").is_file():
-            return self._adapted(Path(source), base)
-        where, options = self.place(source)
+        if is_adapter(source):
+            return self._load_adapted(Path(source), base)
+        where, options = self.location(source)
         config = config_of(where, options.get("gguf_file"))
         name = (config.architectures or [None])[0]
         cls: Any = getattr(transformers, name or "", None)
         if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
-            gguf = "gguf_file" in options  # which names no class
+            gguf = "gguf_file" in options  # a GGUF file names no class
             cls = transformers.AutoModelForCausalLM if gguf else transformers.AutoModel
-        device = self.where()
+        device = self.target_device()
         dtype = self.dtype or (torch.float32 if device.type == "cpu" else "auto")
         model: nn.Module
         try:
             model, info = cls.from_pretrained(
                 where, dtype=dtype, output_loading_info=True, **options
             )
-        except Exception as error:  # safetensors, torch and transformers have each their own
-            raise ValueError(f"{source} cannot be loaded: {first_sentence(error)}") from error
-        if lacking := sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])):
-            raise ValueError(
-                f"{source} lacks weights that a {type(model).__name__} has, or has them under "
-                f"other names: {shorten(lacking)}. They would be random"
-            )
+        except Exception as error:  # safetensors, torch and transformers raise their own types
+            raise ValueError(f"{source} cannot be loaded: {first_line(error)}") from error
+        missing = [*info["missing_keys"], *info["mismatched_keys"]]
+        _refuse_random(source, model, map(str, missing))
         return model.to(device).eval()
 
-    def place(self, source: str) -> tuple[str, dict[str, Any]]:
-        """Where transformers finds a model, and how it is to read it."""
+    def load_with_head(self, source: str, head: NewHead) -> tuple[nn.Module, tuple[str, ...]]:
+        """Load a model with a new head; also return the names of its new modules."""
+        transformers = import_transformers()
+        where, options = self.location(source)
+        config = config_of(where, options.get("gguf_file"))
+        auto = transformers.AutoModelForSequenceClassification
+        if head.images:
+            auto = transformers.AutoModelForImageClassification
+        try:
+            with _no_warnings(transformers):
+                model, info = auto.from_pretrained(
+                    where, dtype=self.dtype or torch.float32, output_loading_info=True,
+                    ignore_mismatched_sizes=True, **head.settings(), **options,
+                )  # fmt: skip
+        except (OSError, RuntimeError, ValueError) as error:
+            if "Unrecognized configuration class" in str(error):
+                what = "image" if head.images else "text"
+                reason = f"transformers has no {what} classifier for {config.model_type} models"
+            else:
+                reason = first_line(error)
+            raise ValueError(f"{source} cannot get a new head ({head}): {reason}") from error
+        missing = [str(key) for key in info["missing_keys"]]
+        missing += [str(k[0] if isinstance(k, tuple) else k) for k in info["mismatched_keys"]]
+        body = f"{model.base_model_prefix}."
+        _refuse_random(
+            source, model, (k for k in missing if k.startswith(body) and "pooler" not in k)
+        )
+        new = new_parts(model, missing, body)
+        draw_weights(model, new)
+        return model.to(self.target_device()).eval(), new
+
+    def location(self, source: str) -> tuple[str, dict[str, Any]]:
+        """Return where transformers finds a model, and the options to load it with."""
         path = Path(source)
         if path.suffix == ".gguf":
             return str(path.parent), {"gguf_file": path.name}
         if path.suffix == ".safetensors" and path.is_file():
             if path.name != "model.safetensors":
                 raise ValueError(
-                    f"{path} is not where transformers looks for weights: put it into a directory "
-                    "of its own as model.safetensors, with its config.json"
+                    f"{path}: transformers only loads files named model.safetensors: rename it and "
+                    "put it into its own directory with its config.json"
                 )
             source = str(path.parent)
         if not path.exists():
             check_hub(source, "model")
         return source, {"use_safetensors": None if self.allow_pickle else True}
 
-    def _adapted(self, path: Path, base: Source | None) -> nn.Module:
-        try:
-            from peft import PeftModel
-        except ImportError as error:
-            raise ImportError(
-                f'{path} holds a LoRA adapter, which needs peft: pip install "holdfast[peft]"'
-            ) from error
+    def _load_any(self, source: str, base: ModelSource | None, head: NewHead | None) -> nn.Module:
+        return self.load(source, base) if head is None else self.load_with_head(source, head)[0]
+
+    def _load_adapted(self, path: Path, base: ModelSource | None) -> nn.Module:
+        peft = require("peft", extra="peft", what=f"the LoRA adapter {path}")
         own = json.loads((path / "adapter_config.json").read_text()).get("base_model_name_or_path")
         under = own if base is None or isinstance(base, nn.Module) else base
         if not under:
-            raise ValueError(f"{path} is an adapter and does not say where its base model lies")
-        from holdfast.io.heads import head_like, load_with_head
-
-        # A config.json beside it is finetune's, of the head that its base lacks, or a copy of the
-        # base's own, as other trainers write it.
-        head = head_like(under, path)
-        if head is None:
-            under_it = self.load(str(under), None)
-        else:
-            under_it, _ = load_with_head(self, str(under), head)
-        model: Any = PeftModel.from_pretrained(under_it, path)
-        merged: nn.Module = model.merge_and_unload()
+            raise ValueError(f"{path} is an adapter that does not name its base model: pass base")
+        # A config.json next to the adapter describes the head that its base lacks, if finetune
+        # wrote it, or is a copy of the base's configuration, if another trainer did.
+        body = self._load_any(str(under), None, head_like(under, path))
+        merged: nn.Module = peft.PeftModel.from_pretrained(body, path).merge_and_unload()
         return merged.eval()
 
-    def tokenizer_of(self, source: str, base: Source | None = None) -> Any:
-        """What reads a model's inputs: the tokenizer beside it, or beside its base, or the image
-        processor; None where there is none."""
+    def tokenizer_of(self, source: str, base: ModelSource | None = None) -> Any:
+        """Return the tokenizer or image processor of a model or its base; None if there is none."""
         transformers = import_transformers()
         path = Path(source)
         places: list[tuple[str, dict[str, str]]] = [(source, {})]
@@ -260,42 +305,38 @@ class Loader:
             places.append((str(base), {}))
         for place, options in places:
             local = Path(place).is_dir() and not options
-            for auto, known in (
-                (transformers.AutoTokenizer, _TOKENIZERS),
-                (transformers.AutoImageProcessor, _PROCESSORS),
+            for auto, known, what in (
+                (transformers.AutoTokenizer, _TOKENIZER_FILES, "tokenizer"),
+                (transformers.AutoImageProcessor, _PROCESSOR_FILES, "image processor"),
             ):
                 if local and not any((Path(place) / name).is_file() for name in known):
                     continue
                 try:
                     return auto.from_pretrained(place, **options)
                 except Exception as error:
-                    if local:  # it is there, and broken
-                        what = "tokenizer" if known is _TOKENIZERS else "image processor"
+                    if local:  # the files exist but are damaged
                         raise ValueError(
-                            f"the {what} in {place} cannot be loaded: {first_sentence(error)}"
+                            f"the {what} in {place} cannot be loaded: {first_line(error)}"
                         ) from error
         return None
 
-    def ready(self, model: nn.Module, tokenizer: Any) -> Loaded:
-        """A model with what is needed to run it."""
-        config: Any = getattr(model, "config", None)
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        limits = [self.max_length]
-        for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-            if isinstance(limit := getattr(text, name, None), int) and limit > 0:
-                limits.append(limit)
-        for name, part in model.named_modules():
-            # Positions that begin after the padding's, as RoBERTa's: the table says so itself.
-            if name.endswith("position_embeddings") and getattr(part, "padding_idx", None):
-                limits.append(part.num_embeddings - part.padding_idx - 1)
-        return Loaded(model, kind_of(model), tokenizer, min(limits), self.start)
 
-    def where(self) -> torch.device:
-        """The device that models are loaded onto."""
-        if self.device is not None:
-            try:
-                torch.empty(0, device=self.device)
-            except (RuntimeError, AssertionError) as error:
-                raise ValueError(f"device {self.device}: {first_sentence(error)}") from error
-            return torch.device(self.device)
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _refuse_random(source: str, model: nn.Module, missing: Iterator[str]) -> None:
+    """Raise ValueError if weights that should be pretrained are missing."""
+    if names := sorted(missing):
+        raise ValueError(
+            f"{source} does not hold these weights of {type(model).__name__}, which would be "
+            f"random: {shorten(names)}"
+        )
+
+
+@contextlib.contextmanager
+def _no_warnings(transformers: Any) -> Iterator[None]:
+    """Suppress the warning about new weights, which are intended here."""
+    logging = transformers.utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

@@ -1,4 +1,10 @@
-"""Files of rows and of text: JSON lines, JSON, CSV, TSV, Parquet and plain text, gzipped or not."""
+"""Rows of data from files, saved datasets, image folders and the Hugging Face hub.
+
+open_rows("train.jsonl.gz")
+open_rows("saved:train")                   # a split of a dataset that save_to_disk wrote
+open_rows("flowers/train")                 # one folder of images per class
+open_rows("openai/gsm8k:main:train")       # a hub dataset: name, configuration, split
+"""
 
 from __future__ import annotations
 
@@ -6,28 +12,129 @@ import csv
 import gzip
 import io
 import json
+import os
+import re
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
-__all__ = ["is_rows", "is_text", "read_rows", "read_text"]
+from holdfast._torch.imports import require
+from holdfast._torch.names import shorten
+from holdfast.io.hub import check_hub
+from holdfast.io.labels import as_number
 
-_TEXT = (".txt", ".md", ".text", "")
-_ROWS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+__all__ = [
+    "IMAGE_COLUMNS", "LABEL_COLUMNS", "DatasetRows", "Rows", "is_text", "labels_of", "open_rows",
+    "read_rows", "read_text",
+]  # fmt: skip
+
+Rows = Sequence[Mapping[str, Any]]
+IMAGE_COLUMNS = ("image", "img")
+LABEL_COLUMNS = ("label", "labels")
+_TEXT_SUFFIXES = (".txt", ".md", ".text", "")
+_ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+class DatasetRows(Sequence[Mapping[str, Any]]):
+    """The rows of a ``datasets.Dataset``. A row is read, and its image decoded, on access.
+
+    Attributes:
+        names: the class names of the label column by index; None if the dataset has no names. If
+            any name is itself a number, the rows hold the names instead of the indices, so that a
+            name cannot be mistaken for an index.
+        classes: whether the labels are classes, even if they look like numbers.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.column = next((c for c in LABEL_COLUMNS if c in dataset.column_names), None)
+        feature = dataset.features[self.column] if self.column else None
+        self.names: list[str] | None = getattr(feature, "names", None)
+        self.classes = self.names is not None
+        self._spelled: list[str] | None = None
+        if self.names and any(as_number(name) is not None for name in self.names):
+            self.names, self._spelled = None, self.names
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> DatasetRows: ...
+    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | DatasetRows:
+        if isinstance(index, slice):
+            return DatasetRows(self.dataset.select(range(*index.indices(len(self)))))
+        row: dict[str, Any] = self.dataset[index]
+        if self.column is not None:
+            row[self.column] = self._named(row[self.column])
+        return row
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return (self[i] for i in range(len(self)))
+
+    def labels(self) -> list[Any]:
+        """Return the labels of all rows without decoding any image."""
+        if self.column is None:
+            return [None] * len(self)
+        return [self._named(label) for label in self.dataset[self.column]]
+
+    def _named(self, label: Any) -> Any:
+        if self._spelled is None or not isinstance(label, int):
+            return label
+        return self._spelled[label] if label >= 0 else None  # datasets uses -1 for "no label"
+
+
+def labels_of(rows: Rows, name: str) -> list[Any] | None:
+    """Return the labels of rows, or None if no row has one; an error names the first gap."""
+    if isinstance(rows, DatasetRows):
+        labels = rows.labels()
+    else:
+        labels = [next((r[c] for c in LABEL_COLUMNS if r.get(c) is not None), None) for r in rows]
+    missing = [i for i, label in enumerate(labels) if label is None or label == ""]
+    if len(missing) == len(labels):
+        return None
+    if missing:
+        raise ValueError(
+            f"{name}: {len(missing)} rows have no label; the first is row {missing[0]}"
+        )
+    return labels
+
+
+def open_rows(data: str | os.PathLike[str]) -> Rows:
+    """Open the rows that a name stands for. A text file is one row.
+
+    Args:
+        data: a file (JSON lines, JSON, CSV, TSV, Parquet or text), a directory that
+            ``datasets.save_to_disk`` wrote (``dir:split``), a folder with one folder of images per
+            class, or a dataset on the Hugging Face hub (``name``, ``name:split`` or
+            ``name:configuration:split``). Local files take precedence over the hub.
+    """
+    name, path = str(data), Path(data)
+    if path.is_dir():
+        return _open_directory(path, None)
+    if path.exists():
+        return [{"text": read_text(path)}] if is_text(path) else read_rows(path)
+    folder, _, split = name.rpartition(":")
+    if folder and Path(folder).is_dir():
+        return _open_directory(Path(folder), split)
+    plain, *more = name.split(":")
+    is_file_name = _kind(path) in _ROW_SUFFIXES or (path.suffix != "" and is_text(path))
+    if is_file_name or not _HUB_NAME.fullmatch(plain) or len(more) > 2:
+        raise FileNotFoundError(f"no such file: {name}")
+    return _open_hub(name, plain, *more)
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file is running text, by its name."""
-    return _kind(path) in _TEXT
-
-
-def is_rows(path: Path) -> bool:
-    """Whether a file holds rows, by its name."""
-    return _kind(path) in _ROWS
+    """Whether a file holds running text, judged by its name."""
+    return _kind(path) in _TEXT_SUFFIXES
 
 
 def read_text(path: Path) -> str:
-    """A text file. An error names the file."""
+    """Read a text file, gzipped or not."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             text = file.read().decode("utf-8-sig")
@@ -41,24 +148,32 @@ def read_text(path: Path) -> str:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file, by the names of their columns. An error names the file and the line."""
+    """Read the rows of a file as dictionaries by column. An error names the file and the line."""
     kind = _kind(path)
-    if kind not in _ROWS:
-        raise ValueError(f"{path} is none of the kinds that hold rows: {', '.join(_ROWS)}")
+    if kind not in _ROW_SUFFIXES:
+        raise ValueError(
+            f"{path}: {path.suffix} files hold no rows; supported are {', '.join(_ROW_SUFFIXES)}"
+        )
     if kind == ".parquet":
-        rows = _parquet(path)
+        rows = _read_parquet(path)
     elif kind in (".csv", ".tsv"):
-        rows = _csv(path, "\t" if kind == ".tsv" else ",")
+        rows = _read_csv(path, "\t" if kind == ".tsv" else ",")
     elif kind == ".json":
-        rows = _json(path, read_text(path))
+        rows = _parse_json(path, read_text(path))
     else:
-        rows = [_json(path, line, n + 1) for n, line in _lines(path)]
+        # Not splitlines(): a JSON string may hold U+2028, which only Python treats as a line end.
+        lines = enumerate(read_text(path).split("\n"), start=1)
+        rows = [_parse_json(path, line, n) for n, line in lines if line.strip()]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} holds no rows")
     return rows
 
 
-def _csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
+def _kind(path: Path) -> str:
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
+
+
+def _read_csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
     csv.field_size_limit(sys.maxsize)
     try:
         return list(csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter))
@@ -66,16 +181,7 @@ def _csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
         raise ValueError(f"{path} cannot be read as CSV: {error}") from error
 
 
-def _kind(path: Path) -> str:
-    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
-
-
-def _lines(path: Path) -> list[tuple[int, str]]:
-    # Not splitlines(): a JSON string may hold U+2028, which is a line's end to Python alone.
-    return [(n, line) for n, line in enumerate(read_text(path).split("\n")) if line.strip()]
-
-
-def _json(path: Path, text: str, line: int | None = None) -> Any:
+def _parse_json(path: Path, text: str, line: int | None = None) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
@@ -83,13 +189,77 @@ def _json(path: Path, text: str, line: int | None = None) -> Any:
         raise ValueError(f"{path}{where} is not JSON: {error}") from error
 
 
-def _parquet(path: Path) -> list[dict[str, Any]]:
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    parquet = require("pyarrow.parquet", extra="hf", what=str(path))
     try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError(f'{path} needs pyarrow: pip install "holdfast[hf]"') from error
-    try:
-        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
     return rows
+
+
+def _open_directory(path: Path, split: str | None) -> Rows:
+    if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        datasets = require("datasets", extra="hf", what=str(path))
+        try:
+            found = datasets.load_from_disk(str(path))
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(f"{path} cannot be read as a saved dataset: {error}") from error
+        return _select_split(found, split, str(path))
+    if split is not None:
+        path = path / split
+        if not path.is_dir():
+            raise FileNotFoundError(f"no such directory: {path}")
+    return _open_image_folder(path)
+
+
+def _open_image_folder(path: Path) -> Rows:
+    rows = []
+    for folder in sorted(p for p in _visible(path) if p.is_dir()):
+        files = sorted(p for p in _visible(folder) if p.suffix.lower() in _IMAGE_SUFFIXES)
+        rows += [{"image": str(file), "label": folder.name} for file in files]
+    if not rows:
+        deeper = {str(p.parent.parent) for p in path.glob("*/*/*") if p.suffix in _IMAGE_SUFFIXES}
+        hint = f"; do you mean {' or '.join(sorted(deeper))}?" if deeper else ""
+        raise ValueError(
+            f"{path} is neither a dataset saved by datasets.save_to_disk nor a folder with one "
+            f"folder of images per class{hint}"
+        )
+    return rows
+
+
+def _visible(path: Path) -> Iterator[Path]:
+    """The entries of a folder except hidden ones (``.ipynb_checkpoints``, ``._1.png``)."""
+    return (entry for entry in path.iterdir() if not entry.name.startswith("."))
+
+
+def _open_hub(name: str, dataset: str, *more: str) -> Rows:
+    configuration, split = more if len(more) == 2 else (None, *more, None)[:2]
+    check_hub(dataset, "dataset")
+    datasets = require("datasets", extra="hf", what=name)
+    try:
+        found = datasets.load_dataset(dataset, configuration, split=split)
+    except Exception as error:  # datasets raises many types: no network, no such name or split
+        reason = str(error).strip().split("\n")[0][:300]
+        raise ValueError(
+            f"{name} is neither a local file or directory nor a dataset on the hub: {reason}"
+        ) from error
+    return _select_split(found, None, name)
+
+
+def _select_split(found: Any, split: str | None, name: str) -> DatasetRows:
+    if not hasattr(found, "column_names") or isinstance(found.column_names, dict):
+        if split is None and len(found) == 1:
+            split = next(iter(found))
+        if split not in found:
+            problem = f"has no split {split!r}" if split else "has several splits"
+            raise ValueError(
+                f"{name} {problem}: choose one of {shorten(list(found))}, for example "
+                f"{name}:{next(iter(found))}"
+            )
+        found = found[split]
+    elif split is not None:
+        raise ValueError(f"{name} has no splits: remove :{split}")
+    if not len(found):
+        raise ValueError(f"{name} has no rows")
+    return DatasetRows(found)

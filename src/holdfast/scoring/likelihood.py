@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,19 +19,13 @@ from holdfast._torch.batch import to_device
 from holdfast._torch.lm_head import Predictions, Split, is_out_of_memory
 from holdfast._torch.progress import progress_bar
 from holdfast.data import pad_collate
+from holdfast.io.encoding import Continuation
 from holdfast.io.models import Loaded
 
-__all__ = ["Likelihood", "Request", "encode_pair", "log_likelihoods", "windows"]
+__all__ = ["Likelihood", "Runner", "log_likelihoods"]
 
 _TOKENS, _TOKENS_ON_A_CPU = 1 << 14, 1 << 11  # at a time: a CPU has caches, a GPU needs work
 _LOGITS = 1 << 27  # at a time: half a gigabyte of float32
-
-
-class Request(NamedTuple):
-    """Tokens to predict, and those that stand before them: at least one."""
-
-    context: list[int]
-    target: list[int]
 
 
 class Likelihood(NamedTuple):
@@ -52,51 +46,9 @@ class Likelihood(NamedTuple):
         return len(self.losses)
 
 
-def encode(tokenizer: Any, text: str) -> list[int]:
-    """A text's tokens, after the BOS token if its tokenizer begins with one."""
-    ids: list[int] = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    bos = tokenizer.bos_token_id
-    begins = bos is not None and list(tokenizer("")["input_ids"])[:1] == [bos]
-    return [bos, *ids] if begins and ids[:1] != [bos] else ids
-
-
-def encode_pair(loaded: Loaded, context: str, target: str) -> Request:
-    """A context and what follows it, cut where the context's own tokens end.
-
-    Spaces at the end of the context belong to the target: most tokenizers join them to the next
-    word.
-    """
-    tokenizer = loaded.need_tokenizer("a text")
-    bare = context.rstrip()
-    target, context = context[len(bare) :] + target, bare
-    if not context:
-        ids = encode(tokenizer, target)
-        start = loaded.start_token()
-        return Request([start], ids[1:] if ids[:1] == [start] else ids)
-    whole, before = encode(tokenizer, context + target), encode(tokenizer, context)
-    return Request(whole[: len(before)], whole[len(before) :])
-
-
-def windows(ids: Sequence[int], start: int, limit: int) -> list[Request]:
-    """A long text as requests in which each of its tokens is a target once.
-
-    A window's first token is predicted from the one before it. The last window reaches back, so
-    that it is as long as the others.
-
-    >>> [list(w) for w in windows([1, 2, 3, 4, 5], start=0, limit=3)]
-    [[[0], [1, 2, 3]], [[2, 3], [4, 5]]]
-    """
-    tokens = [start, *ids]
-    requests = []
-    for first in range(1, len(tokens), limit):
-        last = min(first + limit, len(tokens))
-        requests.append(Request(tokens[max(0, last - 1 - limit) : first], tokens[first:last]))
-    return requests
-
-
 @torch.inference_mode()
 def log_likelihoods(
-    loaded: Loaded, requests: Sequence[Request], name: str = "", *, progress: bool = False
+    loaded: Loaded, requests: Sequence[Continuation], name: str = "", *, progress: bool = False
 ) -> list[Likelihood]:
     """The likelihood of each request's target. Contexts too long for the model lose their begin."""
     if loaded.kind != "causal_lm":
@@ -133,7 +85,7 @@ def log_likelihoods(
     return [found[i] for i in range(len(requests))]
 
 
-def _inputs(request: Request, limit: int) -> list[int]:
+def _inputs(request: Continuation, limit: int) -> list[int]:
     return [*request.context, *request.target][:-1][-limit:]
 
 

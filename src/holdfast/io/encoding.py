@@ -1,0 +1,208 @@
+"""Rows and texts as the inputs of a model. Training and evaluation share these functions.
+
+The split between context and target follows lm-evaluation-harness, so that the same task gives the
+same figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from holdfast.io.images import Images, image_column
+from holdfast.io.labels import target_of, text_columns
+from holdfast.io.models import Loaded
+from holdfast.io.rows import LABEL_COLUMNS, Rows, labels_of
+from holdfast.losses import IGNORED
+
+__all__ = [
+    "ANSWERS", "QUESTIONS", "Continuation", "column_of", "encode", "encode_labelled", "encode_pair",
+    "pieces", "prompt_and_answer", "prompt_of", "training_samples", "windows",
+]  # fmt: skip
+
+#: Common names of the columns that hold a prompt and its answer.
+QUESTIONS = ("prompt", "question", "goal", "query", "ctx", "instruction")
+ANSWERS = ("completion", "answer", "response", "output", "target")
+
+
+class Continuation(NamedTuple):
+    """Target tokens to predict, and the context tokens before them (at least one)."""
+
+    context: list[int]
+    target: list[int]
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a text, after the BOS token if the tokenizer adds one."""
+    ids: list[int] = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    bos = tokenizer.bos_token_id
+    begins = bos is not None and list(tokenizer("")["input_ids"])[:1] == [bos]
+    return [bos, *ids] if begins and ids[:1] != [bos] else ids
+
+
+def encode_pair(loaded: Loaded, context: str, target: str) -> Continuation:
+    """Encode a context and its continuation together, and cut where the context's tokens end.
+
+    Spaces at the end of the context move to the target, because most tokenizers join a space to
+    the next word.
+    """
+    tokenizer = loaded.need_tokenizer("a text")
+    bare = context.rstrip()
+    target, context = context[len(bare) :] + target, bare
+    if not context:
+        ids = encode(tokenizer, target)
+        start = loaded.first_token()
+        return Continuation([start], ids[1:] if ids[:1] == [start] else ids)
+    whole, before = encode(tokenizer, context + target), encode(tokenizer, context)
+    return Continuation(whole[: len(before)], whole[len(before) :])
+
+
+def pieces(ids: Sequence[int], limit: int) -> list[list[int]]:
+    """Cut tokens into consecutive pieces of at most ``limit`` tokens."""
+    return [list(ids[i : i + limit]) for i in range(0, len(ids), limit)]
+
+
+def windows(ids: Sequence[int], start: int, limit: int) -> list[Continuation]:
+    """Cut a long text into windows so that each of its tokens is a target exactly once.
+
+    The first token of a window is predicted from the token before it. The last window reaches back
+    so that it is as long as the others.
+
+    >>> [list(w) for w in windows([1, 2, 3, 4, 5], start=0, limit=3)]
+    [[[0], [1, 2, 3]], [[2, 3], [4, 5]]]
+    """
+    tokens = [start, *ids]
+    found = []
+    for first in range(1, len(tokens), limit):
+        last = min(first + limit, len(tokens))
+        found.append(Continuation(tokens[max(0, last - 1 - limit) : first], tokens[first:last]))
+    return found
+
+
+def column_of(row: Mapping[str, Any], columns: Sequence[str], number: int, name: str) -> Any:
+    """Return the value of the first of these columns that a row has."""
+    for column in columns:
+        if column in row:
+            return row[column]
+    raise ValueError(
+        f"{name}: row {number} needs one of the columns {', '.join(columns)}, but it has "
+        f"{', '.join(row) or 'no columns'}"
+    )
+
+
+def prompt_of(row: Mapping[str, Any], template: str | None, number: int, name: str) -> str:
+    """Return the prompt of a row: its question column, or the template filled with its columns."""
+    if template is None:
+        return str(column_of(row, QUESTIONS, number, name))
+    try:
+        return template.format(**row)
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(
+            f"{name}: the template {template!r} does not fit row {number}, which has the columns "
+            f"{', '.join(row)}: {error}"
+        ) from error
+
+
+def prompt_and_answer(
+    row: Mapping[str, Any], number: int, name: str, template: str | None = None
+) -> tuple[str, str]:
+    """Return the prompt and the answer of a row, with a space between them."""
+    prompt = prompt_of(row, template, number, name)
+    answer = str(column_of(row, ANSWERS, number, name))
+    spaced = not prompt or prompt[-1].isspace() or answer[:1].isspace()
+    return prompt, answer if spaced else f" {answer}"
+
+
+def encode_labelled(loaded: Loaded, row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Encode a row with one or two texts and a label for a classifier."""
+    tokenizer = loaded.need_tokenizer(name)
+    columns = text_columns(row)
+    label = next((row[c] for c in LABEL_COLUMNS if row.get(c) is not None), None)
+    if not columns or label is None:
+        raise ValueError(f"{name}: a row needs a text and a label, but it has {', '.join(row)}")
+    out = tokenizer(*(row[c] for c in columns), truncation=True, max_length=loaded.limit)
+    target = target_of(getattr(loaded.model, "config", None), label, name)
+    return {**{k: list(v) for k, v in out.items()}, "labels": target}
+
+
+def training_samples(loaded: Loaded, rows: Rows, name: str) -> Sequence[Any]:
+    """Encode rows as training samples for a model, by its kind and the rows' columns.
+
+    A causal language model learns the assistant's turns of conversations (``messages``), the
+    completions of prompts, or whole texts in pieces of its maximum length. A classifier learns the
+    labels of texts or images; its labels may be numbers.
+    """
+    if not len(rows):
+        raise ValueError(f"{name} has no rows")
+    model = type(loaded.model).__name__
+    if loaded.kind == "image_classifier" or image_column(rows[0]):
+        if loaded.kind != "image_classifier":
+            raise ValueError(f"{name} holds images, but {model} is not an image classifier")
+        images: Any = Images(loaded, rows, name)
+        return images  # type: ignore[no-any-return]
+    if loaded.kind == "classifier":
+        labels_of(rows, name)
+        return [encode_labelled(loaded, row, name) for row in rows]
+    if loaded.kind != "causal_lm":
+        raise ValueError(
+            f"{model} has no head for {name}: give rows with a text and a label to get a new head, "
+            "or train it in your own loop with holdfast.Run"
+        )
+    first = rows[0]
+    if "messages" in first:
+        samples = [_conversation(loaded, row["messages"], name) for row in rows]
+    elif set(first) & set(ANSWERS):
+        pairs = [prompt_and_answer(row, number, name) for number, row in enumerate(rows)]
+        samples = [_completion(loaded, *pair) for pair in pairs]
+    elif columns := text_columns(first):
+        tokenizer = loaded.need_tokenizer("training")
+        texts = [encode(tokenizer, str(row[columns[0]])) for row in rows]
+        cut = [piece for ids in texts for piece in pieces(ids, loaded.limit)]
+        samples = [{"input_ids": piece, "labels": list(piece)} for piece in cut]
+    else:
+        raise ValueError(
+            f"{name} has the columns {', '.join(map(str, first))}, but training needs messages, "
+            "prompt and completion, or text"
+        )
+    kept = [s for s in samples if any(label != IGNORED for label in s["labels"][1:])]
+    if not kept:
+        raise ValueError(f"{name}: no row has a target within {loaded.limit} tokens")
+    return kept
+
+
+def _completion(loaded: Loaded, prompt: str, answer: str) -> dict[str, list[int]]:
+    context, target = encode_pair(loaded, prompt, answer)
+    end = loaded.need_tokenizer("training").eos_token_id
+    target = target if end is None else [*target, end]
+    ids = [*context, *target]
+    labels = [*[IGNORED] * len(context), *target]
+    return {"input_ids": ids[: loaded.limit], "labels": labels[: loaded.limit]}
+
+
+def _conversation(
+    loaded: Loaded, messages: Sequence[Mapping[str, str]], name: str
+) -> dict[str, list[int]]:
+    """Encode all turns with the chat template; the assistant's turns are the targets."""
+    tokenizer = loaded.need_tokenizer("a conversation")
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError(f"{name} holds conversations, but the tokenizer has no chat template")
+
+    def ids_of(turns: Sequence[Mapping[str, str]], *, ask: bool = False) -> list[int]:
+        made = tokenizer.apply_chat_template(
+            list(turns), add_generation_prompt=ask, tokenize=True, return_dict=True
+        )
+        return list(made["input_ids"])
+
+    ids: list[int] = []
+    labels: list[int] = []
+    for i, turn in enumerate(messages):
+        if turn["role"] != "assistant":
+            continue
+        before, after = ids_of(messages[:i], ask=True), ids_of(messages[: i + 1])
+        if after[: len(before)] != before or before[: len(ids)] != ids:
+            raise ValueError(
+                f"{name}: the chat template rewrites earlier turns: use prompt and completion rows"
+            )
+        labels += [IGNORED] * (len(before) - len(ids)) + after[len(before) :]
+        ids = after
+    return {"input_ids": ids[: loaded.limit], "labels": labels[: loaded.limit]}
