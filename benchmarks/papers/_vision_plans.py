@@ -61,7 +61,7 @@ MORE: dict[str, Plan | None] = {
     "recadam-50-30": recadam(0.5, 0.3),
     "recadam+flow-50-06": recadam(0.5, 0.06, objective=hf.Flow()),
     "mofo+flow": adam(update=hf.MoFOUpdate(), objective=hf.Flow()),
-    "hft-adamw": adam(trainable=hf.HalfFineTuning()),
+    "hft-adamw": adam(trainable=hf.HFT()),
     "ewc-adamw": adam(penalties=hf.EWC(samples=256)),
 }
 #: What is run of each model, and with how many seeds.

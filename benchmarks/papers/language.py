@@ -40,9 +40,9 @@ from additivity_lm import answers, read
 
 from holdfast import (
     EWC,
+    HFT,
     L2SP,
     Flow,
-    HalfFineTuning,
     LoRA,
     MoFOUpdate,
     RecAdamUpdate,
@@ -94,10 +94,10 @@ def plans(lr: float) -> dict[str, Plan]:
         "lora-high": Plan(Recipe(trainable=lora), LORA_LR * 3),
         "lora+flow": Plan(Recipe(trainable=lora, objective=flow), LORA_LR),
         "mofo": Plan(Recipe(update=MoFOUpdate())),
-        "hft": Plan(Recipe(trainable=HalfFineTuning())),
+        "hft": Plan(Recipe(trainable=HFT())),
         "flow+l2-sp": Plan(Recipe(objective=flow, penalties=[l2sp])),
         "mofo+flow": Plan(Recipe(update=MoFOUpdate(), objective=flow)),
-        "hft+flow": Plan(Recipe(trainable=HalfFineTuning(), objective=flow)),
+        "hft+flow": Plan(Recipe(trainable=HFT(), objective=flow)),
         "recadam-0.25-0.02": Plan(recadam(0.25, 0.02)),
         "recadam-0.5-0.3": Plan(recadam(0.5, 0.3)),
         "recadam-0.5-0.6": Plan(recadam(0.5, 0.6)),

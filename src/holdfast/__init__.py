@@ -10,19 +10,15 @@ from holdfast.hosts.raw import finetune_loop
 from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
 from holdfast.methods.distill import Distill
 from holdfast.methods.flow import Flow
-from holdfast.methods.full import Full
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
-from holdfast.methods.hft import HalfFineTuning
-from holdfast.methods.keep import Keep
-from holdfast.methods.linear_probe import LinearProbe
-from holdfast.methods.linear_probe_fit import PretrainedHead, linear_probe
+from holdfast.methods.hft import HFT
+from holdfast.methods.identity import Full, Keep, Pretrained, Uniform
+from holdfast.methods.linear_probe import LinearProbe, PretrainedHead, linear_probe
 from holdfast.methods.lora import LoRA
 from holdfast.methods.lp_ft import LPFT
 from holdfast.methods.mixout import Mixout
-from holdfast.methods.pretrained import Pretrained
 from holdfast.methods.random_init import RandomInit, random_init
 from holdfast.methods.rehearsal import Rehearsal
-from holdfast.methods.uniform import Uniform
 from holdfast.methods.wise_ft import WiseFT
 from holdfast.optim import (
     EWC,
@@ -45,8 +41,12 @@ from holdfast.scoring.scores import Scores
 from holdfast.scoring.weights import with_weights
 
 if TYPE_CHECKING:
+    from holdfast.comparison.execute import compare
+    from holdfast.comparison.plan import Plan
+    from holdfast.comparison.tuning import tune
     from holdfast.evaluate.measure import measure, measure_many
     from holdfast.evaluate.report import ForgettingReport
+    from holdfast.evaluate.watch import Watch
     from holdfast.hosts.accelerate import AccelerateLoop as AccelerateLoop
     from holdfast.hosts.hf import HoldfastTrainer as HoldfastTrainer
     from holdfast.hosts.hf import WithRecipe as WithRecipe
@@ -55,16 +55,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Imported when they are first asked for. A host needs its framework, so `*` leaves hosts out.
+#: Imported on first use. A host needs its framework, so hosts are not part of ``__all__``.
 _LAZY = {
     "AccelerateLoop": "holdfast.hosts.accelerate",
     "ForgettingReport": "holdfast.evaluate.report",
     "HoldfastSFTTrainer": "holdfast.hosts.trl",
     "HoldfastTrainer": "holdfast.hosts.hf",
+    "Plan": "holdfast.comparison.plan",
     "RecipeCallback": "holdfast.hosts.lightning",
+    "Watch": "holdfast.evaluate.watch",
     "WithRecipe": "holdfast.hosts.hf",
+    "compare": "holdfast.comparison.execute",
     "measure": "holdfast.evaluate.measure",
     "measure_many": "holdfast.evaluate.measure",
+    "tune": "holdfast.comparison.tuning",
 }
 
 
@@ -80,6 +84,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "EWC",
+    "HFT",
     "L1SP",
     "L2SP",
     "LPFT",
@@ -93,7 +98,6 @@ __all__ = [
     "ForgettingReport",
     "Full",
     "GradualUnfreezing",
-    "HalfFineTuning",
     "Keep",
     "Linear",
     "LinearProbe",
@@ -102,6 +106,7 @@ __all__ = [
     "MoFO",
     "MoFOUpdate",
     "PeriodicAverage",
+    "Plan",
     "Pretrained",
     "PretrainedHead",
     "RandomInit",
@@ -115,8 +120,10 @@ __all__ = [
     "Scores",
     "Sigmoid",
     "Uniform",
+    "Watch",
     "WiseFT",
     "anneal",
+    "compare",
     "count_targets",
     "finetune_loop",
     "global_targets",
@@ -129,6 +136,7 @@ __all__ = [
     "random_init",
     "registry",
     "score",
+    "tune",
     "weighted_loss",
     "with_weights",
 ]

@@ -19,10 +19,7 @@ from typing import Any, cast
 
 from holdfast import registry
 from holdfast.anneal import Anneal
-from holdfast.methods.full import Full
-from holdfast.methods.keep import Keep
-from holdfast.methods.pretrained import Pretrained
-from holdfast.methods.uniform import Uniform
+from holdfast.methods.identity import Full, Keep, Pretrained, Uniform
 from holdfast.optim import AdamWUpdate
 from holdfast.registry import STAGES, Stage, entry_of, nearest
 from holdfast.stages import Merging, Method, Objective, Penalty, Start, Trainable, Update

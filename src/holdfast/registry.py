@@ -13,18 +13,15 @@ from typing import Literal, get_args
 
 from holdfast.methods.distill import Distill
 from holdfast.methods.flow import Flow
-from holdfast.methods.full import Full
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
-from holdfast.methods.hft import HalfFineTuning
-from holdfast.methods.keep import Keep
+from holdfast.methods.hft import HFT
+from holdfast.methods.identity import Full, Keep, Pretrained, Uniform
 from holdfast.methods.linear_probe import LinearProbe
 from holdfast.methods.lora import LoRA
 from holdfast.methods.lp_ft import LPFT
 from holdfast.methods.mixout import Mixout
-from holdfast.methods.pretrained import Pretrained
 from holdfast.methods.random_init import RandomInit
 from holdfast.methods.rehearsal import Rehearsal
-from holdfast.methods.uniform import Uniform
 from holdfast.methods.wise_ft import WiseFT
 from holdfast.optim import (
     EWC,
@@ -144,7 +141,7 @@ def _normal(name: str) -> str:
 register("full", "trainable", Full, "", "everything may change")
 register("linear-probe", "trainable", LinearProbe, "2202.10054", "only the head; the body is frozen")
 register("lp-ft", "trainable", LPFT, "2202.10054", "fit the head on frozen features first, then train everything")
-register("hft", "trainable", HalfFineTuning, "2404.18466", "a random half of each layer's matrices is frozen")
+register("hft", "trainable", HFT, "2404.18466", "a random half of each layer's matrices is frozen")
 register("gradual-unfreezing", "trainable", GradualUnfreezing, "1801.06146", "from the head down, one layer after another")
 register("lora", "trainable", LoRA, "2106.09685", "low-rank adapters beside frozen weights, through PEFT")
 register("mixout", "trainable", Mixout, "1909.11299", "in each forward pass a random share of the weights is the pretrained ones")

@@ -64,7 +64,7 @@ def make_samples(task, n=7, seed=0):
 
 def make_run(model, data, task, *, trainable=None, **fields):
     """What an objective is given; a real Run is made in tests/contract."""
-    from holdfast.methods.full import Full
+    from holdfast.methods.identity import Full
 
     recipe = SimpleNamespace(trainable=Full() if trainable is None else trainable)
     defaults = {

@@ -5,20 +5,18 @@ import torch
 from torch import nn
 
 from holdfast import L2SP, Constant, RecAdamUpdate
-from holdfast.methods.full import Full
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
-from holdfast.methods.hft import HalfFineTuning
-from holdfast.methods.keep import Keep
+from holdfast.methods.hft import HFT
+from holdfast.methods.identity import Full, Keep, Pretrained
 from holdfast.methods.linear_probe import LinearProbe
 from holdfast.methods.lora import LoRA
 from holdfast.methods.lp_ft import LPFT
 from holdfast.methods.mixout import Mixout
-from holdfast.methods.pretrained import Pretrained
 from holdfast.methods.random_init import RandomInit
 from holdfast.methods.wise_ft import WiseFT
 from methods.stand_ins import make_run, same, state
 
-FREEZING = [LinearProbe(), LPFT(), HalfFineTuning(), GradualUnfreezing(), LoRA()]
+FREEZING = [LinearProbe(), LPFT(), HFT(), GradualUnfreezing(), LoRA()]
 
 
 def recipe(trainable=Full(), *, pulls=True, penalties=(), merging=Keep()):  # noqa: B008

@@ -8,7 +8,7 @@ from golden import distill as golden
 from holdfast.data import pad_collate
 from holdfast.methods import distill
 from holdfast.methods.distill import Distill, Frozen, adapters_off_base, divergence
-from holdfast.methods.uniform import Uniform
+from holdfast.methods.identity import Uniform
 from methods.runs import (
     TASKS,
     TOKENS,

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, default_collate
 from holdfast.data import pad_collate
 from holdfast.losses import token_losses
 from holdfast.methods.flow import Flow
-from holdfast.methods.uniform import Uniform
+from holdfast.methods.identity import Uniform
 from methods.runs import TASKS, TOKENS, loss_of, make_model, make_run, make_samples, moved
 
 SAMPLES = 7

@@ -1,7 +1,7 @@
 import torch
 
 from holdfast import Reference
-from holdfast.methods.keep import Keep
+from holdfast.methods.identity import Keep
 
 
 def test_it_is_the_model_as_it_is():

@@ -6,8 +6,8 @@ from golden import rehearsal as golden
 from holdfast.anneal import Constant, Linear
 from holdfast.data import pad_collate
 from holdfast.losses import token_losses
+from holdfast.methods.identity import Uniform
 from holdfast.methods.rehearsal import Rehearsal, draw, mixing_weights
-from holdfast.methods.uniform import Uniform
 from methods.runs import (
     TASKS,
     TOKENS,

@@ -23,7 +23,7 @@ from holdfast.io.encoding import encode_labelled
 from holdfast.io.images import Images, image_column
 from holdfast.io.labels import is_regression, text_columns
 from holdfast.io.models import Loaded
-from holdfast.methods.linear_probe_fit import PretrainedHead
+from holdfast.methods.linear_probe import PretrainedHead
 
 __all__ = ["Classification", "HeadAgreement"]
 

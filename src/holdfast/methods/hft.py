@@ -27,7 +27,7 @@ from holdfast.stages import Trainable
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["HalfFineTuning", "draw_frozen"]
+__all__ = ["HFT", "draw_frozen"]
 
 _CONVOLUTIONS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
@@ -35,7 +35,7 @@ _CONVOLUTIONS = (
 
 
 @dataclass(frozen=True)
-class HalfFineTuning(Trainable):
+class HFT(Trainable):
     """Half of the parameter matrices of each category and layer do not change.
 
     A matrix is frozen together with its bias. What lies outside of the numbered layers
@@ -49,8 +49,8 @@ class HalfFineTuning(Trainable):
         seed: of the draw; None is the run's.
 
     Example:
-        >>> from holdfast import HalfFineTuning, Recipe
-        >>> Recipe(trainable=HalfFineTuning(rounds=3)).name
+        >>> from holdfast import HFT, Recipe
+        >>> Recipe(trainable=HFT(rounds=3)).name
         'hft'
     """
 
@@ -74,7 +74,7 @@ class HalfFineTuning(Trainable):
         groups = matrices(model, keep=(*run.new, *([head] if head else [])))
         if not groups:
             raise ValueError(
-                f"{type(model).__name__} has no matrices to freeze: HalfFineTuning looks for "
+                f"{type(model).__name__} has no matrices to freeze: HFT looks for "
                 "trainable ones in numbered layers (nn.ModuleList or nn.Sequential), beside the "
                 "head and embeddings"
             )

@@ -1,22 +1,40 @@
-"""Linear probing: only the head may change; the body is frozen, in every respect."""
+"""Linear probing: only the head may change; the body is frozen.
+
+Kumar et al., *Fine-Tuning can Distort Pretrained Features and Underperform Out-of-Distribution*,
+ICLR 2022, https://arxiv.org/abs/2202.10054, compare it with full fine-tuning.
+
+:class:`LinearProbe` trains the head in a recipe. :func:`linear_probe` fits a new head directly, as
+a convex problem. :class:`PretrainedHead` keeps the old head, to measure forgetting later.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch import eval_mode as _eval
+from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, pad_id_of, to_device
+from holdfast._torch.checks import at_least_zero
 from holdfast._torch.layers import head_of, within
 from holdfast._torch.names import shorten
+from holdfast._torch.progress import progress_bar
+from holdfast.data import Batches, Collate, Samples, as_source
+from holdfast.losses import Task
 from holdfast.methods import _phases
 from holdfast.stages import Trainable
 
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["LinearProbe"]
+__all__ = ["LinearProbe", "PretrainedHead", "linear_probe"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,248 @@ class LinearProbe(Trainable):
         _phases.release(model)
         _eval.release(model)
         return model
+
+
+def linear_probe(
+    model: nn.Module,
+    head: nn.Module | str,
+    data: Any,
+    *,
+    task: Task = "classification",
+    collate: Collate | None = None,
+    batch_size: int = 64,
+    l2: float = 1e-4,
+    max_iterations: int = 200,
+    progress: bool = True,
+) -> float:
+    """Fit ``head``, in place, on features that the frozen model gives; the model is unchanged.
+
+    The features are computed once. The problem is then small and, for a linear head, convex:
+    L-BFGS on all of them, in float64 and on standardised features, goes to the minimum without a
+    learning rate to choose. All features are held in memory, 8 bytes a value.
+
+    Args:
+        model: in its pretrained state, run in eval mode.
+        head: a part of the model or its name (its features are what the model feeds into it), or
+            a module of its own (its features are what the model returns).
+        data: as for :func:`holdfast.score`.
+        task: classification, regression or multi_label.
+        collate, batch_size, progress: as for :func:`holdfast.score`.
+        l2: weight of ½·l2·‖head weights‖², which keeps the minimum finite where the classes can
+            be separated exactly. Biases are not decayed.
+        max_iterations: of L-BFGS. A warning tells if they were not enough.
+
+    Returns:
+        The mean training loss at the end, without the penalty.
+
+    Example:
+        >>> import torch, holdfast
+        >>> body, head = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+        >>> x, y = torch.randn(30, 4), torch.arange(30) % 3
+        >>> loss = holdfast.linear_probe(body, head, [(x, y)], progress=False)
+        >>> loss <= 1.1
+        True
+    """
+    at_least_zero("l2", l2)
+    head = _part(model, head) if isinstance(head, str) else head
+    if task not in ("classification", "regression", "multi_label"):
+        raise ValueError(f"a probe is for classification, regression or multi_label, not {task!r}")
+    source = as_source(data, collate, batch_size, pad_id_of(model))
+    features, labels = _features(model, head, source, progress=progress)
+    if labels.is_floating_point():
+        labels = labels.double()
+
+    # A copy is fitted, so that an error leaves the head alone and its dtype does not matter.
+    fitted = copy.deepcopy(head).double().requires_grad_(True)
+    if isinstance(fitted, nn.Linear):
+        # In z = (x − mean)/scale, with W′ = W·scale, the same problem is well conditioned.
+        # A feature that hardly varies (a dead unit) is left as it is.
+        spread = features.std(0, unbiased=False)
+        scale = torch.where(spread > 1e-6 * spread.max(), spread, torch.ones_like(spread))
+        mean = features.mean(0) if fitted.bias is not None else torch.zeros_like(scale)
+        _shift(fitted, +mean)
+        fitted.weight.data *= scale
+        final, gradient = _fit(
+            fitted, (features - mean) / scale, labels, task, l2 / scale**2, max_iterations
+        )
+        fitted.weight.data /= scale
+        _shift(fitted, -mean)
+    else:
+        decay = torch.full((), l2, dtype=torch.float64, device=features.device)
+        final, gradient = _fit(fitted, features, labels, task, decay, max_iterations)
+    if gradient > 1e-4:
+        warnings.warn(
+            f"the probe is not at its minimum after {max_iterations} iterations (gradient "
+            f"{gradient:.1g}): give more max_iterations, or a larger l2",
+            stacklevel=2,
+        )
+    with torch.no_grad():
+        for ours, theirs in zip(head.parameters(), fitted.parameters(), strict=True):
+            ours.copy_(theirs)
+    return final
+
+
+def _fit(
+    head: nn.Module, features: Tensor, labels: Tensor, task: Task, decay: Tensor, iterations: int
+) -> tuple[float, float]:
+    """Minimise loss + ½·decay·W² by L-BFGS. Returns the loss and the largest gradient left."""
+    weights = [p for p in head.parameters() if p.dim() > 1]
+    optimizer = torch.optim.LBFGS(
+        head.parameters(),
+        max_iter=iterations,
+        max_eval=4 * iterations,
+        history_size=50,
+        tolerance_grad=1e-7,
+        tolerance_change=1e-12,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = _mean_loss(head(features), labels, task)
+        loss = loss + 0.5 * sum((decay * w.square()).sum() for w in weights)
+        loss.backward()
+        return loss
+
+    with evaluating(head):  # a dropout in the head would make the problem a moving one
+        optimizer.step(closure)
+        closure()
+        gradient = max(float(p.grad.abs().max()) for p in head.parameters() if p.grad is not None)
+        with torch.no_grad():
+            return float(_mean_loss(head(features), labels, task)), gradient
+
+
+@torch.no_grad()
+def _shift(head: nn.Linear, by: Tensor) -> None:
+    """Make the layer give the same outputs for features from which ``by`` is taken away."""
+    if head.bias is not None:
+        head.bias.add_(head.weight @ by)
+
+
+def _part(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError as error:
+        children = ", ".join(n for n, _ in model.named_children())
+        raise ValueError(f"the model has no part {name!r}; it has {children}") from error
+
+
+def _mean_loss(outputs: Tensor, labels: Tensor, task: Task) -> Tensor:
+    """The mean loss in the outputs' own dtype."""
+    if task == "classification":
+        return F.cross_entropy(outputs, labels.long())
+    if task == "multi_label":
+        return F.binary_cross_entropy_with_logits(outputs, labels.to(outputs))
+    return F.mse_loss(outputs, labels.to(outputs).reshape(outputs.shape))
+
+
+@torch.no_grad()
+def _features(
+    model: nn.Module, head: nn.Module, source: Samples | Batches, *, progress: bool
+) -> tuple[Tensor, Tensor]:
+    """What the model feeds into the head (or returns, if the head is no part of it), and labels."""
+    device = next(model.parameters()).device
+    within = any(module is head for module in model.modules())
+    caught: list[Any] = []
+
+    def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        caught.append(args[0] if args else next(iter(kwargs.values())))
+
+    hook = head.register_forward_pre_hook(catch, with_kwargs=True)
+    features, labels = [], []
+    bar = progress_bar(source.total, "features", shown=progress)
+    try:
+        with evaluating(model):
+            for indices, read in source:
+                inputs, targets = inputs_and_labels(model, to_device(read(), device))
+                outputs = logits_of(model, inputs, features=True)
+                if within and not caught:
+                    raise ValueError("the model did not run its head: is it the right module?")
+                found = caught.pop() if within else outputs
+                if isinstance(head, nn.Linear) and found.dim() == 3 and isinstance(inputs, Mapping):
+                    found = _last(found, inputs)
+                features.append(found)
+                labels.append(targets)
+                bar.update(len(indices))
+    finally:
+        hook.remove()
+        bar.close()
+    if not features:
+        raise ValueError("there is nothing to probe with: the data is empty")
+    if features[0].dim() != 2:
+        raise ValueError(
+            f"the head gets features of shape {tuple(features[0].shape)}, one row a sample is "
+            "needed: name the innermost linear layer, such as model.classifier.out_proj"
+        )
+    found, targets = torch.cat(features).double(), torch.cat(labels)
+    for what, values in (("features", found), ("labels", targets)):
+        if not values.isfinite().all():
+            raise ValueError(f"the {what} hold infinite or not-a-number values: nothing was fitted")
+    return found, targets
+
+
+class PretrainedHead:
+    """The pretrained head and BatchNorm statistics, kept to see what a tuned body has forgotten.
+
+    Take it before the head is replaced. Later, put it on for a while:
+
+        kept = PretrainedHead.of(model, "classifier")
+        model.classifier = nn.Linear(1280, 102)
+        ...                                             # fine-tune
+        with kept.on(model):
+            accuracy_on_imagenet = evaluate(model)      # tuned body, pretrained head and statistics
+
+    Args:
+        name: the head's name in the model, such as ``"classifier"`` or ``"classifier.1"``.
+        head: a copy of it.
+        buffers: the model's other floating-point buffers (running means and variances).
+    """
+
+    def __init__(self, name: str, head: nn.Module, buffers: dict[str, Tensor]) -> None:
+        self.name, self.head, self.buffers = name, head, buffers
+
+    def __repr__(self) -> str:
+        return f"PretrainedHead({self.name!r}, {self.head}, {len(self.buffers)} statistics)"
+
+    @classmethod
+    def of(cls, model: nn.Module, name: str) -> PretrainedHead:
+        """Copy the head called ``name`` and all running statistics of a pretrained model."""
+        head = _part(model, name)
+        buffers = {
+            n: b.detach().clone()
+            for n, b in model.named_buffers()
+            if b.is_floating_point() and not n.startswith(f"{name}.")
+        }
+        return cls(name, copy.deepcopy(head), buffers)
+
+    @contextlib.contextmanager
+    def on(self, model: nn.Module) -> Iterator[nn.Module]:
+        """The model with its pretrained head and statistics, in eval mode; afterwards as before."""
+        head = model.get_submodule(self.name)
+        here = {n: b for n, b in model.named_buffers() if n in self.buffers}
+        if missing := sorted(set(self.buffers) - set(here)):
+            raise ValueError(f"the model has not the statistics that were kept: {shorten(missing)}")
+        now = {n: b.detach().clone() for n, b in here.items()}
+        like = next(model.parameters())
+        try:
+            model.set_submodule(self.name, self.head.to(like.device, like.dtype))
+            for n, b in here.items():
+                b.copy_(self.buffers[n])
+            with evaluating(model):
+                yield model
+        finally:
+            model.set_submodule(self.name, head)
+            for n, b in here.items():
+                b.copy_(now[n])
+
+
+def _last(features: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+    """Of each sequence the last position that is not padding: a decoder's head is read there."""
+    mask = inputs.get("attention_mask")
+    if mask is None:
+        return features[:, -1]
+    places = torch.arange(mask.shape[1], device=mask.device)
+    return features[torch.arange(len(mask), device=mask.device), (mask * places).argmax(1)]
 
 
 def heads_of(run: Run, head: str | None) -> tuple[str, ...]:

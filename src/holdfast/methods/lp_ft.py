@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from holdfast._torch.checks import at_least_zero
-from holdfast.methods.linear_probe import heads_of
-from holdfast.methods.linear_probe_fit import linear_probe
+from holdfast.methods.linear_probe import heads_of, linear_probe
 from holdfast.stages import Trainable
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
-from holdfast.methods.hft import HalfFineTuning, draw_frozen, matrices
+from holdfast.methods.hft import HFT, draw_frozen, matrices
 from methods.stand_ins import ResNet, bert, free, gpt2, llama, make_run, same, state
 from ranks import run_on_ranks
 
@@ -37,7 +37,7 @@ def test_half_of_each_category(kind, layers):
     groups = matrices(model)
     expected = {(c, layer): n for c, n in counts.items() for layer in range(layers)}
     assert {key: len(names) for key, names in groups.items()} == expected
-    method = HalfFineTuning()
+    method = HFT()
     assert method.prepare(make_run(model)) is model
     method.advance(model, 1, 10)
     frozen = frozen_modules(model, groups)
@@ -62,7 +62,7 @@ def test_convolutions_and_norms_of_a_resnet():
     assert {key: len(names) for key, names in groups.items()} == {
         (category, layer): 2 for category in ("convolution", "norm") for layer in range(4)
     }
-    HalfFineTuning().prepare(make_run(model))
+    HFT().prepare(make_run(model))
     frozen = frozen_modules(model, groups)
     assert all(sum(name in frozen for name in names) == 1 for names in groups.values())
     assert {"conv1.weight", "conv1.bias", "fc.weight", "fc.bias"} <= free(model)
@@ -70,14 +70,14 @@ def test_convolutions_and_norms_of_a_resnet():
 
 def test_what_is_never_frozen():
     model = bert(2)
-    HalfFineTuning(frozen=1.0).prepare(make_run(model))
+    HFT(frozen=1.0).prepare(make_run(model))
     assert not any(".layer." in name for name in free(model))
     outside = {n.split(".layer.")[0].split(".")[0] for n in free(model)}
     assert outside == {"bert", "classifier"}
     assert "bert.embeddings.word_embeddings.weight" in free(model)
 
     net = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2))
-    HalfFineTuning(frozen=1.0).prepare(make_run(net, new=("1",)))
+    HFT(frozen=1.0).prepare(make_run(net, new=("1",)))
     assert free(net) == {"0.weight", "1.weight", "1.bias", "3.weight", "3.bias"}
 
 
@@ -85,7 +85,7 @@ def test_multihead_attention_is_two_matrices():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
     groups = matrices(model)
     assert groups["attention", 0] == ["layers.0.self_attn", "layers.0.self_attn.out_proj"]
-    HalfFineTuning().prepare(make_run(model))
+    HFT().prepare(make_run(model))
     attention = model.layers[0].self_attn
     frozen = [
         not attention.in_proj_weight.requires_grad,
@@ -96,7 +96,7 @@ def test_multihead_attention_is_two_matrices():
 
 def test_rounds_draw_anew_and_only_depend_on_the_update():
     total, rounds = 9, 3
-    method = HalfFineTuning(rounds=rounds)
+    method = HFT(rounds=rounds)
     model = llama(4)
     before = free(model)
     method.prepare(make_run(model, seed=5))
@@ -122,15 +122,15 @@ def test_seeds():
         method.prepare(make_run(model, seed=seed))
         return free(model)
 
-    assert drawn(HalfFineTuning(), 1) == drawn(HalfFineTuning(), 1)
-    assert drawn(HalfFineTuning(), 1) != drawn(HalfFineTuning(), 2)
-    assert drawn(HalfFineTuning(seed=1), 2) == drawn(HalfFineTuning(), 1)
+    assert drawn(HFT(), 1) == drawn(HFT(), 1)
+    assert drawn(HFT(), 1) != drawn(HFT(), 2)
+    assert drawn(HFT(seed=1), 2) == drawn(HFT(), 1)
     torch.manual_seed(3)
     first = torch.get_rng_state()
-    drawn(HalfFineTuning(), 1)
+    drawn(HFT(), 1)
     model = llama(4)
     now = torch.get_rng_state()
-    HalfFineTuning().prepare(make_run(model))
+    HFT().prepare(make_run(model))
     assert torch.equal(torch.get_rng_state(), now)
     assert not torch.equal(first, now)  # the models drew, not the method
 
@@ -138,7 +138,7 @@ def test_seeds():
 def test_frozen_matrices_do_not_move_even_with_momentum():
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
-    method = HalfFineTuning(rounds=2)
+    method = HFT(rounds=2)
     method.prepare(make_run(model))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
     for update in range(1, 7):
@@ -153,7 +153,7 @@ def test_frozen_matrices_do_not_move_even_with_momentum():
 
 def test_the_plan_travels_with_copies():
     model = bert(2)
-    method = HalfFineTuning(rounds=2, seed=1)
+    method = HFT(rounds=2, seed=1)
     method.prepare(make_run(model))
     copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     method.advance(model, 2, 2)
@@ -167,7 +167,7 @@ def test_what_a_user_froze_stays_frozen():
     model.bert.encoder.layer[0].requires_grad_(False)
     groups = matrices(model)
     assert {layer for _, layer in groups} == {0}
-    method = HalfFineTuning()
+    method = HFT()
     method.prepare(make_run(model))
     method.advance(model, 1, 1)
     method.finish(model)
@@ -178,7 +178,7 @@ def test_what_a_user_froze_stays_frozen():
 def test_neutral():
     model = bert(2)
     before = state(model)
-    method = HalfFineTuning(**HalfFineTuning.neutral)
+    method = HFT(**HFT.neutral)
     method.prepare(make_run(model))
     method.advance(model, 1, 3)
     assert len(free(model)) == len(list(model.parameters()))
@@ -213,22 +213,22 @@ def test_each_matrix_is_as_likely_as_another():
 
 def test_bad_input():
     with pytest.raises(ValueError, match=r"frozen must lie in \[0, 1\]"):
-        HalfFineTuning(frozen=1.5)
+        HFT(frozen=1.5)
     with pytest.raises(ValueError, match="rounds must be at least 1"):
-        HalfFineTuning(rounds=0)
+        HFT(rounds=0)
     with pytest.raises(TypeError, match="rounds must be a whole number"):
-        HalfFineTuning(rounds=1.5)
+        HFT(rounds=1.5)
     with pytest.raises(TypeError, match="seed must be a whole number"):
-        HalfFineTuning(seed="a")
+        HFT(seed="a")
     with pytest.raises(ValueError, match="no matrices to freeze"):
-        HalfFineTuning().prepare(make_run(nn.Linear(2, 2)))
+        HFT().prepare(make_run(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="was not prepared"):
-        HalfFineTuning().advance(bert(), 1, 1)
+        HFT().advance(bert(), 1, 1)
 
 
 def train_on_ranks():
     """What is frozen stays, the ranks stay alike; DDP finds out what is frozen by itself."""
-    for method in (HalfFineTuning(rounds=3), GradualUnfreezing(until=0.7)):
+    for method in (HFT(rounds=3), GradualUnfreezing(until=0.7)):
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
         method.prepare(make_run(model))
