@@ -25,6 +25,7 @@ lint: .venv/dev  ## lint and type-check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 soak: .venv/dev  ## the long matrices that `make test` only samples; the log is committed
 	set -o pipefail; $(BIN)/python -m pytest --numprocesses auto --hypothesis-profile soak -m "soak or not soak" \

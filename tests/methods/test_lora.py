@@ -236,7 +236,7 @@ def test_bad_input():
     with pytest.raises(ValueError, match="target must be"):
         LoRA(target=())
     assert LoRA(target=["q_proj"]) == LoRA(target=("q_proj",))
-    with pytest.raises(ValueError, match="has adapters already"):
+    with pytest.raises(ValueError, match="already has adapters"):
         LoRA().prepare(make_run(LoRA().prepare(make_run(llama()))))
     with pytest.raises(ValueError, match="new='header' is no module"):
         LoRA().prepare(make_run(llama(), new=("header",)))

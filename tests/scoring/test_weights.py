@@ -50,7 +50,7 @@ def test_wrong_use():
         with_weights(ROWS[1:], WEIGHTS)
     with pytest.raises(ValueError, match=r"cut into samples first: scores\.split"):
         with_weights(ROWS, torch.ones(100))
-    with pytest.raises(TypeError, match="not weights yet"):
+    with pytest.raises(TypeError, match="must be sample weights, got Scores"):
         with_weights(ROWS, Scores(torch.ones(20), torch.ones(20)))
     assert with_weights(ROWS, WEIGHTS.tolist())[3]["weight"] == pytest.approx(0.03)
     data = datasets.Dataset.from_list(ROWS)

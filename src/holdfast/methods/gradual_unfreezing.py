@@ -67,7 +67,7 @@ class GradualUnfreezing(Trainable):
             raise ValueError(
                 f"GradualUnfreezing frees layers one by one, but all that is trainable in "
                 f"{type(model).__name__} is one layer (layers are the children of an nn.ModuleList "
-                "or nn.Sequential, and what stands before and after them). Use Full()"
+                "or nn.Sequential, and the parts before and after them). Leave it out"
             )
         _phases.plan(
             model,

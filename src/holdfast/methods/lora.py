@@ -104,7 +104,7 @@ class LoRA(Trainable):
         model: nn.Module = run.model
         if hasattr(model, "peft_config"):
             raise ValueError(
-                "the model has adapters already: train them with Full(), or merge them first "
+                "the model already has adapters: leave out LoRA to train them, or merge them first "
                 "(merge_and_unload)"
             )
         _check_new(model, run.new)

@@ -52,8 +52,9 @@ class LPFT(Trainable):
         if task not in ("classification", "regression", "multi_label"):
             what = f"the task is {task}" if isinstance(task, str) else "the task is a function"
             raise ValueError(
-                "LPFT fits a head to one row of features a sample, for classification, regression "
-                f"or multi_label, but {what}. Use Full() or GradualUnfreezing()"
+                "LPFT fits a head to one row of features per sample, for classification, "
+                f"regression or multi_label, but {what}. Use another trainable, such as the preset "
+                "full or gradual-unfreezing"
             )
         heads = heads_of(run, self.head)
         if len(heads) > 1:

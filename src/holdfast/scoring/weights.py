@@ -43,7 +43,10 @@ def with_weights(
         {'x': 2, 'weight': 0.25}
     """
     if isinstance(weights, Scores):
-        raise TypeError("these are losses, not weights yet: pass Flow().weigh(scores)")
+        raise TypeError(
+            "weights must be sample weights, got Scores: turn losses into weights first, for "
+            "example with the weigh() method of an objective"
+        )
     if not isinstance(weights, Tensor) and not any(isinstance(w, Tensor) for w in weights):
         weights = torch.tensor(weights)
     if len(weights) != len(dataset):
