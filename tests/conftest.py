@@ -1,3 +1,5 @@
+import importlib.util
+import os
 import signal
 import sys
 from pathlib import Path
@@ -8,12 +10,21 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-settings.register_profile("default", deadline=None)
-settings.register_profile("soak", deadline=None, max_examples=2000)
+settings.register_profile("default", deadline=None, max_examples=30)
+settings.register_profile("soak", deadline=None, max_examples=1000)
 settings.load_profile("default")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests send it to their children
 torch.set_num_threads(1)  # the tensors are small, and pytest-xdist fills the cores
+os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # in subprocesses too
+
+if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
+    # Triton chooses its interpreter at import, so the kernels are loaded under this setting.
+    # tests/kernels sets it again for its tests; everywhere else the CPU's own operations run.
+    os.environ["TRITON_INTERPRET"] = "1"
+    from holdfast.kernels import mofo_step, pull_step, recadam_step  # noqa: F401
+
+    del os.environ["TRITON_INTERPRET"]
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 

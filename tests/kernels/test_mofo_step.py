@@ -1,15 +1,12 @@
 """MoFO's kernels, in Triton's interpreter or on a GPU, against the float64 twin."""
 
 import copy
-import os
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("run by tests/test_kernels.py, in Triton's interpreter", allow_module_level=True)
 
 from golden.mofo import Twin  # noqa: E402
 from holdfast.kernels import mofo_step  # noqa: E402

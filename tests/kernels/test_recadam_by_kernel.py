@@ -1,15 +1,12 @@
 """RecAdam with its kernel, in Triton's interpreter or on a GPU, in what hosts do with it."""
 
 import copy
-import os
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("run by tests/test_kernels.py, in Triton's interpreter", allow_module_level=True)
 
 from holdfast import Constant, Linear, RecAdam, Sigmoid  # noqa: E402
 

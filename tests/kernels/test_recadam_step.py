@@ -1,14 +1,10 @@
 """RecAdam's kernel, in Triton's interpreter or on a GPU, against the float64 twin."""
 
-import os
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("run by tests/test_kernels.py, in Triton's interpreter", allow_module_level=True)
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
