@@ -18,7 +18,7 @@ from statistics import median
 import torch
 from _common import default_device, write_results
 
-from holdfast import L2SP, Flow, LoRA, Recipe, WiseFT, finetune_loop
+from holdfast import L2SP, Flow, LoopSettings, LoRA, Recipe, WiseFT, finetune_loop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import digits
@@ -53,9 +53,10 @@ def run(seed: int, args: argparse.Namespace) -> dict[str, Figures]:
     for name, recipe in RECIPES.items():
         lr = args.lora_lr if isinstance(recipe.trainable, LoRA) else args.lr
         model = finetune_loop(
-            copy.deepcopy(pretrained), recipe, target, lr=lr, max_updates=UPDATES,
-            batch_size=BATCH, seed=seed, task="classification", cache=False, progress=False,
-            schedule=lambda update, total: 1 - update / total,
+            copy.deepcopy(pretrained), recipe, target, lr=lr, batch_size=BATCH,
+            seed=seed, task="classification", progress=False, settings=LoopSettings(
+                max_updates=UPDATES, schedule=lambda update, total: 1 - update / total
+            ),
         )  # fmt: skip
         results[name] = measure(model)
     return results

@@ -23,7 +23,17 @@ import torch
 from _common import default_device, write_results
 from torch import nn
 
-from holdfast import L2SP, Flow, LoRA, Recipe, Reference, WiseFT, finetune_loop, pad_collate
+from holdfast import (
+    L2SP,
+    Flow,
+    LoopSettings,
+    LoRA,
+    Recipe,
+    Reference,
+    WiseFT,
+    finetune_loop,
+    pad_collate,
+)
 from holdfast.losses import token_losses
 
 ALPHA = 0.5
@@ -103,8 +113,10 @@ def run(seed: int, args: argparse.Namespace) -> dict[str, dict[str, float]]:
         lr = args.lora_lr if isinstance(recipe.trainable, LoRA) else args.lr
         model = finetune_loop(
             load(), recipe, train, lr=lr, epochs=args.epochs, batch_size=args.batch_size,
-            schedule=warm_up_and_decay, clip_norm=1.0, seed=seed, progress=False,
-            autocast=torch.bfloat16 if device.type == "cuda" else None,
+            seed=seed, progress=False, settings=LoopSettings(
+                schedule=warm_up_and_decay, clip_norm=1.0,
+                autocast=torch.bfloat16 if device.type == "cuda" else None,
+            ),
         )  # fmt: skip
         results[name] = measure(model)
         if name in ("standard", "FLOW"):

@@ -90,7 +90,7 @@ class ByRecipe:
             Recipe.preset(RECIPES[name]), model, samples, lr=2e-5, collate=pad_collate, cache=False,
             progress=False,
         )  # fmt: skip
-        self.updates = Updates(self.run, pad_collate, batch, 1, 0)
+        self.updates = Updates(self.run, batch, 1)
         self.optimizer = self.run.make_optimizer(10_000)
         self.device = next(model.parameters()).device
         self.run.model.train()

@@ -27,7 +27,7 @@ import torch
 from _common import default_device, write_results
 from additivity_lm import answers, read
 
-from holdfast import ForgettingReport, Recipe, finetune_loop, measure
+from holdfast import ForgettingReport, LoopSettings, Recipe, finetune_loop, measure
 from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.probes import Completions, MultipleChoice, Text
 from holdfast.evaluate.watch import Watch, curves_of
@@ -140,9 +140,11 @@ def main() -> None:
         model.save_pretrained(base), tokenizer.save_pretrained(base)
         tuned_model: Any = finetune_loop(
             model, Recipe.preset(args.recipe), train, lr=args.lr, epochs=args.epochs,
-            batch_size=args.batch_size, schedule=warm_up_and_decay, clip_norm=1.0, seed=args.seed,
-            autocast=torch.bfloat16 if device.type == "cuda" else None, progress=False,
-            watch=watch, log=history.append, log_every=10,
+            batch_size=args.batch_size, seed=args.seed, watch=watch, log=history.append,
+            progress=False, settings=LoopSettings(
+                schedule=warm_up_and_decay, clip_norm=1.0,
+                autocast=torch.bfloat16 if device.type == "cuda" else None,
+            ),
         )  # fmt: skip
         tuned_model.save_pretrained(tuned), tokenizer.save_pretrained(tuned)
         del model, tuned_model

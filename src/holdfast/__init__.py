@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import anneal, optim, registry
 from holdfast.anneal import Anneal, Constant, Linear, Sigmoid
 from holdfast.data import pad_collate
-from holdfast.hosts.raw import finetune_loop
+from holdfast.hosts.raw import LoopSettings, finetune_loop, train_loop
 from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
 from holdfast.methods.distill import Distill
 from holdfast.methods.flow import Flow
@@ -102,6 +102,7 @@ __all__ = [
     "Linear",
     "LinearProbe",
     "LoRA",
+    "LoopSettings",
     "Mixout",
     "MoFO",
     "MoFOUpdate",
@@ -136,6 +137,7 @@ __all__ = [
     "random_init",
     "registry",
     "score",
+    "train_loop",
     "tune",
     "weighted_loss",
     "with_weights",

@@ -114,7 +114,7 @@ def as_source(
             "data must be a DataLoader, a dataset (one split of it), or an iterable of batches, "
             f"got {type(data).__name__}"
         )
-    first = data[0] if by_index and len(data) else None
+    first = data[0] if collate is None and by_index and len(data) else None
     is_dataset = isinstance(data, Dataset) or hasattr(data, "column_names")
     if by_index and (collate is not None or is_dataset or _is_token_sample(first)):
         if collate is None:

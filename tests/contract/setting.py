@@ -4,8 +4,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from holdfast import RecAdamUpdate, Recipe, finetune_loop
+from holdfast import RecAdamUpdate, Recipe
 from holdfast.registry import entry_of, methods
+from loops import tune
 
 ENTRIES = methods()
 NAMES = [entry.name for entry in ENTRIES]
@@ -69,12 +70,10 @@ def train(recipe, model=None, data=None, **options):
         "task": "classification",
         "max_updates": 8,
         "batch_size": 6,
-        "cache": False,
-        "progress": False,
         "rehearsal": make_data(dtype, n=7, seed=2),
     }
     data = make_data(dtype) if data is None else data
-    return finetune_loop(model, recipe, data, **(settings | options))
+    return tune(model, recipe, data, **(settings | options))
 
 
 class Stopped(Exception):

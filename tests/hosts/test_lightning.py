@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import CSVLogger
 from holdfast import (
     L2SP,
     Flow,
+    LoopSettings,
     RecAdamUpdate,
     Recipe,
     Rehearsal,
@@ -218,7 +219,7 @@ def test_the_schedule(tmp_path):
     make_trainer(tmp_path).fit(module)
     raw = finetune_loop(
         make_model(), Recipe(), make_data(), lr=0.01, epochs=5, batch_size=12, seed=3,
-        task="classification", progress=False, schedule=slanted_triangular,
+        task="classification", progress=False, settings=LoopSettings(schedule=slanted_triangular),
     )  # fmt: skip
     assert_close(module.model, raw)
 

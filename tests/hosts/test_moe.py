@@ -11,8 +11,9 @@ datasets = pytest.importorskip("datasets", reason="the hf extra is not installed
 
 from transformers import Trainer, TrainingArguments  # noqa: E402
 
-from holdfast import Distill, Flow, Recipe, finetune_loop  # noqa: E402
+from holdfast import Distill, Flow, Recipe  # noqa: E402
 from holdfast.hosts.hf import HoldfastTrainer  # noqa: E402
+from loops import tune  # noqa: E402
 
 ALIKE = Flow(tau=1e12)  # weights of 1 but for rounding, through FLOW's own loss
 ROWS = [{"input_ids": [1, 2, i, i + 1], "labels": [1, 2, i, i + 1]} for i in range(3, 11)]
@@ -102,8 +103,8 @@ def test_a_loop_counts_the_mean_of_its_micro_batches():
     model, rows = make_model(), [{**row} for row in ROWS[:6]]
     rows[0] = {"input_ids": [1, 2], "labels": [1, 2]}
     seen = []
-    finetune_loop(
-        copy.deepcopy(model), recipe, rows, lr=1e-2, max_updates=1, batch_size=6, progress=False,
+    tune(
+        copy.deepcopy(model), recipe, rows, lr=1e-2, max_updates=1, batch_size=6,
         log=lambda values: seen.append(values["loss"]),
     )  # fmt: skip
     pad = {"input_ids": [*rows[0]["input_ids"], 0, 0], "labels": [*rows[0]["labels"], -100, -100]}
@@ -116,8 +117,8 @@ def test_a_loop_counts_the_mean_of_its_micro_batches():
 
     def loss(coefficient, accumulate):
         values = []
-        finetune_loop(
-            make_model(coefficient), recipe, ROWS, lr=0.0, max_updates=1, progress=False,
+        tune(
+            make_model(coefficient), recipe, ROWS, lr=0.0, max_updates=1,
             batch_size=8 // accumulate, accumulate=accumulate,
             log=lambda row: values.append(row["loss"]),
         )  # fmt: skip
@@ -141,4 +142,4 @@ class Unknown(torch.nn.Module):
 def test_an_unknown_strength_is_refused():
     data = torch.utils.data.TensorDataset(torch.randn(4, 2), torch.arange(4) % 2)
     with pytest.raises(ValueError, match="output_router_logits=False"):
-        finetune_loop(Unknown(), Recipe(), data, lr=0.1, task="classification", progress=False)
+        tune(Unknown(), Recipe(), data, lr=0.1, task="classification")

@@ -1,6 +1,7 @@
 """finetune_loop: equal to a loop written by hand, and clear about what it cannot do."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from holdfast import (
     Distill,
     Flow,
     LinearProbe,
+    LoopSettings,
     LoRA,
     Mixout,
     RecAdam,
@@ -25,6 +27,7 @@ from holdfast import (
     finetune_loop,
 )
 from holdfast.optim import slanted_triangular
+from loops import tune as tune_anything
 
 
 def make_model():
@@ -39,8 +42,7 @@ def data():
 
 
 def tune(model, recipe, data, **options):
-    settings = {"lr": 0.01, "task": "classification", "progress": False, "cache": False}
-    return finetune_loop(model, recipe, data, **(settings | options))
+    return tune_anything(model, recipe, data, **({"lr": 0.01, "task": "classification"} | options))
 
 
 def orders(n, epochs, seed=0):
@@ -101,6 +103,19 @@ def test_flow_is_a_loop_with_weights(data):
         optimizer.step()
         optimizer.zero_grad()
     assert_close(ours, hand, 1e-6)  # scores are kept in float32
+
+
+def test_finetune_loop_is_a_run_in_train_loop(data):
+    settings = LoopSettings(accumulate=2, schedule=slanted_triangular, clip_norm=0.5)
+    options = {"lr": 0.01, "epochs": 2, "batch_size": 4, "task": "classification", "seed": 3}
+    loader = DataLoader(data, batch_size=4)
+    recipe = "flow+recadam+wise-ft"
+    one = finetune_loop(
+        make_model(), recipe, loader, **options, settings=settings, progress=False
+    )  # fmt: skip
+    flat = {"accumulate": 2, "schedule": slanted_triangular, "clip_norm": 0.5}
+    assert_close(one, tune(make_model(), Recipe.preset(recipe), data, **options, **flat), 0.0)
+    assert len(inspect.signature(finetune_loop).parameters) <= 14
 
 
 def test_merging_and_the_reference(data):
@@ -193,7 +208,7 @@ def test_bad_settings(data, options, message):
 
 def test_wrong_types_say_what_to_pass(data):
     with pytest.raises(TypeError, match=r"Recipe\.preset"):
-        tune(make_model(), "recadam", data)
+        tune(make_model(), ["recadam"], data)
     with pytest.raises(TypeError, match=r"Reference\.open"):
         tune(make_model(), Recipe(), data, reference="path")
     with pytest.raises(TypeError, match="lr must be a number"):

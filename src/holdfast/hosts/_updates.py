@@ -1,4 +1,4 @@
-"""Which samples make which update: a function of the seed and the update alone."""
+"""The samples of each update: a function of the seed and the number of the update."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from holdfast._torch.batch import batch_length, normalized, pad_id_of
+from holdfast._torch.checks import whole
 from holdfast.columns import keeping
 from holdfast.data import Collate, Samples, as_source
 from holdfast.losses import global_targets
@@ -19,25 +20,16 @@ from holdfast.run import Run
 
 
 class Updates:
-    """The micro-batches of each update, and what their losses are divided by.
+    """The micro-batches of each update and the number of targets that divides their losses.
 
-    Every epoch goes through all samples in an order of its own. An update is cut into
-    ``accumulate`` micro-batches of at most ``batch_size`` samples; the last one of an epoch may be
-    smaller.
+    Each epoch visits all samples in its own order. An update has ``accumulate`` micro-batches of
+    ``batch_size`` samples; the last update of an epoch may have fewer samples.
     """
 
-    def __init__(
-        self, run: Run, collate: Collate, batch_size: int, accumulate: int, seed: int
-    ) -> None:
-        if batch_size < 1 or accumulate < 1:
-            raise ValueError(
-                f"batch_size and accumulate must be at least 1, got {batch_size}, {accumulate}"
-            )
-        self.data, self.task, self.seed = run.criterion.data, run.task, seed
-        column = run.criterion.column
-        self.collate = collate if column is None else keeping(collate, column)
-        self.batch_size, self.accumulate = batch_size, accumulate
-        self.per_epoch = math.ceil(len(self.data) / (batch_size * accumulate))
+    def __init__(self, run: Run, batch_size: int, accumulate: int) -> None:
+        self.data, self.collate, self.batch_size = training_samples(run, batch_size)
+        self.task, self.seed, self.accumulate = run.task, run.seed, accumulate
+        self.per_epoch = math.ceil(len(self.data) / (self.batch_size * accumulate))
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def batches(self, update: int) -> Iterator[Any]:
@@ -50,50 +42,61 @@ class Updates:
             yield normalized(self.collate([self.data[i] for i in indices.tolist()]))
 
     def targets(self, batches: list[Any]) -> Tensor | float:
-        """The targets of all micro-batches of an update."""
+        """The number of targets in all micro-batches of an update."""
         if not isinstance(self.task, str):
             return float(sum(map(batch_length, batches)))
         return global_targets([labels_of(batch) for batch in batches], self.task)
 
 
 def order_of(epoch: int, size: int, seed: int) -> Tensor:
-    """In which order an epoch, counted from 0, goes through the samples."""
+    """The order of the samples in an epoch, counted from 0."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(size, generator=generator)
 
 
 def labels_of(batch: Any) -> Tensor:
+    """The labels of a batch: its entry ``labels``, or its second element."""
     labels = (
         batch.get("labels") if isinstance(batch, dict) else batch[1] if len(batch) > 1 else None
     )
     if not isinstance(labels, Tensor):
-        what = f"with {', '.join(batch)}" if isinstance(batch, dict) else "that came"
+        columns = f" (columns: {', '.join(batch)})" if isinstance(batch, dict) else ""
         raise ValueError(
-            f"the batch {what} has no tensor of labels: call the column labels (or label), as "
-            "numbers, or pass task= a function (model, batch) -> one loss a sample"
+            f"the batch{columns} has no tensor of labels: name the column labels (or label) and "
+            "make it numeric, or pass task= a function (model, batch) -> one loss per sample"
         )
     return labels
 
 
+def training_samples(run: Run, batch_size: int) -> tuple[Any, Collate, int]:
+    """The data of a run's criterion, its collate function, and its batch size."""
+    if run.data is None:
+        raise ValueError("the run has no data: pass it to Run, or call run.prepare_data")
+    source, criterion = as_samples(run.data, run.collate, batch_size, run.model), run.criterion
+    data = source.data if criterion.data is run.data else criterion.data
+    collate = keeping(source.collate, criterion.column)
+    return data, collate, whole("batch_size", source.batch_size, 1)
+
+
 def as_samples(data: Any, collate: Collate | None, batch_size: int, model: nn.Module) -> Samples:
-    """Data that can be read in any order, how to make batches of it, and of what size."""
-    if isinstance(data, list | tuple) and not data:
-        raise ValueError("the data is empty: there is nothing to train on")
+    """Data that can be read in any order, with its collate function and batch size."""
     if isinstance(data, DataLoader) and not isinstance(
         data.sampler, SequentialSampler | RandomSampler
     ):
         warnings.warn(
-            f"the loop reads the loader's dataset in an order of its own: {data.sampler} is not "
-            "used",
+            f"the loop shuffles the loader's dataset by itself and ignores {data.sampler}",
             stacklevel=3,
         )
+    empty = "the data is empty: there is nothing to train on"
+    if isinstance(data, list | tuple) and not data:
+        raise ValueError(empty)
     source = as_source(data, collate, batch_size, pad_id_of(model))
     if not isinstance(source, Samples):
         raise TypeError(
-            "the loop reads samples in an order of its own: pass a dataset with a length and an "
-            f"index, not {type(data).__name__}; for a list of samples, with collate= what makes "
-            "batches of them, such as torch.utils.data.default_collate"
+            "the loop shuffles the samples by itself: pass a dataset with a length and an index, "
+            f"not {type(data).__name__}. Wrap a list of samples in a DataLoader, such as "
+            "DataLoader(samples, batch_size=16, collate_fn=default_collate)"
         )
     if not len(source.data):
-        raise ValueError("the data is empty: there is nothing to train on")
+        raise ValueError(empty)
     return source

@@ -40,7 +40,6 @@ from torch.utils.data import DataLoader
 
 from holdfast._torch.batch import batch_length, normalized, to_device
 from holdfast._torch.checks import above_zero, whole
-from holdfast.columns import keeping
 from holdfast.hosts._checkpoints import check_settings
 from holdfast.hosts._deepspeed import (
     ZeroOptimizer,
@@ -48,7 +47,7 @@ from holdfast.hosts._deepspeed import (
     settle_deepspeed,
     whole_model,
 )
-from holdfast.hosts._updates import as_samples, labels_of, order_of
+from holdfast.hosts._updates import labels_of, order_of, training_samples
 from holdfast.hosts.raw import Schedule
 from holdfast.io.files import write_whole
 from holdfast.losses import count_targets
@@ -123,23 +122,18 @@ class AccelerateLoop:
     ) -> None:
         _refuse_fsdp1(accelerator)
         self.zero = accelerator.distributed_type == DistributedType.DEEPSPEED
-        if run.data is None:
-            raise ValueError("the run has no data: pass it to Run, or call run.prepare_data")
         if self.zero:
             check_deepspeed(accelerator, run)
         _check_ranks_agree(accelerator, run)
         self.accelerator, self.run = accelerator, run
-        source = as_samples(run.data, run.collate, batch_size, run.model)
-        criterion = run.criterion
-        self.data = source.data if criterion.data is run.data else criterion.data
-        self.collate = keeping(source.collate, criterion.column)
+        self.data, self.collate, batch_size = training_samples(run, batch_size)
         self.seed = run.seed if seed is None else seed
         self.workers = whole("workers", workers, 0)
         if self.zero:
-            settle_deepspeed(accelerator, source.batch_size)
+            settle_deepspeed(accelerator, batch_size)
         self.accumulate: int = accelerator.gradient_accumulation_steps
         self.parts = self.accumulate * accelerator.num_processes
-        self.batch = whole("batch_size", source.batch_size, 1) * self.parts
+        self.batch = batch_size * self.parts
         self.per_epoch = math.ceil(len(self.data) / self.batch)
         if max_updates is None:
             max_updates = math.ceil(above_zero("epochs", epochs) * self.per_epoch)

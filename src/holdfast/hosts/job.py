@@ -8,18 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from holdfast._torch.checks import above_zero, at_least_zero, share, whole
-from holdfast.hosts.raw import finetune_loop
+from holdfast.hosts._updates import as_samples
+from holdfast.hosts.raw import LoopSettings, train_loop
+from holdfast.hosts.watching import Observer
 from holdfast.recipe import Recipe
 from holdfast.run import Run
-
-if TYPE_CHECKING:
-    from holdfast.evaluate.watch import Watch
 
 __all__ = ["Progress", "Training", "spent_before", "train"]
 
@@ -95,7 +94,7 @@ def train(
     new: Sequence[str] = (),
     seed: int = 0,
     progress: Progress | None = None,
-    watch: Callable[[nn.Module, int], Watch] | None = None,
+    watch: Callable[[nn.Module, int], Observer] | None = None,
     on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
 ) -> tuple[nn.Module, list[dict[str, float]]]:
     """Train a model, or resume the run in the folder; return the model and its log.
@@ -114,34 +113,33 @@ def train(
         on_trained: called with the run and its log before stage 4 merges.
     """
     torch.manual_seed(seed)
+    was_training = model.training
     model.to(torch.float32)
     total = training.updates(len(samples))
     log = _Log(folder, total, progress)
     on_gpu = next(model.parameters()).device.type == "cuda"
     half = training.precision == "bfloat16" or (training.precision == "auto" and on_gpu)
-    trained = finetune_loop(
-        model,
-        recipe,
-        samples,
+    # The watch needs the pretrained weights, which a Run may change.
+    watching = watch(model, total) if watch else None
+    torch.manual_seed(seed)
+    source = as_samples(samples, None, training.batch_size, model)
+    run = Run(
+        recipe, model, source.data, collate=source.collate,
         lr=None if recipe.update.lr is not None else training.lr,
-        max_updates=total,
-        batch_size=training.batch_size,
-        accumulate=training.accumulate,
-        weight_decay=training.weight_decay,
-        schedule=training.schedule,
-        clip_norm=training.clip_norm,
-        autocast=torch.bfloat16 if half else None,
-        new=new,
-        seed=seed,
-        checkpoint=folder / "run.pt",
-        save_every=timedelta(seconds=training.save_seconds),
-        log=log,
-        log_every=max(1, total // 20),
-        watch=None if watch is None else watch(model, total),
-        on_trained=None if on_trained is None else lambda run: on_trained(run, log.rows()),
-        progress=False,
-    )
-    return trained, log.rows()
+        weight_decay=training.weight_decay, new=new, seed=seed, progress=False,
+    )  # fmt: skip
+    settings = LoopSettings(
+        max_updates=total, accumulate=training.accumulate, schedule=training.schedule,
+        clip_norm=training.clip_norm, autocast=torch.bfloat16 if half else None,
+        log_every=max(1, total // 20), save_every=timedelta(seconds=training.save_seconds),
+    )  # fmt: skip
+    train_loop(
+        run, batch_size=training.batch_size, settings=settings, checkpoint=folder / "run.pt",
+        log=log, watch=watching,
+    )  # fmt: skip
+    if on_trained is not None:
+        on_trained(run, log.rows())
+    return run.finish().train(was_training), log.rows()
 
 
 class _Log:

@@ -1,34 +1,42 @@
-"""Watch forgetting in the host that trains: the figures go into its log, beside the loss.
+"""Measure a model while a host trains it, and log the values beside the loss.
 
     watch = Watch(model, tokenizer=tokenizer, text={"wikitext": text}, every=100)  # first
-    watch_trainer(trainer, watch)                       # Hugging Face and TRL, any trainer
+    watch_trainer(trainer, watch)                       # any Hugging Face or TRL trainer
     Trainer(callbacks=[watch_lightning(watch, model)])  # Lightning
-    accelerator.log(watch(update, loop.model), update)  # Accelerate, or any loop of one's own
+    accelerator.log(watch(update, loop.model), update)  # Accelerate, or your own loop
 
-``finetune_loop`` takes it as ``watch=``. On several ranks every rank runs the tests.
+``finetune_loop`` takes ``watch=``. On several ranks, every rank runs the tests.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
-from holdfast.evaluate.watch import Watch
+from holdfast._torch.imports import require
 
-__all__ = ["watch_lightning", "watch_trainer"]
+__all__ = ["Observer", "watch_lightning", "watch_trainer"]
 
 
-def watch_trainer(trainer: Any, watch: Watch) -> None:
-    """Have a ``transformers.Trainer`` log what a watch sees, so that its reporters show it.
+class Observer(Protocol):
+    """What a host calls during training; :class:`holdfast.Watch` is one."""
+
+    def __call__(self, update: int, model: nn.Module) -> dict[str, float]:
+        """Return the values to log after an update, or an empty dict if none are due."""
+        ...
+
+
+def watch_trainer(trainer: Any, watch: Observer) -> None:
+    """Log the values of a watch in a ``transformers.Trainer`` and its reporters.
 
     :func:`~holdfast.evaluate.watch.curves_of` finds the curves in ``trainer.state.log_history``,
     also after a resume.
     """
-    from transformers import TrainerCallback
+    transformers = require("transformers", extra="hf", what="watch_trainer")
 
-    class Watching(TrainerCallback):
-        """Before the first update and after each."""
+    class Watching(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        """Calls the watch before the first update and after each update."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if not state.global_step:
@@ -36,19 +44,19 @@ def watch_trainer(trainer: Any, watch: Watch) -> None:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if seen := watch(state.global_step, kwargs.get("model") or trainer.model):
-                due = control.should_log  # a log of ours must not stand for the one that is due
+                due = control.should_log  # trainer.log resets it
                 trainer.log(seen)
                 control.should_log = due
 
     trainer.add_callback(Watching())
 
 
-def watch_lightning(watch: Watch, model: nn.Module) -> Any:
-    """A Lightning callback that logs what a watch sees of a model."""
-    from lightning.pytorch import Callback
+def watch_lightning(watch: Observer, model: nn.Module) -> Any:
+    """Return a Lightning callback that logs the values of a watch of a model."""
+    lightning = require("lightning.pytorch", extra="lightning", what="watch_lightning")
 
-    class Watching(Callback):
-        """After each update: a step may take several batches."""
+    class Watching(lightning.Callback):  # type: ignore[misc, name-defined]
+        """Calls the watch after each update, which may take several batches."""
 
         def __init__(self) -> None:
             self.seen = 0
@@ -58,7 +66,7 @@ def watch_lightning(watch: Watch, model: nn.Module) -> Any:
                 return
             self.seen = trainer.global_step
             if values := watch(self.seen, model):
-                for logger in trainer.loggers:  # now: log_dict would wait for log_every_n_steps
+                for logger in trainer.loggers:  # log_dict would wait for log_every_n_steps
                     logger.log_metrics(values, step=self.seen)
 
     return Watching()
