@@ -11,6 +11,7 @@ python benchmarks/pages.py --check    # exit with an error if a page is stale
 from __future__ import annotations
 
 import argparse
+import ast
 import itertools
 import json
 import re
@@ -62,6 +63,24 @@ def stage(name: registry.Stage) -> str:
         cost = SPEC["costs"].get(entry.name, "—")
         rows.append([f"{first}<br>`{entry.cls.__name__}`", entry.summary, cost, paper])
     return table(["name, class", "what it does", "cost compared with AdamW", "paper"], rows)
+
+
+def modules() -> str:
+    """Every module of src/holdfast with the first line of its docstring, room by room."""
+    source, order = ROOT / "src" / "holdfast", SPEC["rooms"]
+    found: dict[str, list[list[str]]] = {room: [] for room in order}
+    for file in sorted(source.rglob("*.py"), key=lambda file: (len(file.parts), file)):
+        path = file.relative_to(source)
+        room = f"{path.parts[0]}/" if len(path.parts) > 1 else ""
+        if str(path) == f"{room}__init__.py":
+            continue  # the sentence of its room describes it
+        docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "—"
+        found[room].append([f"`{path}`", docstring.splitlines()[0].rstrip(".").replace("|", r"\|")])
+    return "\n\n".join(
+        f"### {f'`{room}`' if room else 'The top level'}\n\n{order[room]}\n\n"
+        + table(["module", "what it does"], rows)
+        for room, rows in found.items()
+    )
 
 
 def timings(name: str) -> str:
@@ -245,8 +264,8 @@ def ranks() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
-        methods, stage, timings, targets, memory, speed, comparison, tune, digits, additivity,
-        forgetting, ranks, *_tables.TABLES,
+        methods, stage, modules, timings, targets, memory, speed, comparison, tune, digits,
+        additivity, forgetting, ranks, *_tables.TABLES,
     )
 }  # fmt: skip
 
