@@ -47,15 +47,13 @@ class TokenLosses(NamedTuple):
 def per_sample_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
     """The loss of each sample, one value a row.
 
-    ====================== ==================================== ==============================
-    task                   labels                               loss of a sample
-    ====================== ==================================== ==============================
-    causal_lm              (batch, length), −100 is ignored     mean NLL of the next tokens
-    token_classification   (batch, length), −100 is ignored     mean NLL of the labelled tokens
-    classification         (batch,) class indices               NLL
-    multi_label            (batch, classes) of 0 and 1          mean binary cross-entropy
-    regression             (batch,) or (batch, outputs)         mean squared error
-    ====================== ==================================== ==============================
+    | task                 | labels                           | loss of a sample                |
+    | -------------------- | -------------------------------- | ------------------------------- |
+    | causal_lm            | (batch, length), −100 is ignored | mean NLL of the next tokens     |
+    | token_classification | (batch, length), −100 is ignored | mean NLL of the labelled tokens |
+    | classification       | (batch,) class indices           | NLL                             |
+    | multi_label          | (batch, classes) of 0 and 1      | mean binary cross-entropy       |
+    | regression           | (batch,) or (batch, outputs)     | mean squared error              |
 
     A sample without targets (all labels −100) has no loss: NaN.
 
