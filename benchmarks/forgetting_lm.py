@@ -27,7 +27,7 @@ import torch
 from _common import default_device, write_results
 from additivity_lm import answers, read
 
-from holdfast import ForgettingReport, LoopSettings, Recipe, finetune_loop, measure
+from holdfast import ForgettingReport, Loader, LoopSettings, Recipe, finetune_loop, measure
 from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.probes import Completions, MultipleChoice, Text
 from holdfast.evaluate.watch import Watch, curves_of
@@ -130,7 +130,7 @@ def main() -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     model.to(device)
     watch = Watch(
-        model, every=10, tokenizer=tokenizer, context_free=16, max_length=512,
+        model, every=10, loader=Loader(tokenizer=tokenizer, max_length=512), context_free=16,
         text={"wikitext": wikitext[:60_000]}, target={"gsm8k": test[:100]},
     )  # fmt: skip
     history: list[dict[str, float]] = []
@@ -161,7 +161,7 @@ def main() -> None:
                 Completions("lambada", rows["lambada"]),
                 Harness(tasks, include_path=place),
             ],
-            dtype=torch.float32,
+            loader=Loader(dtype=torch.float32),
             progress=False,
         )
     size = {"bytes": len(wikitext.encode()), "tokens": len(tokenizer(wikitext)["input_ids"])}

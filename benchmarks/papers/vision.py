@@ -37,8 +37,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import holdfast as hf
-from holdfast.evaluate.kl import kl_divergence
 from holdfast.run import Run
+from holdfast.scoring.kl import kl_divergence
 
 BATCH, CLASSES = 120, 102
 ALPHAS = (1.0, 0.75, 0.5, 0.25)

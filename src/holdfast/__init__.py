@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from holdfast.hosts.hf import WithRecipe as WithRecipe
     from holdfast.hosts.lightning import RecipeCallback as RecipeCallback
     from holdfast.hosts.trl import HoldfastSFTTrainer as HoldfastSFTTrainer
+    from holdfast.io.models import Loader
 
 __version__ = "0.1.0"
 
@@ -61,6 +62,7 @@ _LAZY = {
     "ForgettingReport": "holdfast.evaluate.report",
     "HoldfastSFTTrainer": "holdfast.hosts.trl",
     "HoldfastTrainer": "holdfast.hosts.hf",
+    "Loader": "holdfast.io.models",
     "Plan": "holdfast.comparison.plan",
     "RecipeCallback": "holdfast.hosts.lightning",
     "Watch": "holdfast.evaluate.watch",
@@ -102,6 +104,7 @@ __all__ = [
     "Linear",
     "LinearProbe",
     "LoRA",
+    "Loader",
     "LoopSettings",
     "Mixout",
     "MoFO",

@@ -51,7 +51,7 @@ def test_a_task_that_the_harness_does_not_have(tmp_path):
     data = write(tmp_path / "d.jsonl", [{"text": "the cat sat on the mat"}])
     own = str(tmp_path / "tasks")
     check_inputs(plan_of(model, data, data, tasks=("our_choice", "piqa"), include_path=own))
-    with pytest.raises(ValueError, match="no task 'our_choise'; did you mean our_choice"):
+    with pytest.raises(ValueError, match="no task 'our_choise'; did you mean 'our_choice'"):
         check_inputs(plan_of(model, data, data, tasks=("piqa", "our_choise"), include_path=own))
 
 

@@ -38,7 +38,8 @@ def test_a_report_is_the_cpus(folders):
     }  # fmt: skip
     base, tuned = folders / "base", folders / "tuned"
     cpu, gpu = (
-        holdfast.measure(base, tuned, device=device, **options) for device in ("cpu", "cuda")
+        holdfast.measure(base, tuned, loader=holdfast.Loader(device=device), **options)
+        for device in ("cpu", "cuda")
     )
     assert cpu.scores
     assert len(cpu.scores) == len(gpu.scores)

@@ -55,7 +55,7 @@ def test_an_adapter_is_no_base(base, tmp_path):
     model = transformers.LlamaForCausalLM.from_pretrained(base)
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
     peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match="give the model that it sits on"):
+    with pytest.raises(ValueError, match="pass the model that it was trained on"):
         measure(tmp_path / "adapter", tmp_path / "adapter")
 
 
@@ -81,8 +81,8 @@ def test_only_causal_models_are_asked_what_comes_next():
     rows = [{"prompt": "the cat", "completion": "sat"}]
     choices = [{"goal": "a", "choices": ["cat", "dog"], "label": 0}]
     for probe in (Completions("c", rows), MultipleChoice("m", choices)):
-        with pytest.raises(ValueError, match="no causal language model"):
-            measure(masked, masked, probes=[probe], tokenizer=make_tokenizer())
+        with pytest.raises(ValueError, match="needs a causal language model"):
+            measure(masked, masked, probes=[probe], loader=Loader(tokenizer=make_tokenizer()))
     assert kind_of(make_bert(transformers.BertLMHeadModel)) == "other"
     assert kind_of(make_bert(transformers.BertLMHeadModel, is_decoder=True)) == "causal_lm"
 
@@ -90,8 +90,8 @@ def test_only_causal_models_are_asked_what_comes_next():
 def test_classes_need_a_head():
     rows = [{"text": "the cat", "label": 0}]
     model = make_llama()
-    with pytest.raises(ValueError, match="predicts tokens: give both models a head"):
-        measure(model, model, target={"t": rows}, tokenizer=make_tokenizer())
+    with pytest.raises(ValueError, match="predicts tokens: give both models a classification head"):
+        measure(model, model, target={"t": rows}, loader=Loader(tokenizer=make_tokenizer()))
 
 
 @pytest.mark.parametrize(("label", "words"), [(0.7, "label 0.7"), (-1, "label -1"), (5, "label 5")])
@@ -99,7 +99,12 @@ def test_labels_that_are_no_classes(label, words):
     model = make_bert(transformers.BertForSequenceClassification, num_labels=3)
     rows = [{"text": "the cat", "label": label}]
     with pytest.raises(ValueError, match=f"{words} is not one of the model's 3 classes"):
-        measure(model, model, target={"t": rows}, tokenizer=make_tokenizer(cls_token="[CLS]"))
+        measure(
+            model,
+            model,
+            target={"t": rows},
+            loader=Loader(tokenizer=make_tokenizer(cls_token="[CLS]")),
+        )
 
 
 def test_decoders_are_padded_with_their_own_token():
@@ -134,7 +139,7 @@ def test_choices_as_files_have_them():
     plain = run(["sat on", "ran"])
     assert run(json.dumps(["sat on", "ran"])) == plain
     assert run({"text": ["sat on", "ran"], "label": ["A", "B"]}) == plain
-    with pytest.raises(ValueError, match="row 0 are no list of texts"):
+    with pytest.raises(ValueError, match="row 0 must be a list"):
         run("sat on")
 
 

@@ -54,7 +54,7 @@ def literal_nll(model, context, target):
     "requests", [[Continuation([], [3])], [Continuation([2], [3, 4]), Continuation([], [5])]]
 )
 def test_a_target_with_nothing_before_it_is_refused(requests):
-    with opened(make_llama()) as loaded, pytest.raises(ValueError, match="nothing stands before"):
+    with opened(make_llama()) as loaded, pytest.raises(ValueError, match="has no context"):
         log_likelihoods(loaded, requests, "a test")
 
 
@@ -189,7 +189,7 @@ def test_rows_that_do_not_fit_are_told_by_number():
     model = make_llama()
     with pytest.raises(ValueError, match="row 1 needs one of the columns prompt, question"):
         run(Completions("d", [ANSWERS[0], {"x": 1}]), model)
-    with pytest.raises(ValueError, match="row 0 has 2 choices and label 2"):
+    with pytest.raises(ValueError, match="row 0 has 2 choices but the label 2"):
         run(MultipleChoice("d", [{**CHOICES[0], "label": 2}]), model)
     with pytest.raises(ValueError, match=r"template .* does not fit row 0"):
         run(MultipleChoice("d", CHOICES, template="{nothing}"), model)
@@ -274,5 +274,5 @@ def test_the_harness_gives_the_same_figures(harness, monkeypatch, tmp_path):
 def test_an_unknown_task(harness):
     from holdfast.evaluate.harness import Harness
 
-    with pytest.raises(ValueError, match="no task 'our_choise'; did you mean our_choice"):
+    with pytest.raises(ValueError, match="no task 'our_choise'; did you mean 'our_choice'"):
         run(Harness(["our_choise"], include_path=harness), make_llama())

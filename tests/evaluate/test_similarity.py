@@ -10,6 +10,7 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 
 import holdfast  # noqa: E402
 from holdfast.evaluate.similarity import Numbers, Similarity, correlation, spearman  # noqa: E402
+from holdfast.io.models import Loader  # noqa: E402
 from holdfast.io.rows import read_rows  # noqa: E402
 from small import make_tokenizer  # noqa: E402
 
@@ -59,7 +60,7 @@ def test_the_interval_is_the_bootstraps():
 def test_it_is_the_cosine_of_the_means_of_each_text_alone(cls):
     model, tokenizer = make_bert(cls), make_tokenizer()
     report = holdfast.measure(
-        model, model, similarity={"pairs": ROWS}, tokenizer=tokenizer, progress=False
+        model, model, similarity={"pairs": ROWS}, loader=Loader(tokenizer=tokenizer), progress=False
     )
     body = getattr(model, "bert", model)
 
@@ -89,7 +90,11 @@ def test_a_model_with_adapters(cls):
         adapted.get_parameter(
             next(name for name, _ in adapted.named_parameters() if "lora_B" in name)
         ).normal_(std=2.0)
-    options = {"similarity": {"pairs": ROWS}, "tokenizer": make_tokenizer(), "drift": False}
+    options = {
+        "similarity": {"pairs": ROWS},
+        "loader": Loader(tokenizer=make_tokenizer()),
+        "drift": False,
+    }
     (score,) = holdfast.measure(model, adapted, progress=False, **options).scores
     merged = adapted.merge_and_unload()
     (expected,) = holdfast.measure(model, merged, progress=False, **options).scores
@@ -113,8 +118,8 @@ def test_minilm_knows_what_is_alike(shared_data):
     with_head = transformers.BertForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     report = holdfast.measure(
-        folder, with_head, similarity={"stsb": rows}, tokenizer=tokenizer, drift=False,
-        progress=False,
+        folder, with_head, similarity={"stsb": rows}, loader=Loader(tokenizer=tokenizer),
+        drift=False, progress=False,
     )  # fmt: skip
     (score,) = report.scores
     assert 0.8 < score.before.value < 0.95

@@ -131,7 +131,7 @@ def test_a_model_that_fails_leaves_nothing(folders, monkeypatch):
         ({"keep": True}, ValueError, "out= must say"),
         ({"tuned": torch.nn.Linear(1, 1)}, ValueError, "save_pretrained"),
         ({"tuned": "nowhere"}, OSError, "nowhere"),
-        ({"txt": "a"}, TypeError, "no option 'txt'"),
+        ({"txt": "a"}, TypeError, "unexpected keyword argument 'txt'"),
         ({"limit": 0}, ValueError, "limit must be at least 1"),
     ],
 )

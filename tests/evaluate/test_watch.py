@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
-from holdfast import LoopSettings, LoRA, Recipe, Reference, finetune_loop
+from holdfast import Loader, LoopSettings, LoRA, Recipe, Reference, finetune_loop
 from holdfast.evaluate.watch import Watch, curves_of, effective_distance
 from small import make_llama, make_tokenizer
 
@@ -27,7 +27,7 @@ def train(watch=None, recipe=None, **options):
 def make_watch(model):
     return Watch(
         model, every=4, text={"t": TEXT}, target={"q": [{"prompt": "the", "completion": "cat"}]},
-        context_free=4, tokenizer=make_tokenizer(),
+        context_free=4, loader=Loader(tokenizer=make_tokenizer(), max_length=512),
     )  # fmt: skip
 
 

@@ -92,6 +92,11 @@ def add_measuring_options(parser: Any) -> None:
 
 def measuring_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The same for :func:`holdfast.measure`, and whether to show how far it is."""
+    from holdfast.evaluate.kl import ContextFreeKL
+    from holdfast.io.models import Loader
+
+    texts = arguments.context_free
+    free = ContextFreeKL(texts, seed=arguments.seed) if texts > 0 else texts
     return {
         "text": arguments.text,
         "data": arguments.data,
@@ -100,13 +105,14 @@ def measuring_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "tasks": arguments.tasks,
         "include_path": arguments.include_path,
         "drift": not arguments.no_drift,
-        "context_free": arguments.context_free,
+        "context_free": free,
         "limit": arguments.limit,
-        "max_length": arguments.max_length,
-        "device": arguments.device,
-        "dtype": None if arguments.dtype is None else getattr(torch, arguments.dtype),
-        "allow_pickle": arguments.allow_pickle,
-        "seed": arguments.seed,
+        "loader": Loader(
+            device=arguments.device,
+            dtype=None if arguments.dtype is None else getattr(torch, arguments.dtype),
+            max_length=arguments.max_length,
+            allow_pickle=arguments.allow_pickle,
+        ),
         "progress": sys.stderr.isatty(),
     }
 

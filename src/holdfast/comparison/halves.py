@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.comparison.plan import Plan
-from holdfast.evaluate.inputs import named
+from holdfast.evaluate.suite import named
 from holdfast.io.rows import is_text, open_rows, read_text
 
 __all__ = ["inputs_of"]

@@ -30,8 +30,8 @@ from holdfast.comparison.result import Measured, RunResult, measured, result_of
 from holdfast.comparison.space import ALPHA, space_of, suggest
 from holdfast.comparison.study import counted, hopeless, open_study, place_of
 from holdfast.comparison.worker import Worker, peak_memory, reset_peak_memory
-from holdfast.evaluate.inputs import similarity_of
 from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance, watch_distance
+from holdfast.io.models import Loader
 from holdfast.recipe import read_recipe
 from holdfast.run import Run
 from holdfast.scoring.one_pass import score
@@ -261,11 +261,10 @@ class _Look(Watch):
             text={name: words[:LOOK_TEXT] for name, words in given["text"].items()},
             data=given["data"],
             target=given["target"],
-            probes=[similarity_of(n, d, LOOK_ROWS) for n, d in given["similarity"].items()],
+            similarity=given["similarity"],
             limit=LOOK_ROWS,
             kl_samples=0,
-            max_length=plan.measuring.max_length,
-            tokenizer=tokenizer,
+            loader=Loader(max_length=plan.measuring.max_length, tokenizer=tokenizer),
         )
         self.total, self.seen = total, seen
 

@@ -135,9 +135,9 @@ class Worker:
                 include_path=asked.include_path,
                 limit=asked.limit,
                 context_free=asked.context_free,
-                max_length=asked.max_length,
-                tokenizer=self.tokenizer,
-                dtype=torch.float32,
+                loader=Loader(
+                    dtype=torch.float32, max_length=asked.max_length, tokenizer=self.tokenizer
+                ),
                 progress=False,
             )
         self._next = (name, model)

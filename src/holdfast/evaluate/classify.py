@@ -1,4 +1,4 @@
-"""Labels, of texts and of images: accuracy, error, and what the pretrained head still sees."""
+"""Tests with labels: accuracy, squared error, and the agreement of the pretrained head."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ __all__ = ["Classification", "HeadAgreement"]
 
 
 class Answers(NamedTuple):
-    """What a classifier said: whether each sample was right, and its loss.
+    """Whether a classifier was correct on each sample, and its loss.
 
-    Where a label is none of the model's classes, there is no loss.
+    ``losses`` is None if a label is not one of the model's classes.
     """
 
-    right: stats.Samples
-    losses: stats.Samples | None
+    correct: stats.Outcomes
+    losses: stats.Outcomes | None
 
 
 @dataclass(frozen=True)
 class Classification:
-    """The accuracy of a classifier; of the target also its loss.
+    """The accuracy of a classifier; for the target also its loss.
 
-    A model that predicts a number instead (a regression) is tested by its mean squared error and
-    its correlation with the labels.
+    A regression model, which predicts a number, is tested by its mean squared error and its
+    correlation with the labels.
 
     Args:
-        name: what to call it.
+        name: the name in the report.
         data: rows with a text (``text``, ``sentence``, or a pair such as ``sentence1`` and
             ``sentence2``) or an ``image``, and a ``label``; or anything that
             :func:`holdfast.score` takes.
-        collate: makes a batch of samples, where the default does not.
-        batch_size: samples at a time.
-        role: of the rows in the report.
+        collate: builds a batch from samples, if the default does not fit.
+        batch_size: samples per batch.
+        role: the role in the report.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Classification:
     role: str = "retained"
 
     def run(self, loaded: Loaded, *, progress: bool) -> Answers | Numbers:
-        """Whether each sample was classified right, and its loss; or the numbers predicted."""
+        """Return correctness and loss of each sample; for a regression the predicted numbers."""
         numbers = is_regression(getattr(loaded.model, "config", None))
         found: dict[int, tuple[float, float]] = {}
         bar = progress_bar(None, self.name, shown=progress)
@@ -70,8 +70,8 @@ class Classification:
             if numbers:
                 rows = zip(logits.reshape(-1).tolist(), labels.tolist(), strict=True)
             else:
-                right = (logits.argmax(-1) == labels).float()
-                rows = zip(right.tolist(), _losses(logits, labels).tolist(), strict=True)
+                correct = (logits.argmax(-1) == labels).float()
+                rows = zip(correct.tolist(), _losses(logits, labels).tolist(), strict=True)
             found |= dict(zip(indices, rows, strict=True))
             bar.update(len(indices))
         bar.close()
@@ -79,31 +79,32 @@ class Classification:
         if numbers:
             return Numbers(one, other)
         known = not any(math.isnan(loss) for loss in other)
-        return Answers(stats.Samples(one), stats.Samples(other) if known else None)
+        return Answers(stats.Outcomes(one), stats.Outcomes(other) if known else None)
 
     def scores(self, before: Answers | Numbers, after: Answers | Numbers) -> list[Score]:
-        """Accuracy, and the target's loss; or squared error and correlation."""
+        """Return accuracy and the target's loss; for a regression squared error and correlation."""
         if isinstance(before, Numbers) and isinstance(after, Numbers):
             error = self._row("mse", _squared(before), _squared(after), lower=True)
             return [error, correlation(self.name, "pearson", before, after, self.role)]
         if isinstance(before, Numbers) or isinstance(after, Numbers):
             raise ValueError(
-                f"{self.name}: one of the models predicts classes and the other a number"
+                f"{self.name}: one model predicts classes and the other a number, so they cannot "
+                "be compared"
             )
-        rows = [self._row("accuracy", before.right, after.right, lower=False)]
+        rows = [self._row("accuracy", before.correct, after.correct, lower=False)]
         if self.role == "target" and before.losses and after.losses:
             rows.append(self._row("loss", before.losses, after.losses, lower=True))
         return rows
 
     def _row(
-        self, metric: str, before: stats.Samples, after: stats.Samples, *, lower: bool
+        self, metric: str, before: stats.Outcomes, after: stats.Outcomes, *, lower: bool
     ) -> Score:
         return stats.compare(
             self.name, metric, before, after, lower_is_better=lower, role=self.role
         )
 
     def logits(self, loaded: Loaded) -> list[Tensor]:
-        """Of each sample, in the data's order."""
+        """Return the logits of each sample, in the data's order."""
         found: dict[int, Tensor] = {}
         for indices, logits, _ in self._batches(loaded):
             found |= dict(zip(indices, logits.cpu(), strict=True))
@@ -120,8 +121,8 @@ class Classification:
         data = self.data
         if loaded.kind in ("causal_lm", "masked_lm"):
             raise ValueError(
-                f"{self.name} has classes, and {type(loaded.model).__name__} predicts tokens: give "
-                "both models a head for it, or leave it out"
+                f"{self.name} has classes, but {type(loaded.model).__name__} predicts tokens: give "
+                "both models a classification head, or leave it out"
             )
         if hasattr(data, "__len__") and not len(data):
             raise ValueError(f"{self.name} has no rows")
@@ -140,65 +141,64 @@ class Classification:
 
 @dataclass
 class HeadAgreement:
-    """How often the tuned body, under the pretrained head, still says what the base said.
+    """How often the tuned body with the pretrained head still predicts what the base predicted.
 
-    For models whose head was replaced: the pretrained head is kept and put on the tuned body, with
-    the pretrained BatchNorm statistics. Where the labels are the base's own classes, the accuracy
-    is told as well.
+    For models whose head was replaced. The pretrained head and the pretrained BatchNorm statistics
+    are put onto the tuned body.
 
     Args:
-        task: the data. Its labels may be of other classes: then only agreement is told.
-        head: the head's name; None finds it.
-        labelled: whether the labels are classes of the base.
+        task: the data. Its labels may be other classes; then only the agreement is reported.
+        head: the module name of the head; None finds it.
+        labelled: whether the labels are classes of the base; then the accuracy is reported too.
     """
 
     task: Classification
     head: str | None = None
     labelled: bool = False
     _kept: PretrainedHead | None = field(default=None, repr=False)
-    _said: list[int] = field(default_factory=list, repr=False)
+    _predicted: list[int] = field(default_factory=list, repr=False)
 
     @property
     def name(self) -> str:
-        """As the data's."""
+        """The name of the data."""
         return self.task.name
 
     def begin(self) -> None:
-        """Forget another base."""
-        self._kept, self._said = None, []
+        """Discard the head and the predictions of an earlier base."""
+        self._kept, self._predicted = None, []
 
-    def run(self, loaded: Loaded, *, progress: bool) -> list[stats.Samples]:
-        """The base first, whose head and answers are kept; then the tuned model."""
+    def run(self, loaded: Loaded, *, progress: bool) -> list[stats.Outcomes]:
+        """Run the base first, to keep its head and predictions; then the tuned model."""
         if self._kept is None:
             head = self.head or head_of(loaded.model)
             if head is None:
                 raise ValueError(
-                    f"cannot tell which part of {type(loaded.model).__name__} is its head: pass "
-                    "head="
+                    f"cannot find the head of {type(loaded.model).__name__}: pass head='NAME'"
                 )
             self._kept = PretrainedHead.of(loaded.model, head)
             logits = self.task.logits(loaded)
-            self._said = [int(row.argmax()) for row in logits]
+            self._predicted = [int(row.argmax()) for row in logits]
         else:
             with self._kept.on(loaded.model):
                 logits = self.task.logits(loaded)
         agrees = [
-            float(int(row.argmax()) == said) for row, said in zip(logits, self._said, strict=True)
+            float(int(row.argmax()) == before)
+            for row, before in zip(logits, self._predicted, strict=True)
         ]
-        found = [stats.Samples(agrees)]
+        found = [stats.Outcomes(agrees)]
         if self.labelled:
             with self._kept.on(loaded.model):
                 found.append(self._accuracy(loaded, progress=progress))
         return found
 
-    def _accuracy(self, loaded: Loaded, *, progress: bool) -> stats.Samples:
+    def _accuracy(self, loaded: Loaded, *, progress: bool) -> stats.Outcomes:
         answers = self.task.run(loaded, progress=progress)
         if isinstance(answers, Numbers):
-            raise ValueError(f"{self.name}: a regression has no accuracy: labelled=False")
-        return answers.right
+            raise ValueError(f"{self.name}: a regression has no accuracy: pass labelled=False")
+        return answers.correct
 
-    def scores(self, before: list[stats.Samples], after: list[stats.Samples]) -> list[Score]:
-        """Agreement, which is 1 for the base, and accuracy under the pretrained head."""
+    def scores(self, before: list[stats.Outcomes], after: list[stats.Outcomes]) -> list[Score]:
+        """Return the agreement, which is 1 for the base, and the accuracy."""
         metrics = ["agreement of the pretrained head", "accuracy of the pretrained head"]
         return [
             stats.compare(self.name, metric, old, new, lower_is_better=False, role=self.task.role)
@@ -207,13 +207,13 @@ class HeadAgreement:
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of each sample; NaN where its label is none of the classes."""
+    """Return the loss of each sample; NaN if its label is not one of the classes."""
     known = (labels >= 0) & (labels < logits.shape[-1])
     losses = F.cross_entropy(logits.float(), labels.where(known, 0).long(), reduction="none")
     return losses.where(known, math.nan)
 
 
-def _squared(numbers: Numbers) -> stats.Samples:
-    return stats.Samples(
-        [(a - b) ** 2 for a, b in zip(numbers.said, numbers.true, strict=True)],
+def _squared(numbers: Numbers) -> stats.Outcomes:
+    return stats.Outcomes(
+        [(a - b) ** 2 for a, b in zip(numbers.predicted, numbers.true, strict=True)],
     )

@@ -1,18 +1,20 @@
-"""Tasks of lm-evaluation-harness, by name or from YAML files of the user's own."""
+"""Tasks of lm-evaluation-harness, by name or from your own YAML files."""
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from holdfast._torch.checks import did_you_mean
+from holdfast._torch.imports import require
 from holdfast.evaluate.report import Estimate, Score
-from holdfast.evaluate.stats import Samples, compare
+from holdfast.evaluate.stats import Outcomes, compare
 from holdfast.io.models import Loaded
 
 __all__ = ["Harness"]
@@ -20,15 +22,15 @@ __all__ = ["Harness"]
 
 @dataclass(frozen=True)
 class Harness:
-    """lm-evaluation-harness tasks, run by the harness itself.
+    """Tasks that lm-evaluation-harness runs itself.
 
     Args:
-        tasks: their names, such as ``["piqa", "arc_easy"]``.
-        include_path: a directory with task YAML files of your own.
-        limit: samples a task at most.
-        num_fewshot: examples in the prompt; None leaves it to the task.
-        batch_size: requests at a time.
-        role: of the rows in the report.
+        tasks: names of tasks, such as ``["piqa", "arc_easy"]``.
+        include_path: a directory with your own task YAML files.
+        limit: the maximum number of samples per task.
+        num_fewshot: the number of examples in the prompt; None uses the task's own.
+        batch_size: requests per batch.
+        role: the role in the report.
     """
 
     tasks: Sequence[str]
@@ -40,41 +42,38 @@ class Harness:
 
     @property
     def name(self) -> str:
-        """All of them."""
+        """The names of all tasks."""
         return ", ".join(self.tasks)
 
+    def check_tasks(self) -> Any:
+        """Raise ValueError for an unknown task; return the harness's task manager."""
+        manager = _task_manager(None if self.include_path is None else str(self.include_path))
+        known = set(manager.all_tasks)
+        for task in self.tasks:
+            if task not in known:
+                hint = did_you_mean(task, known, cutoff=0.6)
+                if task.endswith((".yaml", ".yml")):
+                    hint = "; name the task, and give its folder: --include-path DIR --tasks NAME"
+                elif hint.startswith("; known"):
+                    hint = ""  # thousands of names
+                raise ValueError(f"lm-evaluation-harness has no task {task!r}{hint}")
+        return manager
+
     def run(self, loaded: Loaded, *, progress: bool) -> Mapping[str, Any]:
-        """The harness's own results, samples included."""
-        try:
-            from lm_eval import simple_evaluate
-            from lm_eval.models.huggingface import HFLM
-            from lm_eval.tasks import TaskManager
-        except ImportError as error:
-            raise ImportError(
-                'tasks are run by lm-evaluation-harness: pip install "holdfast[eval]"'
-            ) from error
+        """Return the harness's own results, samples included."""
         if loaded.kind != "causal_lm":
             raise ValueError(
-                f"lm-evaluation-harness tests language models, not {type(loaded.model).__name__}"
+                f"lm-evaluation-harness tests causal language models, got "
+                f"{type(loaded.model).__name__}"
             )
-        logging.getLogger("lm_eval").setLevel(logging.ERROR)
-        manager = TaskManager(
-            include_path=None if self.include_path is None else str(self.include_path)
-        )
-        known = set(manager.all_tasks)
-        if unknown := [task for task in self.tasks if task not in known]:
-            near = difflib.get_close_matches(unknown[0], sorted(known), n=3)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            if unknown[0].endswith((".yaml", ".yml")):
-                hint = "; name the task, and give its folder: --include-path DIR --tasks NAME"
-            raise ValueError(f"lm-evaluation-harness has no task {unknown[0]!r}{hint}")
-        model = HFLM(
+        manager = self.check_tasks()
+        model = require("lm_eval.models.huggingface", extra="eval", what="tasks").HFLM(
             pretrained=loaded.model,
             tokenizer=loaded.need_tokenizer("lm-evaluation-harness"),
             max_length=loaded.limit,
             batch_size=self.batch_size,
         )
-        results: Any = simple_evaluate(
+        results: Any = require("lm_eval", extra="eval", what="tasks").simple_evaluate(
             model,
             tasks=list(self.tasks),
             task_manager=manager,
@@ -86,7 +85,7 @@ class Harness:
         return dict(results)
 
     def scores(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Score]:
-        """A row for each metric of each task, by the harness's own names."""
+        """Return one row per metric of each task, by the harness's own names."""
         rows = []
         for task, figures in before["results"].items():
             directions = before.get("higher_is_better", {}).get(task, {})
@@ -109,13 +108,14 @@ class Harness:
     ) -> Score:
         values = [float(r["results"][task][f"{metric},{kind}"]) for r in (before, after)]
         name = metric if kind == "none" else f"{metric} ({kind})"
-        old, new = (_samples(r, task, metric, kind) for r in (before, after))
+        old, new = (_outcomes(r, task, metric, kind) for r in (before, after))
         if old is not None and new is not None:
             transform = np.exp if old.counts is not None else None
             score = compare(
                 task, name, old, new, lower_is_better=lower, role=self.role, transform=transform
             )
-            # Where the figure is the mean over the samples; others the harness makes its own way.
+            # Only if the figure is the mean over the samples; the harness aggregates some
+            # metrics in other ways.
             if np.allclose([score.before.value, score.after.value], values, rtol=0, atol=1e-9):
                 return score
         n = int(before.get("n-samples", {}).get(task, {}).get("effective", 0))
@@ -124,8 +124,15 @@ class Harness:
         return Score(task, name, lower, first, second, change, self.role)
 
 
-def _samples(results: Mapping[str, Any], task: str, metric: str, kind: str) -> Samples | None:
-    """What each sample got, if the harness tells it as a number."""
+@lru_cache(maxsize=4)  # indexing all task files takes seconds
+def _task_manager(include_path: str | None) -> Any:
+    tasks = require("lm_eval.tasks", extra="eval", what="tasks of lm-evaluation-harness")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    return tasks.TaskManager(include_path=include_path)
+
+
+def _outcomes(results: Mapping[str, Any], task: str, metric: str, kind: str) -> Outcomes | None:
+    """Return the result of each sample, if the harness gives it as a number."""
     rows = [
         row
         for row in results.get("samples", {}).get(task, [])
@@ -134,8 +141,8 @@ def _samples(results: Mapping[str, Any], task: str, metric: str, kind: str) -> S
     rows.sort(key=lambda row: row["doc_id"])
     values = [row[metric] for row in rows]
     if values and all(isinstance(v, list | tuple) and len(v) == 2 for v in values):
-        # A log-likelihood and what it is divided by: a perplexity over all samples.
-        return Samples([-float(ll) for ll, _ in values], [int(n) for _, n in values])
+        # A log-likelihood and its divisor: a perplexity over all samples.
+        return Outcomes([-float(ll) for ll, _ in values], [int(n) for _, n in values])
     if not values or not all(isinstance(v, int | float) for v in values):
         return None
-    return Samples([float(v) for v in values])
+    return Outcomes([float(v) for v in values])

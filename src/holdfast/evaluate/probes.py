@@ -1,7 +1,7 @@
-"""What models are tested on: texts, completions, multiple choice. Each runs one model at a time.
+"""Tests of language models: texts, completions, multiple choice. Each runs one model at a time.
 
 Text("wikitext", text)                         # perplexity
-Completions("gsm8k", rows)                     # loss of the reference, and exact match
+Completions("gsm8k", rows)                     # loss of the reference answer, and exact match
 MultipleChoice("piqa", rows)                   # accuracy
 """
 
@@ -15,9 +15,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch.nn import functional as F  # noqa: N812
 
+from holdfast._torch.progress import progress_bar
 from holdfast.evaluate.report import Score
-from holdfast.evaluate.stats import Samples, compare
+from holdfast.evaluate.stats import Outcomes, compare
 from holdfast.io.encoding import (
     column_of,
     encode,
@@ -29,9 +31,9 @@ from holdfast.io.encoding import (
 from holdfast.io.models import Loaded
 from holdfast.io.rows import Rows
 from holdfast.scoring.likelihood import log_likelihoods
-from holdfast.scoring.masked import masked_losses
+from holdfast.scoring.masked import masked_log_probs
 
-__all__ = ["Completions", "MultipleChoice", "Probe", "Text"]
+__all__ = ["Completions", "MultipleChoice", "Probe", "Role", "Text"]
 
 Role = Literal["retained", "target"]
 #: Tokens of a running text that count as one sample.
@@ -40,34 +42,34 @@ BLOCK = 128
 
 @runtime_checkable
 class Probe(Protocol):
-    """Something that both models are tested on.
+    """A test that both models take.
 
-    ``run`` is called with each model in turn; ``scores`` puts what it returned side by side.
+    ``run`` is called with each model in turn; ``scores`` compares the two results.
     """
 
     @property
     def name(self) -> str:
-        """What is tested."""
+        """The name of the test."""
 
     def run(self, loaded: Loaded, *, progress: bool) -> Any:
-        """Test one model: the base first, then the tuned one."""
+        """Test one model: first the base, then the tuned model."""
 
     def scores(self, before: Any, after: Any) -> list[Score]:
-        """The rows of the report, from what ``run`` returned for the base and the tuned model."""
+        """Return the rows of the report, from the results of the base and of the tuned model."""
 
 
 @dataclass(frozen=True)
 class Text:
     """The perplexity of a running text.
 
-    A causal model predicts each token once, from windows of its full length; a masked model the
-    15 % of tokens that are masked, the same ones for both models.
+    A causal model predicts each token once, from windows of its maximum length. A masked model
+    predicts the 15 % of tokens that are masked, which are the same for both models.
 
     Args:
-        name: what to call it.
+        name: the name in the report.
         text: the text.
-        metric: ``"perplexity"``, or ``"nll"``: nats a token.
-        role: of the row in the report.
+        metric: ``"perplexity"``, or ``"nll"`` for nats per token.
+        role: the role in the report.
     """
 
     name: str
@@ -79,39 +81,51 @@ class Text:
         if not self.text.strip():
             raise ValueError(f"the text {self.name!r} is empty")
 
-    def run(self, loaded: Loaded, *, progress: bool) -> Samples:
-        """The loss of each stretch of :data:`BLOCK` tokens, which intervals resample."""
+    def run(self, loaded: Loaded, *, progress: bool) -> Outcomes:
+        """Return the loss of each block of :data:`BLOCK` tokens, or of each masked window."""
         tokenizer = loaded.need_tokenizer(f"the text {self.name!r}")
         if loaded.kind == "masked_lm":
-            return masked_losses(loaded, self.text, self.name, progress=progress)
+            return self._masked(loaded, progress)
         if loaded.kind != "causal_lm":
-            raise ValueError(f"{type(loaded.model).__name__} does not predict texts")
+            raise ValueError(
+                f"the text {self.name!r} needs a language model, got {type(loaded.model).__name__}"
+            )
         start = loaded.first_token()
         ids = encode(tokenizer, self.text)
         requests = windows(ids[1:] if ids[:1] == [start] else ids, start, loaded.limit)
         found = log_likelihoods(loaded, requests, self.name, progress=progress)
         losses = [loss for likelihood in found for loss in likelihood.losses]
         blocks = [losses[i : i + BLOCK] for i in range(0, len(losses), BLOCK)]
-        return Samples([math.fsum(block) for block in blocks], list(map(len, blocks)))
+        return Outcomes([math.fsum(block) for block in blocks], list(map(len, blocks)))
 
-    def scores(self, before: Samples, after: Samples) -> list[Score]:
-        """One row."""
+    def _masked(self, loaded: Loaded, progress: bool) -> Outcomes:
+        values, counts = [], []
+        bar = progress_bar(None, self.name, shown=progress)
+        for log_probs, wanted in masked_log_probs(loaded, self.text):
+            values.append(float(F.nll_loss(log_probs, wanted, reduction="sum")))
+            counts.append(len(wanted))
+            bar.update(1)
+        bar.close()
+        return Outcomes(values, counts)
+
+    def scores(self, before: Outcomes, after: Outcomes) -> list[Score]:
+        """Return one row."""
         transform = np.exp if self.metric == "perplexity" else None
         return [_row(self, self.metric, before, after, lower=True, transform=transform)]
 
 
 @dataclass(frozen=True)
 class Completions:
-    """How likely reference answers are, and how often the model itself would give them.
+    """The likelihood of reference answers, and how often the model would generate them.
 
-    An exact match is one that greedy decoding writes token by token; it needs no generation.
+    An exact match is an answer that greedy decoding produces token by token. It is computed without
+    generation.
 
     Args:
-        name: what to call it.
-        rows: each with a prompt (``prompt``, ``question``, …) and its ``completion`` (``answer``,
-            …).
-        template: of the prompt, with the columns in braces: ``"Question: {question}\\nAnswer:"``.
-        role: of the rows in the report.
+        name: the name in the report.
+        rows: each with a prompt (``prompt``, ``question``, …) and a ``completion`` (``answer``, …).
+        template: the prompt with columns in braces, such as ``"Question: {question}\\nAnswer:"``.
+        role: the role in the report.
     """
 
     name: str
@@ -119,21 +133,24 @@ class Completions:
     template: str | None = None
     role: Role = "retained"
 
-    def run(self, loaded: Loaded, *, progress: bool) -> tuple[Samples, Samples]:
-        """The loss and the match of each answer."""
-        requests = [encode_pair(loaded, *self.texts(i)) for i in range(len(_some(self)))]
+    def __post_init__(self) -> None:
+        _check_rows(self.name, self.rows)
+
+    def run(self, loaded: Loaded, *, progress: bool) -> tuple[Outcomes, Outcomes]:
+        """Return the loss and the exact match of each answer."""
+        requests = [encode_pair(loaded, *self.texts(i)) for i in range(len(self.rows))]
         found = log_likelihoods(loaded, requests, self.name, progress=progress)
-        losses = Samples([f.nll for f in found], [f.tokens for f in found])
-        return losses, Samples([float(f.greedy) for f in found])
+        losses = Outcomes([f.nll for f in found], [f.tokens for f in found])
+        return losses, Outcomes([float(f.greedy) for f in found])
 
     def texts(self, number: int) -> tuple[str, str]:
-        """The prompt and the answer of a row, with a space between them."""
+        """Return the prompt and the answer of a row, with a space between them."""
         return prompt_and_answer(self.rows[number], number, self.name, self.template)
 
     def scores(
-        self, before: tuple[Samples, Samples], after: tuple[Samples, Samples]
+        self, before: tuple[Outcomes, Outcomes], after: tuple[Outcomes, Outcomes]
     ) -> list[Score]:
-        """Two rows."""
+        """Return two rows."""
         return [
             _row(self, "nll", before[0], after[0], lower=True),
             _row(self, "exact_match", before[1], after[1], lower=False),
@@ -142,15 +159,15 @@ class Completions:
 
 @dataclass(frozen=True)
 class MultipleChoice:
-    """How often the right one of several answers is the likeliest.
+    """How often the correct choice is the likeliest.
 
     Args:
-        name: what to call it.
-        rows: each with a question, ``choices`` (texts) and ``label`` (the index of the right one).
-        template: of the question; the choice follows after a space.
-        by_length: compare likelihoods divided by the choices' lengths in characters (the harness
-            calls it ``acc_norm``).
-        role: of the row in the report.
+        name: the name in the report.
+        rows: each with a question, ``choices`` (texts) and ``label`` (the correct index).
+        template: the question with columns in braces; the choice follows after a space.
+        by_length: divide log-likelihoods by the choices' lengths in characters (``acc_norm`` in
+            lm-evaluation-harness).
+        role: the role in the report.
     """
 
     name: str
@@ -159,37 +176,40 @@ class MultipleChoice:
     by_length: bool = False
     role: Role = "retained"
 
-    def run(self, loaded: Loaded, *, progress: bool) -> Samples:
-        """Whether each question was answered right."""
+    def __post_init__(self) -> None:
+        _check_rows(self.name, self.rows)
+
+    def run(self, loaded: Loaded, *, progress: bool) -> Outcomes:
+        """Return whether each question was answered correctly."""
         requests, lengths, labels = [], [], []
-        for number, row in enumerate(_some(self)):
+        for number, row in enumerate(self.rows):
             choices = _choices(column_of(row, ("choices",), number, self.name), number, self.name)
             label = int(column_of(row, ("label", "gold"), number, self.name))
             if not 0 <= label < len(choices):
                 raise ValueError(
-                    f"{self.name}: row {number} has {len(choices)} choices and label {label}"
+                    f"{self.name}: row {number} has {len(choices)} choices but the label {label}"
                 )
             prompt = prompt_of(row, self.template, number, self.name)
             requests += [encode_pair(loaded, prompt, f" {choice}") for choice in choices]
             lengths.append([max(1, len(c)) if self.by_length else 1 for c in choices])
             labels.append(label)
         found = iter(log_likelihoods(loaded, requests, self.name, progress=progress))
-        right = []
+        correct = []
         for sizes, label in zip(lengths, labels, strict=True):
             losses = torch.tensor([next(found).nll / size for size in sizes])
-            right.append(float(int(losses.argmin()) == label))
-        return Samples(right)
+            correct.append(float(int(losses.argmin()) == label))
+        return Outcomes(correct)
 
-    def scores(self, before: Samples, after: Samples) -> list[Score]:
-        """One row."""
+    def scores(self, before: Outcomes, after: Outcomes) -> list[Score]:
+        """Return one row."""
         return [_row(self, "accuracy", before, after, lower=False)]
 
 
 def _row(
     probe: Text | Completions | MultipleChoice,
     metric: str,
-    before: Samples,
-    after: Samples,
+    before: Outcomes,
+    after: Outcomes,
     *,
     lower: bool,
     transform: Callable[..., Any] | None = None,
@@ -200,14 +220,13 @@ def _row(
     )  # fmt: skip
 
 
-def _some(probe: Completions | MultipleChoice) -> Rows:
-    if not len(probe.rows):
-        raise ValueError(f"{probe.name} has no rows")
-    return probe.rows
+def _check_rows(name: str, rows: Rows) -> None:
+    if not len(rows):
+        raise ValueError(f"{name} has no rows")
 
 
 def _choices(given: Any, number: int, name: str) -> list[str]:
-    """A list of texts; as JSON in a cell of a CSV file, or as ARC has them."""
+    """Return the choices as texts: a list, JSON in a cell of a CSV file, or ARC's mapping."""
     if isinstance(given, Mapping):
         given = given.get("text")
     if isinstance(given, str):
@@ -216,5 +235,7 @@ def _choices(given: Any, number: int, name: str) -> list[str]:
         except ValueError:
             given = None
     if not isinstance(given, list | tuple) or len(given) < 2:
-        raise ValueError(f"{name}: the choices of row {number} are no list of texts")
+        raise ValueError(
+            f"{name}: the choices of row {number} must be a list of at least two texts"
+        )
     return [str(choice) for choice in given]

@@ -1,6 +1,6 @@
-"""What an encoder still knows of meaning: do texts that people find alike lie near each other?
+"""Does an encoder still place texts of similar meaning close to each other?
 
-Similarity("stsb", rows)                       # Spearman's correlation with what people said
+Similarity("stsb", rows)                       # Spearman correlation with human ratings
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import pad_id_of, to_device
+from holdfast._torch.imports import require
 from holdfast._torch.progress import progress_bar
 from holdfast.data import Samples, pad_collate
 from holdfast.evaluate.report import Estimate, Score
@@ -32,25 +33,25 @@ _SCORES = ("label", "score", "similarity")
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a model said of each sample, and what is true of it."""
+    """The prediction of a model for each sample, and the true value."""
 
-    said: Sequence[float]
+    predicted: Sequence[float]
     true: Sequence[float]
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """How well the nearness of texts agrees with what people say of them.
+    """How well the similarity of embeddings agrees with human ratings.
 
-    A text is the mean of the last hidden states of its tokens, as the model's body gives them; the
-    nearness of two is the cosine between them. Works with or without a head, and whatever it is.
+    The embedding of a text is the mean of the body's last hidden states over its tokens. Two texts
+    are compared by their cosine similarity. The model's head, if any, is not used.
 
     Args:
-        name: what to call it.
+        name: the name in the report.
         rows: each with two texts (``sentence1`` and ``sentence2``, …) and a number (``label``,
-            ``score`` or ``similarity``): the larger, the more alike.
-        batch_size: texts at a time.
-        role: of the row in the report.
+            ``score`` or ``similarity``) that grows with the similarity.
+        batch_size: texts per batch.
+        role: the role in the report.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Similarity:
             self._row(number)
 
     def run(self, loaded: Loaded, *, progress: bool) -> Numbers:
-        """The cosine of each pair."""
+        """Return the cosine similarity of each pair."""
         tokenizer = loaded.need_tokenizer(f"the similarity of {self.name}")
         pairs = [self._row(i) for i in range(len(self.rows))]
         texts = sorted({text for one, other, _ in pairs for text in (one, other)})
@@ -74,11 +75,11 @@ class Similarity:
             for t in texts
         ]
         found = dict(zip(texts, self._embedded(loaded, ids, progress), strict=True))
-        said = [F.cosine_similarity(found[a], found[b], dim=0).item() for a, b, _ in pairs]
-        return Numbers(said, [number for *_, number in pairs])
+        predicted = [F.cosine_similarity(found[a], found[b], dim=0).item() for a, b, _ in pairs]
+        return Numbers(predicted, [number for *_, number in pairs])
 
     def scores(self, before: Numbers, after: Numbers) -> list[Score]:
-        """One row."""
+        """Return one row."""
         return [correlation(self.name, "spearman", before, after, self.role)]
 
     @torch.inference_mode()
@@ -92,7 +93,9 @@ class Similarity:
             batch = to_device(read(), loaded.device)
             states = getattr(body(**batch), "last_hidden_state", None)
             if states is None:
-                raise ValueError(f"{type(body).__name__} gives no hidden states for {self.name}")
+                raise ValueError(
+                    f"{self.name} needs hidden states, which {type(body).__name__} does not return"
+                )
             mask = batch["attention_mask"][:, :, None].to(torch.float32)
             means = (states.float() * mask).sum(1) / mask.sum(1)
             found |= dict(zip(indices, means.cpu(), strict=True))
@@ -107,24 +110,24 @@ class Similarity:
         if len(columns) != 2 or score is None:
             raise ValueError(
                 f"{self.name}: row {number} needs two texts (sentence1, sentence2) and a number "
-                f"({', '.join(_SCORES)}), and has {', '.join(map(str, row)) or 'nothing'}"
+                f"({', '.join(_SCORES)}), but has {', '.join(map(str, row)) or 'no columns'}"
             )
         return row[columns[0]], row[columns[1]], score
 
 
 def correlation(name: str, metric: str, before: Numbers, after: Numbers, role: str) -> Score:
-    """Two models' correlation with the truth as a row of the report, with bootstrap intervals.
+    """Return the correlation of two models' predictions with the truth as a score.
 
-    The samples are resampled together: the same for both models.
+    The bootstrap intervals resample the same samples for both models.
 
     Args:
-        name, role: of the row.
+        name, role: name and role of the score.
         metric: ``"spearman"`` or ``"pearson"``.
-        before, after: of the base and of the tuned model, over the same samples.
+        before, after: the predictions of the base and of the tuned model on the same samples.
     """
     measured = {"spearman": spearman, "pearson": pearson}[metric]
     groups = [_arrays(numbers) for numbers in (before, after)]
-    n = len(before.said)
+    n = len(before.predicted)
     values = [measured(*group) for group in groups]
     generator = np.random.default_rng(0)
     drawn = (generator.integers(0, n, size=n) for _ in range(RESAMPLES))
@@ -137,40 +140,35 @@ def correlation(name: str, metric: str, before: Numbers, after: Numbers, role: s
                  role=role)  # fmt: skip
 
 
-def spearman(said: Array, true: Array) -> float:
-    """Spearman's ρ: the correlation of the ranks, equal values sharing theirs.
+def spearman(predicted: Array, true: Array) -> float:
+    """Return Spearman's ρ, with average ranks for ties.
 
     >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 9.0]))
     1.0
     """
-    return pearson(_ranks(said), _ranks(true))
+    rank = require("scipy.stats", extra="eval", what="rank correlation").rankdata
+    return pearson(rank(predicted), rank(true))
 
 
-def pearson(said: Array, true: Array) -> float:
-    """Pearson's r; NaN where one of the two does not vary.
+def pearson(predicted: Array, true: Array) -> float:
+    """Return Pearson's r; NaN if one of the two is constant.
 
     >>> round(pearson(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0])), 6)
     -1.0
     """
-    x, y = said - said.mean(), true - true.mean()
+    x, y = predicted - predicted.mean(), true - true.mean()
     scale = float(np.sqrt((x @ x) * (y @ y)))
     return float(x @ y) / scale if scale > 0 else float("nan")
-
-
-def _ranks(values: Array) -> Array:
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last: Array = np.cumsum(counts) - (counts - 1) / 2
-    return last[place]
 
 
 def _both(
     measured: Callable[[Array, Array], float], groups: Sequence[tuple[Array, Array]], rows: Any
 ) -> list[float]:
-    return [measured(said[rows], true[rows]) for said, true in groups]
+    return [measured(predicted[rows], true[rows]) for predicted, true in groups]
 
 
 def _arrays(numbers: Numbers) -> tuple[Array, Array]:
-    return np.asarray(numbers.said, np.float64), np.asarray(numbers.true, np.float64)
+    return np.asarray(numbers.predicted, np.float64), np.asarray(numbers.true, np.float64)
 
 
 def _interval(value: float, resampled: Array, n: int) -> Estimate:

@@ -26,7 +26,7 @@ from holdfast.evaluate.measure import measure_many
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.io import codec as _codec
 from holdfast.io.merge import merge_on_disk
-from holdfast.io.models import ModelSource
+from holdfast.io.models import Loader, ModelSource
 from holdfast.io.saved import Saved
 
 if TYPE_CHECKING:
@@ -128,7 +128,10 @@ def sweep(
     out: str | os.PathLike[str] | None = None,
     keep: bool = False,
     overwrite: bool = False,
-    **measure_options: Any,
+    drift: bool = True,
+    loader: Loader | None = None,
+    progress: bool = True,
+    **tests: Any,
 ) -> Sweep:
     """Measure the models between a base and a tuned one.
 
@@ -142,7 +145,8 @@ def sweep(
         out: where merged checkpoints are written; None takes the system's temporary directory.
         keep: leave them there, in ``out/alpha-0.25`` and so on.
         overwrite: replace those that are there.
-        measure_options: of :func:`holdfast.measure`: what to test, and how.
+        drift, loader, progress: as for :func:`holdfast.measure`.
+        tests: the tests, with the names of :func:`holdfast.measure`: ``text``, ``data``, …
 
     Example:
         >>> import torch
@@ -169,8 +173,8 @@ def sweep(
         )
     merging = {
         "overwrite": overwrite,
-        "allow_pickle": measure_options.get("allow_pickle", False),
-        "progress": measure_options.get("progress", True),
+        "allow_pickle": loader is not None and loader.allow_pickle,
+        "progress": progress,
     }
     with contextlib.ExitStack() as stack:
         if out is None:
@@ -178,7 +182,7 @@ def sweep(
         else:
             folder = os.fspath(out)
         models = _models(base, tuned, order, Path(folder), keep, merging)
-        reports = measure_many(base, models, **measure_options)
+        reports = measure_many(base, models, drift=drift, loader=loader, progress=progress, **tests)
         for opened in (models, reports):  # to be left in the other order
             stack.enter_context(contextlib.closing(opened))
         points = [SweepPoint(a, report) for a, report in zip(order, reports, strict=True)]

@@ -1,10 +1,10 @@
-"""Watch forgetting while it happens: the figures of a report at chosen steps of a training run.
+"""Watch forgetting during training: the figures of a report at regular updates.
 
-    watch = Watch(model, tokenizer=tokenizer, text={"wikitext": text}, every=100)  # first
+    watch = Watch(model, text={"wikitext": text}, every=100, loader=Loader(tokenizer=tokenizer))
     model = finetune_loop(model, recipe, data, lr=2e-5, watch=watch, log=history.append)
-    report = replace(report, curves=curves_of(history))  # draw them
+    report = replace(report, curves=curves_of(history))  # the report's page plots them
 
-The hosts have a callback each that does the same: their logs hold the figures beside the loss.
+Every host has a callback for a watch; its figures appear in the host's log next to the loss.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +23,33 @@ from torch import nn
 from holdfast._torch.adapters import adapter_norms, base_name, unwrapped
 from holdfast._torch.checks import whole as whole_number
 from holdfast._torch.rng import preserve_rng
-from holdfast.evaluate.inputs import Data, PathLike, kl_of, named, probe_of, texts_from
-from holdfast.evaluate.kl import KL, ContextFreeKL
-from holdfast.evaluate.probes import Probe
+from holdfast.evaluate.kl import KL
 from holdfast.evaluate.report import Curve
+from holdfast.evaluate.suite import Suite, kl_of
 from holdfast.io.models import Loader
 from holdfast.reference import Reference, distance
 
 __all__ = ["Watch", "curves_of", "effective_distance", "watch_distance"]
 
-#: What the names of its figures begin with in a host's log.
+#: The prefix of the figures' names in a host's log.
 PREFIX = "forgetting/"
+#: The tests run often during training, so they are smaller than those of ``measure``.
+_SMALL = {"limit": 100, "context_free": 0, "kl_samples": 16}
 
 
 class Watch:
-    """The distance, the divergence and the scores of a model, at chosen steps of its training.
+    """The distance, the divergence and the scores of a model at regular updates of its training.
 
-    Make it while the model holds its pretrained weights: they are the base.
+    Create it while the model holds its pretrained weights, which are the base.
 
     Args:
         model: the model that will be trained.
-        every: updates between two looks. The distance costs one pass over the weights; the rest
-            costs what it costs to run the model on the data, so keep that small.
-        text, data, target, probes, limit, kl_samples, max_length, tokenizer: as for
-            :func:`holdfast.measure`.
-        context_free: how many texts the base writes for the data-free divergence; 0 for none.
-        reference: the pretrained weights, if there is a copy already; else one is made on the CPU.
+        every: updates between two measurements. The distance costs one pass over the weights; the
+            tests cost as much as running the model on their data, so keep the data small.
+        loader: the tokenizer and the maximum length (512 by default).
+        reference: the pretrained weights, if there is a copy already; None makes one on the CPU.
+        tests: the tests, with the names of :func:`holdfast.measure`: ``text``, ``data``, … Unlike
+            there, the defaults are ``limit=100``, ``context_free=0`` and ``kl_samples=16``.
 
     Example:
         >>> model = nn.Linear(2, 2)
@@ -64,45 +65,43 @@ class Watch:
         model: nn.Module,
         *,
         every: int = 100,
-        text: PathLike | Sequence[PathLike] | Mapping[str, str] = (),
-        data: PathLike | Sequence[PathLike] | Mapping[str, Data] = (),
-        target: Data | Mapping[str, Data] = (),
-        probes: Sequence[Probe] = (),
-        context_free: int = 0,
-        limit: int | None = 100,
-        kl_samples: int = 16,
-        max_length: int = 512,
-        tokenizer: Any = None,
+        loader: Loader | None = None,
         reference: Reference | None = None,
+        **tests: Any,
     ) -> None:
         self.every = whole_number("every", every, 1)
-        targets = [probe_of(n, d, "target", limit) for n, d in named(target, "target").items()]
-        retained = [probe_of(n, d, "retained", limit) for n, d in named(data, "data").items()]
-        self.probes: list[Probe] = [*texts_from(text), *retained, *targets, *probes]
+        suite = Suite(**{**_SMALL, **tests})
+        self.probes, targets = suite.build()
         self.reference = reference or Reference.of(model, device="cpu")
-        self.loader = Loader(max_length=max_length, tokenizer=tokenizer)
+        self.loader = loader or Loader(max_length=512)
         self.kls: list[KL] = []
         folder = tempfile.mkdtemp(prefix="holdfast-")
-        self._let_go = weakref.finalize(self, shutil.rmtree, folder, True)
+        self._cleanup = weakref.finalize(self, shutil.rmtree, folder, True)
         with self.loader.open(unwrapped(model)) as loaded:
-            if context_free and loaded.kind != "causal_lm":
-                raise ValueError(f"{type(model).__name__} does not write texts: context_free=0")
-            if context_free:
-                self.kls.append(ContextFreeKL(context_free, tokens=32))
-            for probe in targets:
-                if kl_samples and (kl := kl_of(probe, loaded, kl_samples)):
+            if free := suite.context_free_kl(tokens=32):
+                if loaded.kind != "causal_lm":
+                    raise ValueError(
+                        f"context_free must be 0 for {type(model).__name__}, which does not "
+                        "generate texts"
+                    )
+                self.kls.append(free)
+            for probe in targets if suite.kl_samples else ():
+                if kl := kl_of(probe, loaded, suite.kl_samples):
                     self.kls.append(kl)
             for kl in self.kls:
                 kl.remember(loaded, Path(folder), progress=False)
             self.before = [probe.run(loaded, progress=False) for probe in self.probes]
 
     def __call__(self, update: int, model: nn.Module) -> dict[str, float]:
-        """The figures of this moment, if it is one to look at; training goes on undisturbed."""
+        """Return the figures at this update, or nothing between two measurements.
+
+        The random state and the mode of the model are unchanged afterwards.
+        """
         if update % self.every:
             return {}
         model = unwrapped(model)
         if any(hasattr(p, "ds_id") and not p.numel() for p in model.parameters()):
-            raise ValueError("under ZeRO-3 no rank has the weights to look at: watch with ZeRO-2")
+            raise ValueError("a watch needs whole weights, which ZeRO-3 partitions: use ZeRO-2")
         values = {f"{PREFIX}distance": effective_distance(model, self.reference)}
         if not (self.kls or self.probes):
             return values
@@ -122,10 +121,10 @@ def watch_distance(model: nn.Module, total_updates: int) -> Watch:
 
 
 def curves_of(history: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:
-    """The curves in a host's log: of the loss, the distance, λ and what was watched.
+    """Return the curves in a host's log: the loss, the distance, λ and the figures of a watch.
 
     Args:
-        history: rows with ``update`` or ``step`` and figures by name: what ``finetune_loop`` gives
+        history: rows with ``update`` or ``step`` and figures by name, as ``finetune_loop`` passes
             to ``log=``, or a Trainer's ``state.log_history``.
     """
     found: dict[str, dict[int, float]] = {}
@@ -135,7 +134,9 @@ def curves_of(history: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:
             watched = name.startswith(PREFIX) or name in ("loss", "eval_loss", "distance", "lam")
             if step is not None and watched and isinstance(value, int | float):
                 found.setdefault(name, {})[int(step)] = float(value)
-    if f"{PREFIX}distance" in found:  # of the weights that act; a host's own may be LoRA's B
+    if (
+        f"{PREFIX}distance" in found
+    ):  # of the effective weights; a host's own may be that of LoRA's B
         found.pop("distance", None)
     return tuple(
         Curve(name.removeprefix(PREFIX), *zip(*sorted(points.items()), strict=True))
@@ -145,10 +146,10 @@ def curves_of(history: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:
 
 @torch.no_grad()
 def effective_distance(model: nn.Module, reference: Reference) -> float:
-    """‖θ − θ*‖ of the weights that act.
+    """Return ‖θ − θ*‖ of the effective weights.
 
-    Of LoRA adapters it is the norm of what they add to the base, with the distance of what else is
-    trained beside them. NaN with DoRA, whose weights are not the base's plus something.
+    For LoRA adapters this is the norm of ΔW = s·B·A, combined with the distance of other trained
+    weights. It is NaN for DoRA, whose effective weights are not a sum of base and adapter.
     """
     parts = adapter_norms(model)
     if not parts:

@@ -1,8 +1,4 @@
-"""How likely a causal language model finds given continuations: the one engine behind the probes.
-
-What counts as context and what as target follows the conventions of lm-evaluation-harness, so that
-the same task gives the same figure.
-"""
+"""The likelihood of given continuations under a causal language model."""
 
 from __future__ import annotations
 
@@ -24,25 +20,29 @@ from holdfast.io.models import Loaded
 
 __all__ = ["Likelihood", "Runner", "log_likelihoods"]
 
-_TOKENS, _TOKENS_ON_A_CPU = 1 << 14, 1 << 11  # at a time: a CPU has caches, a GPU needs work
-_LOGITS = 1 << 27  # at a time: half a gigabyte of float32
+_TOKENS, _TOKENS_ON_A_CPU = 1 << 14, 1 << 11  # per forward pass; a CPU is faster within its cache
+_LOGITS = 1 << 27  # per forward pass: half a gigabyte of float32
 
 
 class Likelihood(NamedTuple):
-    """Of a target: the negative log-likelihood of each token, in nats, and whether it is what the
-    model itself would have written."""
+    """The likelihood of a target.
+
+    Attributes:
+        losses: the negative log-likelihood of each token, in nats.
+        greedy: whether greedy decoding would generate the target.
+    """
 
     losses: list[float]
     greedy: bool
 
     @property
     def nll(self) -> float:
-        """Of the whole target."""
+        """The negative log-likelihood of the whole target."""
         return math.fsum(self.losses)
 
     @property
     def tokens(self) -> int:
-        """How long it is."""
+        """The number of tokens of the target."""
         return len(self.losses)
 
 
@@ -50,20 +50,22 @@ class Likelihood(NamedTuple):
 def log_likelihoods(
     loaded: Loaded, requests: Sequence[Continuation], name: str = "", *, progress: bool = False
 ) -> list[Likelihood]:
-    """The likelihood of each request's target. Contexts too long for the model lose their begin."""
+    """Return the likelihood of each target. A context that is too long is cut at its beginning."""
     if loaded.kind != "causal_lm":
         raise ValueError(
-            f"{type(loaded.model).__name__} is no causal language model: it does not predict what "
-            f"comes next{f' in {name}' if name else ''}"
+            f"{f'{name} needs' if name else 'likelihoods need'} a causal language model, got "
+            f"{type(loaded.model).__name__}"
         )
     if empty := [i for i, request in enumerate(requests) if not request.target]:
         raise ValueError(f"{name}: answer {empty[0]} has no tokens to predict")
     if empty := [i for i, request in enumerate(requests) if not request.context]:
-        raise ValueError(f"{name}: nothing stands before answer {empty[0]}: begin with a token")
-    same: dict[tuple[int, ...], list[int]] = {}  # run once: the letters of a question
+        raise ValueError(f"{name}: answer {empty[0]} has no context: add at least one token")
+    same: dict[
+        tuple[int, ...], list[int]
+    ] = {}  # equal inputs run once, such as the letters of a question
     for i, request in enumerate(requests):
         same.setdefault(tuple(_inputs(request, loaded.limit)), []).append(i)
-    rows, askers = list(same), list(same.values())
+    rows, owners = list(same), list(same.values())
     found: dict[int, Likelihood] = {}
     bar = progress_bar(len(requests), name, shown=progress)
     for numbers, predictions in Runner(loaded)(rows):
@@ -72,13 +74,13 @@ def log_likelihoods(
         wanted: list[int] = []
         for place, number in enumerate(numbers):
             end = place * predictions.states.shape[1] + len(rows[number])
-            for i in askers[number]:
+            for i in owners[number]:
                 target = requests[i].target[-loaded.limit :]
                 asked.append((i, len(target)))
                 where += range(end - len(target), end)
                 wanted += target
-        losses, hits = map(iter, _said(predictions, where, wanted).tolist())
-        for i, size in asked:  # all of its hits are taken, whatever the first is
+        losses, hits = map(iter, _losses_and_hits(predictions, where, wanted).tolist())
+        for i, size in asked:  # all() over a list, so that every hit is consumed
             found[i] = Likelihood(list(islice(losses, size)), all([*islice(hits, size)]))
         bar.update(len(asked))
     bar.close()
@@ -89,8 +91,8 @@ def _inputs(request: Continuation, limit: int) -> list[int]:
     return [*request.context, *request.target][:-1][-limit:]
 
 
-def _said(predictions: Predictions, where: list[int], wanted: list[int]) -> Tensor:
-    """Of each target its loss, and whether it is the likeliest token: two rows."""
+def _losses_and_hits(predictions: Predictions, where: list[int], wanted: list[int]) -> Tensor:
+    """Return two rows: the loss of each target, and whether it is the likeliest token."""
     pieces = []
     for logits, targets in predictions.logits(torch.tensor(where), torch.tensor(wanted)):
         losses = F.cross_entropy(logits, targets, reduction="none")
@@ -99,7 +101,7 @@ def _said(predictions: Predictions, where: list[int], wanted: list[int]) -> Tens
 
 
 class Runner:
-    """Runs a causal model on sequences of tokens, as many at a time as there is room for."""
+    """Runs a causal model on token sequences, as many at a time as fit into memory."""
 
     def __init__(self, loaded: Loaded) -> None:
         self.device = loaded.device
@@ -107,9 +109,9 @@ class Runner:
         self.tokens = _TOKENS_ON_A_CPU if self.device.type == "cpu" else _TOKENS
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Predictions]]:
-        """Which rows were run together, longest first, and what the model said of them.
+        """Yield the numbers of the rows that ran together, and the model's predictions for them.
 
-        They are padded on the right.
+        The longest rows run first. Rows are padded on the right.
         """
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         start = 0
@@ -128,7 +130,7 @@ class Runner:
             start += len(numbers)
 
     def room(self, row: Sequence[int]) -> int:
-        """How many tokens to run at a time; fewer where each comes with all its logits."""
+        """Return the tokens per forward pass; fewer if the head cannot be applied separately."""
         if not self.split.looked:
             self.split.look(self._batch([row]))
         if self.split.found:

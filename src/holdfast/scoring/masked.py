@@ -1,4 +1,4 @@
-"""Masked language models: which tokens are masked, and what the model says of them."""
+"""Predictions of a masked language model for a fixed random choice of tokens."""
 
 from __future__ import annotations
 
@@ -6,35 +6,21 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.batch import logits_of
-from holdfast._torch.progress import progress_bar
-from holdfast.evaluate.stats import Samples
 from holdfast.io.models import Loaded
 
-__all__ = ["masked_log_probs", "masked_losses"]
+__all__ = ["masked_log_probs"]
 
+#: The share of tokens that is masked.
 SHARE = 0.15
-
-
-def masked_losses(loaded: Loaded, text: str, name: str, *, progress: bool) -> Samples:
-    """The loss of the masked tokens of each window of a text."""
-    values, counts = [], []
-    bar = progress_bar(None, name, shown=progress)
-    for log_probs, wanted in masked_log_probs(loaded, text):
-        values.append(float(F.nll_loss(log_probs, wanted, reduction="sum")))
-        counts.append(len(wanted))
-        bar.update(1)
-    bar.close()
-    return Samples(values, counts)
 
 
 @torch.inference_mode()
 def masked_log_probs(loaded: Loaded, text: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of each window: the predictions for its masked tokens, a row each, and what they were.
+    """Yield the log-probabilities at the masked tokens of each window, and the true tokens.
 
-    The choice of tokens depends on the text alone, so that both models are asked the same.
+    The choice of tokens depends only on the text, so all models predict the same tokens.
     """
     tokenizer = loaded.need_tokenizer("a text")
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

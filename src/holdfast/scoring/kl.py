@@ -1,0 +1,96 @@
+"""KL(base‖tuned) between the predictions of two models that are never in memory together.
+
+The base's log-probabilities are stored on disk until the tuned model has made its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.io.models import Loaded
+from holdfast.scoring.likelihood import Runner
+
+__all__ = ["StoredPredictions", "kl_divergence", "next_token_log_probs"]
+
+#: The maximum size of stored predictions, in bytes.
+DISK = 4 << 30
+
+
+def kl_divergence(base: Tensor, tuned: Tensor) -> Tensor:
+    """Return KL(base‖tuned) of each row of log-probabilities, in float64.
+
+    >>> half, third = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
+    >>> round(kl_divergence(half, third).item(), 4)       # ½ log(½/¼) + ½ log(½/¾)
+    0.1438
+    """
+    base, tuned = base.double(), tuned.double()
+    p = base.exp()
+    return torch.where(p == 0, 0.0, p * (base - tuned)).sum(-1)  # 0 log 0 = 0
+
+
+@torch.inference_mode()
+def next_token_log_probs(loaded: Loaded, sequences: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    """Yield one table per sequence: the log-probabilities of the next token after each token.
+
+    Sequences are cut at the model's maximum length. Empty sequences are skipped.
+    """
+    run = Runner(loaded)
+    left = [list(ids[: loaded.limit]) for ids in sequences if len(ids)]
+    while left:
+        # Only as many sequences as fit, because their hidden states wait until they are yielded.
+        room = run.room(left[0])
+        some = left[: max(1, sum(end <= room for end in itertools.accumulate(map(len, left))))]
+        found = {
+            number: (predictions, place)
+            for numbers, predictions in run(some)
+            for place, number in enumerate(numbers)
+        }
+        for number, ids in enumerate(some):
+            predictions, place = found.pop(number)
+            yield predictions.log_probs(place, len(ids))
+        left = left[len(some) :]
+
+
+class StoredPredictions:
+    """Tables of log-probabilities on disk, to compare another model's tables with.
+
+    Args:
+        folder: an existing directory that only this object uses.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tables = 0
+
+    def save(self, tables: Iterable[Tensor]) -> bool:
+        """Store tables until :data:`DISK` is full; return whether all of them were stored."""
+        used = 0
+        for table in tables:
+            values = table.float().cpu().numpy()
+            if used + values.nbytes > DISK and self.tables:
+                return False
+            np.save(self._file(self.tables), values)
+            self.tables, used = self.tables + 1, used + values.nbytes
+        return True
+
+    def compare(self, tables: Iterable[Tensor]) -> Iterator[tuple[float, int]]:
+        """Yield the summed KL(stored‖given) of each table, and the table's number of rows."""
+        for number, tuned in enumerate(itertools.islice(tables, self.tables)):
+            base = torch.from_numpy(np.load(self._file(number))).to(tuned.device)
+            if base.shape != tuned.shape:
+                raise ValueError(
+                    f"the base makes {len(base)} predictions over {base.shape[-1]} classes or "
+                    f"tokens, the tuned model {len(tuned)} over {tuned.shape[-1]}"
+                )
+            pairs = zip(base.split(64), tuned.float().split(64), strict=True)
+            sums = [kl_divergence(*pair).sum() for pair in pairs]
+            yield float(torch.stack(sums).sum()), len(base)
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"{number}.npy"
