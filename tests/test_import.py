@@ -34,9 +34,9 @@ def test_hosts_are_importable_from_the_top():
 def test_comparing_is_importable_from_its_package_and_only_when_asked_for():
     code = (
         "import sys, holdfast.comparison; "
-        "assert 'holdfast.comparison.execute' not in sys.modules; "
+        "assert 'holdfast.comparison.scheduler' not in sys.modules; "
         "from holdfast.comparison import Plan, Results, Tuning, compare, tune; "
-        "import holdfast.comparison.execute, holdfast.comparison.tuning; "
+        "import holdfast.comparison.scheduler, holdfast.comparison.tuning; "
         "assert callable(holdfast.comparison.compare) and callable(holdfast.comparison.tune)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

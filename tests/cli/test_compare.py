@@ -65,7 +65,7 @@ def test_a_run_that_fails_does_not_stop_the_rest(tmp_path, capsys):
     ("given", "words"),
     [
         (["--recipes=[recadm]"], "did you mean 'recadam'"),
-        (["--recipes=[standard, standard]"], "recipes holds 'standard' twice"),
+        (["--recipes=[standard, standard]"], "recipes contains 'standard' twice"),
         (["--recipess=[standard]"], "did you mean recipes?"),
         (["--grid={lrr: [1]}"], "setting 'lrr'; did you mean lr?"),
         (["--grid={update.pul: [1]}", "--recipes=[recadam]"], "did you mean update.pull?"),

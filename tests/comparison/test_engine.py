@@ -16,9 +16,8 @@ from comparison.small_plan import make_plan, what_must_agree
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast.comparison import worker as runs
-from holdfast.comparison.execute import compare
 from holdfast.comparison.results import Results
-from holdfast.comparison.scheduler import _finish
+from holdfast.comparison.scheduler import compare, run_one
 from holdfast.io.storage import Place
 
 
@@ -148,10 +147,9 @@ def test_two_attempts_at_once_are_both_right(few, whole, tmp_path):
     """As when a node was thought dead, and was not."""
     spec = next(few.runs())
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        one, other = pool.starmap(_finish, [(few, spec, Place.at(tmp_path))] * 2, chunksize=1)
-    for finished in (one, other):
-        assert finished.error is None
-        assert agrees(Results(runs=(finished.result,)), whole)
+        both = pool.starmap(run_one, [(few, spec, Place.at(tmp_path))] * 2, chunksize=1)
+    for result in both:
+        assert agrees(Results(runs=(result,)), whole)
     assert [path.name for path in tmp_path.glob("runs/*/*")] == ["result.json"]
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
 
 from holdfast.cli import main
-from holdfast.comparison.execute import compare
+from holdfast.comparison.scheduler import compare
 
 CLUSTER = """
 import json, sys
@@ -65,7 +65,7 @@ def at_work(cluster):
     found = []
     for pid in [child for node in cluster["nodes"] for child in children_of(node)]:
         try:
-            if "_finish_on_node" in Path(f"/proc/{pid}/cmdline").read_text():
+            if "_run_on_node" in Path(f"/proc/{pid}/cmdline").read_text():
                 found.append(pid)
         except OSError:
             continue
@@ -145,5 +145,5 @@ def test_an_address_where_nobody_is(tmp_path):
     out = tmp_path / "out"
     driver = start(plan, out, "--engine=ray", "--address=127.0.0.1:1")
     assert driver.wait(300) == 1
-    assert "no Ray cluster can be joined at 127.0.0.1:1" in said(out)
+    assert "cannot join a Ray cluster at 127.0.0.1:1" in said(out)
     assert "Traceback" not in said(out)

@@ -243,15 +243,15 @@ def test_a_learning_rate_of_the_recipe_is_searched_too(tmp_path):
     (tmp_path / "own.yaml").write_text("update: {name: recadam, lr: 1.0e-3}\n")
     plan = Plan("m", "d", "t", recipes=("own.yaml",))
     spec = plan.spec("own.yaml", 0, {"lr": 5e-4})
-    assert spec.method["update"]["lr"] == spec.training.lr == 5e-4
+    assert spec.settings["update"]["lr"] == spec.training.lr == 5e-4
 
 
 def test_a_gamma_may_be_asked_for_where_the_pull_is_the_default(tmp_path):
     (tmp_path / "own.yaml").write_text("update: {name: recadam, pull: 0.2}\n")
     grid = {"update.gamma": (5.0,), "update.t0": (0.1, 0.4)}
     first, second = Plan("m", "d", "t", recipes=("recadam",), seeds=(0,), grid=grid).runs()
-    assert (first.method["update"]["gamma"], first.method["update"]["pull"]) == (5.0, None)
-    assert (first.method["update"]["t0"], second.method["update"]["t0"]) == (0.1, 0.4)
+    assert (first.settings["update"]["gamma"], first.settings["update"]["pull"]) == (5.0, None)
+    assert (first.settings["update"]["t0"], second.settings["update"]["t0"]) == (0.1, 0.4)
     assert first.values == {"update.gamma": 5.0, "update.t0": 0.1}
     with pytest.raises(ValueError, match="give one of them"):
         Plan("m", "d", "t", recipes=("own.yaml",), grid=grid)

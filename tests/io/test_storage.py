@@ -8,7 +8,7 @@ from comparison.small_plan import make_plan, what_must_agree
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
-from holdfast.comparison.execute import compare
+from holdfast.comparison.scheduler import compare
 from holdfast.io.storage import Place
 
 

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> None:
 def run(plan: Plan, out: Place, chosen: Any, config: str) -> None:
     """Do the runs, and show what came of them."""
     from holdfast.comparison.check import check_inputs
-    from holdfast.comparison.execute import compare, finished_runs
+    from holdfast.comparison.scheduler import compare, finished_runs
 
     check_out(out.folder)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # there is a bar for all of it

@@ -126,8 +126,7 @@ def _load(file: Path) -> Saved:
 
 def so_far(folder: Path) -> Saved:
     """The runs of a comparison that is at work, or was stopped: those that are done."""
-    from holdfast.comparison.result import RunResult
-    from holdfast.comparison.results import Results
+    from holdfast.comparison.results import Results, RunResult
 
     files = sorted(folder.glob("runs/*/result.json"))
     if not files:

@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.comparison.execute import compare
     from holdfast.comparison.plan import Measuring, Plan
     from holdfast.comparison.results import Results
+    from holdfast.comparison.scheduler import compare
     from holdfast.comparison.search import Tuning
     from holdfast.comparison.tuning import Tuned, tune
     from holdfast.hosts.job import Training
@@ -20,7 +20,7 @@ _LAZY = {
     "Training": "holdfast.hosts.job",
     "Tuned": "holdfast.comparison.tuning",
     "Tuning": "holdfast.comparison.search",
-    "compare": "holdfast.comparison.execute",
+    "compare": "holdfast.comparison.scheduler",
     "tune": "holdfast.comparison.tuning",
 }
 

@@ -1,23 +1,24 @@
-"""A plan: recipes × seeds × settings, on one model and its data. What is run, not how.
+"""A plan: recipes × seeds × settings, on one model and its data.
 
     Plan(model="SmolLM2-135M", data="gsm8k-train.jsonl", target="gsm8k-dev.jsonl",
          measuring=Measuring(text=("wiki.txt",)), recipes=("standard", "recadam+flow"))
 
-A plan is plain values, goes to YAML and back, and says for each of its runs who it is: the same run
-has the same id in every process and on every machine: one that is finished is not done again.
+A plan consists of plain values, and is written to and read from YAML. Each of its runs has an id
+that is the same in every process and on every machine, so that a finished run is not repeated.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
-from holdfast._torch.checks import whole
-from holdfast.comparison.contents import contents_of
+from holdfast._torch.checks import did_you_mean, whole
 from holdfast.hosts.job import Training
 from holdfast.io import codec as _codec
 from holdfast.io.heads import check_head
@@ -28,30 +29,32 @@ __all__ = ["Measuring", "Plan", "RunSpec", "Training"]
 
 Value = bool | int | float | str
 
-#: What is tried where nobody says: each method with its defaults, and what goes well together.
+#: The recipes that are compared by default: each method with its defaults, and good combinations.
 RECIPES = (
     "standard", "recadam", "flow", "recadam+flow", "l2-sp", "ewc", "mofo", "hft", "lora", "wise-ft",
     "recadam+flow+wise-ft", "sfa",
 )  # fmt: skip
 
+#: Files up to this many bytes are hashed; of larger ones only the size is compared.
+_HASHED = 1 << 28
+
 
 @dataclass(frozen=True)
 class Measuring:
-    """What each model is tested on, before and after.
+    """The tests of each model, before and after fine-tuning.
 
     Attributes:
-        text: files of running text: their perplexity.
+        text: files of running text, tested by perplexity.
         data: files of rows: multiple choice, completions, classification.
-        tasks: of lm-evaluation-harness, by name.
-        include_path: where YAML files of further tasks lie.
-        similarity: files of two texts and a number a row, for encoders: how well the nearness of
-            their hidden states agrees.
-        limit: rows of each file and samples of each task at most.
-        context_free: texts that the base writes for the data-free divergence.
-        max_length: of a sequence, in tokens.
-        half: 0 or 1 tests only every other row, from the first or the second on, and of a text its
-            first or second half; None tests all. Settings are chosen on one half, and reported on
-            the other.
+        tasks: names of tasks of lm-evaluation-harness.
+        include_path: directory with YAML files of further tasks.
+        similarity: for encoders, files with two texts and a number per row; the test is the rank
+            correlation of the number with the similarity of the hidden states.
+        limit: maximum number of rows per file and of samples per task.
+        context_free: number of texts that the base model writes for the data-free divergence.
+        max_length: maximum length of a sequence, in tokens.
+        half: 0 or 1 tests one half of the data: every other row, and the first or second half of a
+            text. None tests all. A search chooses settings on one half and reports on the other.
     """
 
     text: tuple[str, ...] = ()
@@ -66,7 +69,7 @@ class Measuring:
 
     def __post_init__(self) -> None:
         if self.half not in (None, 0, 1):
-            raise ValueError(f"half must be 0, 1 or None for all, got {self.half!r}")
+            raise ValueError(f"half must be 0, 1 or None, got {self.half!r}")
         if self.limit is not None:
             whole("limit", self.limit, 1)
         whole("context_free", self.context_free, 0), whole("max_length", self.max_length, 2)
@@ -77,16 +80,16 @@ class RunSpec:
     """One run of a plan.
 
     Attributes:
-        recipe: its name: the preset's, or the file's.
-        method: the recipe itself, as :meth:`Recipe.to_dict` writes it.
-        seed: of the order of the data and of all that is drawn.
-        values: the settings in which it differs from the plan, by dotted name.
-        training: how it is trained.
-        id: a name that no other run has.
+        recipe: name of the recipe: the preset, or the stem of the file.
+        settings: all settings of the recipe, as :meth:`Recipe.to_dict` writes them.
+        seed: random seed, also of the order of the data.
+        values: the values of the grid that apply to this run, by dotted name.
+        training: settings of the training loop.
+        id: unique name of the run.
     """
 
     recipe: str
-    method: dict[str, Any]
+    settings: dict[str, Any]
     seed: int
     values: dict[str, Any]
     training: Training
@@ -98,24 +101,24 @@ class Plan:
     """What to compare.
 
     Attributes:
-        model: a directory or hub name of a transformers model.
+        model: directory or hub name of a transformers model.
         data: the training data: a file of rows (JSON lines, CSV, Parquet), a directory of
-            ``datasets.save_to_disk`` (``dir:split``), a folder of images in a folder for each
+            ``datasets.save_to_disk`` (``dir:split``), a folder with one subfolder of images per
             class, or a dataset of the hub (``name:split``, ``name:configuration:split``).
         target: rows to test the new task on.
-        measuring: what else to test, which should be retained.
+        measuring: further tests, of what should be retained.
         recipes: presets (``"recadam+flow"``) or YAML files of recipes. ``standard`` is plain
             fine-tuning.
-        seeds: each recipe is run once a seed; figures are medians over them.
-        grid: settings to try, by dotted name: ``{"lr": [1e-4, 1e-3], "merging.alpha": [0.3]}``.
-            The first part names a stage of the recipe, or it is one of training.
-        options: settings by dotted name, one value each, for every recipe that has them:
+        seeds: each recipe is run once per seed; results are medians over seeds.
+        grid: values to try, by dotted name: ``{"lr": [1e-4, 1e-3], "merging.alpha": [0.3]}``. A
+            name is a stage of the recipe and its setting, or a setting of ``training``.
+        options: one value per dotted name, for every recipe that has the setting:
             ``{"penalties.samples": 128}``.
-        training: how each model is trained.
+        training: settings of the training loop.
         new: parts of the model without pretrained weights, such as ``"classifier"``.
-        head: ``"auto"`` gives a model a new head where the rows have labels that it has no head
-            for (a causal language model keeps its own); ``"classification"`` and ``"regression"``
-            give it one in any case, ``"none"`` in none.
+        head: ``"auto"`` adds a new head if the rows have labels that the model has no head for (a
+            causal language model keeps its own); ``"classification"`` and ``"regression"`` always
+            add one, ``"none"`` never does.
     """
 
     model: str
@@ -136,24 +139,21 @@ class Plan:
             raise ValueError("a plan needs at least one recipe and one seed")
         for name, given in (("recipes", self.recipes), ("seeds", self.seeds)):
             if len(set(given)) < len(given):
-                raise ValueError(f"{name} holds {_twice(given)!r} twice")
+                raise ValueError(f"{name} contains {_twice(given)!r} twice")
         names = [read_recipe(name)[0] for name in self.recipes]
         if len(set(names)) < len(names):
-            raise ValueError(
-                f"two recipes are called {_twice(names)!r}, as their files are: rename one"
-            )
-        list(self.runs())  # whatever is wrong with a recipe or a value is said now
-        used = {n for r in self.recipes for n in settings_of(r)}
-        for key in self.grid:
-            if key not in used | vars(self.training).keys():
-                raise ValueError(_unknown(key, sorted(used | vars(self.training).keys())))
+            raise ValueError(f"two recipe files are named {_twice(names)!r}: rename one of them")
+        list(self.runs())  # raises if a recipe or a value is invalid
+        training = set(vars(self.training))
+        used = {setting for recipe in self.recipes for setting in _settings_of(recipe)}
         known = {f"{e.stage}.{f.name}" for e in methods() for f in fields(e.cls)}
+        for key in self.grid:
+            _check_setting(key, used | training)
         for key in self.options:
-            if key not in known | vars(self.training).keys():
-                raise ValueError(_unknown(key, sorted(known | vars(self.training).keys())))
+            _check_setting(key, known | training)
 
     def runs(self) -> Iterator[RunSpec]:
-        """Every run, the seeds outermost: the first results are of all recipes."""
+        """All runs, seed by seed, so that the first results cover all recipes."""
         grid = [[(name, value) for value in some] for name, some in self.grid.items()]
         for seed in self.seeds:
             for name in self.recipes:
@@ -165,70 +165,89 @@ class Plan:
                         yield spec
 
     def spec(self, name: str, seed: int, values: Mapping[str, Any]) -> RunSpec:
-        """The run of a recipe with these values of the grid, as far as it has them."""
+        """The run of a recipe with those of the given values that it has settings for."""
         label, recipe = read_recipe(name)
-        method, training, applied = recipe.to_dict(), self.training, {}
+        settings, training, applied = recipe.to_dict(), self.training, {}
         for key, value in {**self.options, **values}.items():
             stage, _, option = key.partition(".")
             if not option:
-                if not hasattr(training, key):
-                    raise ValueError(_unknown(key, sorted(vars(training))))
+                _check_setting(key, vars(training))
                 training = replace(training, **{key: value})
-                if key == "lr" and method["update"].get("lr") is not None:  # it has its own
-                    method = {**method, "update": {**method["update"], "lr": value}}
-            elif (changed := _with_option(method, stage, option, value)) is not None:
-                method = changed
+                if key == "lr" and settings["update"].get("lr") is not None:
+                    settings = {**settings, "update": {**settings["update"], "lr": value}}
+            elif (changed := _with_option(settings, stage, option, value)) is not None:
+                settings = changed
             else:
                 continue
             if key in values:
                 applied[key] = value
-        method = Recipe.from_dict(method).to_dict()
-        saving = {"save_seconds"}  # what does not change the result
+        settings = Recipe.from_dict(settings).to_dict()
+        trained = {k: v for k, v in _codec.encode(training).items() if k != "save_seconds"}
         known = [
-            self.model, self.data, self.target, self.new, self.head, method, seed,
-            {k: v for k, v in _codec.encode(training).items() if k not in saving},
-            _codec.encode(self.measuring), self._contents(),
+            self.model, self.data, self.target, self.new, self.head, settings, seed, trained,
+            _codec.encode(self.measuring), self._contents,
         ]  # fmt: skip
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
-        return RunSpec(label, method, seed, applied, training, f"{label}-{seed}-{digest}")
+        return RunSpec(label, settings, seed, applied, training, f"{label}-{seed}-{digest}")
 
+    @functools.cached_property
     def _contents(self) -> list[str | None]:
-        """Of everything that lies on this machine: other data make another run."""
-        if "_held" not in self.__dict__:  # once a plan
-            asked = self.measuring
-            tests = (*asked.text, *asked.data, *asked.similarity)
-            sources = (self.model, self.data, self.target, *tests)
-            self.__dict__["_held"] = [contents_of(source) for source in sources]
-        held: list[str | None] = self.__dict__["_held"]
-        return held
+        """Digests of all local inputs: a run on changed data is another run."""
+        tests = (*self.measuring.text, *self.measuring.data, *self.measuring.similarity)
+        return [contents_of(source) for source in (self.model, self.data, self.target, *tests)]
 
 
-def settings_of(name: str) -> Iterator[str]:
-    """The settings of a recipe by their dotted names, such as ``update.pull``."""
+def contents_of(source: str) -> str | None:
+    """A digest of a file, or of the names and sizes in a folder; None if it is not local.
+
+    Of a folder, small JSON files (configurations) are hashed; weights and images are not.
+    """
+    path = Path(source)
+    if not path.exists() and ":" in source:  # a split of a saved dataset
+        path = Path(source.rpartition(":")[0])
+    if path.is_file():
+        return _digest(str(path), path.stat().st_size, path.stat().st_mtime_ns)
+    if not path.is_dir():
+        return None
+    found = hashlib.sha256()
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        size = file.stat().st_size
+        found.update(f"{file.relative_to(path).as_posix()}:{size}\n".encode())
+        if file.suffix == ".json" and size < 1 << 20:
+            found.update(file.read_bytes())
+    return found.hexdigest()[:12]
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(path: str, size: int, changed: int) -> str:
+    if size > _HASHED:
+        return f"{size} bytes"
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+
+
+def _settings_of(name: str) -> Iterator[str]:
+    """The settings of a recipe by dotted name, such as ``update.pull``."""
     for stage, parts in read_recipe(name)[1].to_dict().items():
         for row in parts if isinstance(parts, list) else [parts]:
             yield from (f"{stage}.{option}" for option in row if option != "name")
 
 
 def _with_option(
-    method: Mapping[str, Any], stage: str, option: str, value: Any
+    settings: Mapping[str, Any], stage: str, option: str, value: Any
 ) -> dict[str, Any] | None:
-    """A recipe with another value of an option; None if its method of that stage has no such."""
-    parts = method.get(stage, ())
+    """A recipe with another value of an option; None if its method has no such option."""
+    parts = settings.get(stage, ())
     rows = parts if isinstance(parts, list) else [parts]
     has = [any(f.init and f.name == option for f in fields(find(r["name"]).cls)) for r in rows]
     if not any(has):
         return None
     changed = [{**r, option: value} if h else r for r, h in zip(rows, has, strict=True)]
-    return {**method, stage: changed if isinstance(parts, list) else changed[0]}
+    return {**settings, stage: changed if isinstance(parts, list) else changed[0]}
 
 
-def _unknown(name: str, known: Sequence[str]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else f": it is one of {', '.join(known)}"
-    return f"no recipe has a setting {name!r}{hint}"
+def _check_setting(name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise ValueError(f"no recipe has a setting {name!r}{did_you_mean(name, known)}")
 
 
 def _twice(given: Sequence[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What came of the runs of a plan: one JSON a run, all of them together, medians over seeds.
+"""Results of a plan: one JSON per run, all runs together, and medians over seeds.
 
 results = Results.load("comparison/results.json")
 print(results.recommendation())
@@ -14,32 +14,216 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.comparison.result import SCHEMA_VERSION, Measured, Moved, RunResult, result_of
+from holdfast.evaluate.report import Curve, ForgettingReport, Score
 from holdfast.io import codec as _codec
 from holdfast.io.saved import Saved
+from holdfast.io.storage import Place
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from holdfast.comparison.plan import RunSpec
     from holdfast.report.comparison_recommend import Recommendation
 
-__all__ = ["Measured", "Moved", "Results", "RunResult", "Summary", "result_of", "summarise"]
+__all__ = [
+    "Measured",
+    "Moved",
+    "Results",
+    "RunResult",
+    "Summary",
+    "measured",
+    "read_result",
+    "result_of",
+    "summarise",
+]
+
+#: Version of the JSON form; raised when a field is renamed, removed or changes its meaning.
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One test of the pretrained and of the fine-tuned model.
+
+    Attributes:
+        name, metric, lower_is_better: as in :class:`~holdfast.evaluate.report.Score`.
+        before, after: values of the pretrained and of the fine-tuned model.
+        low, high: 95 % interval of the change over the samples, or None.
+        n: number of samples.
+    """
+
+    name: str
+    metric: str
+    lower_is_better: bool
+    before: float
+    after: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @property
+    def change(self) -> float:
+        """After − before."""
+        return self.after - self.before
+
+    @property
+    def gain(self) -> float:
+        """The improvement; negative if the model became worse."""
+        return -self.change if self.lower_is_better else self.change
+
+    @property
+    def relative(self) -> float:
+        """The gain divided by the value before (by 1 if that is 0).
+
+        −∞ if the value after is not finite.
+        """
+        if not math.isfinite(self.after):
+            return -math.inf
+        if not math.isfinite(self.before):
+            return 0.0
+        return self.gain / abs(self.before or 1.0)
+
+    @property
+    def best(self) -> float:
+        """The better end of the interval: in a summary, the best value of any seed."""
+        change = self.low if self.lower_is_better else self.high
+        return self.after if change is None else self.before + change
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The distance ‖θ − θ*‖ of the weights, and the same divided by ‖θ*‖."""
+
+    distance: float
+    relative: float
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of one run.
+
+    Attributes:
+        id, recipe, seed, values, settings: as in :class:`~holdfast.comparison.plan.RunSpec`.
+        target: the test of the new task.
+        retained: the tests of what should not be forgotten.
+        drift: how far the weights moved; None if they cannot be compared.
+        kl: KL(base‖tuned) in nats per prediction, by input name.
+        seconds: time for training and testing.
+        peak_memory: in bytes, of the GPU if there is one, else of the process.
+        versions: versions of the software.
+        curves: values over the updates.
+    """
+
+    id: str
+    recipe: str
+    seed: int
+    target: Measured
+    retained: tuple[Measured, ...]
+    drift: Moved | None
+    kl: dict[str, float]
+    seconds: float
+    peak_memory: int
+    versions: dict[str, str] = field(default_factory=dict)
+    values: dict[str, int | float | str | bool | None] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    curves: tuple[Curve, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> str:
+        """Return the result as JSON."""
+        return json.dumps(_codec.encode(self), indent=1, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> RunResult:
+        """Read a result from JSON; raise ValueError if it does not fit."""
+        return _codec.decode(cls, json.loads(text), "the result")
+
+    @property
+    def label(self) -> str:
+        """The name of the recipe, and the values in which it differs from the plan."""
+        values = (
+            f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.values.items()
+        )
+        return " ".join([self.recipe, *values])
+
+    @property
+    def kept(self) -> float:
+        """The mean relative gain of the retained tests; 0 means unchanged."""
+        return _mean([test.relative for test in self.retained])
+
+    @property
+    def loss(self) -> float:
+        """The mean relative loss of the retained tests; a gain counts as 0."""
+        return _mean([max(0.0, -test.relative) for test in self.retained])
+
+
+def result_of(
+    spec: RunSpec, report: ForgettingReport, seconds: float, peak_memory: int
+) -> RunResult:
+    """Make the result of a run from its forgetting report."""
+    targets = [measured(s) for s in report.scores if s.role == "target"]
+    if not targets:
+        raise ValueError("the report has no test of the target")
+    moved = report.drift.total if report.drift else None
+    return RunResult(
+        id=spec.id,
+        recipe=spec.recipe,
+        seed=spec.seed,
+        target=targets[0],
+        retained=tuple(measured(s) for s in report.scores if s.role != "target"),
+        drift=Moved(moved.distance, moved.relative) if moved else None,
+        kl={d.name: d.kl.value for d in report.divergences},
+        seconds=round(seconds, 3),
+        peak_memory=peak_memory,
+        versions=dict(report.versions),
+        values=dict(spec.values),
+        settings=_codec.encode(spec.settings),
+        curves=report.curves,
+    )
+
+
+def measured(score: Score) -> Measured:
+    """Convert a score of a report."""
+    return Measured(
+        name=score.name,
+        metric=score.metric,
+        lower_is_better=score.lower_is_better,
+        before=score.before.value,
+        after=score.after.value,
+        low=score.change.low,
+        high=score.change.high,
+        n=score.change.n,
+    )
+
+
+def read_result(file: Place) -> RunResult | None:
+    """Read the result of a finished run; None if there is no valid one."""
+    try:
+        return RunResult.from_json(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _mean(values: Sequence[float]) -> float:
+    if -math.inf in values:
+        return -math.inf
+    return sum(values) / len(values) if values else 0.0
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A recipe over its seeds.
+    """The results of one recipe over its seeds.
 
     Attributes:
-        label: its name.
-        recipe: the same without the values that set it apart.
-        seeds: how many.
-        target, retained: medians over the seeds; the intervals are the lowest and highest change
-            of any seed's own value.
+        label: name of the recipe and the values in which it differs from the plan.
+        recipe: name of the recipe alone.
+        seeds: number of seeds.
+        target, retained: medians over the seeds; the intervals hold the lowest and the highest
+            change of any seed.
         best: the best target value of any seed.
-        kept, loss, relative_drift, kl, seconds: medians of what each run has.
-        peak_memory: the largest.
-        runs: one a seed.
+        kept, loss, relative_drift, kl, seconds: medians over the seeds.
+        peak_memory: the maximum over the seeds.
+        runs: one run per seed.
     """
 
     label: str
@@ -58,7 +242,7 @@ class Summary:
 
 
 def summarise(runs: Iterable[RunResult]) -> list[Summary]:
-    """Each recipe's medians over its seeds, in the order in which they first come."""
+    """Summarise each recipe over its seeds, in the order of first appearance."""
     groups: dict[str, list[RunResult]] = {}
     for run in runs:
         groups.setdefault(run.label, []).append(run)
@@ -91,7 +275,7 @@ def _summary(label: str, runs: Sequence[RunResult]) -> Summary:
 
 
 def _median(rows: Sequence[Measured]) -> Measured:
-    """Over seeds; a value that is no number is the worst there is."""
+    """The median over seeds; NaN counts as the worst value."""
     first = rows[0]
     worst = math.inf if first.lower_is_better else -math.inf
     values = [worst if math.isnan(row.after) else row.after for row in rows]
@@ -108,10 +292,11 @@ class Results(Saved):
     """All runs of a plan: ``results.json``.
 
     Attributes:
-        runs: those that are done.
-        failed: the last line of the error of those that failed, by their id.
-        plan: what was compared, as plain values.
-        taken: the recipe to take, where it was chosen on other data; None chooses it on these.
+        runs: the finished runs.
+        failed: the last line of the error of each failed run, by run id.
+        plan: the plan, as plain values.
+        taken: label of the recipe to recommend, if it was chosen on other data; None chooses it
+            from these results.
     """
 
     runs: tuple[RunResult, ...]
@@ -121,7 +306,7 @@ class Results(Saved):
     schema_version: int = SCHEMA_VERSION
 
     def summaries(self) -> list[Summary]:
-        """Each recipe over its seeds, in the order of the plan."""
+        """Summarise each recipe over its seeds, in the order of the plan."""
         return summarise(self.runs)
 
     def recommendation(self) -> Recommendation:
@@ -131,25 +316,25 @@ class Results(Saved):
         return recommend(self)
 
     def to_json(self) -> str:
-        """As text."""
+        """Return the results as JSON."""
         return json.dumps(_codec.encode(self), indent=1, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Results:
-        """From its text; ValueError says what does not fit."""
+        """Read results from JSON; raise ValueError if they do not fit."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"this is not the JSON of a comparison: {error}") from None
-        if not isinstance(value, dict) or not isinstance(plan := value.pop("plan", {}), dict):
+        if not isinstance(value, dict):
             raise ValueError("this is not a comparison: it must be an object with runs and a plan")
         version = value.get("schema_version", SCHEMA_VERSION)
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise ValueError(
-                f"this comparison has schema_version {version}, and this holdfast reads up to "
-                f"{SCHEMA_VERSION}: update holdfast to read it"
+                f"this comparison has schema_version {version}, but this version of holdfast reads "
+                f"up to {SCHEMA_VERSION}: update holdfast"
             )
-        return replace(_codec.decode(cls, value, "the comparison"), plan=plan)
+        return _codec.decode(cls, value, "the comparison")
 
     def to_markdown(self) -> str:
         """The recommendation and the table, for a pull request or a model card."""

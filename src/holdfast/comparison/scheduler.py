@@ -1,262 +1,180 @@
-"""Where the runs of a plan are done: processes of this machine, or a Ray cluster.
-
-Neither decides anything: an engine is handed runs, and gives back results and errors as they come.
-"""
+"""Run a plan: in processes of this machine, or as tasks of a Ray cluster."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import signal
 import socket
-import threading
-import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
+from holdfast._torch.checks import whole
+from holdfast._torch.imports import require
 from holdfast.comparison.plan import Plan, RunSpec
-from holdfast.comparison.result import RunResult
+from holdfast.comparison.processes import (
+    attempt,
+    call_in_processes,
+    refuse_in_import,
+    report_progress,
+)
+from holdfast.comparison.results import Results, RunResult, read_result
+from holdfast.comparison.worker import Worker
+from holdfast.io import codec as _codec
+from holdfast.io.files import locked
 from holdfast.io.storage import Place
 
-__all__ = [
-    "Finished",
-    "no_interrupts",
-    "refuse_in_import",
-    "run_locally",
-    "run_on_ray",
-    "take_share",
-    "unguarded",
-]
+__all__ = ["Finished", "compare", "finished_runs"]
 
-#: Told of a run at work: what it does, how much of it is done, and of how much.
+#: Called with a run, the name of its activity, the amount done and the total amount.
 Tell = Callable[[RunSpec, str, int, int], None]
 
-#: How often Ray does a run again that a node or a process has taken with it.
+#: How often Ray repeats a run whose node or process died.
 RETRIES = 3
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that has ended: with its result, or with a traceback."""
+    """A run that has ended, with its result or with a traceback."""
 
     spec: RunSpec
     result: RunResult | None
     error: str | None
 
 
-def run_locally(
-    plan: Plan, specs: Sequence[RunSpec], out: Place, jobs: int, tell: Tell | None = None
-) -> Iterator[Finished]:
-    """Side by side in processes, a GPU each where there are any.
+def compare(
+    plan: Plan,
+    out: str | os.PathLike[str],
+    *,
+    jobs: int = 1,
+    engine: str = "local",
+    gpus: float = 0,
+    address: str | None = None,
+    config: str | None = None,
+    on_finished: Callable[[Finished], None] | None = None,
+    on_progress: Tell | None = None,
+) -> Results:
+    """Do all runs of a plan that are not finished yet, and return the results of all of them.
 
-    A process that dies (for want of memory, say) takes its run with it, which goes on when all
-    others are finished, alone; if it dies again, the run has failed. If none so much as begins, the
-    main script is to blame, which they import.
-    """
-    waiting = deque(specs)
-    begun = False
-    died: set[str] = set()
-    at_work: list[_Process] = []
-    try:
-        while waiting or at_work:
-            while waiting and len(at_work) < jobs and not (at_work and waiting[0].id in died):
-                number = min(set(range(jobs)) - {process.number for process in at_work})
-                at_work.append(_Process(plan, out, number, jobs, waiting.popleft()))
-            for process in _heard(at_work):
-                spec, message = process.spec, process.receive()
-                begun = begun or message is not None
-                if not begun and process.failed_to_begin():
-                    raise unguarded("compare")
-                if isinstance(message, tuple):
-                    if tell:
-                        tell(spec, *message)
-                    continue
-                # After an error a GPU may be of no use to its process any more.
-                spoilt = message is not None and message.error and torch.cuda.is_available()
-                if message is not None and not spoilt and waiting and waiting[0].id not in died:
-                    process.give(waiting.popleft())
-                else:
-                    at_work.remove(process)
-                    process.end()
-                if message is not None:
-                    yield message
-                elif spec.id in died:
-                    yield Finished(spec, None, "its process died twice: was there enough memory?")
-                else:
-                    died.add(spec.id)
-                    waiting.append(spec)
-    finally:
-        for process in at_work:
-            process.end(now=True)
+    A stopped or killed plan continues; its results equal those of an undisturbed one. A run that
+    fails does not stop the others: its traceback is in ``failed/``, and the next call repeats it.
 
-
-class _Process:
-    """A process of this machine that does one run at a time, and the run that it does."""
-
-    def __init__(self, plan: Plan, out: Place, number: int, jobs: int, spec: RunSpec) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.number = number
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, plan, out, number, jobs))
-        with no_interrupts():
-            self.process.start()
-            theirs.close()  # else its end would not be heard
-            self.give(spec)
-
-    def give(self, spec: RunSpec) -> None:
-        self.spec = spec
-        with contextlib.suppress(BrokenPipeError):  # it has died: that is heard next
-            self.pipe.send(spec)
-
-    def receive(self) -> Finished | tuple[str, int, int] | None:
-        """How far it is, or what came of its run; None if it has died."""
-        try:
-            message: Finished | tuple[str, int, int] | None = (
-                self.pipe.recv() if self.pipe.poll() else None
-            )
-        except (EOFError, OSError):
-            return None
-        return message
-
-    def failed_to_begin(self) -> bool:
-        """Whether it has ended by an exception: of a run it would be a message."""
-        self.process.join(10)
-        return self.process.exitcode == 1
-
-    def end(self, now: bool = False) -> None:
-        self.pipe.close()
-        if not now:
-            self.process.join(10)
-        self.process.kill()
-        self.process.join()
-
-
-def _heard(at_work: Sequence[_Process]) -> list[_Process]:
-    """Those with something to say, or that have died: at least one."""
-    ready = wait([end for one in at_work for end in (one.pipe, one.process.sentinel)])
-    return [one for one in at_work if one.pipe in ready or one.process.sentinel in ready]
-
-
-def refuse_in_import(name: str) -> None:
-    """Refuse a call in a process that has yet to begin: it imports the script that made the call.
-
-    Without the guard of the main module the script runs again in every process.
-    """
-    # Set by multiprocessing for that time; it refuses processes of such a process by it, too.
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(_guard(name))
-
-
-def unguarded(name: str) -> RuntimeError:
-    """What the caller is told of processes that have failed to begin."""
-    return RuntimeError(
-        f"no process could begin; if what it raised, printed above, does not tell: {_guard(name)}"
-    )
-
-
-def _guard(name: str) -> str:
-    return (
-        f"{name} starts processes, each of which imports the main script again: put the call under "
-        '`if __name__ == "__main__":`'
-    )
-
-
-@contextlib.contextmanager
-def no_interrupts() -> Iterator[None]:
-    """Ctrl-C is for this process alone, and a process that begins has it from this one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _serve(pipe: Connection, plan: Plan, out: Place, number: int, jobs: int) -> None:
-    """In a process of its own: one run after the other, as long as there are any."""
-    take_share(number, jobs)
-    while True:
-        try:
-            spec = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(_finish(plan, spec, out, lambda *done: pipe.send(done)))
-
-
-def take_share(number: int, jobs: int) -> None:
-    """At the start of a process, one of several: a GPU and its share of the cores."""
-    _end_with_parent()
-    if gpus := torch.cuda.device_count():
-        torch.cuda.set_device(number % gpus)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
-
-
-def _end_with_parent() -> None:
-    """Nobody would hear of what an orphan does, and the next start would do it as well."""
-    parent: Any = multiprocessing.parent_process()
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-_worker: Any = None
-
-
-def _finish(
-    plan: Plan, spec: RunSpec, out: Place, progress: Callable[[str, int, int], None] | None = None
-) -> Finished:
-    """One run, by the worker that this process has. What it raises is its own affair."""
-    global _worker
-    from holdfast.comparison.worker import Worker
-
-    try:
-        folder = out.folder / "runs"
-        if _worker is None or (_worker.plan, _worker.folder) != (plan, folder):
-            _worker = Worker(plan, folder)
-        return Finished(spec, _worker(spec, progress, out / "runs"), None)
-    except Exception as error:
-        return Finished(spec, None, "".join(traceback.format_exception(error)))
-
-
-def run_on_ray(
-    plan: Plan, specs: Sequence[RunSpec], out: Place, gpus: float = 0, address: str | None = None
-) -> Iterator[Finished]:
-    """As tasks of a Ray cluster; a task whose node dies is done again on another.
+    In a script, put the call under ``if __name__ == "__main__":``, since processes import it.
 
     Args:
-        plan, specs: what to do.
-        out: a place that all nodes see. In a shared folder a run goes on from where another node
-            stopped; elsewhere (``s3://…``) it begins again.
-        gpus: what each run asks for, beside a CPU.
-        address: of the cluster; None takes the one that is running, or starts one here.
+        plan: what to compare.
+        out: where the results go: ``runs/*/result.json``, ``failed/*.txt``, ``results.json``. A
+            folder, or an address that fsspec can write to, such as ``s3://bucket/name``. A second
+            plan with the same ``out`` on this machine is refused. Two machines with the same
+            address both do all runs, and write equal results.
+        jobs: number of runs at a time. On a CPU they share its cores, and the last digits of the
+            results depend on the number of threads (``OMP_NUM_THREADS`` fixes it).
+        engine: ``"local"`` processes, or ``"ray"``.
+        gpus: GPUs per run on Ray.
+        address: address of the Ray cluster.
+        config: text for ``config.yaml``.
+        on_finished: called with each run that has ended.
+        on_progress: called with the progress of each run (local engine only).
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError('--engine ray needs Ray: pip install "holdfast[ray]"') from error
+    refuse_in_import("compare")
+    whole("jobs", jobs, 1)
+    if engine not in ("local", "ray"):
+        raise ValueError(f"engine must be local or ray, got {engine!r}")
+    specs = list(plan.runs())
+    place = Place.at(out)
+    with locked(place.folder, place.name):
+        if config is not None:
+            (place / "config.yaml").write_text(config)
+        results = finished_runs(plan, place)
+        left = [spec for spec in specs if spec.id not in results]
+        failed: dict[str, str] = {}
+        if engine == "ray" and left:
+            ended = _run_on_ray(plan, left, place, gpus, address)
+        else:
+            ended = _run_locally(plan, left, place, jobs, on_progress)
+        with contextlib.closing(ended):
+            for finished in ended:
+                spec, note = finished.spec, place / "failed" / f"{finished.spec.id}.txt"
+                if finished.result is not None:
+                    results[spec.id] = finished.result
+                    note.remove()
+                else:
+                    failed[spec.id] = finished.error or ""
+                    note.write_text(failed[spec.id])
+                if on_finished:
+                    on_finished(finished)
+        together = Results(
+            runs=tuple(results[spec.id] for spec in specs if spec.id in results),
+            failed={name: text.strip().rpartition("\n")[2] for name, text in failed.items()},
+            plan=_codec.encode(plan),
+        )
+        (place / "results.json").write_text(together.to_json() + "\n")
+    return together
+
+
+def finished_runs(plan: Plan, place: Place) -> dict[str, RunResult]:
+    """Read the results of the runs that are finished, by run id."""
+    read = {spec.id: read_result(place / "runs" / spec.id / "result.json") for spec in plan.runs()}
+    return {name: result for name, result in read.items() if result is not None}
+
+
+def _run_locally(
+    plan: Plan, specs: Sequence[RunSpec], out: Place, jobs: int, tell: Tell | None
+) -> Generator[Finished, None, None]:
+    """Run side by side in processes.
+
+    A run whose process dies (out of memory, perhaps) continues when all others have ended, alone.
+    If its process dies again, the run has failed.
+    """
+
+    def on_progress(call: tuple[Plan, RunSpec, Place], *done: Any) -> None:
+        if tell:
+            tell(call[1], *done)
+
+    def run(some: Sequence[RunSpec], workers: int) -> Generator[Finished, None, list[RunSpec]]:
+        died = []
+        calls = deque((plan, spec, out) for spec in some)
+        ended = call_in_processes(
+            _run_in_process, calls, caller="compare", jobs=jobs, workers=workers,
+            on_progress=on_progress,
+        )  # fmt: skip
+        with contextlib.closing(ended):
+            for one in ended:
+                if one.died:
+                    died.append(one.call[1])
+                else:
+                    yield Finished(one.call[1], one.value, one.error)
+        return died
+
+    for spec in (yield from run(specs, jobs)):
+        if (yield from run([spec], 1)):
+            yield Finished(spec, None, "its process died twice: was there enough memory?")
+
+
+def _run_on_ray(
+    plan: Plan, specs: Sequence[RunSpec], out: Place, gpus: float, address: str | None
+) -> Generator[Finished, None, None]:
+    """Run as tasks of a Ray cluster; Ray repeats a task whose node dies on another node.
+
+    All nodes must be able to reach ``out``. In a shared folder a repeated run resumes; at an
+    address (``s3://…``) it starts again.
+    """
+    ray = require("ray", extra="ray", what="engine ray")
     joined = not ray.is_initialized()
     if joined:
         _join(ray, address)
     pending: dict[Any, RunSpec] = {}
     try:
-        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_finish_on_node)
-        if gpus > (there := cast(Any, ray).cluster_resources().get("GPU", 0)):
+        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_run_on_node)
+        if gpus > (available := ray.cluster_resources().get("GPU", 0)):
             warnings.warn(
-                f"a run asks for {gpus:g} GPUs and the cluster has {there:g}: it waits for more",
+                f"each run needs {gpus:g} GPUs, but the cluster has {available:g}: the runs wait "
+                "until it has more",
                 stacklevel=2,
             )
         for spec in specs:
@@ -265,10 +183,10 @@ def run_on_ray(
             (done, *_), _ = ray.wait(list(pending))
             spec = pending.pop(done)
             try:
-                finished = ray.get(done)
-            except ray.exceptions.RayError as error:  # it has taken one node after the other
-                finished = Finished(spec, None, str(error))
-            yield finished
+                result, error = ray.get(done)
+            except ray.exceptions.RayError as failure:  # its nodes died, one after the other
+                result, error = None, str(failure)
+            yield Finished(spec, result, error)
     finally:
         for left in pending:
             ray.cancel(left, force=True)
@@ -281,17 +199,37 @@ def _join(ray: Any, address: str | None) -> None:
     address = address or os.environ.get("RAY_ADDRESS")
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     try:
-        if host and port.isdigit():  # Ray itself would ask for many minutes
+        if host and port.isdigit():  # Ray itself would retry for many minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except Exception as error:  # of many kinds, by what is wrong with the address
+    except Exception as error:  # of many kinds
         where = f" at {address}" if address else ""
-        raise ConnectionError(f"no Ray cluster can be joined{where}: {error}") from error
+        raise ConnectionError(f"cannot join a Ray cluster{where}: {error}") from error
 
 
-def _finish_on_node(plan: Plan, spec: RunSpec, out: Place, here: str) -> Finished:
-    """In a Ray task: a relative path means what it does where the plan was started."""
+def _run_on_node(
+    plan: Plan, spec: RunSpec, out: Place, here: str
+) -> tuple[RunResult | None, str | None]:
+    """In a Ray task. Relative paths refer to the directory in which the plan was started."""
     if Path(here).is_dir():
         os.chdir(here)
-    torch.set_num_threads(1)  # the one CPU that it has asked for
-    return _finish(plan, spec, out)
+    torch.set_num_threads(1)  # the one CPU that the task asked for
+    return attempt(run_one, (plan, spec, out))
+
+
+def _run_in_process(plan: Plan, spec: RunSpec, out: Place) -> RunResult:
+    return run_one(plan, spec, out, report_progress)
+
+
+_worker: Worker | None = None
+
+
+def run_one(
+    plan: Plan, spec: RunSpec, out: Place, progress: Callable[..., None] | None = None
+) -> RunResult:
+    """Do one run with the worker of this process, which keeps what all runs of a plan share."""
+    global _worker
+    folder = out.folder / "runs"
+    if _worker is None or (_worker.plan, _worker.folder) != (plan, folder):
+        _worker = Worker(plan, folder)
+    return _worker(spec, progress, out / "runs")

@@ -26,7 +26,7 @@ from holdfast._torch.checks import share, whole
 from holdfast._torch.rng import preserve_rng
 from holdfast.comparison.halves import inputs_of
 from holdfast.comparison.plan import Plan, RunSpec
-from holdfast.comparison.result import Measured, RunResult, measured, result_of
+from holdfast.comparison.results import Measured, RunResult, measured, result_of
 from holdfast.comparison.space import ALPHA, space_of, suggest
 from holdfast.comparison.study import counted, hopeless, open_study, place_of
 from holdfast.comparison.worker import Worker, peak_memory, reset_peak_memory

@@ -1,26 +1,25 @@
-"""Find a recipe's settings: a search with two goals, and what came of it on data it has not seen.
+"""Find the settings of a recipe by a search with two objectives: target and retained tests.
 
 Settings are chosen on one half of the tests (every other row, the first half of a text) and
-reported on the other. The points that no other beats in both goals are the frontier; of them the
-recipe to take is the one that :mod:`~holdfast.report.comparison_recommend` would.
+reported on the other half. The points that no other point beats are the frontier. The recipe found
+is the point that the report of a comparison would recommend.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import traceback
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from holdfast._torch.checks import whole
 from holdfast.comparison.plan import Plan
-from holdfast.comparison.result import RunResult
-from holdfast.comparison.results import Results
-from holdfast.comparison.scheduler import no_interrupts, refuse_in_import, take_share, unguarded
+from holdfast.comparison.processes import call_in_processes, refuse_in_import
+from holdfast.comparison.results import Results, RunResult
 from holdfast.comparison.search import Search, Tuning, goals_in
 from holdfast.comparison.space import ALPHA
 from holdfast.comparison.study import counted, open_study, place_of, revive
@@ -37,12 +36,12 @@ Values = dict[str, int | float | str | bool | None]
 
 @dataclass(frozen=True)
 class Point:
-    """One model of the search: a trained one, at one α.
+    """One model of the search: a trained model, merged with one α.
 
     Attributes:
-        trial: the training that it comes from.
-        values: its settings, by dotted name.
-        chosen, reported: its results on the half that settings are chosen on, and on the other.
+        trial: number of the training run.
+        values: the searched settings, by dotted name.
+        chosen, reported: results on the half that settings are chosen on, and on the other half.
     """
 
     trial: int
@@ -51,28 +50,28 @@ class Point:
     reported: RunResult
 
     def beats(self, other: Point, half: str = "chosen") -> bool:
-        """Whether it is better in both goals, or in one and as good in the other."""
+        """Whether it is better in one objective and at least as good in the other."""
         mine, theirs = goals_in(getattr(self, half)), goals_in(getattr(other, half))
         return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search found.
+    """The outcome of a search.
 
     Attributes:
-        recipe: the name of what was searched.
-        method: the recipe to take, as :meth:`Recipe.to_dict` writes it.
-        taken: its point.
-        default, unmerged: those of the defaults, and of the same training at α = 1; None if there
-            is none.
-        frontier: the points that none beats on the half that settings are chosen on.
-        points: how many there are, the frontier among them.
-        trained, given_up, failed: trials by what became of them.
+        recipe: name of the recipe that was searched.
+        settings: the recipe found, as :meth:`Recipe.to_dict` writes it.
+        taken: the point of the recipe found.
+        default: the point of the default settings, or None.
+        unmerged: the same training run at α = 1, or None.
+        frontier: the points that no other point beats on the half that settings are chosen on.
+        points: number of all points.
+        trained, given_up, failed: number of trials by outcome.
     """
 
     recipe: str
-    method: dict[str, Any]
+    settings: dict[str, Any]
     taken: Point
     default: Point | None
     unmerged: Point | None
@@ -83,15 +82,15 @@ class Tuned:
     failed: int
 
     def to_json(self) -> str:
-        """As text."""
+        """Return the outcome as JSON."""
         return json.dumps(_codec.encode(self), indent=1, ensure_ascii=False, allow_nan=False)
 
     def to_yaml(self) -> str:
-        """The recipe, for ``finetune --recipe`` and ``compare``."""
-        return Recipe.from_dict(self.method).to_yaml()
+        """Return the recipe found as YAML, for ``finetune --recipe`` and ``compare``."""
+        return Recipe.from_dict(self.settings).to_yaml()
 
     def results(self, plan: Plan) -> Results:
-        """The frontier and the defaults on the half that nothing was chosen on."""
+        """The frontier and the defaults, on the half of the tests that nothing was chosen on."""
         points = [self.default, *self.frontier] if self.default else [*self.frontier]
         runs = {point.reported.label: point.reported for point in (*points, self.taken)}
         return Results(
@@ -145,27 +144,27 @@ def tune(
     jobs: int = 1,
     on_trials: Callable[[list[Any]], None] | None = None,
 ) -> Tuned:
-    """Search until the study has its trials; one that was stopped goes on.
+    """Search until the study has all its trials; a stopped search continues.
 
-    In a script the call stands under ``if __name__ == "__main__":``, since the processes import it.
+    In a script, put the call under ``if __name__ == "__main__":``, since processes import it.
 
     Args:
         plan: the model, the data and the tests; its recipes, seeds and grid are not used.
         tuning: what to search.
-        out: where a training is kept while it is under way, and the study.
-        storage: of the study: the path of a journal file (``out/study.log``; machines may share
-            it), or the URL of a database that Optuna knows.
-        name: of the study: the same on all machines.
-        jobs: trainings at a time on this machine.
-        on_trials: told every second of the trials so far.
+        out: folder for the study and for unfinished training runs.
+        storage: where Optuna keeps the study: the path of a journal file, which machines may share
+            (``out/study.log`` by default), or the URL of a database.
+        name: name of the study, the same on all machines.
+        jobs: number of training runs at a time on this machine.
+        on_trials: called once per second with the trials so far.
     """
     refuse_in_import("tune")
     whole("jobs", jobs, 1)
     asked = plan.measuring
     if asked.tasks and not (asked.text or asked.data or asked.similarity):
         raise ValueError(
-            "tasks of the harness cannot be halved, and settings are chosen on one half: give a "
-            "text or data as well"
+            "the search chooses settings on one half of the tests, but tasks of the harness cannot "
+            "be halved: add text or data"
         )
     kept, folder = storage or str(out / "study.log"), out / "trials"
     with locked(out):
@@ -178,91 +177,78 @@ def tune(
 
 
 def _search_in_processes(
-    study: Any, jobs: int, given: Any, on_trials: Callable[[list[Any]], None] | None
+    study: Any,
+    jobs: int,
+    given: tuple[Plan, Tuning, Path, str, str],
+    on_trials: Callable[[list[Any]], None] | None,
 ) -> None:
-    """Each does one trial after the other; where one dies, another takes its place."""
-    context = get_context("spawn")
-    errors: Any = context.SimpleQueue()
-    place = place_of(given[2])
+    """Run one search per process; replace a process that dies."""
+    place, last, deaths = place_of(given[2]), 0.0, 0
 
-    def start(number: int) -> Any:
-        process = context.Process(target=_search, args=(errors, number, jobs, *given))
-        with no_interrupts():
-            process.start()
-        return process
+    def on_wait() -> None:
+        nonlocal last
+        if on_trials and time.monotonic() - last > 1:
+            on_trials(counted(study))
+            last = time.monotonic()
 
-    trials_before = len(counted(study))
-    at_work = {number: start(number) for number in range(jobs)}
-    deaths = 0
+    calls = deque((number, *given) for number in range(jobs))
+    ended = call_in_processes(_search, calls, caller="tune", jobs=jobs, on_wait=on_wait)
+    with contextlib.closing(ended):
+        for search in ended:
+            if search.error:
+                raise RuntimeError(search.error)
+            if search.value is not None:
+                raise search.value
+            if search.died:
+                deaths += 1
+                revive(study, place, worker=search.call[0])
+                if deaths > 2 * jobs + len(counted(study)):
+                    raise ValueError("worker processes die repeatedly: is there enough memory?")
+                calls.append(search.call)
+    if on_trials:
+        on_trials(counted(study))
+
+
+def _search(number: int, *given: Any) -> Exception | None:
+    """In a worker process: search. Return an error of the plan; trials keep their own errors."""
+    plan, tuning, folder, storage, name = given
     try:
-        while at_work:
-            wait([process.sentinel for process in at_work.values()], timeout=1.0)
-            if on_trials:
-                on_trials(counted(study))
-            for number, process in list(at_work.items()):
-                if process.is_alive():
-                    continue
-                process.join()
-                del at_work[number]
-                if not errors.empty():
-                    raise errors.get()
-                if process.exitcode == 1 and len(counted(study)) == trials_before:
-                    raise unguarded("tune")  # an exception of the search would be among the errors
-                if process.exitcode:
-                    deaths += 1
-                    revive(study, place, number)
-                    if deaths > 2 * jobs + len(counted(study)):
-                        raise ValueError("processes die again and again: is there enough memory?")
-                    at_work[number] = start(number)
-    finally:
-        for process in at_work.values():
-            process.kill()
-            process.join()
-
-
-def _search(
-    errors: Any, number: int, jobs: int, plan: Plan, tuning: Tuning, folder: Path, storage: str,
-    name: str,
-) -> None:  # fmt: skip
-    """In a process of its own."""
-    try:
-        take_share(number, jobs)
         Search(plan, tuning, folder, storage, name, number).run()
-    except Exception as error:  # of the plan itself: trials keep theirs
-        known = isinstance(error, ValueError | OSError | ImportError)
-        errors.put(error if known else RuntimeError("".join(traceback.format_exception(error))))
+    except (ValueError, OSError, ImportError) as error:
+        return error
+    return None
 
 
 def _check_same(study: Any, plan: Plan, tuning: Tuning) -> None:
-    """A study holds one search: the number of trials may change, nothing else."""
+    """Refuse a study of another search; only the number of trials may change."""
     training = replace(plan.training, save_seconds=0.0)
     plan = replace(plan, training=training)
     mine = {**_codec.encode(plan), **_codec.encode(replace(tuning, trials=1))}
     theirs = study.user_attrs.get("search", mine)
     if other := [name for name in mine if mine[name] != theirs.get(name)]:
         raise ValueError(
-            f"the study holds another search, with another {other[0]}: give another --out, or "
-            "another --name"
+            f"the study holds another search, with another {other[0]}: choose another --out or "
+            "--name"
         )
     study.set_user_attr("search", mine)
 
 
 def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
-    """What the trials of a study came to."""
+    """Read the outcome from the trials of a study."""
     trials, every = counted(study), study.get_trials(deepcopy=False)
     states = [trial.state.name for trial in trials]
     failed = [trial.user_attrs["error"] for trial in trials if "error" in trial.user_attrs]
     order = {trial.number: 1 + i for i, trial in enumerate(trials)}
     done = {trial.number for trial in trials if trial.state.name == "COMPLETE"}
     points = [
-        _point(trial, order[whose])
+        _point(trial, order[whose], tuning, plan)
         for trial in every
         if trial.state.name == "COMPLETE"
         and (whose := trial.user_attrs.get("of", trial.number)) in done
     ]
     if not points:
-        last = failed[-1].strip().rpartition("\n")[2] if failed else "all were given up"
-        raise ValueError(f"no trial came to an end: {last}")
+        last = failed[-1].strip().rpartition("\n")[2] if failed else "all were pruned"
+        raise ValueError(f"no trial completed: {last}")
     frontier = [point for point in points if not any(other.beats(point) for other in points)]
     chosen = Results(runs=tuple(point.chosen for point in points)).recommendation().label
     frontier.sort(key=lambda point: goals_in(point.chosen))
@@ -271,7 +257,7 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
     alike = [p for p in points if default and p.trial == default.trial and p is not default]
     return Tuned(
         recipe=tuning.recipe,
-        method=_method(tuning, plan, taken),
+        settings=taken.chosen.settings,
         taken=taken,
         default=default,
         unmerged=next((p for p in alike if p.values.get(ALPHA) == 1.0), None),
@@ -283,21 +269,19 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
     )
 
 
-def _point(trial: Any, number: int) -> Point:
-    """A trial of the study, called by the training it comes from and its α."""
+def _point(trial: Any, number: int, tuning: Tuning, plan: Plan) -> Point:
+    """Read a point from a trial of the study; it is named after its training run and its α."""
     attrs, values = trial.user_attrs, dict(trial.params)
     alpha: Values = {"alpha": round(values[ALPHA], 3)} if ALPHA in values else {}
     name, called = ("defaults", {}) if attrs.get("default") else (f"trial {number}", alpha)
+    spec = plan.spec(tuning.recipe, tuning.seed, values)
+    update = {**spec.settings["update"], "lr": spec.training.lr}
+    settings = Recipe.from_dict({**spec.settings, "update": update}).to_dict()
     chosen, reported = (
-        replace(RunResult.from_json(json.dumps(attrs["halves"][half])), recipe=name, values=called)
+        replace(
+            RunResult.from_json(json.dumps(attrs["halves"][half])),
+            recipe=name, values=called, settings=settings,
+        )
         for half in ("chosen", "reported")
-    )
+    )  # fmt: skip
     return Point(number, values, chosen, reported)
-
-
-def _method(tuning: Tuning, plan: Plan, point: Point) -> dict[str, Any]:
-    """A recipe with the settings of a point, its learning rate too."""
-    spec = plan.spec(tuning.recipe, tuning.seed, point.values)
-    method = dict(spec.method)
-    method["update"] = {**method["update"], "lr": spec.training.lr}
-    return Recipe.from_dict(method).to_dict()

@@ -18,13 +18,13 @@ from torch import nn
 
 from holdfast.comparison.halves import inputs_of
 from holdfast.comparison.plan import Plan, RunSpec
-from holdfast.comparison.results import RunResult, result_of
+from holdfast.comparison.results import RunResult, read_result, result_of
 from holdfast.evaluate.measure import measure_many
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.watch import Watch, curves_of, watch_distance
 from holdfast.hosts.job import Progress, spent_before, train
 from holdfast.io.models import Loader
-from holdfast.io.storage import Place, read_result
+from holdfast.io.storage import Place
 from holdfast.io.training_data import TrainingData
 from holdfast.recipe import Recipe
 from holdfast.run import Run
@@ -99,7 +99,7 @@ class Worker:
         """The trained model of a run, and what was logged on the way."""
         model = self.load()
         samples = self.samples(model, spec.training.max_length)
-        recipe = Recipe.from_dict(spec.method)
+        recipe = Recipe.from_dict(spec.settings)
         recipe.check_head(self.new)
         return train(
             model, recipe, samples, spec.training, place, new=self.new, seed=spec.seed,

@@ -1,7 +1,7 @@
 """Dataclasses to plain JSON values and back, and the JSON Schema of what they become.
 
 Their types decide everything: a field is a dataclass, a tuple of one type, a dictionary with text
-keys, a union, or ``str``, ``int``, ``float``, ``bool`` and ``None``. JSON has no NaN
+keys, a union, ``Any``, or ``str``, ``int``, ``float``, ``bool`` and ``None``. JSON has no NaN
 and no infinity, so floats that are not finite are the texts ``"NaN"``, ``"Infinity"`` and
 ``"-Infinity"``.
 """
@@ -63,6 +63,8 @@ def schema(kind: type[Any]) -> dict[str, Any]:
 
 def _decode(kind: Any, value: Any, at: str) -> Any:
     origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
     if dataclasses.is_dataclass(kind):
         return _decode_fields(kind, value, at)
     if origin is tuple and isinstance(value, list):
@@ -132,6 +134,8 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": _schema(args[1], definitions)}
     if origin in _UNIONS:
         return {"anyOf": [_schema(option, definitions) for option in args]}
+    if kind is Any:
+        return {}
     if kind is float:
         return {"anyOf": [{"type": "number"}, {"enum": list(NOT_FINITE)}]}
     return {"type": _NAMES[kind]}

@@ -1,27 +1,31 @@
-"""Where results lie: a folder of this machine, or wherever fsspec can write (``s3://…``)."""
+"""Where results are stored: a folder of this machine, or any address of fsspec (``s3://…``)."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.comparison.result import RunResult
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
 from holdfast.io.files import write_whole
 
-__all__ = ["Place", "read_result"]
+__all__ = ["Place"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A file or a folder, here or elsewhere.
+    """A file or a folder, on this machine or elsewhere.
 
     Attributes:
-        name: as its user knows it.
-        path: within its filesystem.
-        files: a filesystem of fsspec; None is this machine's.
+        name: the path or address that the user gave.
+        path: the path within the filesystem.
+        files: the filesystem of fsspec.
 
     Example:
         >>> results = Place.at("memory://tests/one") / "results.json"
@@ -32,78 +36,64 @@ class Place:
 
     name: str
     path: str
-    files: Any = None
+    files: Any
 
     @classmethod
     def at(cls, where: str | os.PathLike[str]) -> Place:
-        """From a path or an address: ``runs/one``, ``file:///data/one``, ``s3://bucket/one``."""
+        """Make a place from a path or an address: ``runs/one``, ``s3://bucket/one``."""
         name = os.fspath(where)
         if "://" not in name:
-            return cls(name, os.path.abspath(name))
-        from fsspec.core import url_to_fs
-        from fsspec.implementations.local import LocalFileSystem
-
+            return cls(name, os.path.abspath(name), LocalFileSystem())
         files, path = url_to_fs(name.rstrip("/"))
-        if isinstance(files, LocalFileSystem):
-            return cls(path, path)
-        return cls(name.rstrip("/"), path, files)
+        return cls(path if isinstance(files, LocalFileSystem) else name.rstrip("/"), path, files)
 
     def __truediv__(self, name: str) -> Place:
         return Place(f"{self.name}/{name}", f"{self.path}/{name}", self.files)
 
     @property
-    def folder(self) -> Path:
-        """The folder of this machine for what is under way: itself, or one in the cache.
+    def is_local(self) -> bool:
+        """Whether this is a path of this machine."""
+        return isinstance(self.files, LocalFileSystem)
 
-        It is the same each time, so that what was stopped here goes on here.
+    @property
+    def folder(self) -> Path:
+        """The local folder for unfinished runs: the place itself, or a folder in the cache.
+
+        An address always has the same folder, so that a stopped run can be resumed.
         """
-        if self.files is None:
+        if self.is_local:
             return Path(self.path)
         cache = os.environ.get("HOLDFAST_CACHE") or Path.home() / ".cache" / "holdfast"
         return Path(cache, "compare", hashlib.sha256(self.name.encode()).hexdigest()[:16])
 
     def read_text(self) -> str:
-        """What the file holds; FileNotFoundError if there is none."""
-        if self.files is None:
-            return Path(self.path).read_text(encoding="utf-8")
-        try:
-            held: bytes = self.files.cat_file(self.path)
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # each filesystem has its own
-            raise OSError(f"cannot read {self.name}: {error}") from error
-        return held.decode("utf-8")
+        """Read the file; raise FileNotFoundError if it does not exist."""
+        with self._naming_errors("read"):
+            content: bytes = self.files.cat_file(self.path)
+        return content.decode("utf-8")
 
     def write_text(self, text: str) -> None:
-        """Write the file whole: here it is moved to its place, elsewhere it is one put."""
-        if self.files is None:
-            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(
-                Path(self.path), lambda file: file.write_text(text, encoding="utf-8", newline="\n")
-            )
+        """Write the whole file atomically: by a rename on this machine, by one put elsewhere."""
+        if self.is_local:
+            file = Path(self.path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, lambda path: path.write_text(text, encoding="utf-8", newline="\n"))
             return
-        try:
+        with self._naming_errors("write"):
             self.files.makedirs(self.path.rpartition("/")[0], exist_ok=True)
             self.files.pipe_file(self.path, text.encode("utf-8"))
-        except Exception as error:
-            raise OSError(f"cannot write {self.name}: {error}") from error
 
     def remove(self) -> None:
-        """Remove the file, if it is there."""
-        if self.files is None:
-            Path(self.path).unlink(missing_ok=True)
-            return
-        try:
+        """Remove the file, if it exists."""
+        with contextlib.suppress(FileNotFoundError), self._naming_errors("remove"):
             self.files.rm_file(self.path)
-        except FileNotFoundError:
-            pass
+
+    @contextlib.contextmanager
+    def _naming_errors(self, action: str) -> Iterator[None]:
+        """Filesystems raise errors of their own, which may not name the file."""
+        try:
+            yield
         except Exception as error:
-            raise OSError(f"cannot remove {self.name}: {error}") from error
-
-
-def read_result(file: Place) -> RunResult | None:
-    """The result of a run that is finished; one that cannot be understood is as good as none."""
-    try:
-        return RunResult.from_json(file.read_text())
-    except (FileNotFoundError, ValueError):
-        return None
+            if self.is_local or isinstance(error, FileNotFoundError):
+                raise
+            raise OSError(f"cannot {action} {self.name}: {error}") from error

@@ -1,0 +1,205 @@
+"""Worker processes of this machine: each runs one call at a time, with a GPU of its own.
+
+One :class:`~concurrent.futures.ProcessPoolExecutor` of a single process stands behind each worker:
+a process that dies takes only its own call with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+__all__ = ["Ended", "attempt", "call_in_processes", "refuse_in_import", "report_progress"]
+
+Call = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A call that has ended.
+
+    Attributes:
+        call: the arguments.
+        value: the return value.
+        error: the traceback, if the call raised an exception.
+        died: whether the process exited during the call.
+    """
+
+    call: Call
+    value: Any = None
+    error: str | None = None
+    died: bool = False
+
+
+def call_in_processes(
+    function: Callable[..., Any],
+    calls: deque[Call],
+    *,
+    caller: str,
+    jobs: int,
+    workers: int | None = None,
+    on_progress: Callable[..., None] | None = None,
+    on_wait: Callable[[], None] | None = None,
+) -> Generator[Ended, None, None]:
+    """Run calls side by side in processes, and yield each when it has ended.
+
+    Args:
+        function: a function of a module; processes import it.
+        calls: arguments of the calls. More may be appended while this iterates.
+        caller: name of the public function, for errors.
+        jobs: number of processes that share the machine's cores.
+        workers: number of processes to start; ``jobs`` by default.
+        on_progress: called with a call and what it passed to :func:`report_progress`.
+        on_wait: called several times per second.
+    """
+    idle = [_Worker(number, jobs) for number in range(min(workers or jobs, len(calls)))]
+    busy: dict[Future[Any], tuple[_Worker, Call]] = {}
+    begun = False
+    try:
+        while calls or busy:
+            while calls and idle:
+                worker, call = idle.pop(0), calls.popleft()
+                busy[worker.submit(function, call)] = worker, call
+            done, _ = wait(busy, 0.1, FIRST_COMPLETED)
+            for worker, call in busy.values():
+                for message in worker.messages():
+                    begun = True
+                    if message and on_progress:
+                        on_progress(call, *message)
+            if on_wait:
+                on_wait()
+            for future in done:
+                worker, call = busy.pop(future)
+                idle.append(worker)
+                if isinstance(future.exception(), BrokenProcessPool):
+                    if not begun:
+                        raise RuntimeError(
+                            "no worker process could start. If the error printed above does not "
+                            f"explain why: {_guard(caller)}"
+                        )
+                    worker.restart()
+                    yield Ended(call, died=True)
+                    continue
+                value, error = future.result()
+                if error and torch.cuda.is_available():
+                    worker.restart()  # an error may leave the GPU unusable for the process
+                yield Ended(call, value, error)
+    finally:
+        everyone = [*idle, *(worker for worker, _ in busy.values())]
+        for worker in everyone:
+            worker.end()
+        for worker in everyone:
+            worker.join()
+
+
+def report_progress(*message: Any) -> None:
+    """In a worker process: send a message to the ``on_progress`` of the parent."""
+    assert _pipe is not None
+    _pipe.send(message)
+
+
+def attempt(function: Callable[..., Any], call: Call) -> tuple[Any, str | None]:
+    """Return the value of a call and None, or None and the traceback of its exception."""
+    try:
+        return function(*call), None
+    except Exception as error:
+        return None, "".join(traceback.format_exception(error))
+
+
+def refuse_in_import(caller: str) -> None:
+    """Raise in a process that is just importing the main script: the script lacks its guard."""
+    # multiprocessing sets this flag during the import, for the same purpose.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(_guard(caller))
+
+
+def _guard(caller: str) -> str:
+    return (
+        f"{caller} starts processes, each of which imports the main script again: put the call "
+        'under `if __name__ == "__main__":`'
+    )
+
+
+class _Worker:
+    """A process that runs one call at a time. It exits when the other end of its pipe closes."""
+
+    def __init__(self, number: int, jobs: int) -> None:
+        self.number, self.jobs = number, jobs
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.executor = ProcessPoolExecutor(
+            1, context, initializer=_begin, initargs=(theirs, self.number, self.jobs)
+        )
+
+    def submit(self, function: Callable[..., Any], call: Call) -> Future[Any]:
+        with _no_interrupts():
+            try:
+                return self.executor.submit(attempt, function, call)
+            except BrokenProcessPool:  # it died while it was idle
+                self.restart()
+                return self.executor.submit(attempt, function, call)
+
+    def messages(self) -> Iterator[tuple[Any, ...]]:
+        while self.pipe.poll():
+            yield self.pipe.recv()
+
+    def restart(self) -> None:
+        self.end()
+        self.join()
+        self._start()
+
+    def end(self) -> None:
+        self.pipe.close()
+
+    def join(self) -> None:
+        self.executor.shutdown(cancel_futures=True)
+
+
+_pipe: Connection | None = None
+
+
+def _begin(pipe: Connection, number: int, jobs: int) -> None:
+    """At the start of a process: take a GPU and a share of the cores; exit with the parent."""
+    global _pipe
+    _pipe = pipe
+
+    def exit_with_parent() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            pipe.recv()  # the parent sends nothing: this returns when its end is closed
+        os._exit(1)
+
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+    if gpus := torch.cuda.device_count():
+        torch.cuda.set_device(number % gpus)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    pipe.send(())
+
+
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C; a process started meanwhile inherits that, so only the parent handles it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
