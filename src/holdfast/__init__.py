@@ -41,7 +41,7 @@ from holdfast.scoring.scores import Scores
 from holdfast.scoring.weights import with_weights
 
 if TYPE_CHECKING:
-    from holdfast.comparison.execute import compare
+    from holdfast.comparison.scheduler import compare
     from holdfast.comparison.plan import Plan
     from holdfast.comparison.tuning import tune
     from holdfast.evaluate.measure import measure, measure_many
@@ -67,7 +67,7 @@ _LAZY = {
     "RecipeCallback": "holdfast.hosts.lightning",
     "Watch": "holdfast.evaluate.watch",
     "WithRecipe": "holdfast.hosts.hf",
-    "compare": "holdfast.comparison.execute",
+    "compare": "holdfast.comparison.scheduler",
     "measure": "holdfast.evaluate.measure",
     "measure_many": "holdfast.evaluate.measure",
     "tune": "holdfast.comparison.tuning",

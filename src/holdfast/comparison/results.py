@@ -125,8 +125,8 @@ class RunResult:
     peak_memory: int
     versions: dict[str, str] = field(default_factory=dict)
     values: dict[str, int | float | str | bool | None] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> str:
