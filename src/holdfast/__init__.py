@@ -41,8 +41,8 @@ from holdfast.scoring.scores import Scores
 from holdfast.scoring.weights import with_weights
 
 if TYPE_CHECKING:
-    from holdfast.comparison.scheduler import compare
     from holdfast.comparison.plan import Plan
+    from holdfast.comparison.scheduler import compare
     from holdfast.comparison.tuning import tune
     from holdfast.evaluate.measure import measure, measure_many
     from holdfast.evaluate.report import ForgettingReport
