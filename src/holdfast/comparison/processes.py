@@ -14,7 +14,13 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -98,11 +104,11 @@ def call_in_processes(
                     worker.restart()  # an error may leave the GPU unusable for the process
                 yield Ended(call, value, error)
     finally:
+        for worker, _ in busy.values():
+            worker.pipe.close()  # its process exits at once; an idle one exits in good order
         everyone = [*idle, *(worker for worker, _ in busy.values())]
-        for worker in everyone:
-            worker.end()
-        for worker in everyone:
-            worker.join()
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(_Worker.end, everyone))
 
 
 def report_progress(*message: Any) -> None:
@@ -161,14 +167,11 @@ class _Worker:
 
     def restart(self) -> None:
         self.end()
-        self.join()
         self._start()
 
     def end(self) -> None:
-        self.pipe.close()
-
-    def join(self) -> None:
         self.executor.shutdown(cancel_futures=True)
+        self.pipe.close()
 
 
 _pipe: Connection | None = None
