@@ -8,8 +8,7 @@ from holdfast.methods.l1_sp import L1SP
 from holdfast.methods.l2_sp import L2SP
 from holdfast.methods.mas import MAS, mas_importance
 from holdfast.methods.mofo import MoFO, MoFOUpdate
-from holdfast.methods.recadam import RecAdam
-from holdfast.methods.recadam_update import RecAdamUpdate
+from holdfast.methods.recadam import RecAdam, RecAdamUpdate
 from holdfast.methods.sfa import PeriodicAverage
 from holdfast.methods.sgd import SGDUpdate
 from holdfast.stages import Penalty

@@ -25,8 +25,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from holdfast._torch.fingerprint import fingerprint
 from holdfast._torch.layers import within
+from holdfast._torch.layout import like, storage_of, whole
 from holdfast._torch.names import Alignment, align, shorten
-from holdfast._torch.sharding import like, storage_of, whole
 from holdfast.io.files import write_whole
 from holdfast.io.safetensors_files import map_safetensors
 

@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 import torch
+from holdfast._torch.eight_bit import BLOCK
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast._torch.eight_bit import BLOCK
-from holdfast._torch.memory import flat as as_it_lies
+from holdfast._torch.layout import flat as as_it_lies
 from holdfast.kernels import fetching
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

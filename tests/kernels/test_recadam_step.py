@@ -6,13 +6,13 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
+from holdfast.kernels.recadam_step import Rates, RecAdamStep, takes  # noqa: E402
+from holdfast.methods._recadam import Row  # noqa: E402
+from holdfast.methods._recadam_group import GroupUpdate  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from holdfast import RecAdam, Sigmoid  # noqa: E402
-from holdfast.kernels.recadam_step import Rates, RecAdamStep, takes  # noqa: E402
-from holdfast.methods._recadam import Row  # noqa: E402
-from holdfast.methods._recadam_group import GroupUpdate  # noqa: E402
 
 HALVES = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 OPTIONS = {"gamma": 60.0, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8}

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 import torch
+from holdfast._optim.chunked import STRIDE, parts
 
 from golden.recadam import Twin
 from holdfast import Constant, RecAdam
 from holdfast._optim import chunked as _chunked
-from holdfast._optim.chunked import STRIDE, parts
 from holdfast.methods import _recadam
 
 SIZE = 4 * STRIDE

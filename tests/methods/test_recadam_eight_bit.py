@@ -5,12 +5,12 @@ import pickle
 
 import pytest
 import torch
+from holdfast._torch.eight_bit import BLOCK, SIGNED, UNSIGNED
 
 from contract.setting import Stopped, assert_same_bits, make_data, make_model, stop_at
 from contract.setting import train as finetune
 from holdfast import Constant, RecAdam, RecAdamUpdate, Recipe, Reference, Run, Sigmoid
 from holdfast._torch import eight_bit as codec
-from holdfast._torch.eight_bit import BLOCK, SIGNED, UNSIGNED
 from methods.problems import PATHS, backward, batch, far, make_net
 
 

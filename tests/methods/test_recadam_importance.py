@@ -6,12 +6,12 @@ import pickle
 
 import pytest
 import torch
+from holdfast.methods._recadam import _pull_weighted
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from golden.recadam import Twin, sigmoid_lambda
 from holdfast import Constant, RecAdam, Reference, Sigmoid
-from holdfast.methods._recadam import _pull_weighted
 from methods.problems import PATHS, backward, far, make_net
 
 OPTIONS = {"lr": 1e-2, "gamma": 20.0, "anneal": Sigmoid(0.1, 20)}

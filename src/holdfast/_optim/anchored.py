@@ -1,8 +1,9 @@
-"""What optimizers that know the pretrained weights have in common.
+"""Optimizers that know the pretrained weights θ*.
 
-Anchors (one tensor for each parameter, or None), one count of updates for all groups, and
-checkpoints that carry a fingerprint of the anchors instead of a copy. A method defines its
-hyper-parameters, ``_check_group`` and ``step``.
+:class:`AnchoredOptimizer` holds one anchor (or None) per parameter and one count of updates for all
+groups. Its checkpoints carry a fingerprint of the anchors instead of a copy. A method defines its
+hyper-parameters, ``_check_group`` and ``step``. The functions below the class match a Reference to
+parameters and compare fingerprints; penalties (:mod:`holdfast._optim.attached`) use them too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -18,24 +20,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from holdfast._optim.matching import (
-    Found,
-    Importances,
-    Matcher,
-    group_fingerprint,
-    labels,
-    only_makes_state,
-    refuse_other_anchors,
-    refuse_other_groups,
-    shard,
-)
 from holdfast._torch.checks import at_least_zero
-from holdfast._torch.names import shorten
-from holdfast._torch.sharding import is_sharded
+from holdfast._torch.fingerprint import tensor_fingerprint
+from holdfast._torch.layout import is_sharded, like, storage_of, whole
+from holdfast._torch.names import Alignment, align, shorten
 from holdfast.anneal import Anneal
 from holdfast.reference import Reference, distance
 
-# Refuses to capture a step into a graph that is not capturable. torch 2.6 calls it otherwise.
+Group = dict[str, Any]
+#: One tensor or None per parameter of each group.
+Found = list[list[Tensor | None]]
+
+# Refuses to capture a step into a CUDA graph unless it is capturable; torch 2.6 has another name.
 _check_capture: Callable[[Optimizer], None] = getattr(
     Optimizer,
     "_accelerator_graph_capture_health_check",
@@ -48,11 +44,11 @@ class AnchoredOptimizer(Optimizer):
     """A ``torch.optim.Optimizer`` whose parameters have anchors θ*.
 
     Args:
-        params: as in torch; groups may say ``anchored=False``.
+        params: as in torch; a group may set ``anchored=False``.
         defaults: the method's hyper-parameters.
-        anchors: a Reference, a mapping from names to tensors, or None for the values now.
-        state_dtype: dtype of floating-point state, or "8bit"; None is the parameter's own.
-        importance: how much each coordinate matters, found like the anchors; None is 1 for all.
+        anchors: a Reference, a mapping from names to tensors, or None for the current values.
+        state_dtype: dtype of floating-point state, or "8bit"; None is the parameter's dtype.
+        importance: the importance of each coordinate, matched like the anchors; None is 1.
     """
 
     def __init__(
@@ -77,17 +73,16 @@ class AnchoredOptimizer(Optimizer):
         self._matcher = None if anchors is None else Matcher(anchors)
         self._importances = None if importance is None else Importances(importance)
         # By position, beside param_groups: hosts swap the parameters there (FSDP2), and anchors
-        # in param_groups would go into every checkpoint. What belongs in a checkpoint, the count
-        # of updates and the fingerprint, is in param_groups: distributed checkpoints know no
-        # other place.
+        # in param_groups would be saved in every checkpoint. The count of updates and the
+        # fingerprint are in param_groups, the only place that distributed checkpoints save.
         self._anchors: Found = []
         self._weights: Found = []
         self._released = False
         self._anchor_new_groups()
         self._share_update_count(0)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; without a Reference its parameters are anchored at their values now."""
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group; without a Reference its parameters are anchored at their current values."""
         super().add_param_group(param_group)
         try:
             self._check_group(self.param_groups[-1])
@@ -98,7 +93,7 @@ class AnchoredOptimizer(Optimizer):
             self.param_groups.pop()
             raise
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_group(self, group: Group) -> None:
         """Validate the newest group; extended by each method."""
         at_least_zero("lr", group["lr"])
         if not isinstance(group["anchored"], bool):
@@ -107,20 +102,20 @@ class AnchoredOptimizer(Optimizer):
             raise ValueError(
                 f"{type(self).__name__} takes real floating-point parameters, got {unfit[0]}"
             )
-        names = group.get("param_names", [])
+        names: list[str] = group.get("param_names", [])
         others = {n for g in self.param_groups[:-1] for n in g.get("param_names", ())}
         twice = [n for n, count in Counter(names).items() if count > 1 or n in others]
         if twice:
             raise ValueError(f"duplicate parameter names: {shorten(sorted(twice))}")
 
     def _anchor_new_groups(self) -> None:
-        """Find the anchors of the groups that have none yet. Changes nothing if it fails."""
+        """Match the anchors of groups that have none yet. Changes nothing if it fails."""
         new = self.param_groups[len(self._anchors) :]
         pulled = [group for group in new if group["anchored"]]
         if pulled and self._released:
             raise ValueError(
-                "the anchors were let go, a new group has none: add it with anchored=False, or "
-                "make the optimizer with release=False"
+                "the anchors were released, so a new group cannot have any: add it with "
+                "anchored=False, or make the optimizer with release=False"
             )
         anchors: Found = []
         if self._matcher is None:
@@ -143,15 +138,15 @@ class AnchoredOptimizer(Optimizer):
                 stacklevel=4,
             )
         for group in new:
-            group["anchor_fingerprint"] = None  # taken when first asked for: it reads every anchor
+            group["anchor_fingerprint"] = None  # computed when first needed: it reads every anchor
             for found, kept in ((anchors, self._anchors), (weights, self._weights)):
                 kept.append(found.pop(0) if group["anchored"] else [None] * len(group["params"]))
 
-    def _labels(self, group: dict[str, Any]) -> list[str]:
+    def _labels(self, group: Group) -> list[str]:
         return labels(group, self._matcher.reference if self._matcher else None)
 
     def _share_update_count(self, updates: int | Tensor) -> None:
-        """One count of updates, shared by all groups, so that late ones do not start over."""
+        """One count of updates for all groups, so that late groups do not start over."""
         params = (p for group in self.param_groups for p in group["params"])
         capturable = any(group.get("capturable") for group in self.param_groups)
         device = next(params).device if capturable else "cpu"
@@ -160,14 +155,14 @@ class AnchoredOptimizer(Optimizer):
             group["updates"] = count
 
     def _shard_anchors(self) -> bool:
-        """Part the anchors as their parameters are by now. True if there was anything to part."""
+        """Shard the anchors as their parameters now are. True if any anchor changed."""
         if not any(is_sharded(p) for group in self.param_groups for p in group["params"]):
             return False
-        parted = [shard(found, self.param_groups) for found in (self._anchors, self._weights)]
-        return any(parted)
+        changed = [shard(found, self.param_groups) for found in (self._anchors, self._weights)]
+        return any(changed)
 
     def _begin_update(self) -> bool:
-        """Check the gradients, then count the update. False if there is none to make."""
+        """Check the gradients and count the update. False if there is no update to make."""
         _check_capture(self)
         grads = [
             p.grad for group in self.param_groups for p in group["params"] if p.grad is not None
@@ -182,17 +177,26 @@ class AnchoredOptimizer(Optimizer):
         self.param_groups[0]["updates"].add_(1)
         return True
 
-    def _anchored_parameters(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for group, anchors in zip(self.param_groups, self._anchors, strict=True):
-            for p, anchor in zip(group["params"], anchors, strict=True):
-                if anchor is not None:
-                    yield p, anchor
-
     def distance(self) -> float:
         """‖θ − θ*‖ over all anchored parameters."""
         if self._released:
-            raise RuntimeError("the anchors were let go: compare with a Reference of your own")
-        return math.hypot(*(distance(p, anchor) for p, anchor in self._anchored_parameters()))
+            raise RuntimeError("the anchors were released: measure with a Reference of your own")
+        return math.hypot(
+            *(
+                distance(p, anchor)
+                for group, anchors in zip(self.param_groups, self._anchors, strict=True)
+                for p, anchor in zip(group["params"], anchors, strict=True)
+                if anchor is not None
+            )
+        )
+
+    def _release_anchors(self) -> None:
+        """Drop the anchors for good; checkpoints keep their fingerprint."""
+        self._take_fingerprints()
+        for found in (*self._anchors, *self._weights):
+            found[:] = [None] * len(found)
+        self._matcher = self._importances = None
+        self._released = True
 
     def _take_fingerprints(self) -> None:
         for group, anchors in zip(self.param_groups, self._anchors, strict=True):
@@ -200,9 +204,9 @@ class AnchoredOptimizer(Optimizer):
                 group["anchor_fingerprint"] = group_fingerprint(group, anchors)
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain Python values; of the anchors a fingerprint only."""
+        """Tensors and plain Python values, with a fingerprint in place of the anchors."""
         self._take_fingerprints()
-        # Before the user's own hooks, so that they see what is saved.
+        # Before the user's own hooks, so that they see the final values.
         handle = self.register_state_dict_post_hook(_make_plain, prepend=True)
         try:
             return super().state_dict()
@@ -210,11 +214,11 @@ class AnchoredOptimizer(Optimizer):
             handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state. Refuses, unchanged, a state of other pretrained weights."""
+        """Resume from a saved state. Raises, unchanged, if its pretrained weights differ."""
         if self._released:
             raise ValueError(
-                "the anchors were let go, and a saved state may need them: make the optimizer "
-                "anew, from the pretrained weights, and load the state into that"
+                "the anchors were released, and a saved state may need them: make a new optimizer "
+                "from the pretrained weights, and load the state into that"
             )
         loaded: dict[str, Any] = {}
 
@@ -229,13 +233,13 @@ class AnchoredOptimizer(Optimizer):
             loaded.update(given, param_groups=groups)
             return loaded
 
-        # Behind the user's own hooks, which may have renamed or changed things.
+        # After the user's own hooks, which may have renamed or changed things.
         handle = self.register_load_state_dict_pre_hook(receive)
         try:
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-        # torch has cast the state to the dtype of its parameter: take it again.
+        # torch has cast the state to the dtype of its parameter: restore the saved dtype.
         wanted = None if self.state_dtype == "8bit" else self.state_dtype
         for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
             for p, index in zip(group["params"], saved["params"], strict=True):
@@ -244,9 +248,9 @@ class AnchoredOptimizer(Optimizer):
                         self.state[p][key] = value.to(p.device, wanted or value.dtype)
 
     def _check_saved_state(self, state: Mapping[Any, Mapping[str, Any]]) -> None:
-        """Refuse a state that is not for this optimizer; extended by each method."""
+        """Raise if the saved state does not fit this optimizer; extended by each method."""
 
-    def _check_saved(self, saved: list[dict[str, Any]]) -> None:
+    def _check_saved(self, saved: list[Group]) -> None:
         own = self.state_dict()["param_groups"]
         refuse_other_groups(saved, own)
         if any("anchor_fingerprint" not in group for group in saved):
@@ -271,8 +275,151 @@ class AnchoredOptimizer(Optimizer):
         self._share_update_count(self.param_groups[0]["updates"])
 
 
+@dataclass
+class Matcher:
+    """Finds the tensor of a Reference for each parameter of some groups; None where it has none.
+
+    One name prefix holds for the whole model, also for groups that are added later. It is an error
+    if the first groups match no tensor at all.
+    """
+
+    reference: Reference
+    alignment: Alignment | None = None
+    began: bool = False
+
+    def __call__(self, groups: Sequence[Group]) -> Found:
+        names = [name for group in groups for name in group.get("param_names", ())]
+        if self.alignment is None and names:
+            self.alignment = align(names, self.reference)
+        found = [
+            self.reference.match(group["params"], group.get("param_names"), self.alignment)
+            for group in groups
+        ]
+        if not self.began and not any(t is not None for tensors in found for t in tensors):
+            raise ValueError(self.nothing_matches([n for g in groups for n in self.labels(g)]))
+        self.began = True
+        # A mapping may hold the live tensors (model.state_dict()), which move with the weights.
+        live = {storage_of(p) for group in groups for p in group["params"]}
+        return [
+            [t.clone() if t is not None and storage_of(t) in live else t for t in tensors]
+            for tensors in found
+        ]
+
+    def labels(self, group: Group) -> list[str]:
+        """The parameters' names, or their numbers where the names are unknown."""
+        return labels(group, self.reference)
+
+    def nothing_matches(self, names: Sequence[str]) -> str:
+        """The error message if no parameter has a tensor."""
+        return self.reference.nothing_matches(names)
+
+
+class Importances(Matcher):
+    """The same for the importance of each coordinate; the values are checked."""
+
+    def __call__(self, groups: Sequence[Group]) -> Found:
+        try:
+            found = super().__call__(groups)
+        except ValueError as error:
+            raise ValueError(f"importance: {error}") from error
+        for group, weights in zip(groups, found, strict=True):
+            for label, weight in zip(self.labels(group), weights, strict=True):
+                if weight is not None and not bool((weight.isfinite() & (weight >= 0)).all()):
+                    raise ValueError(f"the importance of {label} must be finite and ≥ 0")
+        return found
+
+    def nothing_matches(self, names: Sequence[str]) -> str:
+        """The error message if no parameter has an importance."""
+        known = shorten(list(self.reference))
+        return f"no parameter has one. Parameters: {shorten(names)}. Importance of: {known}"
+
+
+def labels(group: Group, reference: Reference | None) -> list[str]:
+    """The names of a group's parameters, or their numbers where the names are unknown."""
+    if names := group.get("param_names"):
+        return list(names)
+    names = [None if reference is None else reference.name_of(p) for p in group["params"]]
+    return [name or f"parameter {i}" for i, name in enumerate(names)]
+
+
+def group_fingerprint(group: Group, anchors: Sequence[Tensor | None]) -> str:
+    """The fingerprints of each parameter's shape and anchor, in order, separated by spaces."""
+    return " ".join(
+        tensor_fingerprint(p.shape, a) for p, a in zip(group["params"], anchors, strict=True)
+    )
+
+
+def refuse_other_groups(saved: Sequence[Group], own: Sequence[Group]) -> None:
+    """Raise if the groups of a saved state have other sizes."""
+    sizes = [[len(group["params"]) for group in groups] for groups in (saved, own)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            "the saved state belongs to another model or other groups: it has "
+            f"{sizes[0]} parameters per group, this optimizer {sizes[1]}"
+        )
+
+
+def refuse_other_anchors(
+    saved: Sequence[str], own: Sequence[str], labels: Sequence[Sequence[str]], how: str
+) -> None:
+    """Raise if fingerprints differ, one text per group; ``how`` shows how to pass θ*."""
+    names = [f"{label} of group {i}" for i, group in enumerate(labels) for label in group]
+    theirs, ours = ([x for text in texts for x in text.split()] for texts in (saved, own))
+    other = [name for name, a, b in zip(names, theirs, ours, strict=True) if a != b]
+    if other:
+        which = "all of them" if len(other) == len(names) else shorten(other)
+        raise ValueError(
+            "the saved state was made with other anchors than this optimizer has, for "
+            f"{which}. Anchors are the pretrained weights, not those of a checkpoint: make the "
+            "optimizer before loading tuned weights, or pass the pretrained Reference, "
+            f"{how}. If only a randomly initialised head differs, leave it without anchors from "
+            'the start: Reference.of(model, without="classifier")'
+        )
+
+
+def only_makes_state(optimizer: Optimizer, grads: Sequence[Tensor]) -> bool:
+    """Whether a step only initialises state: lr 0 and zero gradients.
+
+    Distributed checkpointing calls such a step. A warm-up may begin with lr 0 too, but its
+    gradients are not all zero.
+    """
+    if torch.compiler.is_compiling() or any(
+        isinstance(g["lr"], Tensor) or g["lr"] != 0 for g in optimizer.param_groups
+    ):
+        return False
+    return not any(bool(whole(g.any())) for g in grads)
+
+
+def shard(found: Found, groups: Sequence[Group]) -> bool:
+    """Shard tensors as their parameters now are. True if any tensor changed.
+
+    Hosts shard a model after the optimizer is made.
+    """
+    changed = False
+    for group, tensors in zip(groups, found, strict=True):
+        for i, (p, tensor) in enumerate(zip(group["params"], tensors, strict=True)):
+            if tensor is not None and is_sharded(p) and not is_sharded(tensor):
+                tensors[i] = like(tensor, p, tensor.dtype)
+                changed = True
+    return changed
+
+
+def split_anchored(groups: Sequence[Group], reference: Reference) -> list[Group]:
+    """Groups of named parameters, each split into those with an anchor and those without."""
+    named = [pair for group in groups for pair in group["params"]]
+    anchors = reference.match([p for _, p in named], [name for name, _ in named])
+    has = {name: anchor is not None for (name, _), anchor in zip(named, anchors, strict=True)}
+    parts = [
+        {**group, "params": [pair for pair in group["params"] if has[pair[0]] == anchored]}
+        | {"anchored": anchored}
+        for group in groups
+        for anchored in (True, False)
+    ]
+    return [part for part in parts if part["params"]]
+
+
 def _make_plain(_: Optimizer, saved: dict[str, Any]) -> None:
-    """Leave only what torch.load(weights_only=True) reads."""
+    """Replace everything that torch.load(weights_only=True) cannot read."""
     for group in saved["param_groups"]:
         group["updates"] = int(group["updates"])
         for name, value in group.items():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from holdfast._optim.matching import (
+from holdfast._optim.anchored import (
     Found,
     Importances,
     Matcher,
@@ -23,7 +23,7 @@ from holdfast._optim.matching import (
     shard,
 )
 from holdfast._optim.penalise import Acting, Penalised, Row, difference, weight_of
-from holdfast._torch.sharding import whole
+from holdfast._torch.layout import whole
 from holdfast.reference import Reference
 
 if TYPE_CHECKING:

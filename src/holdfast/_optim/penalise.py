@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast._torch.sharding import alike, is_sharded, like, local
+from holdfast._torch.layout import alike, is_sharded, like, local
 from holdfast.kernels import available
 
 if TYPE_CHECKING:

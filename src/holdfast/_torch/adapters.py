@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast._torch.sharding import whole
+from holdfast._torch.layout import whole
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

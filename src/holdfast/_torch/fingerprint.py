@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from holdfast._torch.sharding import whole
+from holdfast._torch.layout import whole
 
 # Odd 64-bit constants of good mixing quality (the golden ratio; two from splitmix64's finaliser),
 # written as the signed numbers that int64 arithmetic wraps to.

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import logits_of
-from holdfast._torch.sharding import is_sharded
+from holdfast._torch.layout import is_sharded
 
 Head = Callable[[Tensor], Tensor]
 _CHUNK = 1 << 24  # logits in float32 at a time: 64 MB

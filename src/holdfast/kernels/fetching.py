@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast._torch.memory import flat
+from holdfast._torch.layout import flat
 
 __all__ = ["Fetching", "Piece"]
 
@@ -115,8 +115,8 @@ class Fetching:
             place += _padded(piece, self._flat[piece.row])
         return places
 
-    def let_go(self) -> None:
-        """Free what was fetched: the step is done, or there is none."""
+    def discard(self) -> None:
+        """Free fetched chunks: the step is done, or is not made."""
         self._fetched.clear()
         self._arrivals.clear()
         self._last = None

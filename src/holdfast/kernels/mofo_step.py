@@ -14,8 +14,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from holdfast._torch.memory import dense
-from holdfast._torch.sharding import is_sharded
+from holdfast._torch.layout import dense, is_sharded
 from holdfast.kernels import available
 from holdfast.kernels.mofo import learn_kernel, move_kernel
 from holdfast.kernels.mofo_search import BINS, narrow_kernel, ties_kernel

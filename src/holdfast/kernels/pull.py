@@ -11,9 +11,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from holdfast.kernels.recadam import BLOCK, WARPS, toward
+from holdfast.kernels.tables import toward
 
 __all__ = ["BLOCK", "WARPS", "pull_kernel"]
+
+BLOCK, WARPS = 512, 4
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast._torch.memory import dense, is_dense
+from holdfast._torch.layout import dense, is_dense
 from holdfast.kernels.pull import BLOCK, WARPS, pull_kernel
 from holdfast.kernels.tables import TYPES, Table
 

@@ -1,31 +1,271 @@
-"""RecAdam's step in one pass: every weight, gradient, moment and anchor is read once.
+"""RecAdam's step by one Triton kernel: it reads every weight, gradient, moment and anchor once.
 
     m ← m + (1−β₁)(g − m)        v ← β₂v + (1−β₂)g²
     θ ← θ·keep − step·m / (√v·r + ε)
     θ ← θ + min(1, c·F)·(θ* − θ)
 
 with keep = 1 − lr·wd, step = lr·λ/(1−β₁ᵗ), r = 1/√(1−β₂ᵗ) and c = lr·(1−λ)·γ. The arithmetic is in
-float32, whatever the tensors are in. Moments of 8 bits are as in ``holdfast._torch.eight_bit``.
+float32, whatever the dtypes of the tensors. 8-bit moments have the formats of
+``holdfast._optim.backends``.
+
+:class:`RecAdamStep` is planned once for a list of parameters and called at each update. There is
+one launch per kind of tensors. Only gradients may have new addresses at each call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from holdfast._torch import eight_bit
+from holdfast._torch.layout import dense, is_dense, is_sharded, like, local, local_like
+from holdfast.kernels import available
+from holdfast.kernels.fetching import Fetching, Piece
+from holdfast.kernels.tables import TYPES, Table, on_device, toward
 
-__all__ = ["BLOCK", "WARPS", "recadam_kernel", "toward"]
+__all__ = ["Operands", "RecAdamStep", "recadam_kernel", "takes"]
 
-#: Elements of a program, and its warps: the best of nine on an H200, from 5 M to 1.2 G weights.
+#: Elements per program, and its warps: the best of nine on an H200, from 5 M to 1.2 G weights.
 BLOCK, WARPS = 512, 4
+#: Elements that share a scale of 8-bit moments.
+BLOCK_8BIT = 256
 
-_M_SHIFT = tl.constexpr(eight_bit.SIGNED.shift)
-_M_ZERO = tl.constexpr(eight_bit.SIGNED.zero)
-_M_MOST = tl.constexpr(eight_bit.SIGNED.most)
-_V_SHIFT = tl.constexpr(eight_bit.UNSIGNED.shift)
-_V_ZERO = tl.constexpr(eight_bit.UNSIGNED.zero)
-_V_MOST = tl.constexpr(eight_bit.UNSIGNED.most)
+# The 8-bit formats: the bits that are dropped, the code of 1, and the upper bits of code 0.
+_M_SHIFT, _M_MOST = tl.constexpr(20), tl.constexpr(127)
+_V_SHIFT, _V_MOST = tl.constexpr(19), tl.constexpr(255)
+_M_ZERO = tl.constexpr((0x3F800000 >> 20) - 127)
+_V_ZERO = tl.constexpr((0x3F800000 >> 19) - 255)
+
+_TYPES = {**TYPES, torch.uint8: tl.uint8}
+
+
+class Operands(NamedTuple):
+    """The tensors of one parameter.
+
+    Attributes:
+        p, m, v, step: the weights, Adam's moments and the parameter's step count.
+        anchor: θ*; None is plain Adam (λ = 1).
+        weight: the importance of each coordinate; None is 1.
+        m_scale, v_scale: the scales of 8-bit moments.
+    """
+
+    p: Tensor
+    m: Tensor
+    v: Tensor
+    step: Tensor
+    anchor: Tensor | None = None
+    weight: Tensor | None = None
+    m_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+
+def takes(row: Operands) -> bool:
+    """Whether the kernel can update a parameter: it knows the dtypes, and the strides agree."""
+    p, m, v = (local(t) for t in row[:3])
+    if not available(p.device) or not p.device == m.device == v.device:
+        return False
+    known = all(t is None or t.dtype in _TYPES for t in (p, m, v, row.anchor, row.weight))
+    alike = p.numel() < 2 or p.stride() == m.stride() == v.stride()
+    return known and m.dtype == v.dtype and alike and is_dense(p)
+
+
+class RecAdamStep:
+    """Updates parameters by RecAdam's kernel, as long as their tensors stay where they are."""
+
+    def __init__(self, rows: Sequence[Operands]) -> None:
+        self._rows = list(rows)
+        self._sharded = any(is_sharded(row.p) for row in rows)
+        self._steps = [row.step for row in rows]
+        self._forms = [(local(row.p).dtype, local(row.p).stride()) for row in rows]
+        self._launches, self._fetching = _plan_launches(rows)
+
+    def __call__(
+        self,
+        grads: Sequence[Tensor],
+        *,
+        found_inf: Tensor | None = None,
+        **settings: Any,
+    ) -> None:
+        """Make one update and advance the step counts.
+
+        Args:
+            grads: one gradient per parameter.
+            found_inf: 1 on the device if a gradient is infinite; then the step is skipped.
+            settings: lr, lam (numbers, or tensors on the device), gamma, weight_decay, beta1,
+                beta2, eps and maximize; grad_scale of a GradScaler; stochastic rounding of
+                bfloat16 weights with seed, to which updates (a count on the device) is added.
+        """
+        if self._sharded:
+            grads = [local_like(g, row.p) for g, row in zip(grads, self._rows, strict=True)]
+        torch._foreach_add_(self._steps, 1)
+        if found_inf is not None:
+            torch._foreach_sub_(self._steps, [found_inf.to(s.device) for s in self._steps])
+        if [(g.dtype, g.stride()) for g in grads] != self._forms:
+            params = [local(row.p) for row in self._rows]
+            grads = [dense(g.to(p.dtype), p) for g, p in zip(grads, params, strict=True)]
+        for launch in self._launches:
+            with torch.cuda.device_of(launch.table.sizes):  # Triton launches on the current one
+                launch(grads, found_inf=found_inf, **settings)
+        self.discard_fetched()
+
+    def discard_fetched(self) -> None:
+        """Free the anchors that were fetched for this step, or for one that is not made."""
+        for fetching in self._fetching:
+            fetching.discard()
+
+
+class _Kind(NamedTuple):
+    """What the parameters of one launch have in common."""
+
+    device: torch.device
+    p: torch.dtype
+    m: torch.dtype
+    anchor: torch.dtype | None
+    weight: torch.dtype | None
+    constant: bool
+    far: bool
+    steps: float
+
+
+class _Launch:
+    """One launch: pieces of parameters of one kind."""
+
+    def __init__(
+        self,
+        kind: _Kind,
+        rows: Sequence[Operands],
+        pieces: Sequence[Piece],
+        fetching: Fetching | None,
+    ) -> None:
+        self.kind, self.pieces, self.count = kind, pieces, kind.steps
+        self.step, self.fetching = rows[pieces[0].row].step, fetching
+        self.held = {piece.row: _columns(rows[piece.row], kind) for piece in pieces}
+        eight = kind.m == torch.uint8
+        block = BLOCK_8BIT if eight else BLOCK
+        places = [
+            [_address(self.held[piece.row][column], piece.begin) for piece in pieces]
+            for column in range(6)
+        ]
+        scales = [
+            [_address(self.held[piece.row][column], piece.begin // block) if eight else 0
+             for piece in pieces]
+            for column in (6, 7)
+        ]  # fmt: skip
+        named = [[piece.row for piece in pieces], [piece.begin for piece in pieces]]
+        self.table = Table.at(
+            places + scales + named, [piece.end - piece.begin for piece in pieces], block,
+            kind.device,
+        )  # fmt: skip
+        self.options = {
+            "P": _TYPES[kind.p],
+            "S": _TYPES[kind.m],
+            "A": _TYPES[kind.anchor or kind.p],
+            "F": _TYPES[kind.weight or kind.p],
+            "BLOCK": block,
+            "PULLED": kind.anchor is not None,
+            "CONSTANT": kind.constant,
+            "WEIGHTED": kind.weight is not None,
+            "EIGHT_BIT": eight,
+            "num_warps": 1 if eight else WARPS,
+        }
+
+    def __call__(
+        self, grads: Sequence[Tensor], *, lr: Any, lam: Any, gamma: float, weight_decay: float,
+        beta1: float, beta2: float, eps: float, maximize: bool = False,
+        grad_scale: Tensor | None = None, found_inf: Tensor | None = None,
+        stochastic: bool = False, seed: int = 0, updates: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self.count += 1
+        table, size = self.table, self.kind.p.itemsize
+        table.move(0, [grads[x.row].data_ptr() + x.begin * size for x in self.pieces])
+        if self.fetching is not None:
+            table.move(4, self.fetching.take(self.pieces[0].chunk))
+        on_gpu = isinstance(lam, Tensor) or isinstance(lr, Tensor)
+        lam = lam if self.kind.anchor is not None else 1.0
+
+        def rates(t: Any) -> list[Any]:
+            """c, step, r and keep at step ``t``."""
+            step, r = lr * lam / (1 - beta1**t), 1 / (1 - beta2**t) ** 0.5
+            return [lr * (1 - lam) * gamma, step, r, 1 - lr * weight_decay]
+
+        if on_gpu:
+            # In float64: near 0, 1 − βᵗ has few digits left in float32. 0 is a skipped step.
+            where = on_device(rates(self.step.double().clamp(min=1)), table.device)
+            numbers = [0.0] * 4
+        else:
+            where, numbers = table.sizes, rates(self.count)
+        g, p, m, v, a = table.aligned[:5]
+        recadam_kernel[(table.programs,)](
+            table.addresses, table.sizes, table.owner, table.part, table.count,
+            where, *numbers, 1 - beta1, beta2, 1 - beta2, eps,
+            self._near(grad_scale), self._near(found_inf), self._near(updates), seed,
+            ALIGNED=p and m and v, G_ALIGNED=g, A_ALIGNED=a, MAXIMIZE=maximize,
+            ON_DEVICE=on_gpu, SCALED=grad_scale is not None, SKIPS=found_inf is not None,
+            STOCHASTIC=stochastic and self.kind.p == torch.bfloat16, **self.options,
+        )  # fmt: skip
+
+    def _near(self, tensor: Tensor | None) -> Tensor:
+        """A tensor on the device; for None any tensor, which the kernel does not read."""
+        return self.table.sizes if tensor is None else tensor.to(self.table.device)
+
+
+def _plan_launches(rows: Sequence[Operands]) -> tuple[list[_Launch], list[Fetching]]:
+    """One launch per kind; one per chunk of anchors where these are in the host's memory."""
+    kinds: dict[_Kind, list[int]] = {}
+    # Read from the device only now. A state that was saved elsewhere may have counts on the CPU.
+    counts = torch.stack([row.step.to(rows[0].step.device) for row in rows]).tolist()
+    for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        p, a = local(row.p), row.anchor
+        if p.numel():
+            constant = a is not None and a.numel() > 1 and not any(a.stride())
+            kind = _Kind(
+                p.device, p.dtype, row.m.dtype, None if a is None else a.dtype,
+                None if a is None or row.weight is None else row.weight.dtype, constant,
+                a is not None and not constant and local(a).device != p.device, count,
+            )  # fmt: skip
+            kinds.setdefault(kind, []).append(i)
+    launches, fetchings = [], []
+    for kind, numbers in kinds.items():
+        if not kind.far:
+            pieces = [Piece(i, 0, local(rows[i].p).numel()) for i in numbers]
+            launches.append(_Launch(kind, rows, pieces, None))
+            continue
+        far = {i: (rows[i].p, _laid_out(rows[i])) for i in numbers}
+        fetching = Fetching(far, kind.device)
+        fetchings.append(fetching)
+        launches += [_Launch(kind, rows, pieces, fetching) for pieces in fetching.chunks]
+    return launches, fetchings
+
+
+def _columns(row: Operands, kind: _Kind) -> list[Tensor | None]:
+    """A parameter's tensors in the order of the table, all with the strides of the weights.
+
+    Gradients are looked up at each step, as are anchors in the host's memory.
+    """
+    p, a, f = local(row.p), None, None
+    if row.anchor is not None and not kind.far:
+        constant = kind.constant and not is_sharded(row.anchor)
+        a = row.anchor.as_strided((1,), (1,)) if constant else _laid_out(row)
+        a = a.to(kind.device)
+    if kind.weight is not None and row.weight is not None:
+        f = dense(local(like(row.weight, row.p, row.weight.dtype)), p)
+    return [None, p, local(row.m), local(row.v), a, f, row.m_scale, row.v_scale]
+
+
+def _laid_out(row: Operands) -> Tensor:
+    """The anchor on its own device, with the strides and the sharding of its parameter."""
+    anchor: Any = row.anchor
+    if is_sharded(row.p):
+        anchor = local(like(anchor, row.p, anchor.dtype))
+    return dense(anchor, local(row.p))
+
+
+def _address(tensor: Tensor | None, begin: int) -> int:
+    return 0 if tensor is None else tensor.data_ptr() + begin * tensor.element_size()
 
 
 @triton.jit(do_not_specialize=["seed"])
@@ -42,23 +282,22 @@ def recadam_kernel(
     """One block of one tensor.
 
     Args:
-        table: addresses, a row each for gradients, weights, both moments, anchors, importances and
-            both moments' scales; then the parameter's number, and its element where the tensor
-            begins: what is drawn at random does not depend on how parameters are parted.
-        sizes: of the tensors. owner, part: of each program, its tensor and its block of it.
+        table: addresses, one row each for gradients, weights, both moments, anchors, importances
+            and both moments' scales; then the parameter's number and the element at which this
+            tensor begins, so that random bits do not depend on how parameters are split.
+        sizes: of the tensors. owner, part: the tensor of each program and its block of it.
         tensors: how many there are.
-        rates: c, step, r and keep in memory, if they are ON_DEVICE; else they are arguments.
-        new1, new2: 1 − β₁ and 1 − β₂, which float32 does not have to many digits.
-        scale: of the gradients, if they are SCALED. found_inf: whether one of them is infinite, if
-            that is known: it SKIPS the step then.
-        updates, seed: of random rounding; the count in memory is added if rates are ON_DEVICE.
-        P, S, A, F: dtypes of weights and gradients, of moments, of anchors, of importances.
+        rates: c, step, r and keep in memory if ON_DEVICE; otherwise they are arguments.
+        new1, new2: 1 − β₁ and 1 − β₂, computed in float64.
+        scale: of the gradients if SCALED. found_inf: not 0 if the step is skipped, if SKIPS.
+        updates, seed: for random rounding; the count in memory is added if ON_DEVICE.
+        P, S, A, F: dtypes of weights and gradients, moments, anchors, importances.
         ALIGNED, G_ALIGNED, A_ALIGNED: whether the addresses of weights and moments, of gradients
             and of anchors are multiples of 16 bytes.
-        PULLED, CONSTANT, WEIGHTED: whether there are anchors, whether each is one number for its
-            whole tensor, and whether there are importances.
-        STOCHASTIC: whether bfloat16 weights are rounded at random.
-        EIGHT_BIT: whether moments have 8 bits: a block has one scale.
+        PULLED, CONSTANT, WEIGHTED: whether there are anchors, whether each anchor is one number
+            for its whole tensor, and whether there are importances.
+        STOCHASTIC: whether bfloat16 weights are rounded stochastically.
+        EIGHT_BIT: whether moments have 8 bits; a block then has one scale.
     """
     program = tl.program_id(0)
     own = tl.load(owner + program)
@@ -142,7 +381,7 @@ def _block(
         m8 = _encode(tl.abs(m), top, noise & 0xFFFF, _M_SHIFT, _M_ZERO, _M_MOST)
         v8 = _encode(root, most, noise >> 16, _V_SHIFT, _V_ZERO, _V_MOST)
         m8 = tl.where(m < 0, m8 + 128, m8)
-        v8 = tl.where((v8 == 0) & (root > 0), 1, v8)  # not 0: m would be divided by it
+        v8 = tl.where((v8 == 0) & (root > 0), 1, v8)  # m is divided by it
         _store(m_, i, m8.to(tl.uint8), size, FULL)
         _store(v_, i, v8.to(tl.uint8), size, FULL)
         tl.store(tops, top)
@@ -156,12 +395,6 @@ def _block(
         finite = (bits & 0x7F800000) != 0x7F800000
         p = tl.where(finite, (bits + some) & -65536, bits).to(tl.float32, bitcast=True)
     _store(p_, i, p.to(P), size, FULL)
-
-
-@triton.jit
-def toward(p, anchor, share):
-    """A share of the way: from the nearer end, as torch.lerp, or the last step would be rounded."""
-    return tl.where(share < 0.5, p + share * (anchor - p), anchor - (1.0 - share) * (anchor - p))
 
 
 @triton.jit
@@ -198,7 +431,7 @@ def _unsigned(code, top):
 
 @triton.jit
 def _encode(x, top, noise, SHIFT: tl.constexpr, ZERO: tl.constexpr, MOST: tl.constexpr):
-    """The code of x / top, rounded up or down with the odds of being nearer."""
+    """The code of x / top, rounded stochastically without bias."""
     y = tl.where(top > 1e-37, x / top, 0.0)
     bits = y.to(tl.int32, bitcast=True) + (noise.to(tl.int32) << (SHIFT - 16))
     return tl.minimum(tl.maximum((bits >> SHIFT) - ZERO, 0), MOST)
@@ -206,7 +439,7 @@ def _encode(x, top, noise, SHIFT: tl.constexpr, ZERO: tl.constexpr, MOST: tl.con
 
 @triton.jit
 def _noise(seed, name, i):
-    """32 random bits for each element: :func:`holdfast._torch.eight_bit.noise`."""
+    """32 random bits per element: :func:`holdfast._optim.backends.noise`."""
     x = i.to(tl.uint32) + name.to(tl.uint32) * 0x85EBCA6B + seed.to(tl.uint32) * 0x9E3779B9
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -125,3 +126,9 @@ def on_device(numbers: Sequence[float | Tensor], device: torch.device) -> Tensor
         for x in numbers
     ]
     return torch.stack(made)
+
+
+@triton.jit
+def toward(p, anchor, share):
+    """A share of the way to the anchor, from the nearer end, as torch.lerp: 1 is exact."""
+    return tl.where(share < 0.5, p + share * (anchor - p), anchor - (1.0 - share) * (anchor - p))

@@ -6,18 +6,40 @@ https://arxiv.org/abs/1711.05101.
 
 from __future__ import annotations
 
+from abc import ABC
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import Optimizer
 
-from holdfast.methods._adam import AdamUpdate
+from holdfast._optim.backends import check_betas
+from holdfast._torch.checks import at_least_zero
+from holdfast.stages import Update
 
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["AdamWUpdate"]
+__all__ = ["AdamUpdate", "AdamWUpdate"]
+
+
+@dataclass(frozen=True)
+class AdamUpdate(Update, ABC):
+    """Stage 3 by one of Adam's family.
+
+    Args:
+        betas, eps: Adam's.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_betas(self.betas)
+        beta1, beta2 = self.betas  # a recipe file has a list
+        object.__setattr__(self, "betas", (float(beta1), float(beta2)))
+        object.__setattr__(self, "eps", at_least_zero("eps", self.eps))
 
 
 @dataclass(frozen=True)

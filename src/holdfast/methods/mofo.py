@@ -24,9 +24,10 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
 from holdfast import kernels
+from holdfast._optim.backends import check_adam_group, make_adam_state
 from holdfast._torch.checks import above_zero
-from holdfast._torch.sharding import like, whole
-from holdfast.methods._adam import AdamUpdate, check_adam_group, make_adam_state
+from holdfast._torch.layout import like, whole
+from holdfast.methods.adamw import AdamUpdate
 from holdfast.stages import MedianLoss, SearchRange, SearchSpace
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from holdfast._torch.adapters import adapter_parameters
 from holdfast._torch.checks import share
-from holdfast._torch.sharding import like
+from holdfast._torch.layout import like
 from holdfast.data import Collate
 from holdfast.methods._batch_norm import reestimate_statistics, statistics_of
 from holdfast.reference import Reference

@@ -1,0 +1,98 @@
+"""Where the elements of a tensor are: in memory, on a device, across ranks.
+
+Under FSDP2 a parameter is a ``DTensor``, of which each rank holds a shard. Its anchor must be
+sharded in the same way; measurements need the full tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    from torch.distributed.tensor import DTensor, distribute_tensor
+except ImportError:  # a torch without torch.distributed
+    DTensor = distribute_tensor = None  # type: ignore[assignment,misc]
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether a tensor is distributed over several ranks."""
+    return DTensor is not None and isinstance(tensor, DTensor)
+
+
+def like(tensor: Tensor, p: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor on a parameter's device, in its dtype (or ``dtype``), sharded as it is.
+
+    Every rank has the full tensor, so sharding it takes no communication. The early return avoids
+    a ``Tensor.to`` that does nothing, which is not free.
+    """
+    dtype = p.dtype if dtype is None else dtype
+    if is_sharded(p) and not is_sharded(tensor):
+        here: Any = p
+        full = tensor.to(here.device_mesh.device_type)
+        tensor = distribute_tensor(full, here.device_mesh, here.placements, src_data_rank=None)
+    if tensor.dtype == dtype and tensor.device == p.device:
+        return tensor
+    return tensor.to(p.device, dtype, non_blocking=True)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor, gathered from all ranks if it is sharded."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def alike(tensor: Tensor, p: Tensor) -> bool:
+    """Whether a tensor is sharded as a parameter is; a gradient may still have to be reduced."""
+    mine: Any = tensor
+    theirs: Any = p
+    return not is_sharded(p) or (is_sharded(tensor) and mine.placements == theirs.placements)
+
+
+def local_like(tensor: Tensor, p: Tensor) -> Tensor:
+    """This rank's shard of a tensor, sharded as a parameter is."""
+    if not alike(tensor, p):
+        mine: Any = tensor
+        theirs: Any = p
+        tensor = mine.redistribute(theirs.device_mesh, theirs.placements)
+    return local(tensor)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """The address of a tensor's storage, or of this rank's shard of it."""
+    return local(tensor).untyped_storage().data_ptr()
+
+
+def dense(tensor: Tensor, like: Tensor) -> Tensor:
+    """A tensor with the strides of another one; a copy only if they differ."""
+    if tensor.stride() == like.stride() or like.numel() < 2:
+        return tensor
+    laid_out = torch.empty_strided(
+        like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device,
+        pin_memory=tensor.device.type == "cpu" and torch.cuda.is_available() and tensor.is_pinned(),
+    )  # fmt: skip
+    return laid_out.copy_(tensor)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor's elements fill one block of memory, in any order."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """The elements of a dense tensor in the order of memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
