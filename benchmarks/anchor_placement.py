@@ -21,7 +21,8 @@ import torch
 from _common import default_device, describe, write_results
 from torch import nn
 
-from holdfast import Constant, RecAdam, Reference
+from holdfast import RecAdam, Reference
+from holdfast.anneal import Constant
 
 LR, GAMMA, LAM = 2e-5, 5000.0, 0.5
 SIZES = {

@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, AdamW
 
-from holdfast import Reference
-from holdfast._optim.penalty import ScaledPenalty
-from holdfast.optim import EWC, L2SP, attach_penalties
+from holdfast import EWC, L2SP, Reference
+from holdfast.methods.l2_sp import ScaledPenalty
+from holdfast.optim import attach_penalties
 
 LR = 2e-5
 

@@ -37,7 +37,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import AdamW
 
-from holdfast import Constant, RecAdam
+from holdfast import RecAdam
+from holdfast.anneal import Constant
 
 LR, BETA1, BETA2, EPS = 2e-5, 0.9, 0.999, 1e-8
 GAMMA, LAM = 5000.0, 0.5  # halfway through the annealing: both Adam and the pull act

@@ -21,7 +21,8 @@ from _common import (
 )
 from torch.optim import AdamW
 
-from holdfast import Constant, RecAdam
+from holdfast import RecAdam
+from holdfast.anneal import Constant
 
 LR = 2e-5
 #: Parameters and tensors.

@@ -29,7 +29,8 @@ from torch.optim.lr_scheduler import LinearLR
 from torch.utils.data import TensorDataset
 
 import holdfast
-from holdfast import Anneal, Constant, RecAdam, Reference, Sigmoid
+from holdfast import RecAdam, Reference
+from holdfast.anneal import Anneal, Constant, Sigmoid
 
 STEPS, BATCH, DEGREES, TEST_IMAGES, TARGET_IMAGES = 1000, 32, 30, 597, 200
 # λ(t) (None: AdamW) and the share of the learning rate. RecAdam by its default annealing, by one

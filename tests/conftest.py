@@ -22,7 +22,7 @@ if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
     # Triton chooses its interpreter at import, so the kernels are loaded under this setting.
     # tests/kernels sets it again for its tests; everywhere else the CPU's own operations run.
     os.environ["TRITON_INTERPRET"] = "1"
-    from holdfast.kernels import mofo_step, pull_step, recadam_step  # noqa: F401
+    from holdfast.kernels import mofo, pull, recadam  # noqa: F401
 
     del os.environ["TRITON_INTERPRET"]
 

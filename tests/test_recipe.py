@@ -10,7 +10,6 @@ from holdfast import (
     L2SP,
     LPFT,
     AdamWUpdate,
-    Constant,
     Distill,
     Flow,
     Full,
@@ -22,9 +21,9 @@ from holdfast import (
     Recipe,
     Rehearsal,
     SGDUpdate,
-    Sigmoid,
     WiseFT,
 )
+from holdfast.anneal import Constant, Sigmoid
 from holdfast.registry import STAGES
 
 

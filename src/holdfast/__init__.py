@@ -4,35 +4,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from holdfast import anneal, optim, registry
-from holdfast.anneal import Anneal, Constant, Linear, Sigmoid
 from holdfast.data import pad_collate
 from holdfast.hosts.raw import LoopSettings, finetune_loop, train_loop
 from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
+from holdfast.methods.adamw import AdamWUpdate
 from holdfast.methods.distill import Distill
+from holdfast.methods.ewc import EWC
 from holdfast.methods.flow import Flow
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
 from holdfast.methods.hft import HFT
 from holdfast.methods.identity import Full, Keep, Pretrained, Uniform
+from holdfast.methods.l1_sp import L1SP
+from holdfast.methods.l2_sp import L2SP
 from holdfast.methods.linear_probe import LinearProbe, PretrainedHead, linear_probe
 from holdfast.methods.lora import LoRA
 from holdfast.methods.lp_ft import LPFT
+from holdfast.methods.mas import MAS
 from holdfast.methods.mixout import Mixout
+from holdfast.methods.mofo import MoFO, MoFOUpdate
 from holdfast.methods.random_init import RandomInit, random_init
+from holdfast.methods.recadam import RecAdam, RecAdamUpdate
 from holdfast.methods.rehearsal import Rehearsal
+from holdfast.methods.sfa import SFA
+from holdfast.methods.sgd import SGDUpdate
 from holdfast.methods.wise_ft import WiseFT
-from holdfast.optim import (
-    EWC,
-    L1SP,
-    L2SP,
-    MAS,
-    AdamWUpdate,
-    MoFO,
-    MoFOUpdate,
-    PeriodicAverage,
-    RecAdam,
-    RecAdamUpdate,
-    SGDUpdate,
-)
 from holdfast.recipe import Recipe
 from holdfast.reference import Distance, Reference
 from holdfast.run import Run
@@ -91,9 +86,8 @@ __all__ = [
     "L2SP",
     "LPFT",
     "MAS",
+    "SFA",
     "AdamWUpdate",
-    "Anneal",
-    "Constant",
     "Distance",
     "Distill",
     "Flow",
@@ -101,7 +95,6 @@ __all__ = [
     "Full",
     "GradualUnfreezing",
     "Keep",
-    "Linear",
     "LinearProbe",
     "LoRA",
     "Loader",
@@ -109,7 +102,6 @@ __all__ = [
     "Mixout",
     "MoFO",
     "MoFOUpdate",
-    "PeriodicAverage",
     "Plan",
     "Pretrained",
     "PretrainedHead",
@@ -122,7 +114,6 @@ __all__ = [
     "Run",
     "SGDUpdate",
     "Scores",
-    "Sigmoid",
     "Uniform",
     "Watch",
     "WiseFT",

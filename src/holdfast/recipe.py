@@ -19,8 +19,8 @@ from typing import Any, cast
 
 from holdfast import registry
 from holdfast.anneal import Anneal
+from holdfast.methods.adamw import AdamWUpdate
 from holdfast.methods.identity import Full, Keep, Pretrained, Uniform
-from holdfast.optim import AdamWUpdate
 from holdfast.registry import STAGES, Stage, entry_of, nearest
 from holdfast.stages import Merging, Method, Objective, Penalty, Start, Trainable, Update
 

@@ -11,29 +11,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from holdfast.methods.adamw import AdamWUpdate
 from holdfast.methods.distill import Distill
+from holdfast.methods.ewc import EWC
 from holdfast.methods.flow import Flow
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
 from holdfast.methods.hft import HFT
 from holdfast.methods.identity import Full, Keep, Pretrained, Uniform
+from holdfast.methods.l1_sp import L1SP
+from holdfast.methods.l2_sp import L2SP
 from holdfast.methods.linear_probe import LinearProbe
 from holdfast.methods.lora import LoRA
 from holdfast.methods.lp_ft import LPFT
+from holdfast.methods.mas import MAS
 from holdfast.methods.mixout import Mixout
+from holdfast.methods.mofo import MoFOUpdate
 from holdfast.methods.random_init import RandomInit
+from holdfast.methods.recadam import RecAdamUpdate
 from holdfast.methods.rehearsal import Rehearsal
+from holdfast.methods.sfa import SFA
+from holdfast.methods.sgd import SGDUpdate
 from holdfast.methods.wise_ft import WiseFT
-from holdfast.optim import (
-    EWC,
-    L1SP,
-    L2SP,
-    MAS,
-    AdamWUpdate,
-    MoFOUpdate,
-    PeriodicAverage,
-    RecAdamUpdate,
-    SGDUpdate,
-)
 from holdfast.stages import Method
 
 __all__ = ["STAGES", "Entry", "Stage", "entry_of", "find", "methods", "nearest", "register"]
@@ -159,6 +157,6 @@ register("l2-sp", "penalties", L2SP, "1802.01483", "a quadratic penalty on the d
 register("l1-sp", "penalties", L1SP, "1802.01483", "a penalty on the sum of absolute distances, which holds small changes back entirely")
 register("ewc", "penalties", EWC, "1612.00796", "a quadratic penalty weighted by the Fisher information")
 register("mas", "penalties", MAS, "1711.09601", "a quadratic penalty weighted by how much the outputs depend on a weight")
-register("sfa", "penalties", PeriodicAverage, "2501.05559", "average with the pretrained weights a few times during training")
+register("sfa", "penalties", SFA, "2501.05559", "average with the pretrained weights a few times during training")
 register("keep", "merging", Keep, "", "keep the tuned model")
 register("wise-ft", "merging", WiseFT, "2109.01903", "keep a point between the pretrained and the tuned weights")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from holdfast import RecAdamUpdate, Recipe, Run
-from holdfast.optim import L2SP, slanted_triangular
+from holdfast import L2SP, RecAdamUpdate, Recipe, Run
+from holdfast.optim import slanted_triangular
 from hosts.test_accelerate import SETTINGS, assert_close, train, whole_state
 from hosts.test_accelerate import make_data as make_double_data
 from hosts.test_accelerate import make_model as make_double_model

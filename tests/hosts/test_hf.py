@@ -14,7 +14,6 @@ from transformers import Trainer, TrainingArguments  # noqa: E402
 from holdfast import (  # noqa: E402
     L2SP,
     AdamWUpdate,
-    Constant,
     Flow,
     LoRA,
     RecAdamUpdate,
@@ -23,6 +22,7 @@ from holdfast import (  # noqa: E402
     WiseFT,
     finetune_loop,
 )
+from holdfast.anneal import Constant  # noqa: E402
 from holdfast.hosts.hf import HoldfastTrainer, WithRecipe, newest_complete  # noqa: E402
 
 

@@ -10,7 +10,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from holdfast import RecAdam, Reference, Sigmoid
+from holdfast import RecAdam, Reference
+from holdfast.anneal import Sigmoid
 from methods.problems import backward, far, make_net
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")

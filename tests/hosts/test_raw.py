@@ -22,10 +22,10 @@ from holdfast import (
     RecAdamUpdate,
     Recipe,
     Reference,
-    Sigmoid,
     WiseFT,
     finetune_loop,
 )
+from holdfast.anneal import Sigmoid
 from holdfast.optim import slanted_triangular
 from loops import tune as tune_anything
 

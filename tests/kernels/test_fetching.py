@@ -8,10 +8,10 @@ from unittest import mock
 
 import pytest
 import torch
-from holdfast._torch.eight_bit import BLOCK
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from holdfast._optim.backends import BLOCK
 from holdfast._torch.layout import flat as as_it_lies
 from holdfast.kernels import fetching
 

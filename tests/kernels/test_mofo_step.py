@@ -9,8 +9,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from golden.mofo import Twin  # noqa: E402
-from holdfast.kernels import mofo_step  # noqa: E402
-from holdfast.kernels.mofo_step import MoFOStep, takes  # noqa: E402
+from holdfast.kernels import mofo as mofo_step  # noqa: E402
+from holdfast.kernels.mofo import MoFOStep, takes  # noqa: E402
 from holdfast.methods.mofo import largest  # noqa: E402
 from holdfast.optim import MoFO  # noqa: E402
 

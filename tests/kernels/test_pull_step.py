@@ -9,9 +9,16 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from holdfast import Reference  # noqa: E402
-from holdfast.kernels.pull_step import Pulled, PullStep, takes  # noqa: E402
-from holdfast.optim import EWC, L1SP, L2SP, MAS, PeriodicAverage, attach_penalties  # noqa: E402
+from holdfast import (  # noqa: E402
+    EWC,
+    L1SP,
+    L2SP,
+    MAS,
+    SFA,
+    Reference,
+)
+from holdfast.kernels.pull import Pulled, PullStep, takes  # noqa: E402
+from holdfast.optim import attach_penalties  # noqa: E402
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 BITS = {F32: torch.int32, BF16: torch.int16, F16: torch.int16}
@@ -146,8 +153,8 @@ SETS = {
     "l2 coupled": [L2SP(10.0, coupled=True)],
     "ewc coupled": [EWC(10.0, coupled=True)],
     "several": [EWC(9.0), L2SP(2.0, coupled=True), L2SP(5.0), MAS(9.0)],
-    "with slow ones": [L1SP(0.1), L2SP(20.0), PeriodicAverage(every=0.5), L1SP(0.1, coupled=True)],
-    "averaged": [PeriodicAverage(every=0.25), L2SP(20.0)],
+    "with slow ones": [L1SP(0.1), L2SP(20.0), SFA(every=0.5), L1SP(0.1, coupled=True)],
+    "averaged": [SFA(every=0.25), L2SP(20.0)],
 }
 
 

@@ -8,7 +8,8 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from holdfast import Constant, Linear, RecAdam, Sigmoid  # noqa: E402
+from holdfast import RecAdam  # noqa: E402
+from holdfast.anneal import Constant, Linear, Sigmoid  # noqa: E402
 
 KINDS = {
     "float32": (torch.float32, {}),
@@ -63,8 +64,8 @@ def assert_close(ours, theirs, kind="float32"):
 
 
 def assert_by_kernel(opt, yes=True):
-    assert opt._updates
-    assert all((update._kernel is not None) == yes for _, update in opt._updates.values())
+    assert opt._plans
+    assert all((plan.kernel is not None) == yes for plan in opt._plans.values())
 
 
 @every_kind

@@ -6,13 +6,14 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from holdfast.kernels.recadam_step import Rates, RecAdamStep, takes  # noqa: E402
-from holdfast.methods._recadam import Row  # noqa: E402
-from holdfast.methods._recadam_group import GroupUpdate  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from holdfast import RecAdam, Sigmoid  # noqa: E402
+from holdfast import RecAdam  # noqa: E402
+from holdfast._optim.backends import Columns  # noqa: E402
+from holdfast.anneal import Sigmoid  # noqa: E402
+from holdfast.kernels.recadam import Operands, RecAdamStep, takes  # noqa: E402
+from holdfast.methods.recadam import _Plan  # noqa: E402
 
 HALVES = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 OPTIONS = {"gamma": 60.0, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
@@ -34,7 +35,7 @@ def rows_of(sizes, dtype, state, anchored, weighted):
             anchor = torch.randn(p.shape, device=DEVICE).to(anchored) if anchored else None
             weight = 3 * torch.rand(p.shape, device=DEVICE) if weighted and anchored else None
             count = torch.zeros((), device=DEVICE)
-            rows.append(Row(p, m, torch.zeros_like(m), count, anchor, weight))
+            rows.append(Operands(p, m, torch.zeros_like(m), count, anchor, weight))
     return rows
 
 
@@ -73,7 +74,7 @@ def test_it_is_the_float64_twin(sizes, dtypes, anchored, weighted, on_device, ma
         grads = [torch.randn(r.p.shape, device=DEVICE).to(r.p.dtype) for r in rows]
         rates = [torch.tensor(x, dtype=torch.float64, device=DEVICE) if on_device else x
                  for x in (lr, lam)]  # fmt: skip
-        step(grads, Rates(*rates, maximize=maximize, **OPTIONS))
+        step(grads, lr=rates[0], lam=rates[1], maximize=maximize, **OPTIONS)
         known = [
             twin(r, state, g, t, lr, lam, maximize)
             for r, state, g in zip(rows, known, grads, strict=True)
@@ -94,8 +95,8 @@ def test_nothing_beyond_a_tensor_is_written():
     p = poison[100:1500]
     p.zero_()
     m, v = torch.zeros_like(p), torch.zeros_like(p)
-    row = Row(p, m, v, torch.zeros((), device=DEVICE), torch.ones_like(p))
-    RecAdamStep([row])([torch.ones_like(p)], Rates(0.1, 0.5, 1.0, 0.0, 0.9, 0.99, 1e-8))
+    row = Operands(p, m, v, torch.zeros((), device=DEVICE), torch.ones_like(p))
+    RecAdamStep([row])([torch.ones_like(p)], lr=0.1, lam=0.5, **OPTIONS)
     assert p.isfinite().all()
     assert poison[:100].isnan().all()
     assert poison[1500:].isnan().all()
@@ -104,16 +105,14 @@ def test_nothing_beyond_a_tensor_is_written():
 def test_an_infinite_gradient_changes_nothing_and_is_no_step():
     p = torch.randn(700, device=DEVICE)
     before, count = p.clone(), torch.zeros((), device=DEVICE)
-    row = Row(p, torch.zeros_like(p), torch.zeros_like(p), count)
-    step, rates = RecAdamStep([row]), Rates(
-        torch.tensor(0.1, device=DEVICE), 1.0, 1.0, 0.0, 0.9, 0.99, 1e-8,
-        grad_scale=torch.tensor(4.0, device=DEVICE), found_inf=torch.ones((), device=DEVICE),
-    )  # fmt: skip
-    step([torch.full_like(p, 4.0)], rates)
+    row = Operands(p, torch.zeros_like(p), torch.zeros_like(p), count)
+    step, rates = RecAdamStep([row]), {**OPTIONS, "weight_decay": 0.0, "lam": 1.0}
+    rates["lr"] = torch.tensor(0.1, device=DEVICE)
+    rates["grad_scale"] = torch.tensor(4.0, device=DEVICE)
+    step([torch.full_like(p, 4.0)], found_inf=torch.ones((), device=DEVICE), **rates)
     assert torch.equal(p, before)
     assert float(count) == 0
-    rates.found_inf = torch.zeros((), device=DEVICE)
-    step([torch.full_like(p, 4.0)], rates)
+    step([torch.full_like(p, 4.0)], found_inf=torch.zeros((), device=DEVICE), **rates)
     assert float(count) == 1
     assert torch.allclose(row.m, torch.full_like(p, 0.1))  # of a gradient of 1: it was unscaled
 
@@ -121,10 +120,10 @@ def test_an_infinite_gradient_changes_nothing_and_is_no_step():
 def test_stochastic_rounding_is_right_on_average():
     p = torch.ones(4096, dtype=torch.bfloat16, device=DEVICE)
     m, v = torch.zeros(4096, device=DEVICE), torch.zeros(4096, device=DEVICE)
-    row = Row(p, m, v, torch.zeros((), device=DEVICE))
+    row = Operands(p, m, v, torch.zeros((), device=DEVICE))
     lr = 2.0**-10  # an eighth of the way to the next value below 1: 1 − 2⁻⁸
-    rates = Rates(lr, 1.0, 0.0, 0.0, 0.9, 0.99, 1e-8, stochastic=True, seed=7)
-    RecAdamStep([row])([torch.ones_like(p)], rates)
+    rates = {**OPTIONS, "weight_decay": 0.0, "lr": lr, "lam": 1.0}
+    RecAdamStep([row])([torch.ones_like(p)], stochastic=True, seed=7, **rates)
     assert set(p.float().unique().tolist()) <= {1.0, 1 - 2.0**-8}
     assert float((p.float() < 1).float().mean()) == pytest.approx(0.25, abs=0.05)
 
@@ -135,7 +134,7 @@ def packed_row(size, anchored, dtype=torch.float32):
     scales = torch.zeros(2, -(-size // 256), device=DEVICE)
     anchor = torch.randn(size, device=DEVICE).bfloat16() if anchored else None
     count = torch.zeros((), device=DEVICE)
-    return Row(p, codes[0], codes[1], count, anchor, None, scales[0], scales[1])
+    return Operands(p, codes[0], codes[1], count, anchor, None, scales[0], scales[1])
 
 
 def take_over(row, other):
@@ -155,17 +154,17 @@ def test_moments_of_8_bits_are_those_of_torchs_operations(size, anchored):
         "maximize": False, "foreach": False, "fused": False, "capturable": False,
         "stochastic_rounding": False, "updates": torch.tensor(3),
     }  # fmt: skip
-    by_kernel = GroupUpdate([row], {**group, "fused": True}, 0)
-    by_torch = GroupUpdate([other], group, 0)
-    assert by_kernel._kernel
-    assert not by_torch._kernel
+    by_kernel = _Plan.make(0, {**group, "fused": True}, Columns(*([t] for t in row)), [])
+    by_torch = _Plan.make(0, group, Columns(*([t] for t in other)), [])
+    assert by_kernel.kernel
+    assert not by_torch.kernel
     for step in range(5):
         group["updates"].fill_(step)
         row.p.grad = torch.randn(size, device=DEVICE) * 10.0 ** torch.randint(-3, 3, (size,)).to(
             DEVICE
         )
         other.p.grad = row.p.grad.clone()
-        by_kernel(group, 0.7), by_torch(group, 0.7)
+        by_kernel.update(group, 0.7, None, None), by_torch.update(group, 0.7, None, None)
         torch.testing.assert_close(row.p, other.p, atol=1e-6, rtol=1e-5)
         for a, b in ((row.m, other.m), (row.v, other.v)):  # rounding may turn at the last bit
             assert (a.int() - b.int()).abs().max() <= 1
@@ -189,5 +188,5 @@ def model_after(updates, **options):
 def test_the_optimizer_takes_it(updates):
     plain, _ = model_after(updates, foreach=False, fused=False, weight_decay=0.1)
     fused, optimizer = model_after(updates, fused=True, weight_decay=0.1)
-    assert all(bool(update._kernel) == (updates == 5) for _, update in optimizer._updates.values())
+    assert all(bool(plan.kernel) == (updates == 5) for plan in optimizer._plans.values())
     torch.testing.assert_close(fused, plain, atol=1e-6, rtol=1e-5)

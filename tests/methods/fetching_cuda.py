@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast import RecAdam, Reference, Sigmoid
+from holdfast import RecAdam, Reference
+from holdfast.anneal import Sigmoid
 from holdfast.kernels import available
 
 NEEDS_A_GPU = pytest.mark.skipif(
@@ -74,7 +75,7 @@ def assert_same(ours, theirs):
 
 
 def fetchings(opt):
-    return [f for _, update in opt._updates.values() for f in update._kernel._fetching]
+    return [f for plan in opt._plans.values() for f in plan.kernel._fetching]
 
 
 def under_way(opt):

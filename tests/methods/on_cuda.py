@@ -6,7 +6,8 @@ from contextlib import contextmanager
 import torch
 
 from golden.recadam import Twin, sigmoid_lambda
-from holdfast import RecAdam, Sigmoid
+from holdfast import RecAdam
+from holdfast.anneal import Sigmoid
 
 SHAPES = [(), (1,), (7,), (64, 33), (3, 5, 2), (1025,)]
 AMP = {"fused": True, "capturable": True}

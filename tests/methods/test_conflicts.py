@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast import L2SP, Constant, RecAdamUpdate
+from holdfast import L2SP, RecAdamUpdate
+from holdfast.anneal import Constant
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
 from holdfast.methods.hft import HFT
 from holdfast.methods.identity import Full, Keep, Pretrained

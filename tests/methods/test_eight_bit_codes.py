@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from holdfast._torch.eight_bit import BLOCK, SIGNED, UNSIGNED
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast._torch import eight_bit as codec
+from holdfast._optim import backends as codec
+from holdfast._optim.backends import BLOCK, SIGNED, UNSIGNED
 
 FORMS = {"m": SIGNED, "root of v": UNSIGNED}
 ULP = {SIGNED: 1 / 8, UNSIGNED: 1 / 16}  # of a number that is not small in its block

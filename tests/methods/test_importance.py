@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast import Reference
+from holdfast import EWC, L2SP, MAS, Reference
 from holdfast._optim import importance as _importance
-from holdfast.optim import EWC, L2SP, MAS, attach_penalties, fisher_importance, mas_importance
+from holdfast.optim import attach_penalties, fisher_importance, mas_importance
 from methods.problems import backward, far, make_net
 from scoring.lm import gsm8k, small_llama
 

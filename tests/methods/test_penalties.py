@@ -4,8 +4,9 @@ import math
 import pytest
 import torch
 
-from holdfast import RecAdam, Reference, Sigmoid
-from holdfast.optim import L1SP, L2SP, MoFO, attach_penalties
+from holdfast import L1SP, L2SP, RecAdam, Reference
+from holdfast.anneal import Sigmoid
+from holdfast.optim import MoFO, attach_penalties
 from methods.problems import PATHS, backward, far, make_net
 
 PENALTIES = [L2SP(3.0), L2SP(3.0, coupled=True), L1SP(0.2), L1SP(0.2, coupled=True)]
@@ -104,7 +105,7 @@ def test_the_pull_of_l2_does_not_overshoot():
 
 def test_decoupled_l2_is_recadams_pull_at_constant_lambda():
     """RecAdam with λ ≡ λ₀ is Adam at lr·λ₀ with L2-SP at rate lr·(1−λ₀)·γ."""
-    from holdfast import Constant
+    from holdfast.anneal import Constant
 
     net, other = make_net(), make_net()
     recadam = RecAdam(net.parameters(), lr=1e-2, gamma=10.0, anneal=Constant(0.5))

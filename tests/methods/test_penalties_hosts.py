@@ -10,8 +10,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from holdfast import RecAdam, Reference
-from holdfast.optim import L2SP, PeriodicAverage, attach_penalties
+from holdfast import L2SP, SFA, RecAdam, Reference
+from holdfast.optim import attach_penalties
 from methods.problems import PATHS, backward, batch, far, make_net
 from methods.test_penalties_resume import SETS, make, train
 
@@ -125,7 +125,7 @@ class TestHosts:
         assert far(net, other) == 0.0
 
     def test_making_state_is_no_update(self):
-        net, opt, attached = make(penalties=[L2SP(coupled=True), PeriodicAverage(every=0.05)])
+        net, opt, attached = make(penalties=[L2SP(coupled=True), SFA(every=0.05)])
         with torch.no_grad():
             net.head.bias.add_(1.0)
         before = copy.deepcopy(net)

@@ -6,14 +6,15 @@ import math
 import pytest
 import torch
 
-from holdfast import RecAdam, Reference, Sigmoid
-from holdfast.optim import EWC, L1SP, L2SP, MAS, MoFO, PeriodicAverage, attach_penalties
+from holdfast import EWC, L1SP, L2SP, MAS, SFA, RecAdam, Reference
+from holdfast.anneal import Sigmoid
+from holdfast.optim import MoFO, attach_penalties
 from methods.problems import backward, batch, far, make_net
 
 SETS = {
     "l2": [L2SP(3.0)],
     "coupled": [L2SP(3.0, coupled=True)],
-    "l1 and average": [L1SP(0.2), PeriodicAverage(every=0.2)],
+    "l1 and average": [L1SP(0.2), SFA(every=0.2)],
 }
 
 

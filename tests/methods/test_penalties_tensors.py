@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from holdfast import Reference
-from holdfast.optim import EWC, L1SP, L2SP, Penalty, attach_penalties
+from holdfast import EWC, L1SP, L2SP, Reference
+from holdfast.optim import Penalty, attach_penalties
 from methods.problems import backward, make_net
 
 

@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from holdfast import Constant, RecAdam, Reference, Sigmoid
+from holdfast import RecAdam, Reference
+from holdfast.anneal import Constant, Sigmoid
 from methods.problems import backward, far, make_net
 
 

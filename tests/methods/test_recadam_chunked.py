@@ -5,12 +5,13 @@ import sys
 
 import pytest
 import torch
-from holdfast._optim.chunked import STRIDE, parts
 
 from golden.recadam import Twin
-from holdfast import Constant, RecAdam
-from holdfast._optim import chunked as _chunked
-from holdfast.methods import _recadam
+from holdfast import RecAdam
+from holdfast._optim import backends
+from holdfast._optim.backends import STRIDE, cache_sized_parts
+from holdfast.anneal import Constant
+from holdfast.methods import recadam
 
 SIZE = 4 * STRIDE
 LENGTHS = [0, 1, 63, SIZE - 1, SIZE, SIZE + 1, 2 * SIZE, 3 * SIZE + 17, 10 * SIZE + 1]
@@ -18,7 +19,7 @@ LENGTHS = [0, 1, 63, SIZE - 1, SIZE, SIZE + 1, 2 * SIZE, 3 * SIZE + 17, 10 * SIZ
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(_chunked, "SHARE", SIZE // torch.get_num_threads())
+    monkeypatch.setattr(backends, "SHARE", SIZE // torch.get_num_threads())
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def same(ours, theirs):
 def at_once(monkeypatch, *args, **options):
     """The same by one call for all tensors and a pull after it."""
     with monkeypatch.context() as patch:
-        patch.setattr(_recadam, "_in_parts", lambda *_: False)
+        patch.setattr(recadam, "_in_parts", lambda *_: False)
         return run(*args, **options)
 
 
@@ -93,18 +94,18 @@ class TestParts:
     @pytest.mark.parametrize("length", LENGTHS)
     def test_they_make_up_the_whole(self, length):
         p, step = torch.arange(float(length)), torch.tensor(3.0)
-        found = list(parts([(p, None, step)], SIZE))
+        found = list(cache_sized_parts([[p], [None], [step]], SIZE))
         assert torch.equal(torch.cat([t for column, _, _ in found for t in column]), p)
         for column, nothing, counts in found:
             assert len(column) == 1
-            assert nothing == (None,)
+            assert nothing == [None]
             assert counts[0] is step
             assert column[0].numel() <= SIZE
             assert column[0].data_ptr() % (STRIDE * 4) == p.data_ptr() % (STRIDE * 4)
 
     def test_short_ones_go_together(self):
-        rows = [(torch.zeros(SIZE // 4),) for _ in range(10)]
-        assert [len(column) for (column,) in parts(rows, SIZE)] == [4, 4, 2]
+        params = [torch.zeros(SIZE // 4) for _ in range(10)]
+        assert [len(part) for (part,) in cache_sized_parts([params], SIZE)] == [4, 4, 2]
 
     @pytest.mark.parametrize(
         "odd",
@@ -118,14 +119,14 @@ class TestParts:
     )
     def test_what_is_not_in_one_piece_stays_whole(self, odd):
         row = (torch.zeros(4, SIZE), odd, torch.tensor(1.0))
-        ((p, other, _),) = parts([row], SIZE)
+        ((p, other, _),) = cache_sized_parts([[t] for t in row], SIZE)
         assert p[0] is row[0]
         assert other[0] is odd
 
     def test_a_part_for_each_thread(self, monkeypatch):
-        monkeypatch.setattr(_chunked, "SHARE", STRIDE)
+        monkeypatch.setattr(backends, "SHARE", STRIDE)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-        assert len(list(parts([(torch.zeros(8 * STRIDE),)]))) == 4
+        assert len(list(cache_sized_parts([[torch.zeros(8 * STRIDE)]]))) == 4
 
 
 @pytest.mark.usefixtures("small_parts")

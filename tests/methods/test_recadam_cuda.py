@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from holdfast import Constant, Reference
+from holdfast import Reference
+from holdfast.anneal import Constant
 from methods.on_cuda import make, set_gradients, tensors, twin_run, worst
 from methods.problems import PATHS
 

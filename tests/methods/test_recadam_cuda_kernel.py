@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from holdfast import RecAdam, Sigmoid
+from holdfast import RecAdam
+from holdfast.anneal import Sigmoid
 from methods.on_cuda import (
     AMP,
     SETTINGS,
@@ -31,7 +32,7 @@ def test_float32_by_the_kernel_follows_the_twin(wd, fused, anchor_device, captur
     for t in range(1, 61):
         set_gradients(params, t)
         opt.step()
-    assert all(update._kernel is not None for _, update in opt._updates.values())
+    assert all(plan.kernel is not None for plan in opt._plans.values())
     assert worst(params, twin_run(60, wd, dtype=torch.float32)) <= 3e-5
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast import Constant, RecAdam
+from holdfast import RecAdam
+from holdfast.anneal import Constant
 from methods.on_cuda import AMP, SETTINGS, make, set_gradients, tensors, worst
 from methods.problems import PATHS
 
@@ -191,7 +192,8 @@ def test_a_group_on_two_devices():
     """In a process of its own: a kernel that reads the host's memory takes all down with it."""
     code = """
 import torch
-from holdfast import Constant, RecAdam
+from holdfast import RecAdam
+from holdfast.anneal import Constant
 params = [torch.nn.Parameter(torch.ones(300, device=d)) for d in ("cuda", "cpu", "cuda", "cpu")]
 opt = RecAdam(params, lr=1e-2, gamma=1.0, anneal=Constant(0.9))
 for _ in range(3):

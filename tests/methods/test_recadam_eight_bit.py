@@ -5,12 +5,13 @@ import pickle
 
 import pytest
 import torch
-from holdfast._torch.eight_bit import BLOCK, SIGNED, UNSIGNED
 
 from contract.setting import Stopped, assert_same_bits, make_data, make_model, stop_at
 from contract.setting import train as finetune
-from holdfast import Constant, RecAdam, RecAdamUpdate, Recipe, Reference, Run, Sigmoid
-from holdfast._torch import eight_bit as codec
+from holdfast import RecAdam, RecAdamUpdate, Recipe, Reference, Run
+from holdfast._optim import backends as codec
+from holdfast._optim.backends import BLOCK, SIGNED, UNSIGNED
+from holdfast.anneal import Constant, Sigmoid
 from methods.problems import PATHS, backward, batch, far, make_net
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast import Constant, RecAdam, Sigmoid
+from holdfast import RecAdam
+from holdfast.anneal import Constant, Sigmoid
 from methods.fetching_cuda import (
     KINDS,
     NEEDS_A_GPU,

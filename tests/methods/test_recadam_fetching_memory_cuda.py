@@ -6,7 +6,8 @@ import gc
 import pytest
 import torch
 
-from holdfast import Linear, RecAdam
+from holdfast import RecAdam
+from holdfast.anneal import Linear
 from holdfast.kernels import fetching
 from methods.fetching_cuda import (
     NEEDS_A_GPU,

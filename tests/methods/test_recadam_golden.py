@@ -8,7 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from golden.recadam import Twin, sigmoid_lambda
-from holdfast import Constant, RecAdam, Reference, Sigmoid, random_init
+from holdfast import RecAdam, Reference, random_init
+from holdfast.anneal import Constant, Sigmoid
 from methods.problems import PATHS, backward, far, make_net
 
 STEPS = 300

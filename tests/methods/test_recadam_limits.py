@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from golden.recadam import Twin
-from holdfast import Constant, Linear, RecAdam, Reference, Sigmoid, random_init
+from holdfast import RecAdam, Reference, random_init
+from holdfast.anneal import Constant, Linear, Sigmoid
 from methods.problems import PATHS, backward, far, make_net
 
 

@@ -10,8 +10,8 @@ import weakref
 import pytest
 import torch
 
-from holdfast import Constant, Linear, RecAdam, Reference, Sigmoid
-from holdfast.anneal import Anneal
+from holdfast import RecAdam, Reference
+from holdfast.anneal import Anneal, Constant, Linear, Sigmoid
 from methods.problems import PATHS, backward, far, make_net
 
 OPTIONS = {"lr": 1e-2, "gamma": 20.0, "anneal": Linear(5), "weight_decay": 0.01}

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast import Linear, RecAdam, Reference, Sigmoid
+from holdfast import RecAdam, Reference
+from holdfast.anneal import Linear, Sigmoid
 from methods.problems import PATHS, backward, far, make_net
 
 TESTS = Path(__file__).parents[1]

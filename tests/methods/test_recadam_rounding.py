@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Constant, RecAdam
-from holdfast._torch import eight_bit as codec
+from holdfast import RecAdam
+from holdfast._optim import backends as codec
+from holdfast.anneal import Constant
 from methods.problems import PATHS, backward, batch, far, make_net
 
 SIZE = 4096
@@ -35,7 +36,7 @@ class TestRounding:
     @given(st.integers(0, 2**31 - 1), st.floats(-38, 38), st.booleans())
     def test_to_one_of_the_two_neighbours_with_the_odds_of_being_nearer(self, seed, power, turned):
         x = torch.tensor([(-1.0) ** turned * 10.0**power]).float().expand(SIZE).contiguous()
-        y = codec.round_at_random(x, codec.noise(seed, 0, SIZE) & 0xFFFF)
+        y = codec.round_stochastically(x, codec.noise(seed, 0, SIZE) & 0xFFFF)
         assert y.dtype == HALF
         bits = x[:1].view(torch.int32)
         below = (bits & -65536).view(torch.float32).item()  # towards 0
@@ -47,7 +48,7 @@ class TestRounding:
     def test_numbers_that_bfloat16_has_stay(self):
         every = torch.arange(-(2**15), 2**15).to(torch.int16).view(HALF)
         for seed in range(5):
-            y = codec.round_at_random(every.float(), codec.noise(seed, 3, len(every)) & 0xFFFF)
+            y = codec.round_stochastically(every.float(), codec.noise(seed, 3, len(every)) & 0xFFFF)
             assert torch.equal(y.isnan(), every.isnan())
             assert torch.equal(y[~y.isnan()], every[~every.isnan()])
 

@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from holdfast import Constant, RecAdam, Sigmoid
+from holdfast import RecAdam
+from holdfast.anneal import Constant, Sigmoid
 from methods.problems import PATHS, backward, batch, far, make_net
 
 OPTIONS = {"lr": 1e-2, "gamma": 20.0, "anneal": Sigmoid(0.3, 10)}

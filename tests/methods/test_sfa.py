@@ -1,4 +1,4 @@
-"""PeriodicAverage: against its twin, in any optimizer, and across a restart."""
+"""SFA: against its twin, in any optimizer, and across a restart."""
 
 import math
 
@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from golden.sfa import averaged_at, sfa
-from holdfast import RecAdam, Reference, Sigmoid
-from holdfast.optim import L2SP, MoFO, PeriodicAverage, attach_penalties
+from holdfast import L2SP, SFA, RecAdam, Reference
+from holdfast.anneal import Sigmoid
+from holdfast.optim import MoFO, attach_penalties
 from methods.problems import backward, far, make_net
 
 
@@ -21,7 +22,7 @@ def train(net, opt, start, stop):
 
 @given(every=st.floats(0.01, 1.0), total=st.integers(1, 300))
 def test_when_it_acts(every, total):
-    average = PeriodicAverage(every=every)
+    average = SFA(every=every)
     acts = [t for t in range(1, total + 1) if average.acts_at(t, total)]
     assert acts == sorted(averaged_at(every, total))
     assert acts[-1] == total
@@ -35,9 +36,7 @@ def test_float64_follows_the_twin(every, weight):
     targets = torch.randn(40, 7, generator=generator, dtype=torch.float64)
     p = torch.nn.Parameter(start.clone())
     opt = torch.optim.SGD([("p", p)], lr=0.05)
-    attach_penalties(
-        opt, [PeriodicAverage(every, weight)], Reference({"p": start}), total_updates=40
-    )
+    attach_penalties(opt, [SFA(every, weight)], Reference({"p": start}), total_updates=40)
     for t in range(1, 41):
         p.grad = p.detach() - targets[t - 1]
         opt.step()
@@ -55,7 +54,7 @@ def test_weight_zero_changes_no_bit_and_dtypes_are_kept(dtype):
     for net, weight in zip(nets, (0.0, None, 0.5), strict=True):
         opt = torch.optim.AdamW(net.parameters(), lr=1e-2, eps=1e-4)
         if weight is not None:
-            penalty = PeriodicAverage(weight=weight)
+            penalty = SFA(weight=weight)
             attach_penalties(opt, [penalty], Reference.of(net), total_updates=8)
         train(net, opt, 0, 8)
     assert far(nets[0], nets[1]) == 0.0
@@ -71,7 +70,7 @@ def test_a_restart_keeps_its_place(cls, at, tmp_path):
     def make():
         net = make_net(torch.float32)
         opt = cls(net.named_parameters(), lr=1e-2, **extra)
-        penalties = [L2SP(2.0), PeriodicAverage(every=0.25)]
+        penalties = [L2SP(2.0), SFA(every=0.25)]
         return net, opt, attach_penalties(opt, penalties, Reference.of(net), total_updates=20)
 
     net, opt, attached = make()
@@ -97,7 +96,7 @@ def test_it_does_not_ask_for_a_learning_rate():
         for p in net.parameters():
             p.add_(1.0)
     opt = torch.optim.SGD(net.parameters(), lr=0.0)
-    attach_penalties(opt, [PeriodicAverage(every=1.0)], reference, total_updates=1)
+    attach_penalties(opt, [SFA(every=1.0)], reference, total_updates=1)
     net.body[0].weight.requires_grad_(False)
     backward(net, 0)
     opt.step()
@@ -109,10 +108,10 @@ def test_refused():
     net = make_net()
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="pass total_updates="):
-        attach_penalties(opt, [PeriodicAverage()], Reference.of(net))
+        attach_penalties(opt, [SFA()], Reference.of(net))
     for bad in (0.0, -0.1, 1.1, math.nan, "often"):
         with pytest.raises((ValueError, TypeError), match="every must be"):
-            PeriodicAverage(every=bad)
+            SFA(every=bad)
     for bad in (-0.1, 1.1, math.nan, "half"):
         with pytest.raises((ValueError, TypeError), match="weight must"):
-            PeriodicAverage(weight=bad)
+            SFA(weight=bad)

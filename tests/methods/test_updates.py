@@ -7,21 +7,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from holdfast import RecAdam, Reference, Sigmoid
-from holdfast.anneal import Constant, Linear
+from holdfast import EWC, MAS, AdamWUpdate, MoFOUpdate, RecAdam, RecAdamUpdate, Reference, SGDUpdate
+from holdfast.anneal import Constant, Linear, Sigmoid
 from holdfast.methods.lora import LoRA
 from holdfast.methods.lp_ft import LPFT
-from holdfast.optim import (
-    EWC,
-    MAS,
-    AdamWUpdate,
-    MoFO,
-    MoFOUpdate,
-    RecAdamUpdate,
-    SGDUpdate,
-    fisher_importance,
-    mas_importance,
-)
+from holdfast.optim import MoFO, fisher_importance, mas_importance
 from holdfast.recipe import Recipe
 from holdfast.run import Run
 from methods.problems import backward, far, make_net

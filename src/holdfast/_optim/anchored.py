@@ -3,7 +3,7 @@
 :class:`AnchoredOptimizer` holds one anchor (or None) per parameter and one count of updates for all
 groups. Its checkpoints carry a fingerprint of the anchors instead of a copy. A method defines its
 hyper-parameters, ``_check_group`` and ``step``. The functions below the class match a Reference to
-parameters and compare fingerprints; penalties (:mod:`holdfast._optim.attached`) use them too.
+parameters and compare fingerprints; penalties (:mod:`holdfast._optim.penalties`) use them too.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from holdfast._torch.layout import alike, is_sharded, like, local
 from holdfast.kernels import available
 
 if TYPE_CHECKING:
-    from holdfast.kernels.pull_step import PullStep
+    from holdfast.kernels.pull import PullStep
     from holdfast.stages import Penalty
 
 #: Penalties that act, with their numbers.
@@ -109,7 +109,7 @@ def _planned(rows: list[Row], acting: Acting, coupled: bool) -> _Plan:
     ]  # fmt: skip
     if not here:
         return _Plan([], _at_once(rows))
-    from holdfast.kernels.pull_step import Pulled, PullStep, takes
+    from holdfast.kernels.pull import Pulled, PullStep, takes
 
     def pulled(row: Row, k: int) -> Pulled:
         weight = row.weights[k]

@@ -42,7 +42,7 @@ def _works(index: int | None) -> bool:
     if not _installed():
         return False
     try:
-        from holdfast.kernels.trial import try_it
+        from holdfast.kernels.tables import try_it
 
         try_it(torch.device("cuda" if index is None else f"cuda:{index}"))
     except Exception as error:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["TYPES", "Table", "on_device"]
+__all__ = ["TYPES", "Table", "on_device", "toward", "try_it"]
 
 #: What kernels know.
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -132,3 +132,15 @@ def on_device(numbers: Sequence[float | Tensor], device: torch.device) -> Tensor
 def toward(p, anchor, share):
     """A share of the way to the anchor, from the nearer end, as torch.lerp: 1 is exact."""
     return tl.where(share < 0.5, p + share * (anchor - p), anchor - (1.0 - share) * (anchor - p))
+
+
+@triton.jit
+def _store_one(place):
+    tl.store(place, 1)
+
+
+def try_it(device: torch.device) -> None:
+    """Compile and run the smallest kernel; raises whatever Triton raises."""
+    place = torch.zeros(1, dtype=torch.int32, device=device)
+    with torch.cuda.device_of(place):
+        _store_one[(1,)](place)

@@ -51,7 +51,7 @@ class AdamWUpdate(AdamUpdate):
         betas, eps: Adam's.
 
     Example:
-        >>> from holdfast.optim import AdamWUpdate
+        >>> from holdfast import AdamWUpdate
         >>> AdamWUpdate(lr=2e-5, weight_decay=0.01).betas
         (0.9, 0.999)
     """

@@ -38,13 +38,13 @@ class EWC(L2SP):
     Decoupled: θ ← θ − min(1, lr · strength · F) · (θ − θ*).
 
     Args:
-        strength, coupled: as in :class:`~holdfast.optim.L2SP`, whose strength it shares while F
+        strength, coupled: as in :class:`~holdfast.L2SP`, whose strength it shares while F
             has a mean of 1.
         kind, samples: of :func:`fisher_importance`, which a recipe calls on the training data.
         normalize: in a recipe, scale F to a mean of 1 over what is penalised.
 
     Example:
-        >>> from holdfast.optim import EWC
+        >>> from holdfast import EWC
         >>> EWC(strength=50.0, kind="empirical").samples
         1000
     """

@@ -1,4 +1,4 @@
-"""L1-SP: a penalty on the sum of absolute distances, which holds small changes back entirely.
+"""L1-SP: a penalty on the sum of absolute distances, which suppresses small changes entirely.
 
 The L1 variant of Li et al., ICML 2018, https://arxiv.org/abs/1802.01483:  β·‖θ − θ*‖₁.
 """
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast._optim.penalty import ScaledPenalty
+from holdfast.methods.l2_sp import ScaledPenalty
 
 __all__ = ["L1SP"]
 
 
 @dataclass(frozen=True)
 class L1SP(ScaledPenalty):
-    """strength · ‖θ − θ*‖₁. Decoupled it is the proximal step, so that zeros are exact:
+    """strength · ‖θ − θ*‖₁. The decoupled form is the proximal step, so that zeros are exact:
 
     θ − θ* ← sign(θ − θ*) · max(0, |θ − θ*| − lr · strength).
 
     Args:
-        strength: β. Decoupled it competes with the optimizer's own step, whatever the learning
-            rate: under Adam, whose steps are at most about lr, 1 holds everything at θ*. At the
-            default of 0.1 a coordinate leaves θ* if its steps agree in direction to a tenth.
-        coupled: add the gradient to the parameter's; no weight is then exactly at θ*.
+        strength: β. A decoupled penalty competes with the optimizer's own step at any learning
+            rate. Under Adam, whose steps are at most about lr, 1 holds everything at θ*. At the
+            default of 0.1 a coordinate leaves θ* if its mean step exceeds a tenth of lr.
+        coupled: add the penalty's gradient to the parameter's; then no weight is exactly at θ*.
 
     Example:
-        >>> from holdfast.optim import L1SP
+        >>> from holdfast import L1SP
         >>> L1SP().strength
         0.1
     """
@@ -38,7 +38,7 @@ class L1SP(ScaledPenalty):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.strength is None:
-            raise ValueError("the strength of L1SP does not depend on the learning rate: give it")
+            raise ValueError("L1SP derives no strength from the learning rate: pass a number")
 
     def value(self, difference: Tensor, importance: Tensor | float) -> Tensor:
         """strength · ‖d‖₁."""

@@ -6,14 +6,70 @@ https://arxiv.org/abs/1802.01483:  ½·β·‖θ − θ*‖².
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from holdfast._optim.penalty import SHARE, ScaledPenalty
-from holdfast.stages import MedianLoss, SearchRange, SearchSpace
+from holdfast._torch.checks import at_least_zero
+from holdfast.stages import MedianLoss, Penalty, SearchRange, SearchSpace
 
-__all__ = ["L2SP"]
+__all__ = ["L2SP", "ScaledPenalty"]
+
+#: The share of the way back to θ* per update, for penalties without a given strength.
+SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class ScaledPenalty(Penalty, ABC):
+    """A penalty strength · P(θ − θ*). A method defines P by its value and its rate.
+
+    A penalty without a rate defines its gradient and its move instead.
+
+    Args:
+        strength: β; 0 is no penalty. None is SHARE / lr at the run's peak learning rate: an update
+            then goes the share :data:`SHARE` of the way back.
+        coupled: add the penalty's gradient to the parameter's, instead of moving the weights.
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = {"strength": 0.0}
+
+    strength: float | None = None
+    coupled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.strength is not None:
+            object.__setattr__(self, "strength", at_least_zero("strength", self.strength))
+        if not isinstance(self.coupled, bool):
+            raise TypeError(f"coupled must be True or False, got {self.coupled!r}")
+
+    @property
+    def acts(self) -> bool:
+        """False at strength 0."""
+        return self.strength != 0
+
+    def at(self, lr: float) -> ScaledPenalty:
+        """This penalty with a strength."""
+        if self.strength is not None:
+            return self
+        if lr == 0:
+            raise ValueError(
+                f"{type(self).__name__} derives its strength from the learning rate, which is 0: "
+                "attach it before the scheduler starts, or pass strength="
+            )
+        return replace(self, strength=SHARE / lr)
+
+    @property
+    def beta(self) -> float:
+        """The strength; raises if it is not known yet."""
+        if self.strength is None:
+            raise ValueError("the strength depends on the learning rate of a run: see at(lr)")
+        return self.strength
+
+    @abstractmethod
+    def value(self, difference: Tensor, importance: Tensor | float) -> Tensor:
+        """strength · P, summed; ``difference`` is θ − θ*, ``importance`` 1 if all count alike."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +77,14 @@ class L2SP(ScaledPenalty):
     """½ · strength · ‖θ − θ*‖². Decoupled: θ ← θ − min(1, lr · strength) · (θ − θ*).
 
     Args:
-        strength: β. Decoupled, what happened 1/(lr·strength) updates ago is forgotten, and under
-            Adam, whose steps are of size lr, no coordinate gets further than about 1/strength
-            from θ*. None is 0.01 / lr at the run's peak: a memory of 100 updates, whatever the
-            optimizer and its learning rate. (The paper, coupled with SGD: 0.001 to 0.1.)
-        coupled: add the gradient to the parameter's, instead of moving the weights by themselves.
+        strength: β. A decoupled penalty undoes an update within about 1/(lr·strength) further
+            updates. Under Adam, whose steps have size lr, no coordinate moves further than about
+            1/strength from θ*. None is 0.01 / lr at the run's peak learning rate: a memory of 100
+            updates with any optimizer. (The paper, coupled with SGD: 0.001 to 0.1.)
+        coupled: add the penalty's gradient to the parameter's, instead of moving the weights.
 
     Example:
-        >>> from holdfast.optim import L2SP
+        >>> from holdfast import L2SP
         >>> L2SP(0.01, coupled=True)
         L2SP(strength=0.01, coupled=True)
     """
@@ -42,15 +98,15 @@ class L2SP(ScaledPenalty):
         return 0.5 * self.beta * (importance * difference.square()).sum()
 
     def rate(self, lr: float) -> float:
-        """lr · strength: it goes the share lr · strength · F of the way back, as far as θ*."""
+        """lr · strength: an update goes the share min(1, lr · strength · F) of the way back."""
         return lr * self.beta
 
     def warning(self, lr: float) -> str | None:
-        """That nothing can be learned."""
+        """A warning if nothing can be learned."""
         if self.coupled or lr * self.beta <= 1:
             return None
         return (
             f"{type(self).__name__}: lr·strength = {lr * self.beta:g} is above 1: every "
-            "update puts the weights back onto the pretrained ones. Take a strength well below "
+            "update puts the weights back onto the pretrained ones. Choose a strength well below "
             f"1/lr = {1 / lr:g}"
         )

@@ -34,13 +34,13 @@ class MAS(L2SP):
     strength / 2.
 
     Args:
-        strength, coupled: as in :class:`~holdfast.optim.L2SP`, whose strength it shares while Ω
+        strength, coupled: as in :class:`~holdfast.L2SP`, whose strength it shares while Ω
             has a mean of 1.
         samples: of :func:`mas_importance`, which a recipe calls on the training data.
         normalize: in a recipe, scale Ω to a mean of 1 over what is penalised.
 
     Example:
-        >>> from holdfast.optim import MAS
+        >>> from holdfast import MAS
         >>> MAS(strength=50.0, samples=None).normalize
         True
     """

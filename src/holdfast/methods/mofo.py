@@ -139,7 +139,7 @@ class MoFO(Optimizer):
         self, number: int, columns: list[list[Tensor]], options: dict[str, Any]
     ) -> list[int]:
         """Update what the kernels take; returns which are left."""
-        from holdfast.kernels.mofo_step import MoFOStep
+        from holdfast.kernels.mofo import MoFOStep
 
         if number not in self._kernels:
             self._kernels[number] = MoFOStep()
@@ -147,7 +147,7 @@ class MoFO(Optimizer):
 
     def _make_state(self, p: Tensor, group: dict[str, Any], by_kernel: bool) -> None:
         if by_kernel:
-            from holdfast.kernels.mofo_step import takes
+            from holdfast.kernels.mofo import takes
 
             # Then counts are on the device, where all of them are advanced at once.
             group = {**group, "fused": group["fused"] or takes(p)}
@@ -173,7 +173,7 @@ class MoFOUpdate(AdamUpdate):
         fraction: α, the share of each matrix that moves in an update. 1 is AdamW.
 
     Example:
-        >>> from holdfast.optim import MoFOUpdate
+        >>> from holdfast import MoFOUpdate
         >>> MoFOUpdate(lr=1e-5).fraction
         0.15
     """

@@ -242,7 +242,7 @@ class RecAdam(AnchoredOptimizer):
             return False
         # The peak of the learning rate, which schedulers store.
         lr = max(float(group["lr"]), float(group.get("initial_lr", 0.0)))
-        left = (1 - lam) * max(1.0, lr * group["gamma"] * self._peak_importance(number))
+        left: float = (1 - lam) * max(1.0, lr * group["gamma"] * self._peak_importance(number))
         narrow = not group["stochastic_rounding"]
         dtypes = (p.dtype if narrow else torch.float32 for p in group["params"])
         return left < min((torch.finfo(dtype).eps for dtype in dtypes), default=1.0) / 64
@@ -280,7 +280,9 @@ class RecAdam(AnchoredOptimizer):
             weights = dict(zip(of_group, self._weights[number], strict=True))
         return Columns(
             params,
-            *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")),
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [state["step"] for state in states],
             [anchors.get(p) for p in params],
             [weights.get(p) for p in params],
             [state.get("exp_avg_scale") for state in states],
@@ -631,8 +633,9 @@ def _pull(
         # Not in half precision: there a large importance is infinite, and 0·∞ is NaN.
         shares = torch._foreach_mul([_wide(weight, params[i]) for i, weight in weighted], c)
         torch._foreach_clamp_max_(shares, 1.0)
-        shares = [s.to(p.dtype) for p, s in zip(theta, shares, strict=True)]
-        torch._foreach_lerp_(theta, here, shares)
+        torch._foreach_lerp_(
+            theta, here, [s.to(p.dtype) for p, s in zip(theta, shares, strict=True)]
+        )
 
 
 def _wide(weight: Tensor, p: Tensor) -> Tensor:
@@ -667,7 +670,7 @@ class RecAdamUpdate(AdamUpdate):
             RecAdam then needs less memory than plain AdamW in float32.
 
     Example:
-        >>> from holdfast.optim import RecAdamUpdate
+        >>> from holdfast import RecAdamUpdate
         >>> RecAdamUpdate(lr=2e-5, t0=0.3).gamma_at(2e-5)
         5000.0
     """

@@ -53,10 +53,11 @@ class Rehearsal(Objective):
             drawn once by the run's seed; if there are not as many, they come several times.
             0 is none. It says how often the old task is seen, not how much it counts.
         anneal: λ(t), how much the new task counts at update t; None is ½ throughout. An annealing
-            that ends at 1, such as :class:`~holdfast.Sigmoid`, ends with the new task alone.
+            that ends at 1, such as :class:`~holdfast.anneal.Sigmoid`, ends with the new task alone.
 
     Example:
-        >>> from holdfast import Constant, Recipe, Rehearsal
+        >>> from holdfast import Recipe, Rehearsal
+        >>> from holdfast.anneal import Constant
         >>> Recipe(objective=Rehearsal(ratio=0.1, anneal=Constant(0.8))).name
         'rehearsal'
     """

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 from holdfast._torch.checks import above_zero, at_least_zero
 from holdfast.stages import MedianLoss, Penalty, SearchRange, SearchSpace
 
-__all__ = ["PeriodicAverage"]
+__all__ = ["SFA"]
 
 
 @dataclass(frozen=True)
-class PeriodicAverage(Penalty):
+class SFA(Penalty):
     """Average the weights with the pretrained ones, at every share of the run and at its end.
 
     It acts in the optimizer's step like any penalty, whichever the optimizer and its learning
@@ -32,8 +32,8 @@ class PeriodicAverage(Penalty):
         weight: w, the share of the pretrained weights; 0 is no averaging.
 
     Example:
-        >>> from holdfast.optim import PeriodicAverage
-        >>> average = PeriodicAverage(every=0.25)
+        >>> from holdfast import SFA
+        >>> average = SFA(every=0.25)
         >>> [update for update in range(1, 11) if average.acts_at(update, total_updates=10)]
         [2, 5, 8, 10]
     """
@@ -65,7 +65,7 @@ class PeriodicAverage(Penalty):
         """Whether an update, counted from 1, is one of round(p·T·j), or the last."""
         if total_updates is None:
             raise ValueError(
-                "PeriodicAverage acts at shares of the run: pass total_updates=, the number of "
+                "SFA acts at shares of the run: pass total_updates=, the number of "
                 "updates it will make"
             )
         if update == total_updates:

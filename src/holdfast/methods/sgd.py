@@ -29,7 +29,7 @@ class SGDUpdate(Update):
         nesterov: look ahead; needs momentum.
 
     Example:
-        >>> from holdfast.optim import SGDUpdate
+        >>> from holdfast import SGDUpdate
         >>> SGDUpdate(lr=0.01, weight_decay=5e-4).momentum
         0.9
     """

@@ -1,4 +1,4 @@
-"""Penalties at work: the hooks of an optimizer's step, and what they leave in its checkpoints."""
+"""Penalties attached to an optimizer: hooks of its step, and their state in its checkpoints."""
 
 from __future__ import annotations
 
@@ -29,12 +29,50 @@ from holdfast.reference import Reference
 if TYPE_CHECKING:
     from holdfast.stages import Penalty
 
-# In param_groups: distributed checkpoints know no other place for what must survive.
+# In param_groups, the only place that distributed checkpoints save.
 COUNT, FINGERPRINT = "penalty_updates", "penalty_fingerprint"
 
 
+def attach_penalties(
+    optimizer: Optimizer,
+    penalties: Sequence[Penalty],
+    reference: Reference | None,
+    importance: Reference | Sequence[Reference | None] | None = None,
+    *,
+    total_updates: int | None = None,
+) -> AttachedPenalties:
+    """Attach penalties to the step of any optimizer.
+
+    ``optimizer.state_dict()`` then contains the count of updates and a fingerprint of the
+    reference. To resume, attach the same penalties with the *pretrained* weights, then load the
+    state. A copy or pickle of the optimizer loses the penalties, because torch does not copy hooks.
+
+    Args:
+        optimizer: any optimizer. Make it with ``model.named_parameters()``, unless the reference
+            knows the parameters by identity.
+        penalties: any number of penalties; they add up.
+        reference: the pretrained weights. A parameter without a pretrained value is not penalised.
+        importance: the importance of each coordinate, for penalties that weight coordinates: one
+            for all of them, or a sequence with one (or None) per penalty. These penalties skip
+            parameters without importance.
+        total_updates: the number of updates of the run, for penalties that act at fractions of it.
+
+    Example:
+        >>> import torch
+        >>> from holdfast import Reference
+        >>> from holdfast import L2SP
+        >>> from holdfast.optim import attach_penalties
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> attached = attach_penalties(optimizer, [L2SP(1.0)], Reference.of(model))
+        >>> attached.values()
+        {'L2SP': 0.0}
+    """
+    return AttachedPenalties(optimizer, penalties, reference, importance, total_updates)
+
+
 class AttachedPenalties:
-    """Penalties that act in an optimizer's step, until :meth:`remove`."""
+    """Penalties that act in an optimizer's step until :meth:`remove`."""
 
     def __init__(
         self,
@@ -44,23 +82,23 @@ class AttachedPenalties:
         importance: Reference | Sequence[Reference | None] | None,
         total_updates: int | None,
     ) -> None:
-        # The peak: a scheduler keeps it there, and may have begun a warm-up from 0.
+        # The peak learning rate, which schedulers store: a warm-up may have begun at 0.
         groups = optimizer.param_groups
         lr = max((float(g.get("initial_lr", g["lr"])) for g in groups), default=0.0)
         self.optimizer, self.penalties = optimizer, tuple(p.at(lr) for p in penalties)
         self.total_updates = total_updates
         if reference is None:
-            raise ValueError("penalties lead to the pretrained weights: pass the Reference")
+            raise ValueError("penalties pull to the pretrained weights: pass the Reference")
         if getattr(optimizer, "_holdfast_penalties", None) is not None:
-            raise ValueError("this optimizer has penalties already: attach all of them at once")
+            raise ValueError("this optimizer already has penalties: attach all of them in one call")
         for penalty in self.penalties:
-            penalty.acts_at(1, total_updates)  # says so now if it needs the total and has none
-        # Where no penalty does anything, it is no error that no parameter has an anchor.
+            penalty.acts_at(1, total_updates)  # raises now if it needs the total
+        # If every penalty is turned off, it is no error that no parameter has an anchor.
         self._matcher = Matcher(reference, began=not any(p.acts for p in self.penalties))
         self._importances = self._one_for_each(importance)
         self._anchors: Found = []
         self._weights: list[Found] = [[] for _ in self.penalties]
-        # Of the latest step: the parameters, who had a gradient, and how they are penalised.
+        # Of the latest step: the parameters, which had a gradient, and how they are penalised.
         self._params: list[list[Tensor]] = []
         self._graded: list[bool] = []
         self._penalised: Penalised | None = None
@@ -79,7 +117,7 @@ class AttachedPenalties:
                 warnings.warn(warning, stacklevel=3)
 
     def remove(self) -> None:
-        """Let the optimizer go on without them."""
+        """Detach all penalties."""
         for handle in self._handles:
             handle.remove()
         self.optimizer._holdfast_penalties = None  # type: ignore[attr-defined]
@@ -90,12 +128,12 @@ class AttachedPenalties:
 
     @property
     def updates(self) -> int:
-        """How many updates there have been; a step that a scaler skips is none."""
+        """The number of updates so far, without steps that a GradScaler skipped."""
         return int(self.optimizer.param_groups[0][COUNT])
 
     @torch.no_grad()
     def values(self) -> dict[str, float]:
-        """What each penalty amounts to now, for the log."""
+        """The current value of each penalty, for the log."""
         totals: dict[str, float] = {}
         for row in self._rows():
             way = difference(row.p, row.anchor)
@@ -108,26 +146,26 @@ class AttachedPenalties:
     def _one_for_each(
         self, importance: Reference | Sequence[Reference | None] | None
     ) -> list[Importances | None]:
-        """The importance of each penalty that weighs its coordinates."""
+        """The importance for each penalty that weights coordinates."""
         if importance is None or isinstance(importance, Mapping):
             importance = [importance] * len(self.penalties)
         if len(importance) != len(self.penalties):
             raise ValueError(
                 f"there are {len(self.penalties)} penalties and {len(importance)} importances: "
-                "pass one for each, None for those that need none"
+                "pass one per penalty, None for those that need none"
             )
         found: list[Importances | None] = []
         for penalty, given in zip(self.penalties, importance, strict=True):
             if penalty.weighted and penalty.acts and given is None:
                 raise ValueError(
-                    f"{type(penalty).__name__} weighs each coordinate: pass importance=, from "
+                    f"{type(penalty).__name__} weights each coordinate: pass importance=, from "
                     "fisher_importance(model, data) or mas_importance(model, data)"
                 )
             found.append(Importances(given) if penalty.weighted and given is not None else None)
         return found
 
     def _match_new_groups(self) -> None:
-        """Find the anchors and importances of groups that have none yet."""
+        """Match the anchors and importances of groups that have none yet."""
         groups = self.optimizer.param_groups
         begin = len(self._anchors)
         if not (new := groups[begin:]):
@@ -141,14 +179,14 @@ class AttachedPenalties:
         for kept, found in zip(self._weights, weights, strict=True):
             kept += found
         if begin == 0 and all(COUNT in group for group in groups):
-            self._check_saved(groups)  # a state that was loaded before they were attached
+            self._check_saved(groups)  # a state was loaded before they were attached
             return
         count = groups[0][COUNT] if begin else 0
         for group in new:
             group[COUNT], group[FINGERPRINT] = count, None
 
     def _rows(self) -> Iterator[Row]:
-        """Every parameter that has an anchor, with it and its importance for each penalty."""
+        """Every anchored parameter, with its anchor and its importance for each penalty."""
         groups = self.optimizer.param_groups
         for i, (group, anchors) in enumerate(zip(groups, self._anchors, strict=True)):
             for j, (p, anchor) in enumerate(zip(group["params"], anchors, strict=True)):
@@ -173,7 +211,7 @@ class AttachedPenalties:
         ]
 
     def _follow_groups(self) -> None:
-        """Find the anchors of new groups, and part them if the parameters have been parted."""
+        """Match the anchors of new groups, and shard them if the parameters were sharded."""
         self._match_new_groups()
         groups = self.optimizer.param_groups
         params = [list(group["params"]) for group in groups]
@@ -183,7 +221,7 @@ class AttachedPenalties:
             self._params, self._penalised = params, None
 
     def _begin_update(self) -> Penalised | None:
-        """What there is to penalise, found anew if anything has changed; None without an update."""
+        """The parameters to penalise, planned anew if anything changed; None without an update."""
         grads = [p.grad for params in self._params for p in params]
         graded = [grad is not None for grad in grads]
         given = [grad for grad in grads if grad is not None]
@@ -201,7 +239,7 @@ class AttachedPenalties:
             self._add_gradients()
             return None
 
-        def with_penalties() -> Any:  # the gradients come to be only in the closure
+        def with_penalties() -> Any:  # the closure computes the gradients
             loss = closure()
             self._add_gradients()
             return loss
@@ -215,7 +253,7 @@ class AttachedPenalties:
         coupled = self._acting(coupled=True)
         if not coupled or (penalised := self._begin_update()) is None:
             return
-        # A fused step under a GradScaler starts with gradients that are still scaled.
+        # A fused step under a GradScaler starts with scaled gradients.
         scale = getattr(self.optimizer, "grad_scale", None)
         groups = self.optimizer.param_groups
         signs = [-1.0 if group.get("maximize") else 1.0 for group in groups]
@@ -244,7 +282,7 @@ class AttachedPenalties:
 
     def _before_save(self, _: Optimizer) -> None:
         self._match_new_groups()
-        self._fingerprints()  # only now: they read every anchor
+        self._fingerprints()  # not before: they read every anchor
 
     def _before_load(self, _: Optimizer, state: dict[str, Any]) -> None:
         self._match_new_groups()
@@ -256,8 +294,8 @@ class AttachedPenalties:
         if any(COUNT not in group or FINGERPRINT not in group for group in saved):
             names = ", ".join(type(penalty).__name__ for penalty in self.penalties)
             raise ValueError(
-                f"the saved state was made without penalties, this optimizer has {names}: go on "
-                "with what the run began with, or begin a new run"
+                f"the saved state was made without penalties, but this optimizer has {names}: "
+                "resume with the recipe of that run, or start a new run"
             )
         own = [group_fingerprint(g, a) for g, a in zip(groups, self._anchors, strict=True)]
         refuse_other_anchors(
@@ -280,10 +318,10 @@ def _same(params: Sequence[Tensor], known: Sequence[Tensor]) -> bool:
 def _keep_hooks(optimizer: Optimizer) -> None:
     """Bind the step that calls hooks to the optimizer itself.
 
-    Some releases of torch take the calls out of the classes of torch.optim for good as soon as
-    anything is compiled, a model for instance: the penalties would be gone without a word.
+    Some releases of torch remove these calls from the classes of torch.optim for good as soon as
+    anything is compiled, for example a model. The penalties would silently stop acting.
     """
-    if "step" in vars(optimizer):  # a scheduler has done so already
+    if "step" in vars(optimizer):  # a scheduler has already done so
         return
     step: Callable[..., Any] = type(optimizer).step
     hooking = Optimizer.profile_hook_step(lambda self: None).__code__
