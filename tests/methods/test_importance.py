@@ -302,7 +302,7 @@ def test_what_is_of_no_importance_is_not_touched():
 def test_refused():
     net = make_net(torch.float32)
     opt = torch.optim.SGD(net.named_parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="EWC weighs each coordinate: pass importance="):
+    with pytest.raises(ValueError, match="EWC weights each coordinate: pass importance="):
         attach_penalties(opt, [EWC(1.0)], Reference.of(net))
     with pytest.raises(ValueError, match="the data is empty"):
         fisher(net, [], task="classification")

@@ -223,5 +223,5 @@ def test_the_strength_is_set_by_the_peak_learning_rate():
     (penalty,) = attach_penalties(opt, [L2SP()], Reference.of(net)).penalties
     assert penalty.strength == pytest.approx(0.1)
     del scheduler
-    with pytest.raises(ValueError, match="the learning rate is 0"):
+    with pytest.raises(ValueError, match="from the learning rate, which is 0"):
         attach_penalties(torch.optim.SGD(net.parameters(), lr=0.0), [L2SP()], Reference.of(net))

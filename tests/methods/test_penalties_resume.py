@@ -84,17 +84,17 @@ class TestRefused:
     def test_a_state_without_penalties(self):
         net, opt, _ = make()
         plain = torch.optim.AdamW(make_net(torch.float32).parameters())
-        with pytest.raises(ValueError, match="made without penalties, this optimizer has L2SP"):
+        with pytest.raises(ValueError, match="made without penalties, but this optimizer has L2SP"):
             opt.load_state_dict(plain.state_dict())
 
     def test_other_groups(self):
         _, opt, _ = make()
-        with pytest.raises(ValueError, match=r"has \[2, 4\] parameters a group, .* \[6\]"):
+        with pytest.raises(ValueError, match=r"has \[2, 4\] parameters per group, .* \[6\]"):
             opt.load_state_dict(make(groups=True)[1].state_dict())
 
     def test_twice(self):
         net, opt, attached = make()
-        with pytest.raises(ValueError, match="has penalties already"):
+        with pytest.raises(ValueError, match="already has penalties"):
             attach_penalties(opt, [L1SP()], Reference.of(net))
         attached.remove()
         assert "penalty_updates" not in opt.state_dict()["param_groups"][0]
@@ -106,7 +106,7 @@ class TestRefused:
         one = Reference({n: torch.ones_like(p) for n, p in net.named_parameters()})
         with pytest.raises(ValueError, match="there are 2 penalties and 1 importances"):
             attach_penalties(opt, [EWC(), MAS()], Reference.of(net), [one])
-        with pytest.raises(ValueError, match="MAS weighs each coordinate"):
+        with pytest.raises(ValueError, match="MAS weights each coordinate"):
             attach_penalties(opt, [EWC(), MAS()], Reference.of(net), [one, None])
         with pytest.raises(ValueError, match="pass the Reference"):
             attach_penalties(opt, [L2SP()], None)

@@ -137,7 +137,7 @@ def test_other_moments_are_refused_and_nothing_changes(own):
     other, mine = make_run(state_dtype=own)
     train(other, mine, 0, 3)
     before, values = copy.deepcopy(mine.state_dict()), copy.deepcopy(other.state_dict())
-    with pytest.raises(ValueError, match=f"make it with state_dtype={theirs!r}$") as raised:
+    with pytest.raises(ValueError, match=f"make the optimizer with state_dtype={theirs!r}$") as raised:
         mine.load_state_dict(saved)
     assert str(raised.value).count("\n") == 0
     after = mine.state_dict()
@@ -349,7 +349,7 @@ def test_anchors_of_the_checkpoint_are_still_checked():
     net, opt = make_run()
     train(net, opt, 0, 2)
     late = RecAdam(net.parameters(), state_dtype="8bit")
-    with pytest.raises(ValueError, match="parameters a group"):
+    with pytest.raises(ValueError, match="parameters per group"):
         late.load_state_dict(opt.state_dict())
     other = RecAdam(
         make_net(torch.float32, seed=1).named_parameters(),

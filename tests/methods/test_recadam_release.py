@@ -160,7 +160,7 @@ def test_the_weights_are_those_without_release(path):
 def test_the_distance_is_not_known():
     net, opt = make(release=True)
     train(net, opt, 0, 6)
-    with pytest.raises(RuntimeError, match="the anchors were let go"):
+    with pytest.raises(RuntimeError, match="the anchors were released"):
         opt.distance()
     assert math.isnan(opt.recall_state(distance=True)["distance"])  # a log does not stop the run
     assert opt.recall_state() == {"updates": 6, "lam": 1.0, "pull": 0.0}
@@ -203,7 +203,7 @@ def test_a_new_optimizer_with_anchors_goes_on(tmp_path, state_dtype):
     train(net, opt, 7, 12)
     train(other, again, 7, 12)
     assert far(net, other) == 0.0
-    with pytest.raises(RuntimeError, match="let go"):
+    with pytest.raises(RuntimeError, match="released"):
         again.distance()
 
 
@@ -222,7 +222,7 @@ def test_a_refused_state_changes_nothing():
     train(net, opt, 0, 6)
     saved = copy.deepcopy(opt.state_dict())
     expected, other = copy.deepcopy((net, opt))
-    with pytest.raises(ValueError, match="the anchors were let go"):
+    with pytest.raises(ValueError, match="the anchors were released"):
         opt.load_state_dict(saved)
     train(net, opt, 6, 9)
     train(expected, other, 6, 9)
