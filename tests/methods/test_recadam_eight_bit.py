@@ -137,7 +137,7 @@ def test_other_moments_are_refused_and_nothing_changes(own):
     other, mine = make_run(state_dtype=own)
     train(other, mine, 0, 3)
     before, values = copy.deepcopy(mine.state_dict()), copy.deepcopy(other.state_dict())
-    with pytest.raises(ValueError, match=f"make the optimizer with state_dtype={theirs!r}$") as raised:
+    with pytest.raises(ValueError, match=f"with state_dtype={theirs!r}$") as raised:
         mine.load_state_dict(saved)
     assert str(raised.value).count("\n") == 0
     after = mine.state_dict()

@@ -264,7 +264,7 @@ class TestRefusedStates:
         opt = RecAdam(make_net(torch.float32).parameters())
         with pytest.raises(ValueError, match="other anchors"):
             opt.load_state_dict(RecAdam(make_net(torch.float32, seed=1).parameters()).state_dict())
-        with pytest.raises(ValueError, match=r"has \[2\] parameters per group, this optimizer \[6\]"):
+        with pytest.raises(ValueError, match=r"\[2\] parameters per group, .* \[6\]"):
             opt.load_state_dict(RecAdam(torch.nn.Linear(2, 2).parameters()).state_dict())
 
     def test_of_another_optimizer(self):

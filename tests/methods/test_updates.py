@@ -274,9 +274,9 @@ def test_recipes_round_trip(recipe):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RecAdamUpdate(pull=0.2, gamma=10.0), "say the same thing.*give one of them"),
-        (lambda: RecAdamUpdate(pull=0.1, gamma=10.0), "say the same thing.*give one of them"),
-        (lambda: RecAdamUpdate(pull=0, gamma=0), "say the same thing.*give one of them"),
+        (lambda: RecAdamUpdate(pull=0.2, gamma=10.0), "set the same thing.*give one of them"),
+        (lambda: RecAdamUpdate(pull=0.1, gamma=10.0), "set the same thing.*give one of them"),
+        (lambda: RecAdamUpdate(pull=0, gamma=0), "set the same thing.*give one of them"),
         (lambda: RecAdamUpdate(pull=-1.0), "pull must be"),
         (lambda: RecAdamUpdate(gamma=math.nan), "gamma must be"),
         (lambda: RecAdamUpdate(t0=1.5), "t0 must be a fraction"),
