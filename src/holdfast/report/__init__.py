@@ -1,1 +1,1 @@
-"""A report for people: its verdict in words, Markdown, a terminal's table, a page."""
+"""Show results: one Document, rendered as a page, as Markdown or in a terminal."""

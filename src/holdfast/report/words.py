@@ -1,4 +1,4 @@
-"""Names, amounts and lists in words, for every form of the report."""
+"""Numbers, changes, names and lists as text: one way to say each."""
 
 from __future__ import annotations
 
@@ -6,80 +6,118 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from holdfast.evaluate.report import Estimate, Score
+if TYPE_CHECKING:
+    from holdfast.comparison.result import Measured
+    from holdfast.evaluate.report import Score
 
+Kind = Literal["share", "nll", "perplexity", "other"]
 Outcome = Literal["lost", "gained", "same", "unsure", "broken"]
+
+NONE = "–"
+#: An interval over fewer samples is ignored.
+FEWEST = 8
 
 _SHARES = re.compile("acc|agree|match|em$|f1|mc[12]$|pass$|precision|recall|share")
 _PERPLEXITIES = ("perplexity", "ppl")
-#: By unit, where a loss stops being little and where it starts to be much.
-_STEPS = {"points": (1.0, 5.0), "nats a token": (0.05, 0.25), "% in perplexity": (5.0, 28.0)}
-#: Samples from which on an interval says something.
-FEWEST = 8
-_STEPS_ELSE = (2.0, 10.0)  # per cent of what it was
+#: Where a loss stops being little, and where it starts to be much.
+_STEPS: dict[Kind, tuple[float, float]] = {
+    "share": (1.0, 5.0),  # points
+    "nll": (0.05, 0.25),  # nats per token
+    "perplexity": (5.0, 28.0),  # per cent
+    "other": (2.0, 10.0),  # per cent of the value before
+}
 
 
 @dataclass(frozen=True)
 class Change:
-    """The change of a score in the unit that one speaks of it in.
+    """The change of a score, in the unit in which people state it.
 
     Attributes:
-        unit: ``"points"``, ``"nats a token"``, ``"% in perplexity"`` or ``"in"`` and the metric.
+        kind: of the metric.
+        unit: ``"points"``, ``"nats per token"``, ``"%"`` for perplexities, else the metric's name.
         value, low, high: after − before and its interval, in that unit.
-        outcome: lost or gained only if the interval excludes 0, the same if it does not; unsure
-            without an interval, broken if it is not a finite number.
-        severity: of the change's size: below 1 little, below 2 some, else much.
+        outcome: ``"lost"`` or ``"gained"`` if the interval excludes 0, ``"same"`` if it includes
+            0, ``"unsure"`` without an interval, ``"broken"`` if the change is not finite.
+        worse: whether the change is for the worse.
+        severity: the size of the change; little is below 1, much is 2 or more.
     """
 
+    kind: Kind
     unit: str
     value: float
     low: float | None
     high: float | None
     outcome: Outcome
+    worse: bool
     severity: float
 
     @property
     def amount(self) -> str:
-        """Its size: ``3.1 points``; of a perplexity that rose by much, ``a factor of 25``."""
-        if (times := self.times) is not None:
-            return f"a factor of {times} {self.unit.removeprefix('% ')}"
-        return _amount(abs(self.value), self.unit)
+        """The size, for a sentence: ``3.1 points``; of a large rise in perplexity ``25-fold``."""
+        factor = 1 + self.value / 100
+        if self.kind == "perplexity" and 3 <= factor < math.inf:
+            fold = digits(factor, 1 if factor < 9.95 else 0)
+            return "over 1,000,000-fold" if factor >= 1e6 else f"{fold}-fold"
+        return f"{self._digits(abs(self.value))} {self.unit}"
 
     @property
-    def times(self) -> str | None:
-        """How many times as large a perplexity is, from three times on: ``25``."""
-        factor = 1 + self.value / 100
-        if not self.unit.startswith("%") or not 3 <= factor < math.inf:
-            return None
-        if factor >= 1e6:
-            return "over 1,000,000"
-        return f"{factor:.1f}" if factor < 9.95 else f"{factor:,.0f}"
+    def figure(self) -> str:
+        """The signed number, for a table: ``−3.1``, ``+0.118``, ``+8.3 %``."""
+        return self._signed(self.value) + (" %" if self.kind == "perplexity" else "")
 
     @property
     def signed(self) -> str:
-        """With its sign: ``−3.1 points``."""
-        return signed(self.value, self.unit)
+        """The signed number with its unit: ``−3.1 points``."""
+        return f"{self._signed(self.value)} {self.unit}"
 
     @property
     def margin(self) -> str:
-        """Half the interval's width: ``±0.8 points``; nothing where there is no width."""
+        """Half of the interval's width: ``±0.8 points``; empty without an interval."""
         if self.low is None or self.high is None or self.low == self.high:
             return ""
-        return f"±{_amount((self.high - self.low) / 2, self.unit)}"
+        return f"±{self._digits((self.high - self.low) / 2)} {self.unit}"
+
+    @property
+    def interval(self) -> str:
+        """The interval without its unit: ``−3.9 to −2.3``."""
+        if self.low is None or self.high is None:
+            return NONE
+        return f"{self._signed(self.low)} to {self._signed(self.high)}"
+
+    def _digits(self, size: float) -> str:
+        if self.kind == "other":
+            return f"{size:.3g}" if math.isfinite(size) else digits(size, 0)
+        if self.kind == "perplexity":
+            return percent(size / 100).removesuffix(" %")
+        return digits(size, 3 if self.kind == "nll" else 1)
+
+    def _signed(self, value: float) -> str:
+        sign = "+" if 0 < value < math.inf else "−" if value < 0 else ""
+        return sign + self._digits(abs(value))
 
 
-def change_of(score: Score) -> Change:
-    """How a score changed, and whether that is more than chance."""
-    unit, factor = _unit(score)
-    change = score.change
-    value = change.value * factor
-    low, high = (None if x is None or math.isnan(x) else x * factor for x in _interval(change))
-    worse = value > 0 if score.lower_is_better else value < 0
+def change(
+    metric: str,
+    lower_is_better: bool,
+    before: float,
+    value: float,
+    low: float | None = None,
+    high: float | None = None,
+) -> Change:
+    """Describe a change of a metric by ``value``, with its interval."""
+    kind = kind_of(metric)
+    if kind == "perplexity" and not 0 < before < math.inf:
+        kind = "other"
+    scale = {"share": 100.0, "perplexity": 100 / (before or 1)}.get(kind, 1.0)
+    units = {"share": "points", "nll": "nats per token", "perplexity": "%"}
+    value *= scale
+    low, high = (None if x is None or math.isnan(x) else x * scale for x in (low, high))
+    worse = value > 0 if lower_is_better else value < 0
     if not math.isfinite(value):
         outcome: Outcome = "broken"
-    elif value == 0 and not low and not high:  # as little as there can be
+    elif value == 0 and not low and not high:
         outcome = "same"
     elif low is None or high is None:
         outcome = "unsure"
@@ -87,11 +125,28 @@ def change_of(score: Score) -> Change:
         outcome = "same"
     else:
         outcome = "lost" if worse else "gained"
-    return Change(unit, value, low, high, outcome, _severity(score, value, unit))
+    severity = _severity(kind, abs(value), abs(before))
+    return Change(kind, units.get(kind, plain(metric)), value, low, high, outcome, worse, severity)
 
 
-def kind_of(metric: str) -> str:
-    """``"share"``, ``"nll"``, ``"perplexity"`` or ``"other"``, from what a source calls a metric.
+def change_of(score: Score) -> Change:
+    """The change of a score, judged by its interval if it rests on enough samples."""
+    moved = score.change
+    low, high = (None, None) if moved.n < FEWEST else (moved.low, moved.high)
+    return change(
+        score.metric, score.lower_is_better, score.before.value, moved.value, low, high
+    )
+
+
+def change_in(test: Measured, before: float | None = None, after: float | None = None) -> Change:
+    """The change of a test of a run, or between two other values of the same metric."""
+    before = test.before if before is None else before
+    after = test.after if after is None else after
+    return change(test.metric, test.lower_is_better, before, after - before)
+
+
+def kind_of(metric: str) -> Kind:
+    """The kind of a metric, from its name.
 
     >>> [kind_of(m) for m in ("acc_norm", "exact_match (strict)", "nll", "word_perplexity", "bleu")]
     ['share', 'share', 'nll', 'perplexity', 'other']
@@ -104,72 +159,73 @@ def kind_of(metric: str) -> str:
     return "nll" if "nll" in words else "other"
 
 
+def digits(value: float, places: int) -> str:
+    """A number with a fixed number of decimals; a small one keeps one significant digit.
+
+    >>> digits(0.0803, 3), digits(0.00004, 3), digits(0.0, 3), digits(float("-inf"), 3)
+    ('0.080', '4e-05', '0', '−∞')
+    """
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    text = f"{value:,.{places}f}" if abs(value) < 1e6 else f"{value:.3g}"
+    text = text if text.strip("-0.,") else f"{value:.1g}"
+    return text.replace("-", "−") if value < 0 else text
+
+
 def level(metric: str, value: float) -> str:
-    """A score as one reads it: shares in per cent.
+    """A score; shares are in per cent.
 
     >>> level("accuracy", 0.6831), level("nll", 2.8049)
     ('68.3 %', '2.805')
     """
     kind = kind_of(metric)
-    if not math.isfinite(value):
-        return _not_finite(value)
-    if kind == "share":
-        return f"{100 * value:.1f} %"
-    return f"{value:.3f}" if kind == "nll" else f"{value:.4g}"
-
-
-def signed(value: float, unit: str = "nats a token") -> str:
-    """A change with its sign, short enough for a table.
-
-    >>> signed(-3.14, "points"), signed(0.12)
-    ('−3.1 points', '+0.120 nats a token')
-    """
-    if not math.isfinite(value):
-        return f"{_not_finite(value)} {unit}"
-    sign = "+" if value > 0 else "−" if value < 0 else ""
-    return f"{sign}{_digits(abs(value), unit, table=True)}{_spaced(unit)}"
-
-
-def between(low: float | None, high: float | None, unit: str) -> str:
-    """An interval without its unit: ``−3.9 to −2.3``."""
-    if low is None or high is None:
-        return "–"
-    bounds = (signed(x, unit).removesuffix(_spaced(unit)) for x in (low, high))
-    return " to ".join(bounds)
+    if kind == "share" and math.isfinite(value):
+        return f"{digits(100 * value, 1)} %"
+    if kind == "nll" or not math.isfinite(value):
+        return digits(value, 3)
+    return f"{value:.4g}"
 
 
 def nats(value: float) -> str:
-    """A divergence.
-
-    >>> nats(0.0803), nats(0.4321), nats(0.00001), nats(0.0)
-    ('0.080', '0.43', 'under 0.001', '0')
-    """
-    return _not_finite(value) if not math.isfinite(value) else _digits(value, "nats")
+    """A divergence, without its unit."""
+    return digits(value, 3)
 
 
 def percent(share: float) -> str:
-    """A relative drift.
+    """A share in per cent.
 
-    >>> percent(0.01934), percent(0.00001), percent(0.0), percent(float("inf"))
-    ('1.9 %', 'under 0.01 %', '0 %', '∞')
+    >>> percent(0.01934), percent(0.0093), percent(1.676), percent(float("inf"))
+    ('1.9 %', '0.93 %', '168 %', '∞')
     """
-    if not math.isfinite(share):
-        return _not_finite(share)
-    figure = 100 * share
-    if figure == 0:
-        return "0 %"
-    if figure < 0.01:
-        return "under 0.01 %"
-    return f"{figure:.2f} %" if figure < 1 else f"{figure:.1f} %"
+    size = abs(100 * share)
+    text = digits(100 * share, 2 if size < 1 else 1 if size < 99.5 else 0)
+    return f"{text} %" if math.isfinite(share) else text
 
 
-def count(number: int) -> str:
-    """A whole number with its thousands apart.
+def seconds(value: float) -> str:
+    """A duration.
 
-    >>> count(134515008)
-    '134,515,008'
+    >>> seconds(4.21), seconds(312.0), seconds(6000)
+    ('4.2 s', '5.2 min', '1.7 h')
     """
-    return f"{number:,}"
+    for unit, size in (("h", 3600), ("min", 60)):
+        if value >= 1.5 * size:
+            return f"{digits(value / size, 1)} {unit}"
+    return f"{digits(value, 1 if value < 10 else 0)} s"
+
+
+def gibibytes(size: float) -> str:
+    """An amount of memory.
+
+    >>> gibibytes(789204992), gibibytes(80 * 2**30)
+    ('0.73 GiB', '80.0 GiB')
+    """
+    value = size / 2**30
+    return f"{digits(value, 2 if value < 10 else 1)} GiB"
 
 
 def listed(items: Sequence[str], most: int = 4) -> str:
@@ -185,7 +241,7 @@ def listed(items: Sequence[str], most: int = 4) -> str:
 
 
 def plain(name: str) -> str:
-    """A name on one line, without control characters and what else does not print.
+    """A name on one line, without control characters.
 
     >>> plain("a\\n\\x1b[31mb")
     'a ␛[31mb'
@@ -194,53 +250,16 @@ def plain(name: str) -> str:
     return " ".join(shown.split()) or "(no name)"
 
 
-def _unit(score: Score) -> tuple[str, float]:
-    """The unit of a score's change, and what to multiply the change with."""
-    kind = kind_of(score.metric)
-    if kind == "perplexity" and math.isfinite(score.before.value) and score.before.value > 0:
-        return "% in perplexity", 100 / score.before.value
-    units = {"share": ("points", 100.0), "nll": ("nats a token", 1.0)}
-    return units.get(kind, (f"in {plain(score.metric)}", 1.0))
+def cut(text: str, most: int) -> str:
+    """A long text without its middle: names often differ at their ends."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[: half - 1]}…{text[-half:]}"
 
 
-def _interval(change: Estimate) -> tuple[float | None, float | None]:
-    """The interval; of a few samples there is none, whatever resampling gives."""
-    return (None, None) if change.n < FEWEST else (change.low, change.high)
-
-
-def _severity(score: Score, value: float, unit: str) -> float:
-    little, much = _STEPS.get(unit, _STEPS_ELSE)
-    size = abs(value)
-    if unit not in _STEPS:
-        before = abs(score.before.value)
+def _severity(kind: Kind, size: float, before: float) -> float:
+    little, much = _STEPS[kind]
+    if kind == "other":
         size = 100 * size / before if before > 0 else math.inf
     if math.isnan(size):
         return math.inf
     return size / little if size < little else 1 + (size - little) / (much - little)
-
-
-def _amount(size: float, unit: str) -> str:
-    return f"{_digits(size, unit)}{_spaced(unit)}"
-
-
-def _digits(size: float, unit: str, table: bool = False) -> str:
-    """A size in the unit's digits; what would round to 0 is under the least that is shown."""
-    if size == 0:
-        return "0"
-    if not unit.startswith(("points", "nats", "%")):
-        return f"{size:.3g}"
-    if unit.startswith("%") and size >= (99.5 if table else 9.95):
-        return f"{size:.0f}" if size < 1e9 else f"{size:.2g}"
-    digits = 3 if unit.startswith("nats") and (table or size < 0.0995) else 1
-    digits = 2 if unit.startswith("nats") and digits == 1 else digits
-    if size < 0.5 * 10**-digits:
-        return f"under {10**-digits:.{digits}f}" if not table else f"{size:.1g}"
-    return f"{size:.{digits}f}"
-
-
-def _spaced(unit: str) -> str:
-    return f" {unit}"
-
-
-def _not_finite(value: float) -> str:
-    return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"

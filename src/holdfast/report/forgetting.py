@@ -1,0 +1,253 @@
+"""The Document of a forgetting report."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from holdfast.report.document import Column, Document, Figure, Section, Table, Tile, Tone
+from holdfast.report.drift_map import drift_map
+from holdfast.report.plot import ACCENT, GAINED, LOST, SAME, Bar, Line, Span, bars, lines
+from holdfast.report.verdict import source_of, verdict, where
+from holdfast.report.words import NONE, Change, change_of, level, nats, percent, plain
+
+if TYPE_CHECKING:
+    from holdfast.evaluate.report import Divergence, Drift, DriftRow, ForgettingReport, Score
+
+__all__ = ["document", "settings_section"]
+
+_LEVELS: dict[str, tuple[str, Tone]] = {
+    "nothing": ("No loss found", "good"),
+    "little": ("Little forgotten", "good"),
+    "some": ("Some forgetting", "warn"),
+    "much": ("Much forgotten", "bad"),
+    "unknown": ("Not known", "info"),
+}
+#: Of an outcome: its name in a table, its tone, its color in a plot.
+_OUTCOMES: dict[str, tuple[str, Tone, str]] = {
+    "lost": ("lost", "bad", LOST),
+    "gained": ("gained", "good", GAINED),
+    "same": ("no measurable change", "", SAME),
+    "unsure": ("no interval", "", SAME),
+    "broken": ("not finite", "bad", LOST),
+}
+_HEADINGS = {
+    "share": "Change in points",
+    "nll": "Change of the loss, nats per token",
+    "perplexity": "Change of the perplexity, %",
+}
+#: Rows of a drift table on the page, and in a terminal.
+_ROWS, _BRIEF = 50, 10
+
+
+def document(report: ForgettingReport) -> Document:
+    """Verdict, scores, predictions, weights and training curves."""
+    answer = verdict(report)
+    badge, tone = _LEVELS[answer.level]
+    drift, divergences = report.drift, report.divergences
+    curves = [lines(plain(c.name), [Line(c.name, c.steps, c.values)], "step") for c in report.curves]
+    return Document(
+        kind="forgetting report",
+        answer=answer,
+        badge=badge,
+        tone=tone,
+        names=(report.base, report.tuned),
+        tiles=tuple(_tiles(report)),
+        sections=(
+            Section(
+                "Before and after",
+                "Red is lost and green is gained. Grey is within chance: the 95 % interval of the "
+                "change includes 0.",
+                tuple(_score_bars(report.scores)),
+                (_score_table(report.scores),) if report.scores else (),
+            ),
+            Section(
+                "Predictions",
+                "KL(base‖tuned): how far the tuned model's predictions are from the base model's on "
+                "the same inputs. Context-free inputs are texts that the base model generated.",
+                (_divergence_bars(divergences),) if divergences else (),
+                (_divergence_table(divergences),) if divergences else (),
+            ),
+            Section(
+                "Weights",
+                "How far the weights moved, in per cent of their norm.",
+                (drift_map(drift),) if drift and drift.layers else (),
+                tuple(_drift_tables(drift)) if drift else (),
+            ),
+            Section("During training", figures=tuple(curves)),
+            Section("Not measured", notes=report.notes),
+            settings_section(report),
+        ),
+        download="forgetting-report.json",
+        version=report.versions.get("holdfast", ""),
+    )
+
+
+def settings_section(report: ForgettingReport) -> Section:
+    """How a report was measured."""
+    values = {"Settings": report.settings, "Versions": report.versions}
+    tables = tuple(Table.facts(title, found) for title, found in values.items() if found)
+    return Section("How it was measured", tables=tables)
+
+
+def _tiles(report: ForgettingReport) -> list[Tile]:
+    """The worst loss, the target, the predictions and the weights."""
+    found = []
+    changes = [(score, change_of(score)) for score in report.scores]
+    lost = [(s, c) for s, c in changes if c.outcome == "lost" and s.role == "retained"]
+    lost = [max(lost, key=lambda row: row[1].severity)] if lost else []
+    targets = [(s, c) for s, c in changes if s.role == "target"][:1]
+    for word, rows in (("Worst loss", lost), ("Target", targets)):
+        for score, change in rows:
+            found.append(Tile.of_change(f"{word}: {plain(score.name)}", change))
+    for d in report.divergences[-1:]:
+        label = f"Predictions moved on {source_of(d)}"
+        found.append(Tile(label, nats(d.kl.value), f"nats per {plain(d.per)}"))
+    if (drift := report.drift) is not None:
+        place = where(drift.layers)
+        label = f"Weights moved, most in {place}" if place else "Weights moved"
+        found.append(Tile(label, percent(drift.total.relative), "of their norm"))
+    return found
+
+
+def _score_bars(scores: Sequence[Score]) -> list[Figure]:
+    """The changes of the scores, one figure per unit, the worst on top.
+
+    The targets come last, in figures of their own: they are meant to change, and by more.
+    """
+    rows = [(score, change_of(score)) for score in scores]
+
+    def panel(row: tuple[Score, Change]) -> tuple[bool, str, str, bool]:
+        score, change = row
+        return score.role == "target", change.kind, change.unit, score.lower_is_better
+
+    def loss(row: tuple[Score, Change]) -> float:
+        change = row[1]
+        return math.inf if change.outcome == "broken" else (-1, 1)[change.worse] * change.severity
+
+    rows.sort(key=loss, reverse=True)
+    order = sorted(dict.fromkeys(map(panel, rows)), key=lambda found: found[0])
+    rows.sort(key=lambda row: order.index(panel(row)))
+    figures = []
+    for (target, kind, unit, lower), group in groupby(rows, panel):
+        heading = _HEADINGS.get(kind, f"Change of {unit}")
+        title = f"The target: {heading[0].lower()}{heading[1:]}" if target else heading
+        made = [_change_bar(score, change) for score, change in group]
+        figures.append(bars(title, made, lower_is_better=lower))
+    return figures
+
+
+def _change_bar(score: Score, change: Change) -> Bar:
+    before, after = (level(score.metric, e.value) for e in (score.before, score.after))
+    outcome, _, color = _OUTCOMES[change.outcome]
+    hover = (
+        f"{before} → {after} {plain(score.metric)}: {outcome}",
+        f"{change.signed}, 95 % interval {change.interval}",
+        f"n = {score.change.n:,}",
+    )
+    span = Span(change.value, change.low, change.high)
+    return Bar(score.name, span, change.figure, color, hover)
+
+
+def _score_table(scores: Sequence[Score]) -> Table:
+    """Before, after and the change of each test, targets last."""
+    rows, tones = [], []
+    for score in sorted(scores, key=lambda s: s.role == "target"):
+        change = change_of(score)
+        outcome, tone, _ = _OUTCOMES[change.outcome]
+        tones.append(tone)
+        rows.append(
+            (
+                plain(score.name) + (" (target)" if score.role == "target" else ""),
+                plain(score.metric),
+                level(score.metric, score.before.value),
+                level(score.metric, score.after.value),
+                change.signed,
+                change.interval,
+                f"{score.change.n:,}",
+                outcome,
+            )
+        )
+    columns = (
+        Column("test"), Column("metric", rank=1), Column("before"), Column("after"),
+        Column("change"), Column("95 % interval", rank=2), Column("n", rank=3),
+        Column("outcome", rank=4),
+    )  # fmt: skip
+    return Table("Scores", columns, tuple(rows), tones=tuple(tones), opened=True)
+
+
+def _divergence_bars(divergences: Sequence[Divergence]) -> Figure:
+    rows = [
+        Bar(
+            d.name,
+            Span(d.kl.value, d.kl.low, d.kl.high),
+            nats(d.kl.value),
+            ACCENT,
+            (f"{nats(d.kl.value)} nats per {plain(d.per)}", f"95 % interval {_interval(d)}"),
+        )
+        for d in divergences
+    ]
+    return bars("KL(base‖tuned), nats per prediction", rows)
+
+
+def _divergence_table(divergences: Sequence[Divergence]) -> Table:
+    rows = tuple(
+        (
+            plain(d.name),
+            f"{nats(d.kl.value)} per {plain(d.per)}",
+            _interval(d),
+            f"{d.kl.n:,}",
+            f"{d.predictions:,}",
+            plain(d.how) if d.how else "",
+        )
+        for d in divergences
+    )
+    columns = (
+        Column("inputs"), Column("KL(base‖tuned), nats"), Column("95 % interval", rank=2),
+        Column("sequences", rank=3), Column("predictions", rank=4),
+        Column("how", rank=5, prose=True),
+    )  # fmt: skip
+    return Table("Divergence of the predictions", columns, rows)
+
+
+def _interval(divergence: Divergence) -> str:
+    low, high = divergence.kl.low, divergence.kl.high
+    return NONE if low is None or high is None else f"{nats(low)} to {nats(high)}"
+
+
+def _drift_tables(drift: Drift) -> list[Table]:
+    """Drift by layer, kind and tensor, and the tensors that could not be compared."""
+    odd = {
+        "Tensors with NaN or infinity": drift.not_finite,
+        "Tensors that the tuned model lacks": drift.only_base,
+        "Tensors that the base model lacks": drift.only_tuned,
+    }
+    return [
+        _drift_table("Drift by layer", drift.layers, drift.total),
+        *(
+            _drift_table(f"Drift by {what}", rows)
+            for what, rows in (("kind of parameter", drift.kinds), ("tensor", drift.tensors))
+            if rows
+        ),
+        *(
+            Table(title, (Column("name"),), tuple((plain(n),) for n in names), page_only=True)
+            for title, names in odd.items()
+            if names
+        ),
+    ]
+
+
+def _drift_table(title: str, drifts: Sequence[DriftRow], total: DriftRow | None = None) -> Table:
+    """The rows that moved most relative to their norm, after the total."""
+    top = heapq.nlargest(_ROWS, drifts, key=lambda row: (row.relative, row.distance))
+    named = [(plain(row.name), row) for row in top]
+    rows = tuple(
+        (name, percent(row.relative), f"{row.distance:.4g}", f"{row.norm:.4g}", f"{row.size:,}")
+        for name, row in ([("all weights", total)] if total else []) + named
+    )
+    columns = tuple(map(Column, ("name", "relative", "distance", "norm", "weights")))
+    note = f"The {len(top)} of {len(drifts)} that moved most." if len(top) < len(drifts) else ""
+    return Table(title, columns, rows, note, brief=_BRIEF + 1, page_only=total is None)

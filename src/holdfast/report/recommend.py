@@ -1,0 +1,317 @@
+"""Which recipe of a comparison to take, and which α of a sweep.
+
+The rule for recipes, which no setting changes:
+
+1. Medians over seeds count. A recipe is a candidate if its target score is finite and better than
+   the pretrained model's. Without a candidate, keep the pretrained model.
+2. A candidate is *close* to the best if its target score is within 1 % of the best one (relative to
+   it), or if the range of its seeds overlaps with that of the best one. Among equally good best
+   ones, the best is the one that forgets least.
+3. Of the close candidates, take the one that forgets least: the mean over the retained tests of the
+   relative loss. A gain counts as no loss. A tie goes to the better target score.
+4. Without retained tests, take the one whose predictions moved least, by KL(base‖tuned).
+
+A recipe that was chosen on other data (``Results.taken``) is recommended regardless.
+
+The rule for α is the same with one model per α: its target score is close if it is within 1 % of
+the best one, or if the 95 % interval of its gain over the base reaches the best gain. Losses are
+on the scale of the verdict (1 is where a loss stops being little). Without retained tests, the
+smallest close α is taken, because it is closest to the base. Without a target score there is no
+recommendation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.report.document import Answer
+from holdfast.report.words import change_in, change_of, level, listed, percent, plain, seconds
+
+if TYPE_CHECKING:
+    from holdfast.comparison.results import Results, Summary
+    from holdfast.evaluate.report import ForgettingReport, Score
+    from holdfast.evaluate.sweep import Sweep, SweepPoint
+
+    Found = tuple[SweepPoint, Score]
+
+__all__ = ["AlphaRecommendation", "Recommendation", "recommend", "recommend_alpha"]
+
+#: Relative distance to the best target score that counts as close, and as near.
+CLOSE, NEAR = 0.01, 0.05
+#: The name of the recipe that is plain fine-tuning.
+STANDARD = "standard"
+
+_NO_TESTS = "To see what was forgotten, test tasks that the model should keep."
+_CONFIRM = "The choice was made on these samples: confirm it on others."
+
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Recommendation(Answer):
+    """The answer of a comparison.
+
+    Attributes:
+        label: the recipe to take; None for the pretrained model.
+        best: the best recipe on the target.
+        gentle: the recipe that forgets least within 5 % of the best.
+    """
+
+    label: str | None = None
+    best: str | None = None
+    gentle: str | None = None
+
+
+@dataclass(frozen=True)
+class AlphaRecommendation(Answer):
+    """The answer of a sweep.
+
+    Attributes:
+        alpha: the α to take; None if the target was not tested.
+    """
+
+    alpha: float | None = None
+
+
+def recommend(results: Results) -> Recommendation:
+    """Apply the rule for recipes, and give the reasons."""
+    found = results.summaries()
+    total = len(results.failed) + len(results.runs)
+    failed = [f"{len(results.failed)} of {total} runs failed."] if results.failed else []
+    if not found:
+        return Recommendation("No run has finished.", tuple(failed))
+    better = [s for s in found if math.isfinite(s.target.after) and s.target.gain > 0]
+    if not better:
+        target = plain(found[0].target.name)
+        headline = f"Keep the pretrained model: no recipe made it better on {target}."
+        return Recommendation(headline, tuple(failed))
+    best = min(better, key=lambda s: (_target_first(s), s.loss))
+    close = [s for s in better if _within(s, best, CLOSE) or _overlap(s, best)]
+    near = [s for s in better if s in close or _within(s, best, NEAR)]
+    gentle = _gentlest(near)
+    taken = next((s for s in found if s.label == results.taken), None)
+    chosen = taken or _gentlest(close)
+    standard = standard_of(found)
+    sentences = [
+        _on_target(chosen, best, standard),
+        *_on_losses(chosen, standard),
+        *_on_others(chosen, best, gentle),
+    ]
+    if standard is not None and chosen.seconds >= 1.5 * standard.seconds:
+        times = seconds(chosen.seconds), seconds(standard.seconds)
+        sentences.append(f"One run takes {times[0]}, with standard fine-tuning {times[1]}.")
+    sentences += failed
+    if not any(s.retained for s in found):
+        sentences.append(_NO_TESTS)
+    if len(found) > 1 and all(s.seeds == 1 for s in found):
+        sentences.append("Only one seed was run: small differences may be chance.")
+    if len(found) > 1 and taken is None:
+        sentences.append(_CONFIRM)
+    reason = _reason(chosen, best, close, found)
+    if taken is not None:
+        reason = (
+            "on the data that it was chosen on, it was within 1 % of the best and forgot least"
+        )
+    headline = f"Take {plain(chosen.label)}: {reason}."
+    return Recommendation(headline, tuple(sentences), chosen.label, best.label, gentle.label)
+
+
+def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
+    """Apply the rule for α, and give the reasons."""
+    found = targets_of(sweep)
+    tested = any(retained(point.report) for point in sweep.points)
+    finite = [(point, score) for point, score in found if math.isfinite(score.after.value)]
+    advice = [] if tested else [_NO_TESTS]
+    if not finite:
+        why = "its target score is not a finite number" if found else "no target was tested"
+        return AlphaRecommendation(
+            f"No α is recommended: {why}.", (*_worst_losses(sweep, None), *advice)
+        )
+    best = min(finite, key=_alpha_first)
+    close = [row for row in finite if _is_close(row[1], best[1])]
+    if any(retained(point.report) for point, _ in close):
+        chosen = min(close, key=lambda row: (loss_of(row[0].report), _alpha_first(row)))
+        last = "forgets least"
+    else:
+        chosen = min(close, key=lambda row: row[0].alpha)
+        last = "stays closest to the base"
+    (point, score), target = chosen, plain(chosen[1].name)
+    take = {0.0: "Keep the base", 1.0: "Keep the tuned model"}
+    others = {} if best[0] is point else {f"the best (α = {best[0].alpha:g})": best[1].after.value}
+    if point.alpha != 0:
+        others["the base"] = score.before.value
+    sentences = [
+        _compared(target, score.metric, score.after.value, others),
+        *_worst_losses(sweep, point.alpha),
+    ]
+    if len(close) > 1:
+        alphas = listed([f"{other.alpha:g}" for other, _ in close], most=12)
+        sentences.append(f"Close to the best on the target: α = {alphas}.")
+    reason = f"of the models close to the best on {target}, it {last}"
+    reason = reason if len(close) > 1 else f"no other α comes close on {target}"
+    headline = f"{take.get(point.alpha, f'Take α = {point.alpha:g}')}: {reason}."
+    return AlphaRecommendation(headline, (*sentences, *advice, _CONFIRM), point.alpha)
+
+
+def standard_of(found: Sequence[Summary]) -> Summary | None:
+    """Plain fine-tuning, with the values that are best on the target, if it was run."""
+    plain_ones = [s for s in found if s.recipe == STANDARD and math.isfinite(s.target.after)]
+    return min(plain_ones, key=_target_first, default=None)
+
+
+def kl_of(summary: Summary) -> float | None:
+    """How far its predictions moved: on the base's own texts, else on the first inputs."""
+    return summary.kl.get("context-free", next(iter(summary.kl.values()), None))
+
+
+def targets_of(sweep: Sweep) -> list[Found]:
+    """The points that have the first target score, each with that score."""
+    scores = [(p, s) for p in sweep.points for s in p.report.scores if s.role == "target"]
+    return [(p, s) for p, s in scores if key_of(s) == key_of(scores[0][1])]
+
+
+def key_of(score: Score) -> Key:
+    """The identity of a score at every α."""
+    return score.name, score.metric, score.role
+
+
+def retained(report: ForgettingReport) -> list[Score]:
+    """The scores on tasks that the model should keep."""
+    return [score for score in report.scores if score.role == "retained"]
+
+
+def loss_of(report: ForgettingReport, key: Key | None = None) -> float:
+    """The mean loss over the retained scores, or over one, on the scale of the verdict."""
+    losses = []
+    for score in retained(report):
+        if key in (None, key_of(score)):
+            change = change_of(score)
+            size = math.inf if change.outcome == "broken" else change.severity
+            losses.append(size if change.worse or size == math.inf else 0.0)
+    return sum(losses) / len(losses) if losses else 0.0
+
+
+def worst_of(report: ForgettingReport) -> Score | None:
+    """The retained score with the worst measurable loss."""
+    lost = [s for s in retained(report) if change_of(s).outcome in ("lost", "broken")]
+    return max(lost, key=lambda score: change_of(score).severity, default=None)
+
+
+def _target_first(summary: Summary) -> float:
+    """Least for the best on the target."""
+    return (1 if summary.target.lower_is_better else -1) * summary.target.after
+
+
+def _alpha_first(row: Found) -> tuple[float, float]:
+    """Least for the best on the target; a tie goes to the largest α."""
+    point, score = row
+    return (1 if score.lower_is_better else -1) * score.after.value, -point.alpha
+
+
+def _within(summary: Summary, best: Summary, share: float) -> bool:
+    top = best.target.after
+    return abs(summary.target.after - top) <= share * abs(top)
+
+
+def _overlap(one: Summary, other: Summary) -> bool:
+    """Whether the ranges of their seeds' target scores overlap."""
+    values = [run.target.after for run in one.runs], [run.target.after for run in other.runs]
+    known = [[value for value in some if math.isfinite(value)] for some in values]
+    return all(known) and max(map(min, known)) <= min(map(max, known))
+
+
+def _is_close(score: Score, best: Score) -> bool:
+    if abs(score.after.value - best.after.value) <= CLOSE * abs(best.after.value):
+        return True
+    change, top = change_of(score), change_of(best).value
+    if score.lower_is_better:
+        return change.low is not None and change.low <= top
+    return change.high is not None and change.high >= top
+
+
+def _gentlest(among: Sequence[Summary]) -> Summary:
+    if any(s.retained for s in among):
+        return min(among, key=lambda s: (s.loss, _target_first(s)))
+    moved = {s.label: math.inf if (kl := kl_of(s)) is None else kl for s in among}
+    return min(among, key=lambda s: (moved[s.label], _target_first(s)))
+
+
+def _reason(
+    chosen: Summary, best: Summary, close: Sequence[Summary], found: Sequence[Summary]
+) -> str:
+    target = plain(best.target.name)
+    last = "forgets least" if any(s.retained for s in close) else "moves the predictions least"
+    if len(found) == 1:
+        return f"it is the only recipe, and better than the pretrained model on {target}"
+    if len(close) == 1:
+        return f"no other recipe comes close on {target}"
+    if chosen is best:
+        return f"it is the best on {target}, and of the recipes close to it, it {last}"
+    if _within(chosen, best, CLOSE):
+        return f"within 1 % of the best on {target}, it {last}"
+    return f"its seeds overlap with those of the best on {target}, and it {last}"
+
+
+def _compared(name: str, metric: str, value: float, others: dict[str, float]) -> str:
+    """A target score beside those of other models."""
+    rest = [f"{who} {level(metric, other)}" for who, other in others.items()]
+    return "; ".join(filter(None, [f"On {name}: {level(metric, value)} {plain(metric)}", listed(rest)])) + "."
+
+
+def _on_target(chosen: Summary, best: Summary, standard: Summary | None) -> str:
+    others = {} if best is chosen else {f"the best ({plain(best.label)})": best.target.after}
+    if standard is not None and standard not in (chosen, best):
+        others["standard fine-tuning"] = standard.target.after
+    others["the pretrained model"] = chosen.target.before
+    target = chosen.target
+    return _compared(plain(target.name), target.metric, target.after, others)
+
+
+def _on_losses(chosen: Summary, standard: Summary | None) -> list[str]:
+    """The three worst retained tests, with standard fine-tuning beside them."""
+    beside = None if standard is chosen else standard
+    other = {(test.name, test.metric): test for test in beside.retained} if beside else {}
+    said = []
+    for test in sorted(chosen.retained, key=lambda test: test.relative)[:3]:
+        words = f"{plain(test.name)} {change_in(test).signed}"
+        if (same := other.get((test.name, test.metric))) is not None:
+            words += f" (standard fine-tuning {change_in(same).figure})"
+        said.append(words)
+    if more := len(chosen.retained) - len(said):
+        said.append(f"{more} more lost less")
+    return [f"Retained: {'; '.join(said)}."] if said else []
+
+
+def _on_others(chosen: Summary, best: Summary, gentle: Summary) -> list[str]:
+    """The best recipe on the target, and a gentler one."""
+    said = []
+    target = plain(best.target.name)
+    if best is not chosen and chosen.retained:
+        said.append(
+            f"The best on {target}, {plain(best.label)}, lost {percent(best.loss)} on average over "
+            f"the tests; {plain(chosen.label)} lost {percent(chosen.loss)}."
+        )
+    if gentle is not chosen:
+        value = level(gentle.target.metric, gentle.target.after)
+        lost = f" and lost {percent(gentle.loss)}" if gentle.retained else ""
+        said.append(
+            f"To forget less, take {plain(gentle.label)}: it has {value} on {target}{lost}."
+        )
+    return said
+
+
+def _worst_losses(sweep: Sweep, alpha: float | None) -> list[str]:
+    """The worst loss of the chosen model, and of the tuned one."""
+    said = []
+    for point in sweep.points:
+        if point.alpha in (alpha, 1) and point.alpha != 0 and retained(point.report):
+            who = "The tuned model" if point.alpha == 1 else f"α = {point.alpha:g}"
+            if (worst := worst_of(point.report)) is None:
+                said.append(f"{who} has no measurable loss.")
+            else:
+                most = " at most" if len(retained(point.report)) > 1 else ""
+                said.append(f"{who} lost {change_of(worst).amount}{most}, on {plain(worst.name)}.")
+    return said

@@ -1,0 +1,138 @@
+"""A Document as Markdown and in a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from holdfast.report.document import Document, Table
+from holdfast.report.words import cut, plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["to_markdown", "to_terminal"]
+
+_STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "red", "info": "blue", "muted": "dim"}
+#: Characters of a row's and of a column's name on terminals that are too narrow for all of it.
+_NAME, _HEAD = 22, 10
+
+
+def to_markdown(document: Document) -> str:
+    """The answer, the tables and the notes; names cannot act as markup."""
+    answer = document.answer
+    parts = [
+        f"# {escape(answer.headline)}",
+        escape(" → ".join(map(plain, document.names))),
+        _bullets(answer.sentences),
+    ]
+    for section in document.filled:
+        parts += [_markdown(table) for table in section.tables if not table.page_only]
+        if section.notes:
+            parts.append(f"## {escape(section.title)}\n\n{_bullets(section.notes)}")
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def to_terminal(document: Document, console: Console | None = None) -> None:
+    """Print on a console of rich, or as Markdown if rich is not installed.
+
+    Names are text, never markup.
+    """
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table as RichTable
+        from rich.text import Text
+    except ImportError:
+        print(to_markdown(document), end="")
+        return
+    console = console or Console()
+    answer = document.answer
+    console.print(Text(answer.headline, style=f"bold {_STYLES[document.tone]}"))
+    for sentence in answer.sentences:
+        console.print(Text(sentence))
+    for section in document.filled:
+        for table in (table for table in section.tables if not table.page_only):
+            columns, fits = _fitting(table, console.width)
+            shown = RichTable(
+                title=Text(table.title, style="bold"),
+                caption=Text(_note(table, len(table.columns) - len(columns))),
+                box=box.SIMPLE_HEAD,
+                title_justify="left",
+                caption_justify="left",
+                pad_edge=False,
+                show_edge=False,
+            )
+            for i in columns:
+                head = table.columns[i].title if fits else cut(table.columns[i].head, _HEAD)
+                shown.add_column(Text(head), justify="right" if i else "left", overflow="fold")
+            for row, tone in table.toned[: table.brief]:
+                cells = [row[i] if i or fits else _name(row[i]) for i in columns]
+                shown.add_row(*map(Text, cells), style=_STYLES[tone])
+            console.print("", shown)
+        for note in section.notes:
+            console.print(Text(plain(note)))
+
+
+def escape(text: str) -> str:
+    r"""Text that Markdown, including GitHub's tables, shows unchanged.
+
+    >>> print(escape("a|b <script> acc_norm `x` _y_"))
+    a\|b \<script\> acc_norm \`x\` \_y\_
+    """
+    return re.sub(r"[\\`*\[\]<>|~#&$@]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
+
+
+def _bullets(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {escape(plain(sentence))}" for sentence in sentences)
+
+
+def _markdown(table: Table) -> str:
+    head = [column.title for column in table.columns]
+    rows = [[escape(cell.strip()) for cell in row] for row in (head, *table.rows[: table.brief])]
+    widths = [max(3, *map(len, cells)) for cells in zip(*rows, strict=True)]
+    rule = ["-" * (width - 1) + ":" if i else ":" + "-" * (width - 1) for i, width in enumerate(widths)]
+    lines = [
+        " | ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (rows[0], rule, *rows[1:])
+    ]
+    text = "\n".join(f"| {line} |" for line in lines)
+    return "\n\n".join(filter(None, [f"## {escape(table.title)}", text, escape(_note(table))]))
+
+
+def _note(table: Table, left_out: int = 0) -> str:
+    """The table's note, and how much of the table is not shown."""
+    notes = [table.note]
+    if table.brief is not None and table.brief < len(table.rows):
+        notes.append(f"{table.brief} of {len(table.rows)} rows.")
+    if left_out:
+        notes.append(f"Columns left out: {left_out}.")
+    return " ".join(filter(None, notes))
+
+
+def _fitting(table: Table, width: int) -> tuple[list[int], bool]:
+    """The columns that fit, by rank; and whether all of their names do."""
+    rows = table.rows[: table.brief]
+
+    def needed(columns: Sequence[int], fits: bool) -> int:
+        heads = [c.title if fits else cut(c.head, _HEAD) for c in table.columns]
+        cells = [
+            [row[i] if i or fits else _name(row[i]) for row in rows] + [heads[i]] for i in columns
+        ]
+        return sum(2 + max(map(len, column)) for column in cells)
+
+    columns = list(range(len(table.columns)))
+    if needed(columns, True) <= width:
+        return columns, True
+    while needed(columns, False) > width and any(table.columns[i].rank for i in columns):
+        columns.remove(max(columns, key=lambda i: table.columns[i].rank))
+    return columns, False
+
+
+def _name(text: str) -> str:
+    """A row's name cut to length; a star at its end stays."""
+    return cut(text, _NAME)
