@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from holdfast import anneal, optim, registry
+from holdfast.columns import with_weights
 from holdfast.data import pad_collate
 from holdfast.hosts.raw import LoopSettings, finetune_loop, train_loop
 from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
@@ -31,9 +32,8 @@ from holdfast.methods.wise_ft import WiseFT
 from holdfast.recipe import Recipe
 from holdfast.reference import Distance, Reference
 from holdfast.run import Run
-from holdfast.scoring.one_pass import score
+from holdfast.scoring.scorer import score
 from holdfast.scoring.scores import Scores
-from holdfast.scoring.weights import with_weights
 
 if TYPE_CHECKING:
     from holdfast.comparison.plan import Plan

@@ -1,8 +1,8 @@
-"""Columns: values that each sample carries with it, whatever is done to the dataset.
+"""Columns: a value per sample, such as a weight, that travels with the dataset into batches.
 
-data = with_column(dataset, values, "weight")       # a value in each sample
+data = with_weights(dataset, weights)               # a value in each sample
 loader = DataLoader(data, 32, shuffle=True, collate_fn=keeping(collate, "weight"))
-batch, values = take_column(batch, "weight")        # the values of a batch, and the rest of it
+batch, values = take_column(batch, "weight")        # the batch without the values, and the values
 """
 
 from __future__ import annotations
@@ -16,43 +16,95 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from holdfast.data import Collate
+from holdfast.losses import Task, target_mask
 
-__all__ = ["keeping", "take_column", "with_column"]
+__all__ = ["keeping", "take_column", "with_column", "with_weights"]
 
 
 def with_column(dataset: Any, values: Sequence[Any], column: str) -> Any:
-    """The dataset with a value in each sample: a number, or a list or vector of numbers.
+    """Add a value to each sample: a number, or a list or vector of numbers.
 
     Args:
         dataset, column: as for :func:`holdfast.with_weights`.
-        values: one a sample, in the dataset's order.
+        values: one per sample, in the dataset's order.
 
     Example:
         >>> with_column([("a", 0), ("b", 1)], [[0.1, 0.2], [0.3, 0.4]], "logits")[1]
         ('b', 1, [0.3, 0.4])
     """
     if len(values) != len(dataset):
-        raise ValueError(f"{len(values)} values do not fit {len(dataset)} samples")
-    # What a transform makes of a row on the fly need not hold a column that it does not know.
+        raise ValueError(f"got {len(values)} values for {len(dataset)} samples")
+    # A transform that runs on the fly may drop a column that it does not know.
     if hasattr(dataset, "add_column") and dataset.format["type"] != "custom":
         if column in dataset.column_names:
-            raise ValueError(f"the dataset has a column {column!r} already: choose another name")
+            raise ValueError(f"the dataset already has a column {column!r}: choose another name")
         plain = [value.numpy() if isinstance(value, Tensor) else value for value in values]
         return dataset.add_column(column, plain)
     return _WithColumn(dataset, values, column)
 
 
-def keeping(collate: Collate, column: str | None, *, optional: bool = False) -> Collate:
-    """A collate function that brings a column through another one, which need not know of it.
-
-    The values come out of the samples, the rest is collated, and the batch gets their tensor: as
-    an entry of a mapping, or as the last element of a tuple. Values for each token are padded with
-    0 to the labels' length, on the side on which ``attention_mask`` is padded.
+def with_weights(
+    dataset: Any,
+    weights: Tensor | Sequence[Tensor] | Sequence[float],
+    *,
+    column: str = "weight",
+    task: Task = "causal_lm",
+) -> Any:
+    """Add a weight to each sample, which survives shuffling, filtering and sharding.
 
     Args:
-        collate: makes a batch of samples.
-        column: its name; None changes nothing.
-        optional: let samples pass that do not have it, for a collator that evaluation shares.
+        dataset: a ``datasets.Dataset``, or any dataset with a length and an index, in the order in
+            which it was scored. Shuffle and split it afterwards.
+        weights: one per sample, in the dataset's order (``Flow().weigh(scores)``). Token weights
+            are one tensor per sample (``scores.split(Flow(level="token").weigh(scores))``): they
+            are aligned with the sample's ``labels``, with 0 where there is no target.
+        column: the name. Samples that are mappings get an entry, tuples one more element.
+        task: for token weights, whether labels are shifted (``causal_lm``) or not.
+
+    Returns:
+        A ``datasets.Dataset`` if one was passed, else a dataset that wraps the given one.
+
+    Example:
+        >>> import torch
+        >>> data = with_weights([{"x": 1}, {"x": 2}], torch.tensor([0.5, 0.25]))
+        >>> data[1]
+        {'x': 2, 'weight': 0.25}
+    """
+    if hasattr(weights, "losses"):
+        raise TypeError(
+            "weights must be sample weights, got Scores: turn losses into weights first, for "
+            "example with the weigh() method of an objective"
+        )
+    if not isinstance(weights, Tensor) and not any(isinstance(w, Tensor) for w in weights):
+        weights = torch.tensor(weights)
+    if len(weights) != len(dataset):
+        raise ValueError(
+            f"got {len(weights)} weights for {len(dataset)} samples: score this dataset as it is "
+            "now, and add the weights before you add or remove samples. Split token weights by "
+            "sample first: scores.split(weights)"
+        )
+    values: list[Any]
+    if isinstance(weights, Tensor):
+        values = weights.double().tolist()
+    else:
+        values = [
+            _along_labels(i, torch.as_tensor(w), dataset[i], task).tolist()
+            for i, w in enumerate(weights)
+        ]
+    return with_column(dataset, values, column)
+
+
+def keeping(collate: Collate, column: str | None, *, optional: bool = False) -> Collate:
+    """Wrap a collate function that does not know a column, so that batches carry the column.
+
+    The values are taken out of the samples, the rest is collated, and the batch gets a tensor of
+    the values: an entry of a mapping, or the last element of a tuple. Token values are padded with
+    0 to the labels' length, on the side where ``attention_mask`` is padded.
+
+    Args:
+        collate: builds a batch from samples.
+        column: the name of the column; None returns ``collate`` itself.
+        optional: accept samples without the column, for a collator that evaluation shares.
 
     Example:
         >>> from torch.utils.data import default_collate
@@ -64,7 +116,7 @@ def keeping(collate: Collate, column: str | None, *, optional: bool = False) -> 
 
 
 def take_column(batch: Any, column: str) -> tuple[Any, Tensor]:
-    """The batch without a column, and the column.
+    """Split a batch into the batch without a column, and the column.
 
     Example:
         >>> import torch
@@ -75,17 +127,17 @@ def take_column(batch: Any, column: str) -> tuple[Any, Tensor]:
         return {name: value for name, value in batch.items() if name != column}, batch[column]
     if isinstance(batch, tuple | list) and len(batch) > 2 and isinstance(batch[-1], Tensor):
         return tuple(batch[:-1]), batch[-1]
-    what = f"of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else "that came"
+    what = f" of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
     raise ValueError(
-        f"the batch {what} has no {column!r}: train on the data that holds it (criterion.data), "
-        f"with holdfast.columns.keeping(collate, {column!r}) to collate it"
+        f"the batch{what} has no {column!r}: train on criterion.data, and collate it with "
+        f"holdfast.columns.keeping(collate, {column!r})"
     )
 
 
 class _WithColumn(Dataset[Any]):
     def __init__(self, dataset: Any, values: Any, column: str) -> None:
         if isinstance(values, Tensor) and values.dim() == 1 and values.device.type == "cpu":
-            values = values.numpy()  # of which an element is quick to take
+            values = values.numpy()  # faster to index
         self.dataset, self.values, self.column = dataset, values, column
 
     def __len__(self) -> int:
@@ -97,16 +149,16 @@ class _WithColumn(Dataset[Any]):
             return (*sample, self.values[i])
         if not isinstance(sample, Mapping):
             raise TypeError(
-                f"a sample must be a mapping or a tuple to carry {self.column!r} with it, got "
+                f"a sample must be a mapping or a tuple to carry {self.column!r}, got "
                 f"{type(sample).__name__}"
             )
         if self.column in sample:
-            raise ValueError(f"the samples have an entry {self.column!r} already")
+            raise ValueError(f"the samples already have an entry {self.column!r}")
         return {**sample, self.column: self.values[i]}
 
 
 class _Keeping:
-    """A class and no closure, so that the workers of a DataLoader can be sent one."""
+    """A class instead of a closure, so that DataLoader workers can pickle it."""
 
     def __init__(self, collate: Collate, column: str, optional: bool) -> None:
         self.collate, self.column, self.optional = collate, column, optional
@@ -123,27 +175,27 @@ class _Keeping:
         if isinstance(batch, tuple | list):
             return (*batch, values)
         raise TypeError(
-            f"{self.column!r} can be kept in batches that are mappings or tuples, got "
+            f"batches must be mappings or tuples to carry {self.column!r}, got "
             f"{type(batch).__name__}"
         )
 
     def _part(self, sample: Any) -> tuple[Any, Any]:
-        """A sample without its value, and the value."""
+        """Split a sample into the rest and its value."""
         if isinstance(sample, Mapping) and self.column in sample:
             rest = {name: value for name, value in sample.items() if name != self.column}
             return rest, sample[self.column]
         if isinstance(sample, tuple | list) and len(sample) > 2:  # inputs, labels, value
             return tuple(sample[:-1]), sample[-1]
-        what = f"of {', '.join(sample)}" if isinstance(sample, Mapping) else "that came"
+        what = f" of {', '.join(sample)}" if isinstance(sample, Mapping) else ""
         raise ValueError(
-            f"the sample {what} has no {self.column!r}, which the objective needs. A trainer that "
-            "drops columns has dropped it: set remove_unused_columns=False; a map() or a transform "
-            "of the dataset must hand it on"
+            f"the sample{what} has no {self.column!r}, which the objective needs. If a trainer "
+            "dropped the column, set remove_unused_columns=False; a map() or transform of the "
+            "dataset must return it"
         )
 
 
 def _batched(given: list[Any], batch: Any, column: str) -> Tensor:
-    """One tensor: numbers and vectors are stacked, values along labels are padded as these are."""
+    """One tensor: numbers and vectors are stacked, token values are padded like the labels."""
     if isinstance(given[0], np.generic):
         return torch.from_numpy(np.asarray(given))
     values = [torch.as_tensor(value) for value in given]
@@ -151,12 +203,12 @@ def _batched(given: list[Any], batch: Any, column: str) -> Tensor:
     if values[0].dim() == 0 or not isinstance(labels, Tensor) or labels.dim() != 2:
         return torch.stack(values)
     width = labels.shape[1]
-    if len(labels) == 1 and len(values) > 1:  # the samples one after another, without padding
+    if len(labels) == 1 and len(values) > 1:  # concatenated samples, without padding
         values = [torch.cat(values)]
     if len(labels) != len(values) or any(len(value) > width for value in values):
         raise ValueError(
             f"{column!r} has {[len(value) for value in values]} values for labels of shape "
-            f"{tuple(labels.shape)}: samples must be cut or packed before the column is added"
+            f"{tuple(labels.shape)}: truncate or pack samples before you add the column"
         )
     left = _padded_on_the_left(batch, [len(value) for value in values], width)
     padded = values[0].new_zeros(len(values), width)
@@ -171,3 +223,21 @@ def _padded_on_the_left(batch: Any, lengths: list[int], width: int) -> bool:
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return False
     return any(n < width and row[0] == 0 for n, row in zip(lengths, mask, strict=True))
+
+
+def _along_labels(index: int, weights: Tensor, sample: Any, task: Task) -> Tensor:
+    """Token weights at the positions of their labels, and 0 elsewhere."""
+    labels = sample.get("labels") if isinstance(sample, Mapping) else sample[-1]
+    if labels is None:
+        raise ValueError(
+            f"sample {index} has no labels, so token weights cannot be aligned: add labels to the "
+            "samples instead of leaving them to the collator"
+        )
+    labels = torch.as_tensor(labels)
+    where = target_mask(labels[None], task)[0]
+    if int(where.sum()) != len(weights):
+        raise ValueError(
+            f"got {len(weights)} token weights for the {int(where.sum())} targets of sample "
+            f"{index}: the order of the dataset may have changed since it was scored"
+        )
+    return torch.zeros(len(labels), dtype=torch.float64).masked_scatter(where, weights.double())

@@ -1,7 +1,7 @@
-"""Data for one pass over it: in which batches to read it.
+"""Data sources: any dataset, DataLoader or iterable of batches, as batches for one pass.
 
-Two kinds: samples that can be fetched by index, which are batched here by length so that little
-is spent on padding; and batches that come as they come.
+An :class:`IndexedSource` reads samples by index and batches them by length, to save padding. A
+:class:`StreamSource` yields batches in the order in which they come.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from holdfast._torch.batch import batch_length, normalized
 from holdfast._torch.content import arrow_fingerprint, content_fingerprint
 from holdfast.losses import IGNORED
 
-__all__ = ["Batches", "Samples", "as_source", "pad_collate"]
+__all__ = ["IndexedSource", "Source", "StreamSource", "as_source", "pad_collate"]
 
 Collate = Callable[[list[Any]], Any]
-IndexedBatch = tuple[list[int], Callable[[], Any]]  # the samples' indices; reads the batch
+IndexedBatch = tuple[list[int], Callable[[], Any]]  # indices of samples; reads the batch
 
 
-class Samples:
-    """Samples by index, read longest first in batches of about equal padded size."""
+class IndexedSource:
+    """Samples read by index, longest first, in batches of about equal padded size."""
 
     def __init__(self, data: Any, collate: Collate, batch_size: int) -> None:
         self.data, self.collate, self.batch_size = data, collate, batch_size
@@ -34,7 +34,7 @@ class Samples:
 
     def __iter__(self) -> Iterator[IndexedBatch]:
         lengths = self._lengths()
-        # Longest first: what does not fit into memory shows at once, not after hours.
+        # Longest first: a sample that does not fit into memory fails at once, not after hours.
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         budget = self.batch_size * max(lengths, default=1)
         start = 0
@@ -47,7 +47,9 @@ class Samples:
         return lambda: normalized(self.collate([self.data[i] for i in indices]))
 
     def _lengths(self) -> list[int]:
-        columns = getattr(self.data, "column_names", None)  # datasets.Dataset: only that column
+        columns = getattr(
+            self.data, "column_names", None
+        )  # datasets.Dataset: read only that column
         if columns is not None and "input_ids" in columns:
             return [len(ids) for ids in self.data["input_ids"]]
         if len(self.data) and _token_count(self.data[0]) is not None:
@@ -55,20 +57,20 @@ class Samples:
         return [1] * len(self.data)
 
     def fingerprint(self) -> str | None:
-        """Of the content; None if it cannot be told."""
+        """A fingerprint of the content; None if there is none."""
         if hasattr(self.data, "with_format") and self.data.format["type"] != "custom":
             return arrow_fingerprint(self.data)
         return content_fingerprint(self.data[i] for i in range(len(self.data)))
 
     def probe(self) -> str | None:
-        """A fingerprint of a few samples, to notice data that changed under a key of the user's."""
+        """A fingerprint of a few samples, to detect data that changed under the same data_key."""
         n = len(self.data)
         few = sorted({0, n // 3, n // 2, n - 1}) if n else []
         return content_fingerprint(self.data[i] for i in few)
 
 
-class Batches:
-    """Batches as they come, in their order."""
+class StreamSource:
+    """Batches in the order in which they come."""
 
     total: int | None = None
     collate: Collate | None = None
@@ -87,27 +89,32 @@ class Batches:
             start += len(indices)
 
     def fingerprint(self) -> str | None:
-        """Of the content; None if it can be read only once, or not be told."""
+        """A fingerprint of the content; None if there is none or the data can be read only once."""
         return None if self.once else content_fingerprint(self.data)
 
     def probe(self) -> str | None:
-        """Of the first batch."""
+        """A fingerprint of the first batch."""
         return content_fingerprint(self.first if self.once else itertools.islice(self.data, 1))
+
+
+Source = IndexedSource | StreamSource
 
 
 def as_source(
     data: Any, collate: Collate | None, batch_size: int, pad_id: int | None = None
-) -> Samples | Batches:
-    """What the user gave, as one of the two kinds.
+) -> Source:
+    """The source for a user's data.
 
-    A DataLoader over indexable data is opened: its dataset is read in the dataset's own order,
-    whatever order the loader shuffles to.
+    The dataset of a DataLoader is read by index where possible, in its own order, even if the
+    loader shuffles.
     """
     if isinstance(data, DataLoader):
         batched = data.batch_size is not None or data.batch_sampler is not None
         if isinstance(data.dataset, IterableDataset) or not batched:
-            return Batches(data)
-        return Samples(data.dataset, collate or data.collate_fn, data.batch_size or batch_size)
+            return StreamSource(data)
+        return IndexedSource(
+            data.dataset, collate or data.collate_fn, data.batch_size or batch_size
+        )
     by_index = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if isinstance(data, Mapping) or not (by_index or isinstance(data, Iterable)):
         raise TypeError(
@@ -120,17 +127,17 @@ def as_source(
         if collate is None:
             padded = partial(pad_collate, pad_id=pad_id or 0)
             collate = default_collate if _token_count(first) is None else padded
-        return Samples(data, collate, batch_size)
+        return IndexedSource(data, collate, batch_size)
     if collate is not None:
-        return Batches(_Chunks(data, collate, batch_size))
-    return Batches(data)
+        return StreamSource(_Chunks(data, collate, batch_size))
+    return StreamSource(data)
 
 
 def pad_collate(samples: Sequence[Mapping[str, Any]], pad_id: int = 0) -> dict[str, Tensor]:
     """Pad token sequences on the right to the longest: ids with ``pad_id``, labels with −100.
 
-    Columns that are not numbers are left out. Without an attention mask one is made; ``label`` and
-    ``label_ids`` are ``labels``.
+    Columns that are not numeric are dropped. An attention mask is added if there is none; ``label``
+    and ``label_ids`` become ``labels``.
 
     Example:
         >>> pad_collate([{"input_ids": [5, 6]}, {"input_ids": [7]}])["attention_mask"]
@@ -156,7 +163,7 @@ def pad_collate(samples: Sequence[Mapping[str, Any]], pad_id: int = 0) -> dict[s
 
 
 def _padded(values: list[Any], fill: int) -> Tensor:
-    """One tensor of numbers, or of sequences padded on the right."""
+    """Stack numbers, or pad sequences on the right."""
     if isinstance(values[0], int | float):
         return torch.tensor(values)
     if all(isinstance(value, list) and value and type(value[0]) is int for value in values):
@@ -169,7 +176,7 @@ def _padded(values: list[Any], fill: int) -> Tensor:
 
 
 class _Chunks:
-    """Samples that come one by one, collated into batches."""
+    """Collates a stream of samples into batches."""
 
     def __init__(self, data: Iterable[Any], collate: Collate, batch_size: int) -> None:
         self.data, self.collate, self.batch_size = data, collate, batch_size
@@ -191,7 +198,7 @@ def _token_count(sample: Any) -> int | None:
 
 
 def _is_token_sample(item: Any) -> bool:
-    """One sample of token ids, not a batch of them."""
+    """Whether an item is one sample of token ids, not a batch."""
     if _token_count(item) is None:
         return False
     ids = item["input_ids"]

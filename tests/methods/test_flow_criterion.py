@@ -182,5 +182,5 @@ class TestRefused:
             return {**batch, "labels": batch["input_ids"] % 4}
 
         run = make_run(make_model("causal_lm"), samples, "causal_lm", collate=collate)
-        with pytest.raises(ValueError, match="sample 0 has no labels to lay token weights along"):
+        with pytest.raises(ValueError, match="sample 0 has no labels"):
             Flow(level="token").prepare(run)

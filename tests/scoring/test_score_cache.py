@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from holdfast import Flow, Scores, score
-from holdfast.scoring import batch_scores as _scorer
-from holdfast.scoring import one_pass as scoring
+from holdfast.scoring import scorer
 from ranks import run_on_ranks
 from scoring.lm import dataset, gsm8k, quiet, small_llama
 
@@ -26,7 +25,7 @@ datasets = pytest.importorskip("datasets", reason="the hf extra is not installed
 class TestCache:
     def test_a_second_call_reads(self, model, rows, monkeypatch):
         first = quiet(model, dataset(rows), cache=True, tokens=True)
-        monkeypatch.setattr(_scorer.Scorer, "_rows", None)  # would fail if called
+        monkeypatch.setattr(scorer.Scorer, "_rows", None)  # would fail if called
         second = quiet(model, dataset(rows), cache=True, tokens=True)
         assert torch.equal(first.losses, second.losses)
         assert all(map(torch.equal, first.token_losses, second.token_losses))
@@ -43,13 +42,13 @@ class TestCache:
             options = {"tokens": True}
         else:
             options = {"collate": lambda samples: samples}
-        monkeypatch.setattr(_scorer.Scorer, "_rows", None)
+        monkeypatch.setattr(scorer.Scorer, "_rows", None)
         with pytest.raises(TypeError):
             quiet(model, data, cache=True, **options)
 
     def test_the_key_is_of_the_content(self, rows):
         def key(data):
-            return scoring.as_source(data, None, 1).fingerprint()
+            return scorer.as_source(data, None, 1).fingerprint()
 
         made = dataset(rows)
         assert key(made) == key(dataset([dict(row) for row in rows]))
@@ -60,19 +59,19 @@ class TestCache:
         assert len({key(made), *map(key, others)}) == 4
 
     def test_a_key_of_the_users(self, model, rows, monkeypatch):
-        batches = [scoring.as_source(dataset(rows), None, 1).collate(rows)]
+        batches = [scorer.as_source(dataset(rows), None, 1).collate(rows)]
         first = quiet(model, iter(batches), cache=True, data_key="v1")
-        monkeypatch.setattr(_scorer.Scorer, "_rows", None)
+        monkeypatch.setattr(scorer.Scorer, "_rows", None)
         assert torch.equal(
             quiet(model, iter(batches), cache=True, data_key="v1").losses, first.losses
         )
 
     @pytest.mark.parametrize("change", ["fewer", "other"])
     def test_changed_data_under_the_same_key_is_refused(self, model, rows, change):
-        collate = scoring.as_source(dataset(rows), None, 1).collate
+        collate = scorer.as_source(dataset(rows), None, 1).collate
         quiet(model, rows, collate=collate, cache=True, data_key="v1")
         rows = rows[:-1] if change == "fewer" else [rows[1], *rows[1:]]
-        with pytest.raises(ValueError, match="give changed data another data_key"):
+        with pytest.raises(ValueError, match="another data_key"):
             quiet(model, rows, collate=collate, cache=True, data_key="v1")
 
     def test_a_damaged_entry_is_said(self, model, rows, tmp_path):
@@ -88,22 +87,22 @@ class TestCache:
         again = Scores.load(tmp_path / "s")
         assert torch.equal(again.losses, scores.losses)
         assert all(map(torch.equal, again.token_losses, scores.token_losses))
-        with pytest.raises(FileNotFoundError, match="holds no scores"):
+        with pytest.raises(FileNotFoundError, match="contains no scores"):
             Scores.load(tmp_path / "nowhere")
 
 
 def slow_pass(shared, cache, out):
     """What is killed: a pass that keeps its parts often and takes some seconds."""
     torch.set_num_threads(1)
-    scoring._KEEP_SECONDS = 0.02
-    real = _scorer.Scorer._rows
+    scorer._SAVE_SECONDS = 0.02
+    real = scorer.Scorer._rows
 
     def slow(self, batch, size):
         print("scoring", flush=True)
         time.sleep(0.02)
         return real(self, batch, size)
 
-    _scorer.Scorer._rows = slow
+    scorer.Scorer._rows = slow
     data = datasets.Dataset.from_list(gsm8k(Path(shared), 240))
     scores = score(small_llama(), data, tokens=True, batch_size=1, cache=cache, progress=False)
     scores.save(out)
@@ -245,7 +244,7 @@ class TestKeysThatMustDiffer:
         data = dataset([{"input_ids": [5, 6, 7], "label": i % 3} for i in range(6)])
         quiet(model, data, cache=tmp_path)
         model(input_ids=torch.tensor([[5]]), labels=torch.tensor([0]))  # writes its problem_type
-        monkeypatch.setattr(_scorer.Scorer, "_rows", None)
+        monkeypatch.setattr(scorer.Scorer, "_rows", None)
         quiet(model, data, cache=tmp_path)
 
     def test_transforms_and_columns_of_a_dataset(self, model, rows):
@@ -256,7 +255,7 @@ class TestKeysThatMustDiffer:
             data.with_transform(lambda batch: {k: [x[:7] for x in v] for k, v in batch.items()}),
             data.with_format("torch", columns=["input_ids", "labels"]),
         ]
-        keys = [scoring.as_source(kind, None, 1).fingerprint() for kind in kinds]
+        keys = [scorer.as_source(kind, None, 1).fingerprint() for kind in kinds]
         assert len(set(keys)) == 4
 
     def test_what_cannot_be_told_is_not_kept(self, batches, tmp_path):
@@ -264,12 +263,12 @@ class TestKeysThatMustDiffer:
             pass
 
         thing = Opaque()
-        with pytest.warns(UserWarning, match="the scores are not kept"):
+        with pytest.warns(UserWarning, match="the scores are not cached"):
             quiet(
                 torch.nn.Linear(3, 2), batches, cache=tmp_path,
                 task=lambda m, batch: torch.ones(4) if thing else None,
             )  # fmt: skip
-        with pytest.warns(UserWarning, match="the scores are not kept: give a data_key"):
+        with pytest.warns(UserWarning, match="the scores are not cached: .*; pass data_key="):
             quiet(torch.nn.Linear(3, 2), iter(batches), task="classification", cache=tmp_path)
 
 
@@ -278,12 +277,12 @@ class TestCacheAccidents:
         data = torch.utils.data.TensorDataset(torch.randn(6, 3), torch.arange(6) % 2)
         model = torch.nn.Linear(3, 2)
         first = quiet(model, data, task="classification", cache=tmp_path)
-        monkeypatch.setattr(_scorer.Scorer, "_rows", None)
+        monkeypatch.setattr(scorer.Scorer, "_rows", None)
         again = quiet(model, data, task="classification", cache=tmp_path)
         assert torch.equal(first.losses, again.losses)
 
     def test_what_was_done_before_ctrl_c_is_kept(self, model, rows, tmp_path, monkeypatch, capsys):
-        real, calls = _scorer.Scorer._rows, []
+        real, calls = scorer.Scorer._rows, []
 
         def interrupted(self, batch, size):
             calls.append(size)
@@ -291,16 +290,16 @@ class TestCacheAccidents:
                 raise KeyboardInterrupt
             return real(self, batch, size)
 
-        monkeypatch.setattr(_scorer.Scorer, "_rows", interrupted)
+        monkeypatch.setattr(scorer.Scorer, "_rows", interrupted)
         with pytest.raises(KeyboardInterrupt):
             quiet(model, dataset(rows), cache=tmp_path, batch_size=2)
         quiet(model, dataset(rows), cache=tmp_path, batch_size=2, progress=True)
         assert sum(calls) - calls[3] == len(rows)
-        assert f"{sum(calls[:3])} samples are done already" in capsys.readouterr().err
+        assert f"{sum(calls[:3])} samples are already scored" in capsys.readouterr().err
 
     def test_a_damaged_part_is_scored_again(self, model, rows, tmp_path, monkeypatch):
-        monkeypatch.setattr(scoring, "_KEEP_SECONDS", 0.0)
-        real, calls = _scorer.Scorer._rows, []
+        monkeypatch.setattr(scorer, "_SAVE_SECONDS", 0.0)
+        real, calls = scorer.Scorer._rows, []
 
         def killed(self, batch, size):
             calls.append(size)
@@ -308,31 +307,31 @@ class TestCacheAccidents:
                 raise KeyboardInterrupt
             return real(self, batch, size)
 
-        monkeypatch.setattr(_scorer.Scorer, "_rows", killed)
+        monkeypatch.setattr(scorer.Scorer, "_rows", killed)
         with pytest.raises(KeyboardInterrupt):
             quiet(model, dataset(rows), cache=tmp_path, batch_size=2)
         part = next(tmp_path.rglob("part-*"))
         part.write_bytes(b"")
-        monkeypatch.setattr(_scorer.Scorer, "_rows", real)
-        with pytest.warns(UserWarning, match="cannot be read and is left out"):
+        monkeypatch.setattr(scorer.Scorer, "_rows", real)
+        with pytest.warns(UserWarning, match="skipping .*, which cannot be read"):
             found = quiet(model, dataset(rows), cache=tmp_path, batch_size=2)
         assert torch.equal(found.losses, quiet(model, dataset(rows), batch_size=2).losses)
 
     def test_another_process_may_finish_first(self, model, rows, tmp_path, monkeypatch):
-        monkeypatch.setattr(scoring, "_KEEP_SECONDS", 0.0)
-        real = _scorer.Scorer._rows
+        monkeypatch.setattr(scorer, "_SAVE_SECONDS", 0.0)
+        real = scorer.Scorer._rows
 
         def removing(self, batch, size):
             for folder in tmp_path.rglob("*.partial"):
                 shutil.rmtree(folder)
             return real(self, batch, size)
 
-        monkeypatch.setattr(_scorer.Scorer, "_rows", removing)
+        monkeypatch.setattr(scorer.Scorer, "_rows", removing)
         found = quiet(model, dataset(rows), cache=tmp_path, batch_size=2)
         assert len(found) == len(rows)
 
     def test_a_one_shot_iterator_under_an_old_key_is_looked_at(self, model, rows):
-        collate = scoring.as_source(dataset(rows), None, 1).collate
+        collate = scorer.as_source(dataset(rows), None, 1).collate
         quiet(model, iter([collate(rows[:4])]), cache=True, data_key="k")
         with pytest.raises(ValueError, match="another data_key"):
             quiet(model, iter([collate(rows[4:8])]), cache=True, data_key="k")

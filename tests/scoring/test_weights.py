@@ -46,17 +46,17 @@ def test_pairs_get_a_third_element():
 
 
 def test_wrong_use():
-    with pytest.raises(ValueError, match="20 weights do not fit 19 samples: score this dataset"):
+    with pytest.raises(ValueError, match="got 20 weights for 19 samples: score this dataset"):
         with_weights(ROWS[1:], WEIGHTS)
-    with pytest.raises(ValueError, match=r"cut into samples first: scores\.split"):
+    with pytest.raises(ValueError, match=r"by sample first: scores\.split"):
         with_weights(ROWS, torch.ones(100))
     with pytest.raises(TypeError, match="must be sample weights, got Scores"):
         with_weights(ROWS, Scores(torch.ones(20), torch.ones(20)))
     assert with_weights(ROWS, WEIGHTS.tolist())[3]["weight"] == pytest.approx(0.03)
     data = datasets.Dataset.from_list(ROWS)
-    with pytest.raises(ValueError, match="has a column 'x' already"):
+    with pytest.raises(ValueError, match="already has a column 'x'"):
         with_weights(data, WEIGHTS, column="x")
-    with pytest.raises(ValueError, match="have an entry 'x' already"):
+    with pytest.raises(ValueError, match="already have an entry 'x'"):
         with_weights(ROWS, WEIGHTS, column="x")[0]
 
 
@@ -76,5 +76,5 @@ def test_token_weights_reach_their_tokens(shared_data):
     pairs = zip(weights, scores.token_losses, strict=True)
     expected = sum(float((w * f).sum()) for w, f in pairs) / int(scores.counts.sum())
     assert found == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(ValueError, match=r"token weights do not fit the \d+ targets of sample 0"):
+    with pytest.raises(ValueError, match=r"token weights for the \d+ targets of sample 0"):
         with_weights(rows, [weights[0][:-1], *weights[1:]])

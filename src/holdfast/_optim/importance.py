@@ -22,7 +22,7 @@ from holdfast._torch.batch import (
 )
 from holdfast._torch.lm_head import is_out_of_memory
 from holdfast._torch.progress import progress_bar
-from holdfast.data import Batches, Collate, Samples, as_source
+from holdfast.data import Collate, IndexedSource, Source, StreamSource, as_source
 from holdfast.reference import Reference
 
 if TYPE_CHECKING:
@@ -147,15 +147,15 @@ def mean_one(importance: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: f / mean for name, f in importance.items()}
 
 
-def drawn(source: Samples | Batches, samples: int | None, seed: int) -> Samples | Batches:
+def drawn(source: Source, samples: int | None, seed: int) -> Source:
     """So many samples of a source, drawn without replacement; all of one that cannot be indexed."""
-    if samples is None or isinstance(source, Batches) or len(source.data) <= samples:
+    if samples is None or isinstance(source, StreamSource) or len(source.data) <= samples:
         return source
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(source.data), generator=generator)[:samples].sort().values.tolist()
     select = getattr(source.data, "select", None)  # datasets.Dataset: stays one
     some = Subset(source.data, chosen) if select is None else select(chosen)
-    return Samples(some, source.collate, source.batch_size)
+    return IndexedSource(some, source.collate, source.batch_size)
 
 
 def samples_at_a_time(totals: Iterable[Tensor]) -> int:

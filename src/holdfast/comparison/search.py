@@ -34,7 +34,7 @@ from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance
 from holdfast.io.models import Loader
 from holdfast.recipe import read_recipe
 from holdfast.run import Run
-from holdfast.scoring.one_pass import score
+from holdfast.scoring.scorer import score
 
 __all__ = ["Search", "Tuning", "goals_in"]
 

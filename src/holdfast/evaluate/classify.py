@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from holdfast._torch.batch import inputs_and_labels, logits_of, pad_id_of, to_device
 from holdfast._torch.layers import head_of
 from holdfast._torch.progress import progress_bar
-from holdfast.data import Batches, Collate, Samples, as_source, pad_collate
+from holdfast.data import Collate, Source, as_source, pad_collate
 from holdfast.evaluate import stats
 from holdfast.evaluate.report import Score
 from holdfast.evaluate.similarity import Numbers, correlation
@@ -117,7 +117,7 @@ class Classification:
             inputs, labels = inputs_and_labels(loaded.model, batch)
             yield indices, logits_of(loaded.model, inputs), labels
 
-    def _source(self, loaded: Loaded) -> Samples | Batches:
+    def _source(self, loaded: Loaded) -> Source:
         data = self.data
         if loaded.kind in ("causal_lm", "masked_lm"):
             raise ValueError(

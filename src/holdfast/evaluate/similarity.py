@@ -19,7 +19,7 @@ from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import pad_id_of, to_device
 from holdfast._torch.imports import require
 from holdfast._torch.progress import progress_bar
-from holdfast.data import Samples, pad_collate
+from holdfast.data import IndexedSource, pad_collate
 from holdfast.evaluate.report import Estimate, Score
 from holdfast.evaluate.stats import RESAMPLES, Array
 from holdfast.io.labels import as_number, text_columns
@@ -89,7 +89,7 @@ class Similarity:
         collate = partial(pad_collate, pad_id=pad_id_of(loaded.model) or 0)
         found: dict[int, Tensor] = {}
         bar = progress_bar(len(ids), self.name, shown=progress)
-        for indices, read in Samples(ids, collate, self.batch_size):
+        for indices, read in IndexedSource(ids, collate, self.batch_size):
             batch = to_device(read(), loaded.device)
             states = getattr(body(**batch), "last_hidden_state", None)
             if states is None:

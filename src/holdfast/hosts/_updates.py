@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from holdfast._torch.batch import batch_length, normalized, pad_id_of
 from holdfast._torch.checks import whole
 from holdfast.columns import keeping
-from holdfast.data import Collate, Samples, as_source
+from holdfast.data import Collate, IndexedSource, as_source
 from holdfast.losses import global_targets
 from holdfast.run import Run
 
@@ -78,7 +78,9 @@ def training_samples(run: Run, batch_size: int) -> tuple[Any, Collate, int]:
     return data, collate, whole("batch_size", source.batch_size, 1)
 
 
-def as_samples(data: Any, collate: Collate | None, batch_size: int, model: nn.Module) -> Samples:
+def as_samples(
+    data: Any, collate: Collate | None, batch_size: int, model: nn.Module
+) -> IndexedSource:
     """Data that can be read in any order, with its collate function and batch size."""
     if isinstance(data, DataLoader) and not isinstance(
         data.sampler, SequentialSampler | RandomSampler
@@ -91,7 +93,7 @@ def as_samples(data: Any, collate: Collate | None, batch_size: int, model: nn.Mo
     if isinstance(data, list | tuple) and not data:
         raise ValueError(empty)
     source = as_source(data, collate, batch_size, pad_id_of(model))
-    if not isinstance(source, Samples):
+    if not isinstance(source, IndexedSource):
         raise TypeError(
             "the loop shuffles the samples by itself: pass a dataset with a length and an index, "
             f"not {type(data).__name__}. Wrap a list of samples in a DataLoader, such as "

@@ -31,7 +31,7 @@ from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, to_d
 from holdfast._torch.checks import above_zero, at_least_zero
 from holdfast._torch.progress import progress_bar
 from holdfast.columns import take_column, with_column
-from holdfast.data import Samples
+from holdfast.data import IndexedSource
 from holdfast.losses import TOKEN_TASKS, Task, target_outputs, weighted_loss
 from holdfast.methods._base import source_of
 from holdfast.stages import Criterion, MedianLoss, Objective, SearchRange, SearchSpace
@@ -103,7 +103,7 @@ class Distill(Objective):
             )
         if self.cache and run.task not in TOKEN_TASKS:
             source = source_of(run, run.data)
-            outputs = outputs_of_base(run, source) if isinstance(source, Samples) else None
+            outputs = outputs_of_base(run, source) if isinstance(source, IndexedSource) else None
             if outputs is not None:
                 return DistillCriterion(run, self, data=with_column(source.data, outputs, _COLUMN))
         removable = run.recipe.trainable.keeps_base or adapters_are_removable(run.model)
@@ -187,7 +187,7 @@ def adapters_off_base(model: nn.Module, inputs: Any) -> Tensor:
 
 
 @torch.no_grad()
-def outputs_of_base(run: Run, source: Samples) -> list[Tensor] | None:
+def outputs_of_base(run: Run, source: IndexedSource) -> list[Tensor] | None:
     """z* of every sample, in the data's order, on the CPU; None if that is too much to keep.
 
     On several ranks each takes a share and all get everything.

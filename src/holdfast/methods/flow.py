@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 
 from holdfast._torch.batch import inputs_and_labels
+from holdfast.columns import with_weights
 from holdfast.losses import TOKEN_TASKS, target_mask
 from holdfast.methods._base import samples_of
-from holdfast.scoring.one_pass import score
+from holdfast.scoring.scorer import score
 from holdfast.scoring.scores import Scores
-from holdfast.scoring.weights import with_weights
 from holdfast.stages import Criterion, MedianLoss, Objective, SearchRange, SearchSpace
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from holdfast._torch.checks import at_least_zero
 from holdfast._torch.layers import head_of, within
 from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar
-from holdfast.data import Batches, Collate, Samples, as_source
+from holdfast.data import Collate, Source, as_source
 from holdfast.losses import Task
 from holdfast.methods import _phases
 from holdfast.stages import Trainable
@@ -227,7 +227,7 @@ def _mean_loss(outputs: Tensor, labels: Tensor, task: Task) -> Tensor:
 
 @torch.no_grad()
 def _features(
-    model: nn.Module, head: nn.Module, source: Samples | Batches, *, progress: bool
+    model: nn.Module, head: nn.Module, source: Source, *, progress: bool
 ) -> tuple[Tensor, Tensor]:
     """What the model feeds into the head (or returns, if the head is no part of it), and labels."""
     device = next(model.parameters()).device

@@ -27,7 +27,7 @@ from holdfast._torch.batch import inputs_and_labels
 from holdfast._torch.checks import at_least_zero
 from holdfast.anneal import Anneal, Constant
 from holdfast.columns import with_column
-from holdfast.data import Samples
+from holdfast.data import IndexedSource
 from holdfast.losses import TOKEN_TASKS, count_targets
 from holdfast.methods._base import samples_of
 from holdfast.stages import Criterion, Objective
@@ -92,7 +92,7 @@ class Rehearsal(Objective):
         count = max(1, round(self.ratio * len(new.data)))
         mix = mixed(new.data, old.data, draw(len(old.data), count, run.seed), run.model)
         is_old = [0] * len(new.data) + [1] * count
-        share = _share_of_old(run, Samples(mix, new.collate, new.batch_size), len(new.data))
+        share = _share_of_old(run, IndexedSource(mix, new.collate, new.batch_size), len(new.data))
         data = with_column(mix, is_old, _COLUMN)
         return RehearsalCriterion(run, data, self.anneal or Constant(0.5), share)
 
@@ -216,7 +216,7 @@ def _check_columns(new: Iterable[str], old: Iterable[str], model: nn.Module) -> 
     return of_new
 
 
-def _share_of_old(run: Run, mix: Samples, new: int) -> float:
+def _share_of_old(run: Run, mix: IndexedSource, new: int) -> float:
     """The share of the targets of a mix that lies behind its first ``new`` samples."""
     total = len(mix.data)
     targets = [float(new), float(total - new)]  # one a sample, unless they are tokens

@@ -1,4 +1,4 @@
-"""Scores: the losses of a dataset at the pretrained weights, and where they are kept."""
+"""Scores: the losses of a dataset at the pretrained weights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["Scores"]
 
 @dataclass(frozen=True, repr=False)
 class Scores:
-    """The losses of a dataset at the pretrained weights, in the data's order.
+    """The losses of a dataset at the pretrained weights, in the order of the data.
 
     Attributes:
-        losses: one value a sample; NaN for a sample that has no targets.
+        losses: one value per sample; NaN for a sample without targets.
         counts: the number of targets of each sample (target tokens, or 1).
-        token_losses: for each sample the losses of its targets, where asked for.
-        about: what was scored, with which options; for the record.
+        token_losses: the losses of each sample's targets, with ``tokens=True``.
+        about: fingerprints of model and data, and the options.
     """
 
     losses: Tensor
@@ -37,7 +37,7 @@ class Scores:
 
     @property
     def excluded(self) -> list[int]:
-        """The samples that have no targets (all labels −100): not scored, weight 0."""
+        """The samples without targets (all labels −100), which get weight 0."""
         return [int(i) for i in (self.counts == 0).nonzero().flatten()]
 
     def __repr__(self) -> str:
@@ -50,7 +50,7 @@ class Scores:
         return len(self.losses)
 
     def split(self, token_values: Tensor) -> list[Tensor]:
-        """Cut values for all tokens (as ``Flow.weigh`` returns them) into one tensor a sample.
+        """Cut values for all tokens (as ``Flow.weigh`` returns them) into one tensor per sample.
 
         Example:
             >>> import torch
@@ -72,7 +72,7 @@ class Scores:
         if self.token_losses is not None:
             tensors["token_losses"] = torch.cat([torch.empty(0), *self.token_losses])
         write_whole(folder / "scores.safetensors", lambda path: save_file(tensors, path))
-        # Last: where it is, the tensors are complete.
+        # Written last: where it exists, the tensors are complete.
         text = json.dumps(dict(self.about), indent=2, sort_keys=True) + "\n"
         write_whole(folder / "scores.json", lambda path: path.write_text(text))
 
@@ -85,10 +85,11 @@ class Scores:
             tensors = load_file(folder / "scores.safetensors")
             losses, counts = tensors["losses"], tensors["counts"]
         except FileNotFoundError as error:
-            raise FileNotFoundError(f"{folder} holds no scores: {error}") from error
+            raise FileNotFoundError(f"{folder} contains no scores: {error}") from error
         except (ValueError, KeyError, safetensors.SafetensorError) as error:
             raise ValueError(
-                f"the scores in {folder} cannot be read; remove the folder to score anew: {error!r}"
+                f"the scores in {folder} cannot be read; remove the directory to score again: "
+                f"{error!r}"
             ) from error
         tokens = None
         if "token_losses" in tensors:
