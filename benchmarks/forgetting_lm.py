@@ -176,7 +176,7 @@ def main() -> None:
         scores=tuple(s for s in report.scores if not s.name.startswith("harness_")),
         curves=curves_of(history),
     )
-    report.print_table()
+    report.to_terminal()
     if args.json:
         protocol = {
             "model": "SmolLM2-135M-Instruct (Q4_1, dequantised)", "recipe": args.recipe,

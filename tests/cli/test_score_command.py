@@ -1,6 +1,7 @@
 """``holdfast score`` on the small model that comes with the package."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from holdfast import Flow, Scores
 from holdfast.cli import main
 from holdfast.cli._scored import Scored
 from holdfast.comparison.default import paths
+from holdfast.report.text import to_markdown
 
 ROWS = [
     {"prompt": "two plus two is", "completion": "four", "id": 7},
@@ -50,9 +52,9 @@ def test_scores_and_weights_on_disk(capsys):
     assert [line["weight"] for line in lines] == pytest.approx(weights.tolist())
     assert [(line["index"], line["row"]) for line in lines] == [(0, 0), (1, 1), (2, 2)]
     out = capsys.readouterr().out
-    assert f"median loss (τ)   {scores.losses.median():.4g}" in out
+    assert re.search(rf"median loss \(τ\) +{scores.losses.median():.4g}", out)
     hardest = ROWS[int(scores.losses.argmax())]["prompt"]
-    assert hardest in out.partition("Hardest:")[2].splitlines()[2]
+    assert hardest in out.partition("Hardest")[2].splitlines()[3]
 
 
 def test_rows_with_weights_for_any_trainer(capsys):
@@ -71,7 +73,7 @@ def test_tau_is_a_number_and_said_so(capsys):
     scores = Scores.load("scores")
     weights = [line["weight"] for line in read("scores/weights.jsonl")]
     assert weights == pytest.approx(torch.exp(-scores.losses / 2).tolist())
-    assert "τ                 2\n" in capsys.readouterr().out
+    assert re.search(r"τ +2 *\n", capsys.readouterr().out)
 
 
 def test_tokens(capsys):
@@ -87,8 +89,8 @@ def test_a_row_without_targets_weighs_nothing(capsys):
     write("train.jsonl", [{"text": text} for text in texts])
     assert score("--weighted=weighted.jsonl", "--out=scores") == 0
     out = capsys.readouterr().out
-    assert "samples           2 of 3 rows" in out
-    assert "without targets   1" in out
+    assert re.search("samples +2 of 3 rows", out)
+    assert re.search("without targets +1", out)
     lines = read("scores/weights.jsonl")
     assert [(line["index"], line["row"]) for line in lines] == [(0, 0), (1, 2)]
     weights = [row["weight"] for row in read("weighted.jsonl")]
@@ -132,8 +134,9 @@ def test_finetune_by_flow_reads_what_was_scored(tmp_path):
 def test_extremes_are_shown():
     one = Scored("m", "d", 1, 0.5, [0.5], [0.37], [3], None, ["a" * 200])
     assert one.summary()["histogram"] == [{"low": 0.5, "high": 0.5, "samples": 1}]
-    assert "aaa…" in str(one)
-    assert "sample" in str(one)
+    text = to_markdown(one.document())
+    assert "aaa…" in text
+    assert "| sample |" in text
     losses = [1.0] * 99 + [50.0]
     many = Scored("m", "d", 100, 1.0, losses, [0.4] * 100, [1] * 100, list(range(100)), ["x"] * 100)
     assert sum(row["samples"] for row in many.summary()["histogram"]) == 100

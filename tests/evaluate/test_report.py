@@ -1,8 +1,6 @@
-import io
 import json
 import math
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +8,6 @@ import jsonschema
 import numpy as np
 import pytest
 from hypothesis import given
-from rich.console import Console
 
 from holdfast.evaluate.report import (
     Curve,
@@ -21,8 +18,6 @@ from holdfast.evaluate.report import (
     Score,
     report_schema,
 )
-from holdfast.report.markdown import escape
-from holdfast.report.terminal import to_text
 from report.reports import reports
 from report.sample_report import sample
 
@@ -152,57 +147,3 @@ def test_relative_drift():
     assert DriftRow("a", 1.0, 4.0, 1).relative == 0.25
     assert DriftRow("a", 0.0, 0.0, 1).relative == 0.0
     assert DriftRow("a", 1.0, 0.0, 1).relative == math.inf
-
-
-def test_markdown():
-    text = sample().to_markdown()
-    assert text.startswith("# Lost 6.3 points on LAMBADA, 3.1 points on PIQA and 0.12 nats a token")
-    assert (
-        "| PIQA | acc_norm | 68.4 % | 65.3 % | −3.1 points | −4.0 to −2.2 | 1,838 | lost |" in text
-    )
-    assert "| model.layers.19 | 2.5 % |" in text
-    assert "The 10 of 32 that moved the most." in text
-    assert "HellaSwag was left out" in text
-
-
-@given(reports)
-def test_names_do_not_break_markdown(report):
-    text = report.to_markdown()
-    tables = [line for line in text.splitlines() if line.startswith("|")]
-    assert {line.replace("\\\\", "").replace("\\|", "").count("|") for line in tables} <= {9, 7, 6}
-    assert not any(c in text.replace("\\<", "").replace("\\>", "") for c in "<>\x1b")
-
-
-def test_markdown_escapes():
-    assert escape("a|b") == "a\\|b"
-    assert escape("<b>`x`") == "\\<b\\>\\`x\\`"
-
-
-def printed(report, **options):
-    stream = io.StringIO()
-    report.to_terminal(Console(file=stream, width=140, **options))
-    return stream.getvalue()
-
-
-def test_terminal():
-    text = printed(sample())
-    assert text.startswith("Lost 6.3 points on LAMBADA")
-    assert "acc_norm" in text
-    assert "\x1b[" in printed(sample(), force_terminal=True)
-
-
-@given(reports)
-def test_names_are_no_markup_in_a_terminal(report):
-    assert "\x1b" not in printed(report)
-    assert "\x1b" not in to_text(report)
-
-
-def test_without_rich_it_is_plain_text(monkeypatch, capsys):
-    sample().print_table()
-    with_rich = capsys.readouterr().out
-    monkeypatch.setitem(sys.modules, "rich", None)
-    sample().print_table()
-    out = capsys.readouterr().out
-    assert out.strip() == to_text(sample())
-    for text in (out, with_rich):
-        assert "Lost 6.3 points on LAMBADA" in text.replace("\n", " ")

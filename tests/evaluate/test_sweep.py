@@ -176,11 +176,10 @@ def test_files(tmp_path, capsys):
     for name in ("s.json", "s.md", "s.html"):
         found.save(tmp_path / name)
     assert Sweep.load(tmp_path / "s.json") == found
-    said = (tmp_path / "s.md").read_text()
-    assert said.startswith("# Take α = 0.75: of the models close to the best on GSM8K, it forgets")
-    assert "| GSM8K (target) | nll | 1.396 | 1.054 | 0.879 | 0.814 | 0.805 |" in said
-    found.print_table()
-    assert "α 0.75 ★" in capsys.readouterr().out
+    assert (tmp_path / "s.md").read_text() == found.to_markdown()
+    assert "<h1>Take α = 0.75" in (tmp_path / "s.html").read_text()
+    found.to_terminal()
+    assert "Take α = 0.75" in capsys.readouterr().out
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(ValueError, match=r"bad\.json: this is not"):
         Sweep.load(tmp_path / "bad.json")
@@ -240,7 +239,7 @@ def test_what_was_not_tested_is_said():
     said = sample_sweep(TARGET).recommendation()
     assert said.alpha == 0.75
     assert "stays closest to the base" in said.headline
-    assert "takes a test of tasks that it should have kept" in str(said)
+    assert "test tasks that the model should keep" in str(said)
     assert sample_sweep({}).recommendation().alpha is None
     nan = sample_sweep(TARGET, (0.5,))
     nan = changed(nan, 0.5, "GSM8K", float("nan"))

@@ -46,7 +46,7 @@ def measured(name, metric, before, after, lower=True):
 
 
 def run(recipe, seed=0, target=0.7, share=1.0, tests=TESTS, **more):
-    noise = random.Random(f"{recipe}{seed}")
+    noise = random.Random(repr((recipe, seed)))
     curve = [share * 8 * (1 - math.exp(-step / 40)) for step in range(0, 161, 8)]
     losses = [target + 0.7 * math.exp(-step / 25) for step in range(8, 161, 8)]
     fields = {

@@ -1,26 +1,40 @@
+"""The page of every kind of result: self-contained, inert, and drawn for any input."""
+
 import base64
 import hashlib
 import json
 import re
 import sys
-import time
 from dataclasses import replace
 
 import plotly.graph_objects as go
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from holdfast.evaluate.report import Curve, Divergence, Estimate, ForgettingReport
-from holdfast.report import report_figures as _figures
-from holdfast.report import report_page as html
-from holdfast.report import score_figures as _score_figures
-from report.reports import HOSTILE, reports
-from report.sample_report import drift, estimate, sample
+from holdfast.comparison.results import Results
+from holdfast.evaluate.report import Curve, Divergence, ForgettingReport
+from holdfast.evaluate.sweep import Sweep, SweepPoint
+from holdfast.report import html
+from report.reports import HOSTILE, names, reports
+from report.sample_report import estimate, sample
+from report.sample_results import TESTS, every_results, run, sample_results
+from report.sample_sweep import TARGET, sample_sweep
+from report.sample_sweep import TESTS as SWEEP_TESTS
+
+sweeps = st.lists(st.tuples(st.floats(0, 1), reports), min_size=1, max_size=3).flatmap(
+    lambda found: st.builds(
+        Sweep,
+        names,
+        names,
+        st.just(tuple(SweepPoint(a, dict(found)[a]) for a in sorted(dict(found)))),
+    )
+)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_plotly(monkeypatch):
-    """A page without the 4.8 MB, where nothing is run."""
+    """Pages without the 4.8 MB of plotly.js: no test here runs them."""
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "plotly")
 
 
@@ -28,7 +42,7 @@ def block(page, name):
     return re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.S)[1]
 
 
-def hostile(name):
+def hostile_report(name):
     """The sample with one name everywhere."""
     report = sample()
     rows = [replace(row, name=name, kind=name, layer=name) for row in report.drift.tensors[:9]]
@@ -57,39 +71,26 @@ def hostile(name):
     )
 
 
-@pytest.mark.usefixtures("no_plotly")
-def test_the_report_is_in_its_page():
-    page = html.to_html(sample())
-    assert ForgettingReport.from_json(block(page, "report")) == sample()
-    assert "<h1>Lost 6.3 points on LAMBADA" in page
-    assert "http:" not in page
-    assert "https:" not in page
+def hostile_sweep(name):
+    tests = {f"{name}{i}": test for i, test in enumerate(SWEEP_TESTS.values())}
+    return replace(sample_sweep(tests), base=name, tuned=name)
 
 
-@pytest.mark.usefixtures("no_plotly")
-def test_only_its_own_scripts_may_run():
-    page = html.to_html(sample())
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
-    scripts = re.findall(r"<script>(.*?)</script>", page, re.S)
-    assert len(scripts) == 2
-    for script in scripts:
-        hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        assert f"'sha256-{hashed}'" in policy
-    assert policy.startswith("default-src 'none';")
-    assert "unsafe-inline" not in policy.partition("style-src")[0]
+def hostile_results(name):
+    tests = {f"{name}{i}": test for i, test in enumerate(TESTS.values())}
+    runs = (run(f"{name}{i}", 0, 0.7, 0.1 * i, tests, versions={name: name}) for i in range(3))
+    return Results(tuple(runs), failed={name: name}, plan={"model": name, "data": name, name: name})
 
 
-@pytest.mark.usefixtures("no_plotly")
-@pytest.mark.parametrize("name", HOSTILE)
-def test_names_are_text(name):
-    page = html.to_html(hostile(name))
-    page.encode()
-    report, figures = block(page, "report"), block(page, "figures")
-    assert "<" not in report + figures
-    assert json.loads(report)["notes"] == [name.encode("utf-8", "backslashreplace").decode()]
-    assert not re.search("<(script>alert|img|!--)", page)
-    for text in re.findall(r"<[^<>]*", "".join(_texts(json.loads(figures)))):
-        assert re.match(r"</?(b|br|extra)>", text + ">"), text
+def check_figures(page):
+    """Plotly knows every attribute of the figures, and their texts hold no other HTML."""
+    for figure in json.loads(block(page, "figures")):
+        narrow = figure.pop("narrow")
+        for plot in filter(None, (figure, narrow)):
+            text = json.dumps(plot, allow_nan=False)
+            go.Figure(json.loads(re.sub(r"var\(--[a-z0-9-]+\)", "#000000", text)))
+        for text in re.findall(r"<[^<>]*", "".join(_texts(figure))):
+            assert re.match(r"</?(b|br)>", text + ">"), text
 
 
 def _texts(value):
@@ -100,119 +101,67 @@ def _texts(value):
         yield value
 
 
-@settings(max_examples=30)
-@given(reports)
-def test_every_report_has_a_page_and_figures_that_plotly_knows(report):
-    report = ForgettingReport.from_json(report.to_json())
-    plots = [plot for pair in _score_figures.score_plots(report.scores) for plot in pair]
-    plots += [_figures.curve_plot(curve) for curve in report.curves]
-    plots += [_figures.divergence_plot(report.divergences)] if report.divergences else []
-    plots += [_figures.drift_plot(report.drift)] if report.drift and report.drift.layers else []
-    for plot in plots:
-        json.dumps(plot.figure, allow_nan=False)
-        plain = json.loads(re.sub(r"var\(--[a-z0-9-]+\)", "#000000", json.dumps(plot.figure)))
-        go.Figure(plain)  # raises for an unknown attribute
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("plotly.offline.get_plotlyjs", lambda: "plotly")
-        html.to_html(report)
+@pytest.mark.parametrize("found", [sample(), sample_sweep(), sample_results()], ids=type)
+def test_the_result_is_in_its_page(found):
+    page = found.to_html()
+    assert type(found).from_json(block(page, "report")) == found
+    assert f"<h1>{found.document().answer.headline}" in page
+    assert "http:" not in page
+    assert "https:" not in page
 
 
-def test_without_plotly_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+def test_only_the_own_scripts_may_run():
+    page = sample().to_html()
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.S)
+    assert len(scripts) == 2
+    for script in scripts:
+        hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{hashed}'" in policy
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe-inline" not in policy.partition("style-src")[0]
+
+
+@pytest.mark.parametrize("make", [hostile_report, hostile_sweep, hostile_results])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_text(make, name):
+    page = make(name).to_html()
+    page.encode()
+    assert "<" not in block(page, "report") + block(page, "figures")
+    assert not re.search("<(script>alert|img|!--)", page)
+    check_figures(page)
+
+
+@settings(max_examples=20)
+@given(reports | sweeps | every_results)
+def test_every_result_has_a_page(found):
+    found = type(found).from_json(found.to_json())
+    page = found.to_html()
+    assert not re.search("<(script>alert|img|!--)", page)
+    check_figures(page)
+
+
+def test_figures_have_alternative_text():
+    page = sample().to_html()
+    labels = re.findall(r'role="img" aria-label="([^"]*)"', page)
+    assert len(labels) == page.count('id="plot-')
+    assert labels[0].startswith("Change in points: LAMBADA −6.3; PIQA −3.1")
+
+
+def test_of_many_tests_the_worst_are_drawn():
+    many = {f"test {i}": ("acc", 0.5, -0.01 * i, False, "retained", 1, 0.001) for i in range(1, 10)}
+    section = sample_sweep({**many, **TARGET}).document().sections[0]
+    assert [figure.title for figure in section.figures] == [f"test {i}, acc" for i in range(4, 10)]
+    assert "the 6 of 9 tests that lose most" in section.about
+    tests = {f"test {i}": ("acc", 0.5, -0.02 * i, False) for i in range(1, 10)}
+    section = sample_results({"standard": (0.7, 1.0)}, tests=tests).document().sections[1]
+    assert [figure.title for figure in section.figures] == [f"test {i}, acc" for i in range(4, 10)]
+    assert "the 6 of 9 that lose most" in section.about
+
+
+@pytest.mark.parametrize("package", ["plotly.offline", "jinja2"])
+def test_a_missing_package_is_named(monkeypatch, package):
+    html._template.cache_clear()
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=r'pip install "holdfast\[eval\]"'):
         sample().to_html()
-
-
-def opened(browser, tmp_path, report, **options):
-    path = tmp_path / "report.html"
-    report.save(path)
-    browser.events.clear()
-    browser.show(path, **options)
-    return path
-
-
-def drawn(browser):
-    """Each place of a plot, and whether there is one."""
-    return browser.run(
-        "Array.from(document.querySelectorAll('[id^=plot-]'), e => !!e.querySelector('.main-svg'))"
-    )
-
-
-def check_quiet(browser, path):
-    assert browser.complaints() == []
-    assert {u for u in browser.requests() if not u.startswith("data:")} == {path.resolve().as_uri()}
-
-
-def test_the_page_draws_its_plots_and_loads_nothing(browser, tmp_path):
-    path = opened(browser, tmp_path, sample())
-    assert drawn(browser) == [True] * 10
-    assert browser.run("document.querySelector('h1').textContent").startswith("Lost 6.3 points")
-    assert browser.run("document.querySelectorAll('.heatmaplayer image').length") == 1
-    check_quiet(browser, path)
-
-
-@pytest.mark.parametrize("width", [1280, 390, 320])
-def test_it_fits_the_screen(browser, tmp_path, width):
-    opened(browser, tmp_path, sample(), width=width)
-    browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
-    assert browser.run("document.documentElement.scrollWidth") == width
-    browser.call(
-        "Emulation.setDeviceMetricsOverride",
-        width=500,
-        height=900,
-        deviceScaleFactor=1,
-        mobile=False,
-    )
-    plots = "Array.from(document.querySelectorAll('.main-svg'))"
-    browser.wait(f"{plots}.every(plot => plot.clientWidth <= plot.closest('.card').clientWidth)")
-
-
-def test_plots_follow_the_theme(browser, tmp_path):
-    path = opened(browser, tmp_path, sample(), dark=True)
-    line = "document.querySelector('.barlayer .point path').style.fill"
-    page = "getComputedStyle(document.body).backgroundColor"
-    dark = browser.run(line), browser.run(page)
-    browser.run("document.getElementById('theme').click()")
-    light = browser.run(line), browser.run(page)
-    assert dark == ("rgb(255, 107, 102)", "rgb(11, 11, 12)")
-    assert light == ("rgb(204, 31, 45)", "rgb(245, 245, 247)")
-    check_quiet(browser, path)
-
-
-def test_the_download_is_the_report(browser, tmp_path):
-    opened(browser, tmp_path, sample())
-    folder = tmp_path / "downloads"
-    browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
-    browser.run("document.getElementById('download').click()")
-    path, until = folder / "forgetting-report.json", time.monotonic() + 30
-    while not path.exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert ForgettingReport.load(path) == sample()
-
-
-@pytest.mark.parametrize("name", [n for n in HOSTILE if "<" in n])
-def test_names_do_nothing_in_a_browser(browser, tmp_path, name):
-    path = opened(browser, tmp_path, hostile(name))
-    check_quiet(browser, path)
-    assert all(drawn(browser))
-    assert browser.run("document.querySelectorAll('img, script:not([type])').length") == 2
-    assert not [e for e in browser.events if e.get("method") == "Page.javascriptDialogOpening"]
-    shown = browser.run("document.querySelector('.models').textContent")
-    assert shown == f"{name} → {name}"
-
-
-def test_odd_reports_are_drawn(browser, tmp_path):
-    """Nothing at all; figures that are not finite; drift without layers' kinds."""
-    odd = Estimate(float("nan"), float("inf"), None, 0)
-    broken = replace(sample().scores[0], before=odd, after=odd, change=odd)
-    moved = replace(drift(3), tensors=(), kinds=())
-    for report in (
-        ForgettingReport("a", "a"),
-        ForgettingReport(
-            "a", "b", scores=(broken,), divergences=(Divergence("x", odd, 0, "", ""),)
-        ),
-        ForgettingReport("a", "b", drift=moved),
-    ):
-        path = opened(browser, tmp_path, report)
-        assert all(drawn(browser))
-        check_quiet(browser, path)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.comparison.results import Results
-from holdfast.report.comparison_recommend import CLOSE, NEAR, recommend
+from holdfast.report.recommend import CLOSE, NEAR, recommend
 from report.sample_results import every_results, sample_results, simple
 
 targets = st.lists(st.floats(0.5, 3), min_size=1, max_size=3)
@@ -31,14 +31,15 @@ def test_close_to_the_best_it_forgets_least():
             1.396,
         )
     )
-    assert said.headline == "Take recadam+flow: within 1 % of the best on new, it forgets least."
+    assert said.headline == (
+        "Take recadam+flow: of the 2 recipes close to the best on new, it forgets least."
+    )
     assert said.sentences[:4] == (
-        "On new it has 0.703 nll; the best (flow) has 0.699, standard fine-tuning 0.706 and the "
-        "pretrained model 1.396.",
-        "Retained: old +4.0 % in perplexity (standard fine-tuning +38.0 %).",
-        "The best on new, flow, lost 21 % on average over the tests, against 4.0 % with "
-        "recadam+flow.",
-        "To forget still less, take wise-ft: it has 0.720 on new and lost 1.00 %.",
+        "On new: 0.703 nll; the best (flow) 0.699, standard fine-tuning 0.706 and the pretrained "
+        "model 1.396.",
+        "Retained: old +4.0 % (standard fine-tuning +38.0 %).",
+        "The best on new, flow, lost 21.0 % on average over the tests; recadam+flow lost 4.0 %.",
+        "To forget less, take wise-ft: it has 0.720 on new and lost 1.00 %.",
     )
     assert (said.label, said.best, said.gentle) == ("recadam+flow", "flow", "wise-ft")
     assert str(said).startswith(said.headline)
@@ -49,12 +50,12 @@ def test_close_to_the_best_it_forgets_least():
     [
         ({"flow": ([1.0], 12.0)}, "flow", "the only recipe"),
         ({"flow": ([1.0], 12.0), "ewc": ([1.5], 10.0)}, "flow", "no other recipe comes close"),
-        ({"flow": ([1.0], 11.0), "ewc": ([1.0], 12.0)}, "flow", "it is the best on new, and"),
-        ({"flow": ([1.0, 1.4], 12.0), "ewc": ([1.3, 1.5], 11.0)}, "ewc", "up to the seed"),
+        ({"flow": ([1.0], 11.0), "ewc": ([1.0], 12.0)}, "flow", "of the 2 recipes close"),
+        ({"flow": ([1.0, 1.4], 12.0), "ewc": ([1.3, 1.5], 11.0)}, "ewc", "of the 2 recipes close"),
         ({"flow": ([2.5], 10.0)}, None, "Keep the pretrained model"),
         ({"flow": ([math.nan], 10.0)}, None, "Keep the pretrained model"),
         ({"flow": ([math.nan], 10.0), "ewc": ([1.0], 12.0)}, "ewc", "no other recipe"),
-        ({}, None, "No run is done"),
+        ({}, None, "No run has finished"),
     ],
     ids=str,
 )
@@ -80,22 +81,21 @@ def test_without_retained_tests_the_predictions_count():
     assert recommend(found).label == "flow"
     moved = (replace(run, kl={"new": 1.0 if run.recipe == "flow" else 0.5}) for run in found.runs)
     said = recommend(Results(tuple(moved)))
-    assert (
-        said.headline == "Take ewc: within 1 % of the best on new, it moves the predictions least."
-    )
-    assert "What was forgotten takes a test" in str(said)
+    assert said.label == "ewc"
+    assert "it moves the predictions least" in said.headline
+    assert "To see what was forgotten, test tasks" in str(said)
 
 
 def test_failures_seeds_and_time_are_told():
     found = sample_results(seeds=(0,), failed={"mas-0-1": "RuntimeError: no"})
     assert "1 of 12 runs failed." in recommend(found).sentences
-    assert "There was one seed: small differences may be chance." in recommend(found).sentences
+    assert "Only one seed was run: small differences may be chance." in recommend(found).sentences
     slow = tuple(
         replace(run, seconds=4000.0 if run.recipe == "lora" else 60.0) for run in found.runs
     )
     said = recommend(Results(slow))
     assert said.label == "lora"
-    assert "A run with it takes 66.7 min, with standard fine-tuning 60 s." in said.sentences
+    assert "One run takes 66.7 min, with standard fine-tuning 60 s." in said.sentences
 
 
 def test_many_tests_are_cut_short():
@@ -150,5 +150,4 @@ def test_there_is_always_something_to_say(found):
     said = recommend(found)
     labels = {run.label for run in found.runs}
     assert {said.label, said.best, said.gentle} <= labels | {None}
-    str(said).encode()
-    assert "\n" not in str(said)
+    assert all(s and s.isprintable() for s in (said.headline, *said.sentences))

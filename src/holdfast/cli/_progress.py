@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from holdfast.report.comparison_words import seconds
+from holdfast.report.words import seconds
 
 __all__ = ["Progress"]
 

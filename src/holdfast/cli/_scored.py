@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
+from holdfast.report import scored
+from holdfast.report.document import Document
+
 __all__ = ["Sample", "Scored"]
 
-_SHOWN, _BINS, _BAR, _TEXT = 5, 10, 30, 60  # samples of either end; bins; characters
+_SHOWN, _BINS = 5, 10  # samples of either end; bins of the histogram
 
 
 @dataclass(frozen=True)
@@ -92,40 +97,10 @@ class Scored:
             "histogram": _histogram(losses),
         }
 
-    def __str__(self) -> str:
-        found = self.summary()
-        what = "tokens" if any(isinstance(w, list) for w in self.weights) else "samples"
-        share = 100 * found["effective_size"] / found["weights"]
-        size = f"{found['effective_size']:.0f} of {found['weights']} {what} ({share:.0f} %)"
-        tau = "" if self.tau == found["median_loss"] else f"{self.tau:.4g}"
-        facts = {
-            "samples": f"{found['samples']}" + self._on_rows(),
-            "without targets": f"{found['without_targets']}",
-            "median loss" + ("" if tau else " (τ)"): f"{found['median_loss']:.4g}",
-            "τ": tau,
-            "mean weight": f"{found['mean_weight']:.3g}",
-            "effective size": size,
-        }
-        lines = [f"  {name:<18}{value}" for name, value in facts.items() if value]
-        which = "sample" if self.owners is None else "row"
-        head = f"  {which:>7}  {'loss':>6}  {'weight':>6}"
-        parts = [
-            "\n".join([f"{self.data} under {self.model}", *lines]),
-            "\n".join(["Losses:", *_bars(found["histogram"])]),
-            *(
-                "\n".join([f"{title}:", head, *map(_line, found[key])])
-                for title, key in (("Hardest", "hardest"), ("Easiest", "easiest"))
-            ),
-        ]
-        return "\n\n".join(parts)
-
-    def _on_rows(self) -> str:
-        """Where rows and samples are not the same number."""
-        if self.rows == len(self.targets):
-            return ""
-        if self.rows < len(self.targets):
-            return f" of {self.rows} {'row' if self.rows == 1 else 'rows'}, cut to length"
-        return f" of {self.rows} rows"
+    def document(self) -> Document:
+        """The figures in the form that the terminal shows."""
+        level = "tokens" if any(isinstance(w, list) for w in self.weights) else "samples"
+        return scored.document(self.summary(), level=level, by_row=self.owners is not None)
 
     def _told(self, sample: Sample) -> dict[str, Any]:
         return {**asdict(sample), "text": self.texts[sample.index]}
@@ -136,34 +111,14 @@ def _flat(weight: float | list[float]) -> list[float]:
 
 
 def _histogram(losses: Sequence[float]) -> list[dict[str, float]]:
-    """Bins of equal width up to the 99th percentile; what lies above counts to the last."""
-    ordered = sorted(losses)
-    low, top = ordered[0], ordered[int(0.99 * (len(ordered) - 1))]
-    width = (top - low) / _BINS
-    if width == 0:
-        return [{"low": low, "high": ordered[-1], "samples": len(ordered)}]
-    counts = [0] * _BINS
-    for loss in ordered:
-        counts[min(_BINS - 1, int((loss - low) / width))] += 1
-    ends = [low + i * width for i in range(1, _BINS)] + [ordered[-1]]
-    starts = [low, *ends[:-1]]
+    """Bins of equal width up to the 99th percentile; the last bin holds everything above."""
+    low, high = min(losses), max(losses)
+    top = float(np.quantile(losses, 0.99, method="lower"))
+    if top == low:
+        return [{"low": low, "high": high, "samples": len(losses)}]
+    edges = [*np.linspace(low, top, _BINS + 1)[:-1].tolist(), high]
+    counts, _ = np.histogram(losses, edges)
     return [
-        {"low": a, "high": b, "samples": n} for a, b, n in zip(starts, ends, counts, strict=True)
+        {"low": a, "high": b, "samples": n}
+        for a, b, n in zip(edges, edges[1:], counts.tolist(), strict=False)
     ]
-
-
-def _bars(bins: Sequence[dict[str, float]]) -> list[str]:
-    most = max(row["samples"] for row in bins)
-    lines = []
-    for row in bins:
-        eighths = round(8 * _BAR * row["samples"] / most)
-        bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-        lines.append(f"  {row['low']:>7.3g} – {row['high']:<7.3g} {bar} {row['samples']:.0f}")
-    return lines
-
-
-def _line(sample: dict[str, Any]) -> str:
-    text, weight = str(sample["text"]), statistics.fmean(_flat(sample["weight"]))
-    text = text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…"
-    where = sample["index"] if sample["row"] is None else sample["row"]
-    return f"  {where:>7}  {sample['loss']:>6.3f}  {weight:>6.3f}  {text}"

@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(report.to_json())
     else:
-        report.print_table()
+        report.to_terminal()
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
         for ending in ("json", "md", "html"):

@@ -129,7 +129,7 @@ def sweep(arguments: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for ending in ("json", "md", "html"):
         found.save(out / f"sweep.{ending}")
-    print(found.to_json()) if arguments.json else found.print_table()
+    print(found.to_json()) if arguments.json else found.to_terminal()
     print(f"The sweep: {out / 'sweep.html'}", file=sys.stderr)
 
 

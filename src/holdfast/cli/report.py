@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(shown.to_markdown(), end="")
     else:
         show: Any = shown
-        show.print_table() if hasattr(show, "print_table") else show.to_terminal()
+        show.to_terminal()
     print(f"The {name}: {out / f'{name}.html'}", file=sys.stderr)
 
 

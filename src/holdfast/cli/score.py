@@ -57,6 +57,7 @@ def run(chosen: Any) -> None:
     from holdfast.cli._scored import Scored
     from holdfast.io.models import Loader
     from holdfast.io.training_data import TrainingData
+    from holdfast.report.text import to_terminal
 
     flow = Flow(tau=chosen.tau, level=chosen.level, normalize=chosen.normalize)
     whole("max_length", chosen.max_length, 2), whole("batch_size", chosen.batch_size, 1)
@@ -91,7 +92,10 @@ def run(chosen: Any) -> None:
         by_row = dict(zip(owners or (), found.weights, strict=True))
         weighted = [{**row, "weight": by_row.get(i, 0.0)} for i, row in enumerate(rows)]
         write_lines(Path(chosen.weighted), weighted)
-    print(json.dumps(found.summary(), indent=1, ensure_ascii=False) if chosen.json else found)
+    if chosen.json:
+        print(json.dumps(found.summary(), indent=1, ensure_ascii=False))
+    else:
+        to_terminal(found.document())
     for place in filter(None, (chosen.out, chosen.weighted)):
         print(f"Written: {place}", file=sys.stderr)
 

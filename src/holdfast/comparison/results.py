@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.evaluate.report import Curve, ForgettingReport, Score
 from holdfast.io import codec as _codec
-from holdfast.io.saved import Saved
 from holdfast.io.storage import Place
+from holdfast.report import comparison as _shown
+from holdfast.report.document import Document
+from holdfast.report.recommend import Recommendation, recommend
+from holdfast.report.shown import Shown
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from holdfast.comparison.plan import RunSpec
-    from holdfast.report.comparison_recommend import Recommendation
 
 __all__ = [
     "Measured",
@@ -288,7 +288,7 @@ def _median(rows: Sequence[Measured]) -> Measured:
 
 
 @dataclass(frozen=True)
-class Results(Saved):
+class Results(Shown):
     """All runs of a plan: ``results.json``.
 
     Attributes:
@@ -311,8 +311,6 @@ class Results(Saved):
 
     def recommendation(self) -> Recommendation:
         """Which recipe to take, and why."""
-        from holdfast.report.comparison_recommend import recommend
-
         return recommend(self)
 
     def to_json(self) -> str:
@@ -336,20 +334,6 @@ class Results(Saved):
             )
         return _codec.decode(cls, value, "the comparison")
 
-    def to_markdown(self) -> str:
-        """The recommendation and the table, for a pull request or a model card."""
-        from holdfast.report.comparison_table import to_markdown
-
-        return to_markdown(self)
-
-    def to_html(self) -> str:
-        """One page with everything in it. Needs plotly."""
-        from holdfast.report.comparison_page import to_html
-
-        return to_html(self)
-
-    def to_terminal(self, console: Console | None = None) -> None:
-        """Print the table and the recommendation, with rich where it is installed."""
-        from holdfast.report.comparison_table import to_terminal
-
-        to_terminal(self, console)
+    def document(self) -> Document:
+        """Recommended recipe, frontier and tables, in the form that all renderers show."""
+        return _shown.document(self)

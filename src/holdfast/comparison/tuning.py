@@ -26,8 +26,7 @@ from holdfast.comparison.study import counted, open_study, place_of, revive
 from holdfast.io import codec as _codec
 from holdfast.io.files import locked
 from holdfast.recipe import Recipe
-from holdfast.report.comparison_words import share
-from holdfast.report.words import level, plain
+from holdfast.report.words import level, percent, plain
 
 __all__ = ["Point", "Tuned", "tune"]
 
@@ -114,7 +113,7 @@ class Tuned:
             return [*said, "The defaults did not come to an end."]
         mine, theirs = self.taken.reported, self.default.reported
         metric = mine.target.metric
-        lost = f", and lost {share(mine.loss)} ({share(theirs.loss)})" if mine.retained else ""
+        lost = f", and lost {percent(mine.loss)} ({percent(theirs.loss)})" if mine.retained else ""
         beats = self.taken.beats(self.default, "reported")
         better = sum(point.beats(self.default, "reported") for point in self.frontier)
         return [

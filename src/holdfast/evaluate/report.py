@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from holdfast.io import codec as _codec
-from holdfast.io.saved import Saved
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from holdfast.report.verdict import Verdict
+from holdfast.report import forgetting
+from holdfast.report.document import Document
+from holdfast.report.shown import Shown
+from holdfast.report.verdict import Verdict, verdict
 
 __all__ = [
     "Curve",
@@ -54,8 +52,8 @@ class Score:
 
     Attributes:
         name: what was tested: a file, a dataset or a task.
-        metric: ``"nll"`` (nats a token), ``"perplexity"``, ``"accuracy"``, ``"exact_match"``, … as
-            its source calls it. Shares are in [0, 1].
+        metric: as its source names it: ``"nll"`` (nats per token), ``"perplexity"``,
+            ``"accuracy"``, ``"exact_match"``, … Shares are in [0, 1].
         lower_is_better: whether less of it is better.
         before, after: of the base and of the tuned model.
         change: after − before, over the same samples (paired where the samples are known).
@@ -77,7 +75,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Divergence:
-    """KL(base‖tuned) between the predictions of the two models, in nats a prediction.
+    """KL(base‖tuned) between the predictions of the two models, in nats per prediction.
 
     Attributes:
         name: on which inputs: a file's name, or ``"context-free"`` for texts that the base model
@@ -160,7 +158,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class ForgettingReport(Saved):
+class ForgettingReport(Shown):
     """What was measured of two models.
 
     Attributes:
@@ -177,7 +175,7 @@ class ForgettingReport(Saved):
         >>> kl = Divergence("notes.txt", Estimate(0.08, 0.07, 0.09, n=64), 4096, "token", "")
         >>> report = ForgettingReport("base", "tuned", divergences=(kl,))
         >>> print(report.verdict().headline)
-        Forgetting was not tested; predictions moved by 0.080 nats a token.
+        Forgetting was not tested; predictions moved by 0.080 nats per token.
         >>> ForgettingReport.from_json(report.to_json()) == report
         True
     """
@@ -195,8 +193,6 @@ class ForgettingReport(Saved):
 
     def verdict(self) -> Verdict:
         """What was forgotten, in plain words."""
-        from holdfast.report.verdict import verdict
-
         return verdict(self)
 
     def to_json(self) -> str:
@@ -224,30 +220,9 @@ class ForgettingReport(Saved):
             )
         return _codec.decode(cls, value)
 
-    def to_markdown(self) -> str:
-        """The verdict and the tables as Markdown, for a pull request or a model card."""
-        from holdfast.report.markdown import to_markdown
-
-        return to_markdown(self)
-
-    def to_html(self) -> str:
-        """One page with everything in it: plots, tables and this report. Needs plotly."""
-        from holdfast.report.report_page import to_html
-
-        return to_html(self)
-
-    def to_terminal(self, console: Console | None = None) -> None:
-        """Print the verdict and the tables on a console of rich, by default a new one.
-
-        Without rich it is plain text.
-        """
-        from holdfast.report.terminal import to_terminal
-
-        to_terminal(self, console)
-
-    def print_table(self) -> None:
-        """Print the verdict and the tables."""
-        self.to_terminal()
+    def document(self) -> Document:
+        """Verdict, plots and tables, in the form that all renderers show."""
+        return forgetting.document(self)
 
 
 def report_schema() -> dict[str, Any]:

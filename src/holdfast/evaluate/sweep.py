@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -27,10 +27,10 @@ from holdfast.evaluate.report import ForgettingReport
 from holdfast.io import codec as _codec
 from holdfast.io.merge import merge_on_disk
 from holdfast.io.models import Loader, ModelSource
-from holdfast.io.saved import Saved
-
-if TYPE_CHECKING:
-    from holdfast.report.sweep_recommend import Recommendation
+from holdfast.report import sweep as _shown
+from holdfast.report.document import Document
+from holdfast.report.recommend import AlphaRecommendation, recommend_alpha
+from holdfast.report.shown import Shown
 
 __all__ = ["Sweep", "SweepPoint", "sweep"]
 
@@ -56,7 +56,7 @@ class SweepPoint:
 
 
 @dataclass(frozen=True)
-class Sweep(Saved):
+class Sweep(Shown):
     """What was measured between a base and a tuned model.
 
     Attributes:
@@ -74,11 +74,9 @@ class Sweep(Saved):
         if not alphas or alphas != sorted(set(alphas)):
             raise ValueError("a sweep has at least one point, and its α increase")
 
-    def recommendation(self) -> Recommendation:
-        """Which α to take, in plain words, by the rule of ``show/recommend.py``."""
-        from holdfast.report.sweep_recommend import recommend
-
-        return recommend(self)
+    def recommendation(self) -> AlphaRecommendation:
+        """Which α to take, and why, by the rule of :mod:`holdfast.report.recommend`."""
+        return recommend_alpha(self)
 
     def to_json(self) -> str:
         """The sweep as JSON text; each point's report is as :class:`ForgettingReport` writes it."""
@@ -101,23 +99,9 @@ class Sweep(Saved):
             )
         return _codec.decode(cls, value, "the sweep")
 
-    def to_markdown(self) -> str:
-        """The recommendation and the scores by α as Markdown."""
-        from holdfast.report.sweep_text import to_markdown
-
-        return to_markdown(self)
-
-    def to_html(self) -> str:
-        """One page with the frontier, the table and this sweep in it. Needs plotly."""
-        from holdfast.report.sweep_page import to_html
-
-        return to_html(self)
-
-    def print_table(self) -> None:
-        """Print the recommendation and the scores by α."""
-        from holdfast.report.sweep_text import to_text
-
-        print(to_text(self))
+    def document(self) -> Document:
+        """Recommended α, frontier and table, in the form that all renderers show."""
+        return _shown.document(self)
 
 
 def sweep(

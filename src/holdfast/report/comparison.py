@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from holdfast.report.document import Column, Document, Figure, Section, Table, Tile
+from holdfast.report.document import Column, Document, Figure, Section, Table
 from holdfast.report.frontier import MOST, Axis, Point, frontier, out_of_view
 from holdfast.report.plot import ACCENT, GAINED, LOST, Line, Span, lines
 from holdfast.report.recommend import STANDARD, kl_of, recommend, standard_of
@@ -26,8 +27,7 @@ from holdfast.report.words import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.comparison.result import Measured, RunResult
-    from holdfast.comparison.results import Results, Summary
+    from holdfast.comparison.results import Measured, Results, RunResult, Summary
 
 __all__ = ["document"]
 
@@ -49,7 +49,6 @@ def document(results: Results) -> Document:
         badge=plain(answer.label) if answer.label else "No recommendation",
         tone="good" if answer.label else "info",
         names=tuple(names),
-        tiles=tuple(_tiles(found, answer.label)),
         sections=(
             *(_shown(found, answer.label) if found else ()),
             Section("Failed runs", notes=tuple(failures)),
@@ -70,7 +69,7 @@ def _shown(found: Sequence[Summary], chosen: str | None) -> list[Section]:
         for key in keys
     }
     drawn = sorted(keys, key=worst.__getitem__, reverse=True)[:MOST]
-    tests = [_axis(found, lambda run, key=key: _test(run, key)) for key in keys if key in drawn]
+    tests = [_axis(found, partial(_test, key=key)) for key in keys if key in drawn]
     kept = _kept(found)
     single = "The same for each retained test."
     if len(keys) > MOST:
@@ -100,32 +99,13 @@ def _shown(found: Sequence[Summary], chosen: str | None) -> list[Section]:
     ]
 
 
-def _tiles(found: Sequence[Summary], chosen: str | None) -> list[Tile]:
-    """Target and loss of the recommended recipe, and of standard fine-tuning."""
-    recommended = next((s for s in found if s.label == chosen), None)
-    standard = standard_of(found)
-    tiles = []
-    for summary in (recommended, standard if standard is not recommended else None):
-        if summary is None:
-            continue
-        name, target = plain(summary.label), summary.target
-        tone = "good" if target.gain > 0 else "bad"
-        label = f"{plain(target.name)} with {name}"
-        tiles.append(Tile.of_change(label, change_in(target), tone))
-        if summary.retained:
-            tone = "bad" if summary.loss > 0 else ""
-            label = f"Forgotten with {name}"
-            tiles.append(Tile(label, percent(summary.loss), "on average", tone))
-    return tiles
-
-
 def _about(found: Sequence[Summary], chosen: str | None, unseen: Sequence[str]) -> str:
     about = (
         "Right is better on the target, up is better on what should be kept. The line joins the "
         "recipes that no other beats on both. The dotted line is the pretrained model."
     )
     if any(s.seeds > 1 for s in found):
-        about += " Points are medians over seeds, whiskers their range, small dots the seeds."
+        about += " Points are medians over seeds, whiskers their range."
     if chosen is not None:
         about += " Green is recommended."
     if any(s.recipe == STANDARD for s in found):
@@ -159,14 +139,14 @@ def _axis(found: Sequence[Summary], pick: Callable[[RunResult], Measured | None]
     seeds = [[scale * test.after for test in row] for row in rows]
     title = f"{plain(one.name)}, {plain(one.metric)}"
     suffix = " %" if scale == 100 else ""
-    return Axis(title, _medians(seeds), seeds, scale * one.before, one.lower_is_better, suffix)
+    return Axis(title, _medians(seeds), scale * one.before, one.lower_is_better, suffix)
 
 
 def _kept(found: Sequence[Summary]) -> Axis:
     """The mean relative change over the retained tests."""
     seeds = [[100 * run.kept for run in summary.runs] for summary in found]
     title = "Mean change on the retained tests, relative to before"
-    return Axis(title, _medians(seeds), seeds, 0.0, False, " %")
+    return Axis(title, _medians(seeds), 0.0, False, " %")
 
 
 def _medians(seeds: Sequence[Sequence[float]]) -> list[Span]:
@@ -192,7 +172,9 @@ def _curves(found: Sequence[Summary], chosen: str | None) -> list[Figure]:
 def _main_table(found: Sequence[Summary], chosen: str | None) -> Table:
     """One row per recipe, the pretrained model first."""
     first = found[0].target
-    cells = [f"{level(t.metric, t.after)} ({change_in(t).figure})" for t in (s.target for s in found)]
+    cells = [
+        f"{level(t.metric, t.after)} ({change_in(t).figure})" for t in (s.target for s in found)
+    ]
     columns = [
         _starred(
             Column(plain(first.name), f"{plain(first.metric)} (target)"),
@@ -246,7 +228,10 @@ def _starred(
     best = {i for i, value in known.items() if value == least}
     if len(best) == len(known):
         return head, [start, *cells]
-    return head, [f"{start} ", *(f"{cell}{'*' if i in best else ' '}" for i, cell in enumerate(cells))]
+    return head, [
+        f"{start} ",
+        *(f"{cell}{'*' if i in best else ' '}" for i, cell in enumerate(cells)),
+    ]
 
 
 def _change_table(found: Sequence[Summary], against: Summary | None = None) -> Table:
@@ -258,9 +243,7 @@ def _change_table(found: Sequence[Summary], against: Summary | None = None) -> T
             return NONE
         starts = (test.before, test.before) if other is None else (other.after, other.best)
         ends = test.after, test.best
-        median, best = (
-            change_in(test, *pair).figure for pair in zip(starts, ends, strict=True)
-        )
+        median, best = (change_in(test, *pair).figure for pair in zip(starts, ends, strict=True))
         return f"{median} ({best})" if several else median
 
     rows = tuple(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Literal
 
-from holdfast.report.words import Change, plain
+from holdfast.report.words import plain
 
-__all__ = ["Answer", "Column", "Document", "Figure", "Section", "Table", "Tile", "Tone"]
+__all__ = ["Answer", "Column", "Document", "Figure", "Section", "Table", "Tone"]
 
 #: The meaning of a colour. ``muted`` is for the model before fine-tuning.
 Tone = Literal["", "good", "warn", "bad", "info", "muted"]
@@ -90,8 +91,8 @@ class Table:
     @property
     def toned(self) -> list[tuple[tuple[str, ...], Tone]]:
         """The rows, each with its tone."""
-        tones = self.tones or ("",) * len(self.rows)
-        return list(zip(self.rows, tones, strict=True))
+        none: Tone = ""
+        return list(zip(self.rows, self.tones or repeat(none), strict=False))
 
 
 @dataclass(frozen=True)
@@ -111,24 +112,6 @@ class Figure:
     narrow: dict[str, Any] | None = None
     alt: str = ""
     wide: bool = False
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One large number: ``value`` and ``unit`` under a label."""
-
-    label: str
-    value: str
-    unit: str
-    tone: Tone = ""
-
-    @classmethod
-    def of_change(cls, label: str, change: Change, tone: Tone | None = None) -> Tile:
-        """A change; a loss is bad and a gain is good unless ``tone`` is given."""
-        tones: dict[str, Tone] = {"lost": "bad", "broken": "bad", "gained": "good"}
-        unit = "in perplexity" if change.kind == "perplexity" else change.unit
-        given = tones.get(change.outcome, "") if tone is None else tone
-        return cls(label, change.figure, unit, given)
 
 
 @dataclass(frozen=True)
@@ -161,7 +144,6 @@ class Document:
         tone: of the conclusion.
         names: the models or files that the result is about.
         sections: in order; empty ones are left out.
-        tiles: the most important numbers.
         download: the name under which the page saves the result's JSON.
         version: of the holdfast that measured.
     """
@@ -172,7 +154,6 @@ class Document:
     tone: Tone
     names: tuple[str, ...]
     sections: tuple[Section, ...]
-    tiles: tuple[Tile, ...] = ()
     download: str = "result.json"
     version: str = ""
 

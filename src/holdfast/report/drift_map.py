@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.report.document import Figure
-from holdfast.report.plot import ACCENT, JSON, NO_BOX, axis, escape, finite, layout
+from holdfast.report.plot import ACCENT, JSON, escape, finite, hover
 from holdfast.report.verdict import short_names
 from holdfast.report.words import percent, plain
 
@@ -24,80 +24,62 @@ def drift_map(drift: Drift) -> Figure:
     """Draw the drift of a model that has layers."""
     layers = [row.name for row in drift.layers]
     kinds = _kinds(drift.tensors)
-    labels = short_names(layers)
-    columns = list(range(len(layers)))
-    bars = {
-        "type": "bar",
-        "x": columns,
-        "y": [_percent((row.distance, row.norm), math.inf) for row in drift.layers],
-        "marker": {"color": ACCENT},
-        "customdata": [_hover(row.name, "all of it", (row.distance, row.norm)) for row in drift.layers],
-        "hovertemplate": f"%{{customdata}}{NO_BOX}",
-    }
-    numbered = [i for i in columns if labels[i].isdigit()] or columns
+    labels = [escape(label) for label in short_names(layers)]
+    numbered = [i for i in range(len(layers)) if labels[i].isdigit()] or list(range(len(layers)))
     shown = numbered[:: max(1, math.ceil(len(numbered) / 8))]
     height = 22 * len(kinds) + 230
     split = 150 / (height - 70) if kinds else 1.05  # the height at which the heat map starts
-    made = layout(height, 8, bargap=0.25)
-    made["margin"]["t"] = 28
-    made["xaxis"] = axis(
-        "layer, from input to output",
-        tickvals=shown,
-        ticktext=[escape(labels[i]) for i in shown],
-        range=[-0.6, len(layers) - 0.4],
-        showgrid=False,
-    )
-    made["yaxis"] = axis(domain=[0, split - 0.05], ticksuffix=" %", nticks=4, rangemode="tozero")
+    totals = [(row.distance, row.norm) for row in drift.layers]
+    data: list[JSON] = [
+        {
+            "type": "bar",
+            "y": [_percent(cell, math.inf) for cell in totals],
+            "marker": {"color": ACCENT},
+            "customdata": [
+                _hover(name, "all of it", cell) for name, cell in zip(layers, totals, strict=True)
+            ],
+        }
+    ]
+    layout: JSON = {
+        "height": height,
+        "margin": {"t": 28},
+        "xaxis": {
+            "tickvals": shown,
+            "ticktext": [labels[i] for i in shown],
+            "range": [-0.6, len(layers) - 0.4],
+            "showgrid": False,
+            "title": {"text": "layer, from input to output"},
+        },
+        "yaxis": {"domain": [0, split - 0.05], "ticksuffix": " %", "nticks": 4},
+    }
     if kinds:
-        made["yaxis2"] = axis(
-            domain=[split, 1],
-            tickvals=list(range(len(kinds))),
-            ticktext=[escape(name) for name in short_names(kinds)],
-            autorange="reversed",
-            showgrid=False,
-        )
-    data = [_heat_map(_cells(drift.tensors), layers, kinds), bars] if kinds else [bars]
-    moved = sorted(drift.layers, key=lambda row: -row.relative)[:5]
-    alt = "; ".join(f"{plain(row.name)} {percent(row.relative)}" for row in moved)
-    return Figure(
-        "Relative drift ‖θ − θ*‖ / ‖θ*‖", {"data": data, "layout": made}, alt=f"most in {alt}"
-    )
+        data.append(_heat_map(_cells(drift.tensors), layers, kinds))
+        layout["yaxis2"] = {
+            "domain": [split, 1],
+            "tickvals": list(range(len(kinds))),
+            "ticktext": [escape(name) for name in short_names(kinds)],
+            "autorange": "reversed",
+            "showgrid": False,
+        }
+    most = sorted(drift.layers, key=lambda row: -row.relative)[:5]
+    alt = "; ".join(f"{plain(row.name)} {percent(row.relative)}" for row in most)
+    title = "Relative drift ‖θ − θ*‖ / ‖θ*‖"
+    return Figure(title, {"data": data, "layout": layout}, alt=f"most in {alt}", wide=True)
 
 
 def _heat_map(cells: Cells, layers: Sequence[str], kinds: Sequence[str]) -> JSON:
     """Relative drift by kind and layer; the color scale covers all but 2 % of the cells."""
     shares = sorted(share for cell in cells.values() if math.isfinite(share := _share(cell)))
     top = shares[int(0.98 * (len(shares) - 1))] if shares else 0.0
+    rows = [[(kind, layer) for layer in layers] for kind in kinds]
     return {
         "type": "heatmap",
-        "x": list(range(len(layers))),
-        "y": list(range(len(kinds))),
-        "z": [[_percent(cells.get((kind, name)), top) for name in layers] for kind in kinds],
-        "customdata": [
-            [_hover(name, kind, cells.get((kind, name))) for name in layers] for kind in kinds
-        ],
+        "yaxis": "y2",
+        "z": [[_percent(cells.get(key), top) for key in row] for row in rows],
+        "customdata": [[_hover(key[1], key[0], cells.get(key)) for key in row] for row in rows],
         "zmin": 0,
         "zmax": finite(100 * top) or 1,
-        "xgap": 1,
-        "ygap": 1,
-        "hoverongaps": False,
-        "hovertemplate": f"%{{customdata}}{NO_BOX}",
         "colorscale": [[i / 4, f"var(--heat-{i})"] for i in range(5)],
-        "colorbar": {
-            "orientation": "h",
-            "thickness": 8,
-            "len": 0.5,
-            "x": 1,
-            "xanchor": "right",
-            "y": 1.01,
-            "yanchor": "bottom",
-            "ypad": 4,
-            "ticksuffix": " %",
-            "nticks": 4,
-            "outlinewidth": 0,
-            "tickfont": {"size": 11},
-        },
-        "yaxis": "y2",
     }
 
 
@@ -132,8 +114,8 @@ def _percent(cell: tuple[float, float] | None, top: float) -> float | None:
     return finite(100 * (top if math.isinf(share) else share))
 
 
-def _hover(name: str, kind: str, cell: tuple[float, float] | None) -> str | None:
+def _hover(layer: str, kind: str, cell: tuple[float, float] | None) -> str | None:
     if cell is None:
         return None
     moved = f"{percent(_share(cell))} ({cell[0]:.3g} of {cell[1]:.3g})"
-    return f"<b>{escape(plain(name))}</b><br>{escape(plain(kind))}<br>{moved}"
+    return hover(layer, (plain(kind), moved))

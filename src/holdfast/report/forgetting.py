@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from holdfast.report.document import Column, Document, Figure, Section, Table, Tile, Tone
+from holdfast.report.document import Column, Document, Figure, Section, Table, Tone
 from holdfast.report.drift_map import drift_map
 from holdfast.report.plot import ACCENT, GAINED, LOST, SAME, Bar, Line, Span, bars, lines
-from holdfast.report.verdict import source_of, verdict, where
+from holdfast.report.verdict import verdict
 from holdfast.report.words import NONE, Change, change_of, level, nats, percent, plain
 
 if TYPE_CHECKING:
@@ -48,14 +48,15 @@ def document(report: ForgettingReport) -> Document:
     answer = verdict(report)
     badge, tone = _LEVELS[answer.level]
     drift, divergences = report.drift, report.divergences
-    curves = [lines(plain(c.name), [Line(c.name, c.steps, c.values)], "step") for c in report.curves]
+    curves = [
+        lines(plain(c.name), [Line(c.name, c.steps, c.values)], "step") for c in report.curves
+    ]
     return Document(
         kind="forgetting report",
         answer=answer,
         badge=badge,
         tone=tone,
         names=(report.base, report.tuned),
-        tiles=tuple(_tiles(report)),
         sections=(
             Section(
                 "Before and after",
@@ -66,8 +67,8 @@ def document(report: ForgettingReport) -> Document:
             ),
             Section(
                 "Predictions",
-                "KL(base‖tuned): how far the tuned model's predictions are from the base model's on "
-                "the same inputs. Context-free inputs are texts that the base model generated.",
+                "How far the tuned model's predictions are from the base model's on the same "
+                "inputs. Context-free inputs are texts that the base model generated.",
                 (_divergence_bars(divergences),) if divergences else (),
                 (_divergence_table(divergences),) if divergences else (),
             ),
@@ -88,29 +89,9 @@ def document(report: ForgettingReport) -> Document:
 
 def settings_section(report: ForgettingReport) -> Section:
     """How a report was measured."""
-    values = {"Settings": report.settings, "Versions": report.versions}
-    tables = tuple(Table.facts(title, found) for title, found in values.items() if found)
-    return Section("How it was measured", tables=tables)
-
-
-def _tiles(report: ForgettingReport) -> list[Tile]:
-    """The worst loss, the target, the predictions and the weights."""
-    found = []
-    changes = [(score, change_of(score)) for score in report.scores]
-    lost = [(s, c) for s, c in changes if c.outcome == "lost" and s.role == "retained"]
-    lost = [max(lost, key=lambda row: row[1].severity)] if lost else []
-    targets = [(s, c) for s, c in changes if s.role == "target"][:1]
-    for word, rows in (("Worst loss", lost), ("Target", targets)):
-        for score, change in rows:
-            found.append(Tile.of_change(f"{word}: {plain(score.name)}", change))
-    for d in report.divergences[-1:]:
-        label = f"Predictions moved on {source_of(d)}"
-        found.append(Tile(label, nats(d.kl.value), f"nats per {plain(d.per)}"))
-    if (drift := report.drift) is not None:
-        place = where(drift.layers)
-        label = f"Weights moved, most in {place}" if place else "Weights moved"
-        found.append(Tile(label, percent(drift.total.relative), "of their norm"))
-    return found
+    settings, versions = report.settings, report.versions
+    tables = Table.facts("Settings", settings), Table.facts("Versions", versions)
+    return Section("How it was measured", tables=tuple(table for table in tables if table.rows))
 
 
 def _score_bars(scores: Sequence[Score]) -> list[Figure]:

@@ -10,22 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.report.document import Figure
-from holdfast.report.plot import (
-    ACCENT,
-    GAINED,
-    JSON,
-    LOST,
-    NO_BOX,
-    Span,
-    axis,
-    drawable,
-    escape,
-    layout,
-    whiskers,
-)
+from holdfast.report.plot import ACCENT, GAINED, JSON, LOST, Span, escape, hover, whiskers
 from holdfast.report.words import cut, plain
 
-__all__ = ["MOST", "Axis", "Point", "frontier", "pareto"]
+__all__ = ["MOST", "Axis", "Point", "frontier", "out_of_view", "pareto"]
 
 #: Retained tests that are drawn at most; the tables have all.
 MOST = 6
@@ -41,7 +29,6 @@ _PLACES = (
     "top right", "middle right", "bottom right", "top left", "middle left", "bottom left",
     "top center", "bottom center",
 )  # fmt: skip
-_SOFT = "var(--whisker-soft)"
 
 Pair = tuple[float, float]
 Box = tuple[float, float, float, float]
@@ -49,17 +36,11 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Point:
-    """A model.
-
-    Attributes:
-        name: its label.
-        color: green is recommended, red is standard fine-tuning.
-        hover: the details, one line each.
-    """
+    """A model: its label, its color and its details, one line each."""
 
     name: str
     color: str
-    hover: tuple[str, ...]
+    details: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -68,16 +49,14 @@ class Axis:
 
     Attributes:
         title: what it is.
-        spans: the value of each model, with its interval.
-        seeds: the value of each run of each model; empty if there is only one.
-        start: of the model before fine-tuning; None draws nothing.
+        spans: the value of each model, with its interval or the range of its seeds.
+        start: the value before fine-tuning, a dotted line if the axis points upwards.
         lower_is_better: whether the axis is reversed; None if neither end is better.
         suffix: of the numbers.
     """
 
     title: str
     spans: Sequence[Span]
-    seeds: Sequence[Sequence[float]] = ()
     start: float | None = None
     lower_is_better: bool | None = None
     suffix: str = ""
@@ -89,12 +68,12 @@ class Axis:
 
     def view(self, *more: float | None) -> Pair:
         """The worse and the better end; a value far worse than all others is out of view."""
-        rows = self.seeds or self.spans
-        values = sorted(self.sign * x for row in rows for x in row if x is not None and drawable(x))
+        found = [x for span in self.spans for x in {*span} if x is not None]
+        values = sorted(self.sign * x for x in found if _drawable(x))
         if len(values) > 3:
             low, _, high = statistics.quantiles(values, method="inclusive")
             values = [x for x in values if x >= low - _FAR * max(high - low, 1e-3 * abs(low))]
-        values += [self.sign * x for x in more if x is not None and drawable(x)]
+        values += [self.sign * x for x in more if x is not None and _drawable(x)]
         low, high = min(values, default=0.0), max(values, default=1.0)
         room = 0.09 * (high - low) or 0.1 * abs(high) or 1.0
         return self.sign * (low - room), self.sign * (high + room)
@@ -116,33 +95,35 @@ def frontier(
     if not path:
         both = [(x.sign * x.spans[i].value, y.sign * y.spans[i].value) for i in seen]
         joined = [seen[k] for k in pareto(both)]
-    line = [(x.spans[i].value, y.spans[i].value) for i in joined]
+    line = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [x.spans[i].value for i in joined],
+        "y": [y.spans[i].value for i in joined],
+        "line": {"color": "var(--whisker-soft)", "width": 1.5},
+        "hoverinfo": "skip",
+    }
     order = sorted(seen, key=lambda i: _ORDER.index(points[i].color))
-    traces = [_trace("lines", line, line={"color": _SOFT, "width": 1.5}), *_dots(x, y, order)]
+    drawn = [(points[i], x.spans[i], y.spans[i]) for i in order]
     height = 480 if wide else 330
-    made = layout(height, int(_MARGIN), shapes=[], annotations=[])
-    made["margin"]["t"] = 26
     right, upwards = ("" if a.lower_is_better is None else "better →" for a in (x, y))
     title = ", ".join(filter(None, [escape(cut(x.title, 40)), right]))
-    made["xaxis"] = axis(title, range=list(across), ticksuffix=x.suffix)
-    made["yaxis"] = axis(upwards, range=list(up), ticksuffix=y.suffix)
-    start: tuple[Pair, str] | None = None
-    if y.start is not None and drawable(y.start):
-        made["shapes"] = [_level(y.start)]
-        if x.start is not None and _inside(across, x.start):
-            start = (x.start, y.start), "bottom right"
-            traces.append(_start_point(x.start, y.start))
-        elif x.start is not None:
-            start = (across[1], y.start), "top left"
-            made["annotations"] = [_start_name(y.start)]
-    drawn = [points[i] for i in order]
-    spans = [(x.spans[i], y.spans[i]) for i in order]
+    layout: JSON = {
+        "height": height,
+        "margin": {"r": _MARGIN, "t": 26},
+        "xaxis": {"range": list(across), "ticksuffix": x.suffix, "title": {"text": title}},
+        "yaxis": {"range": list(up), "ticksuffix": y.suffix, "title": {"text": upwards}},
+    }
+    if y.start is not None and _drawable(y.start):
+        level = {"color": "var(--same)", "width": 1.5, "dash": "dot"}
+        ends = {"x0": 0, "x1": 1, "xref": "paper", "y0": y.start, "y1": y.start}
+        layout["shapes"] = [{"type": "line", "layer": "below", "line": level, **ends}]
 
     def plot(width: float) -> JSON:
-        labels = _labels(drawn, spans, (across, up), (width, height - 70), start)
-        return {"data": [*traces, _markers(drawn, spans, labels)], "layout": made}
+        labels = _labels(drawn, (across, up), (width, height - 70))
+        return {"data": [line, _markers(drawn, labels)], "layout": layout}
 
-    alt = "; ".join(", ".join([plain(p.name), *p.hover]) for p in drawn[:20])
+    alt = "; ".join(", ".join([plain(point.name), *point.details]) for point, _, _ in drawn[:20])
     return Figure(y.title, plot(_WHOLE if wide else _HALF), plot(_PHONE), alt, wide)
 
 
@@ -158,20 +139,15 @@ def pareto(points: Sequence[Pair]) -> list[int]:
     >>> pareto([(1, 5), (2, 4), (1.5, 3), (3, 1)])
     [0, 1, 3]
     """
-    order = sorted(range(len(points)), key=lambda i: points[i], reverse=True)
     found: list[int] = []
-    for i in order:
+    for i in sorted(range(len(points)), key=lambda i: points[i], reverse=True):
         if not found or points[i][1] > points[found[-1]][1]:
             found.append(i)
     return found[::-1]
 
 
 def placed(
-    names: Sequence[str],
-    points: Sequence[Pair],
-    width: float,
-    height: float,
-    occupied: Sequence[Box] = (),
+    names: Sequence[str], points: Sequence[Pair], width: float, height: float
 ) -> list[str | None]:
     """A text position for each name, first come first served; None where there is no room.
 
@@ -179,9 +155,8 @@ def placed(
         names: the texts, the most important first.
         points: the position of each, in pixels from the top left.
         width, height: of the plot, in pixels.
-        occupied: boxes (left, top, right, bottom) that the names must not cover.
     """
-    taken = list(occupied)
+    taken: list[Box] = []
     found: list[str | None] = []
     for name, point in zip(names, points, strict=True):
         found.append(None)
@@ -200,15 +175,14 @@ def placed(
 def _view(x: Axis, y: Axis) -> tuple[Pair, Pair, list[int]]:
     """The range across and upwards, and the models inside."""
     across, up = x.view(), y.view(y.start)
-    if x.start is not None and drawable(x.start):
-        # Near enough to show the model before fine-tuning without squeezing the rest?
-        if abs(x.start - across[0]) < 0.6 * abs(across[1] - across[0]):
-            across = x.view(x.start)
-    pairs = zip(x.spans, y.spans, strict=True)
-    seen = [
-        i for i, (a, b) in enumerate(pairs) if _inside(across, a.value) and _inside(up, b.value)
-    ]
+    pairs = enumerate(zip(x.spans, y.spans, strict=True))
+    seen = [i for i, (a, b) in pairs if _inside(across, a.value) and _inside(up, b.value)]
     return across, up, seen
+
+
+def _drawable(value: float) -> bool:
+    """Whether a value is finite and small enough to compute a range with."""
+    return abs(value) < 1e100
 
 
 def _inside(view: Pair, value: float) -> bool:
@@ -216,111 +190,43 @@ def _inside(view: Pair, value: float) -> bool:
 
 
 def _labels(
-    points: Sequence[Point],
-    spans: Sequence[tuple[Span, Span]],
-    view: tuple[Pair, Pair],
-    inner: Pair,
-    start: tuple[Pair, str] | None,
+    drawn: Sequence[tuple[Point, Span, Span]], view: tuple[Pair, Pair], inner: Pair
 ) -> list[tuple[str, str]]:
     """Text and position of each name, the last first; no text where there is no room."""
     (left, right), (bottom, top) = view
-
-    def pixel(x: float, y: float) -> Pair:
-        return (x - left) / (right - left) * inner[0], (top - y) / (top - bottom) * inner[1]
-
-    pixels = [pixel(x.value, y.value) for x, y in spans]
-    taken = [_beside("pretrained", pixel(*start[0]), start[1])] if start else []
-    names = [cut(plain(point.name), 22) for point in points]
-    places = placed(names[::-1], pixels[::-1], *inner, taken)[::-1]
+    pixels = [
+        (
+            (x.value - left) / (right - left) * inner[0],
+            (top - y.value) / (top - bottom) * inner[1],
+        )
+        for _, x, y in drawn
+    ]
+    names = [cut(plain(point.name), 22) for point, _, _ in drawn]
+    places = placed(names[::-1], pixels[::-1], *inner)[::-1]
     return [
-        (name, place) if place else ("", "top right")
+        (escape(name), place) if place else ("", "top right")
         for name, place in zip(names, places, strict=True)
     ]
 
 
-def _markers(
-    points: Sequence[Point],
-    spans: Sequence[tuple[Span, Span]],
-    labels: Sequence[tuple[str, str]],
-) -> JSON:
+def _markers(drawn: Sequence[tuple[Point, Span, Span]], labels: Sequence[tuple[str, str]]) -> JSON:
     """The points with their names, and their intervals as whiskers."""
-    marked = [point.color != ACCENT for point in points]
-    texts = [escape(text) for text, _ in labels]
+    colors = [point.color for point, _, _ in drawn]
+    texts = zip(colors, labels, strict=True)
     return {
         "type": "scatter",
         "mode": "markers+text",
-        "x": [x.value for x, _ in spans],
-        "y": [y.value for _, y in spans],
-        "text": [f"<b>{t}</b>" if t and m else t for t, m in zip(texts, marked, strict=True)],
+        "x": [x.value for _, x, _ in drawn],
+        "y": [y.value for _, _, y in drawn],
+        "text": [text if color == ACCENT else f"<b>{text}</b>" for color, (text, _) in texts],
         "textposition": [place for _, place in labels],
-        "textfont": {
-            "size": 12,
-            "color": [p.color if m else "var(--ink)" for p, m in zip(points, marked, strict=True)],
-        },
+        "textfont": {"color": ["var(--ink)" if color == ACCENT else color for color in colors]},
         "cliponaxis": False,
-        "marker": {
-            "size": [14 if point.color == GAINED else 10 for point in points],
-            "color": [point.color for point in points],
-            "opacity": 1,
-            "line": {"width": 2, "color": "var(--card)"},
-        },
-        "error_x": {**whiskers([x for x, _ in spans], _SOFT), "width": 0},
-        "error_y": {**whiskers([y for _, y in spans], _SOFT), "width": 0},
-        "customdata": [
-            "<br>".join([f"<b>{escape(plain(p.name))}</b>", *map(escape, p.hover)]) for p in points
-        ],
-        "hovertemplate": f"%{{customdata}}{NO_BOX}",
+        "marker": {"size": [14 if color == GAINED else 10 for color in colors], "color": colors},
+        "error_x": whiskers([x for _, x, _ in drawn]),
+        "error_y": whiskers([y for _, _, y in drawn]),
+        "customdata": [hover(point.name, point.details) for point, _, _ in drawn],
     }
-
-
-def _dots(x: Axis, y: Axis, order: Sequence[int]) -> list[JSON]:
-    """Every seed, faint."""
-    if not (x.seeds and y.seeds):
-        return []
-    pairs = [
-        pair
-        for i in order
-        if len(x.seeds[i]) > 1
-        for pair in zip(x.seeds[i], y.seeds[i], strict=False)
-        if all(map(drawable, pair))
-    ]
-    marker = {"size": 5, "color": "var(--same)", "opacity": 0.7}
-    return [_trace("markers", pairs, marker=marker)] if pairs else []
-
-
-def _start_point(x: float, y: float) -> JSON:
-    """The model before fine-tuning."""
-    line = {"width": 2, "color": "var(--same)"}
-    marker = {"symbol": "diamond-open", "size": 10, "color": "var(--same)", "line": line}
-    font = {"size": 12, "color": "var(--ink-2)"}
-    more = {"text": ["pretrained"], "textposition": "bottom right", "textfont": font}
-    return _trace("markers+text", [(x, y)], marker=marker, **more)
-
-
-def _start_name(y: float) -> JSON:
-    """The name of the dotted line, at its right end."""
-    return {
-        "text": "pretrained",
-        "x": 1,
-        "xref": "paper",
-        "xanchor": "right",
-        "y": y,
-        "yanchor": "bottom",
-        "showarrow": False,
-        "font": {"size": 12, "color": "var(--ink-2)"},
-    }
-
-
-def _level(value: float) -> JSON:
-    """A dotted line over the whole width: the model before fine-tuning."""
-    line = {"color": "var(--same)", "width": 1.5, "dash": "dot"}
-    ends = {"x0": 0, "x1": 1, "xref": "paper", "y0": value, "y1": value}
-    return {"type": "line", "layer": "below", "line": line, **ends}
-
-
-def _trace(mode: str, pairs: Sequence[Pair], **more: object) -> JSON:
-    x, y = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return {"type": "scatter", "mode": mode, "x": x, "y": y, "hoverinfo": "skip", **more}
 
 
 def _beside(text: str, point: Pair, place: str) -> Box:

@@ -83,9 +83,9 @@ def recommend(results: Results) -> Recommendation:
     failed = [f"{len(results.failed)} of {total} runs failed."] if results.failed else []
     if not found:
         return Recommendation("No run has finished.", tuple(failed))
+    target = plain(found[0].target.name)
     better = [s for s in found if math.isfinite(s.target.after) and s.target.gain > 0]
     if not better:
-        target = plain(found[0].target.name)
         headline = f"Keep the pretrained model: no recipe made it better on {target}."
         return Recommendation(headline, tuple(failed))
     best = min(better, key=lambda s: (_target_first(s), s.loss))
@@ -95,26 +95,19 @@ def recommend(results: Results) -> Recommendation:
     taken = next((s for s in found if s.label == results.taken), None)
     chosen = taken or _gentlest(close)
     standard = standard_of(found)
-    sentences = [
-        _on_target(chosen, best, standard),
-        *_on_losses(chosen, standard),
-        *_on_others(chosen, best, gentle),
-    ]
-    if standard is not None and chosen.seconds >= 1.5 * standard.seconds:
-        times = seconds(chosen.seconds), seconds(standard.seconds)
-        sentences.append(f"One run takes {times[0]}, with standard fine-tuning {times[1]}.")
-    sentences += failed
+    last = "forgets least" if any(s.retained for s in close) else "moves the predictions least"
+    reason = _reason(len(close), "recipe", target, last)
+    if len(found) == 1:
+        reason = f"it is the only recipe, and better than the pretrained model on {target}"
+    if taken is not None:
+        reason = "on the data for choosing, it was close to the best and forgot least"
+    sentences = [*_on_recipes(chosen, best, gentle, standard), *failed]
     if not any(s.retained for s in found):
         sentences.append(_NO_TESTS)
     if len(found) > 1 and all(s.seeds == 1 for s in found):
         sentences.append("Only one seed was run: small differences may be chance.")
     if len(found) > 1 and taken is None:
         sentences.append(_CONFIRM)
-    reason = _reason(chosen, best, close, found)
-    if taken is not None:
-        reason = (
-            "on the data that it was chosen on, it was within 1 % of the best and forgot least"
-        )
     headline = f"Take {plain(chosen.label)}: {reason}."
     return Recommendation(headline, tuple(sentences), chosen.label, best.label, gentle.label)
 
@@ -122,14 +115,12 @@ def recommend(results: Results) -> Recommendation:
 def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
     """Apply the rule for α, and give the reasons."""
     found = targets_of(sweep)
-    tested = any(retained(point.report) for point in sweep.points)
     finite = [(point, score) for point, score in found if math.isfinite(score.after.value)]
-    advice = [] if tested else [_NO_TESTS]
+    advice = [] if any(retained(point.report) for point in sweep.points) else [_NO_TESTS]
     if not finite:
         why = "its target score is not a finite number" if found else "no target was tested"
-        return AlphaRecommendation(
-            f"No α is recommended: {why}.", (*_worst_losses(sweep, None), *advice)
-        )
+        sentences = (*_worst_losses(sweep, None), *advice)
+        return AlphaRecommendation(f"No α is recommended: {why}.", sentences)
     best = min(finite, key=_alpha_first)
     close = [row for row in finite if _is_close(row[1], best[1])]
     if any(retained(point.report) for point, _ in close):
@@ -139,21 +130,21 @@ def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
         chosen = min(close, key=lambda row: row[0].alpha)
         last = "stays closest to the base"
     (point, score), target = chosen, plain(chosen[1].name)
-    take = {0.0: "Keep the base", 1.0: "Keep the tuned model"}
+    alphas = listed([f"{other.alpha:g}" for other, _ in close], most=12)
     others = {} if best[0] is point else {f"the best (α = {best[0].alpha:g})": best[1].after.value}
     if point.alpha != 0:
         others["the base"] = score.before.value
-    sentences = [
-        _compared(target, score.metric, score.after.value, others),
+    sentences = (
+        _on_target(target, score.metric, score.after.value, others),
         *_worst_losses(sweep, point.alpha),
-    ]
-    if len(close) > 1:
-        alphas = listed([f"{other.alpha:g}" for other, _ in close], most=12)
-        sentences.append(f"Close to the best on the target: α = {alphas}.")
-    reason = f"of the models close to the best on {target}, it {last}"
-    reason = reason if len(close) > 1 else f"no other α comes close on {target}"
-    headline = f"{take.get(point.alpha, f'Take α = {point.alpha:g}')}: {reason}."
-    return AlphaRecommendation(headline, (*sentences, *advice, _CONFIRM), point.alpha)
+        *([f"Close to the best on {target}: α = {alphas}."] if len(close) > 1 else []),
+        *advice,
+        _CONFIRM,
+    )
+    take = {0.0: "Keep the base", 1.0: "Keep the tuned model"}
+    take_it = take.get(point.alpha, f"Take α = {point.alpha:g}")
+    headline = f"{take_it}: {_reason(len(close), 'α', target, last)}."
+    return AlphaRecommendation(headline, sentences, point.alpha)
 
 
 def standard_of(found: Sequence[Summary]) -> Summary | None:
@@ -185,19 +176,11 @@ def retained(report: ForgettingReport) -> list[Score]:
 
 def loss_of(report: ForgettingReport, key: Key | None = None) -> float:
     """The mean loss over the retained scores, or over one, on the scale of the verdict."""
-    losses = []
-    for score in retained(report):
-        if key in (None, key_of(score)):
-            change = change_of(score)
-            size = math.inf if change.outcome == "broken" else change.severity
-            losses.append(size if change.worse or size == math.inf else 0.0)
+    changes = [change_of(s) for s in retained(report) if key in (None, key_of(s))]
+    losses = [
+        math.inf if c.outcome == "broken" else c.severity if c.worse else 0.0 for c in changes
+    ]
     return sum(losses) / len(losses) if losses else 0.0
-
-
-def worst_of(report: ForgettingReport) -> Score | None:
-    """The retained score with the worst measurable loss."""
-    lost = [s for s in retained(report) if change_of(s).outcome in ("lost", "broken")]
-    return max(lost, key=lambda score: change_of(score).severity, default=None)
 
 
 def _target_first(summary: Summary) -> float:
@@ -239,79 +222,71 @@ def _gentlest(among: Sequence[Summary]) -> Summary:
     return min(among, key=lambda s: (moved[s.label], _target_first(s)))
 
 
-def _reason(
-    chosen: Summary, best: Summary, close: Sequence[Summary], found: Sequence[Summary]
-) -> str:
-    target = plain(best.target.name)
-    last = "forgets least" if any(s.retained for s in close) else "moves the predictions least"
-    if len(found) == 1:
-        return f"it is the only recipe, and better than the pretrained model on {target}"
-    if len(close) == 1:
-        return f"no other recipe comes close on {target}"
-    if chosen is best:
-        return f"it is the best on {target}, and of the recipes close to it, it {last}"
-    if _within(chosen, best, CLOSE):
-        return f"within 1 % of the best on {target}, it {last}"
-    return f"its seeds overlap with those of the best on {target}, and it {last}"
+def _reason(close: int, what: str, target: str, last: str) -> str:
+    if close == 1:
+        return f"no other {what} comes close on {target}"
+    several = what if what == "α" else f"{what}s"
+    return f"of the {close} {several} close to the best on {target}, it {last}"
 
 
-def _compared(name: str, metric: str, value: float, others: dict[str, float]) -> str:
+def _on_target(target: str, metric: str, value: float, others: dict[str, float]) -> str:
     """A target score beside those of other models."""
-    rest = [f"{who} {level(metric, other)}" for who, other in others.items()]
-    return "; ".join(filter(None, [f"On {name}: {level(metric, value)} {plain(metric)}", listed(rest)])) + "."
+    beside = listed([f"{who} {level(metric, other)}" for who, other in others.items()])
+    score = f"On {target}: {level(metric, value)} {plain(metric)}"
+    return f"{score}; {beside}." if beside else f"{score}."
 
 
-def _on_target(chosen: Summary, best: Summary, standard: Summary | None) -> str:
+def _on_recipes(
+    chosen: Summary, best: Summary, gentle: Summary, standard: Summary | None
+) -> list[str]:
+    """The chosen recipe beside the best, a gentler one and standard fine-tuning."""
+    target, metric, name = plain(best.target.name), best.target.metric, plain(chosen.label)
     others = {} if best is chosen else {f"the best ({plain(best.label)})": best.target.after}
     if standard is not None and standard not in (chosen, best):
         others["standard fine-tuning"] = standard.target.after
     others["the pretrained model"] = chosen.target.before
-    target = chosen.target
-    return _compared(plain(target.name), target.metric, target.after, others)
-
-
-def _on_losses(chosen: Summary, standard: Summary | None) -> list[str]:
-    """The three worst retained tests, with standard fine-tuning beside them."""
-    beside = None if standard is chosen else standard
-    other = {(test.name, test.metric): test for test in beside.retained} if beside else {}
-    said = []
-    for test in sorted(chosen.retained, key=lambda test: test.relative)[:3]:
-        words = f"{plain(test.name)} {change_in(test).signed}"
-        if (same := other.get((test.name, test.metric))) is not None:
-            words += f" (standard fine-tuning {change_in(same).figure})"
-        said.append(words)
-    if more := len(chosen.retained) - len(said):
-        said.append(f"{more} more lost less")
-    return [f"Retained: {'; '.join(said)}."] if said else []
-
-
-def _on_others(chosen: Summary, best: Summary, gentle: Summary) -> list[str]:
-    """The best recipe on the target, and a gentler one."""
-    said = []
-    target = plain(best.target.name)
+    said = [_on_target(target, metric, chosen.target.after, others), *_on_tests(chosen, standard)]
     if best is not chosen and chosen.retained:
         said.append(
             f"The best on {target}, {plain(best.label)}, lost {percent(best.loss)} on average over "
-            f"the tests; {plain(chosen.label)} lost {percent(chosen.loss)}."
+            f"the tests; {name} lost {percent(chosen.loss)}."
         )
     if gentle is not chosen:
-        value = level(gentle.target.metric, gentle.target.after)
+        value = level(metric, gentle.target.after)
         lost = f" and lost {percent(gentle.loss)}" if gentle.retained else ""
         said.append(
             f"To forget less, take {plain(gentle.label)}: it has {value} on {target}{lost}."
         )
+    if standard is not None and chosen.seconds >= 1.5 * standard.seconds:
+        times = seconds(chosen.seconds), seconds(standard.seconds)
+        said.append(f"One run takes {times[0]}, with standard fine-tuning {times[1]}.")
     return said
+
+
+def _on_tests(chosen: Summary, standard: Summary | None) -> list[str]:
+    """The three worst retained tests, with standard fine-tuning beside them."""
+    beside = standard.retained if standard and standard is not chosen else ()
+    other = {(test.name, test.metric): change_in(test).figure for test in beside}
+    said = []
+    for test in sorted(chosen.retained, key=lambda test: test.relative)[:3]:
+        same = other.get((test.name, test.metric))
+        note = f" (standard fine-tuning {same})" if same else ""
+        said.append(f"{plain(test.name)} {change_in(test).signed}{note}")
+    if more := len(chosen.retained) - len(said):
+        said.append(f"{more} more lost less")
+    return [f"Retained: {'; '.join(said)}."] if said else []
 
 
 def _worst_losses(sweep: Sweep, alpha: float | None) -> list[str]:
     """The worst loss of the chosen model, and of the tuned one."""
     said = []
     for point in sweep.points:
-        if point.alpha in (alpha, 1) and point.alpha != 0 and retained(point.report):
+        tests = retained(point.report)
+        if point.alpha in (alpha, 1) and point.alpha != 0 and tests:
             who = "The tuned model" if point.alpha == 1 else f"α = {point.alpha:g}"
-            if (worst := worst_of(point.report)) is None:
-                said.append(f"{who} has no measurable loss.")
-            else:
-                most = " at most" if len(retained(point.report)) > 1 else ""
-                said.append(f"{who} lost {change_of(worst).amount}{most}, on {plain(worst.name)}.")
+            changes = [(change_of(score), plain(score.name)) for score in tests]
+            lost = [row for row in changes if row[0].outcome in ("lost", "broken")]
+            change, name = max(lost, key=lambda row: row[0].severity, default=(None, ""))
+            most = f"lost {change.amount} on {name}" if change else "has no measurable loss"
+            said.append(f"{who} {most}{', its worst' if len(lost) > 1 else ''}.")
     return said

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from holdfast.report.document import Column, Document, Figure, Section, Table, Tile
+from holdfast.report.document import Column, Document, Figure, Section, Table
 from holdfast.report.forgetting import settings_section
 from holdfast.report.frontier import MOST, Axis, Point, frontier
 from holdfast.report.plot import ACCENT, GAINED, Span
@@ -16,10 +16,9 @@ from holdfast.report.recommend import (
     recommend_alpha,
     retained,
     targets_of,
-    worst_of,
 )
 from holdfast.report.verdict import source_of
-from holdfast.report.words import NONE, change_of, kind_of, level, nats, percent, plain
+from holdfast.report.words import NONE, kind_of, level, nats, percent, plain
 
 if TYPE_CHECKING:
     from holdfast.evaluate.report import Score
@@ -41,7 +40,6 @@ def document(sweep: Sweep) -> Document:
         badge="No recommendation" if answer.alpha is None else f"α = {answer.alpha:g}",
         tone="info" if answer.alpha is None else "good",
         names=(sweep.base, sweep.tuned),
-        tiles=tuple(_tiles(sweep, answer.alpha)),
         sections=(
             _frontier(sweep, answer.alpha),
             Section(
@@ -56,24 +54,6 @@ def document(sweep: Sweep) -> Document:
         download="sweep.json",
         version=first.versions.get("holdfast", ""),
     )
-
-
-def _tiles(sweep: Sweep, chosen: float | None) -> list[Tile]:
-    """Target score and worst loss of the chosen model, and the worst loss of the tuned one."""
-    found = []
-    for point, score in targets_of(sweep):
-        if point.alpha == chosen:
-            label = f"{plain(score.name)} at α = {point.alpha:g}"
-            found.append(Tile.of_change(label, change_of(score)))
-    for point in sweep.points:
-        if point.alpha in (chosen, 1) and point.alpha != 0 and retained(point.report):
-            who = "the tuned model" if point.alpha == 1 else f"α = {point.alpha:g}"
-            if (worst := worst_of(point.report)) is None:
-                found.append(Tile(f"Worst loss of {who}", "none", "measurable"))
-            else:
-                label = f"Worst loss of {who}: {plain(worst.name)}"
-                found.append(Tile.of_change(label, change_of(worst)))
-    return found
 
 
 def _frontier(sweep: Sweep, chosen: float | None) -> Section:

@@ -65,8 +65,10 @@ def to_terminal(document: Document, console: Console | None = None) -> None:
                 show_edge=False,
             )
             for i in columns:
-                head = table.columns[i].title if fits else cut(table.columns[i].head, _HEAD)
-                shown.add_column(Text(head), justify="right" if i else "left", overflow="fold")
+                column = table.columns[i]
+                head = column.title if fits else cut(column.head, _HEAD)
+                left = i == 0 or column.prose
+                shown.add_column(Text(head), justify="left" if left else "right", overflow="fold")
             for row, tone in table.toned[: table.brief]:
                 cells = [row[i] if i or fits else _name(row[i]) for i in columns]
                 shown.add_row(*map(Text, cells), style=_STYLES[tone])
@@ -92,7 +94,9 @@ def _markdown(table: Table) -> str:
     head = [column.title for column in table.columns]
     rows = [[escape(cell.strip()) for cell in row] for row in (head, *table.rows[: table.brief])]
     widths = [max(3, *map(len, cells)) for cells in zip(*rows, strict=True)]
-    rule = ["-" * (width - 1) + ":" if i else ":" + "-" * (width - 1) for i, width in enumerate(widths)]
+    rule = [
+        "-" * (width - 1) + ":" if i else ":" + "-" * (width - 1) for i, width in enumerate(widths)
+    ]
     lines = [
         " | ".join(
             cell.rjust(width) if i else cell.ljust(width)

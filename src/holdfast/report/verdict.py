@@ -51,6 +51,9 @@ class Judged(NamedTuple):
     score: Score
     change: Change
 
+    def __str__(self) -> str:
+        return f"{self.change.amount} on {self.name}"
+
 
 def verdict(report: ForgettingReport) -> Verdict:
     """Sum up a report.
@@ -92,28 +95,25 @@ def where(layers: Sequence[DriftRow]) -> str | None:
     largest = max(distances, default=0.0) or 1.0
     squares = [(distance / largest) ** 2 for distance in distances]
     sums = [0.0, *accumulate(squares)]
-    most = len(layers) // 2
-    for length in range(1, most + 1):
-        inside = {i: sums[i + length] - sums[i] for i in range(len(layers) - length + 1)}
-        first = max(inside, key=inside.__getitem__)
-        if inside[first] > sums[-1] / 2:
-            last, alike = first + length - 1, inside[first] / length / 2
+    for length in range(1, len(layers) // 2 + 1):
+        inside = [sums[i + length] - sums[i] for i in range(len(layers) - length + 1)]
+        if max(inside) > sums[-1] / 2:
+            first = inside.index(max(inside))
+            last, alike = first + length - 1, max(inside) / length / 2
             while first > 0 and squares[first - 1] >= alike:
                 first -= 1
             while last + 1 < len(layers) and squares[last + 1] >= alike:
                 last += 1
-            small = last - first + 1 <= most
+            small = last - first < len(layers) // 2
             return _run([row.name for row in layers], first, last) if small else None
     return None
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names by as many of their last parts as tell them apart; layers by their numbers.
+    """Names by as many of their last parts as tell them apart.
 
     >>> short_names(["self_attn.q_proj.weight", "mlp.up_proj.weight"])
     ['q_proj', 'up_proj']
-    >>> short_names(["model.embed", "model.layers.0", "model.layers.1"])
-    ['embed', '0', '1']
     """
     parts = [plain(name).removesuffix(".weight").split(".") for name in names]
     for length in range(1, max(map(len, parts), default=0) + 1):
@@ -121,12 +121,6 @@ def short_names(names: Sequence[str]) -> list[str]:
         if len(set(short)) == len(short):
             return [cut(name, 16) for name in short]
     return [cut(plain(name), 16) for name in names]
-
-
-def is_still(drift: Drift) -> bool:
-    """Whether both models have the same tensors with the same values."""
-    odd = drift.only_base or drift.only_tuned or drift.not_finite
-    return drift.total.distance == 0 and not odd
 
 
 def source_of(divergence: Divergence) -> str:
@@ -148,47 +142,36 @@ def _judge(scores: Sequence[Score]) -> list[Judged]:
 def _broken(drift: Drift | None, judged: Sequence[Judged]) -> list[str]:
     """Defects of the tuned model that come before everything else."""
     said = []
-    if drift is not None and drift.not_finite:
-        names = [plain(name) for name in drift.not_finite]
+    if names := [plain(name) for name in drift.not_finite] if drift else []:
         tensors = "1 tensor holds" if len(names) == 1 else f"{len(names)} tensors hold"
         said.append(f"The tuned model is broken: {tensors} NaN or infinity ({listed(names)}).")
-    lame = [
-        j.name
-        for j in judged
-        if j.change.outcome == "broken" and math.isfinite(j.score.before.value)
-    ]
-    return [*said, f"The tuned model has no finite score on {listed(lame)}."] if lame else said
+    broken = [j for j in judged if j.change.outcome == "broken"]
+    if names := [j.name for j in broken if math.isfinite(j.score.before.value)]:
+        said.append(f"The tuned model has no finite score on {listed(names)}.")
+    return said
 
 
 def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str, Level]:
     if lost := [j for j in retained if j.change.outcome == "lost"]:
         worst = max(j.change.severity for j in lost)
         return _losses(lost, retained), "little" if worst < 1 else "some" if worst < 2 else "much"
-    if _nothing_moved(report):
+    drift, divergences = report.drift, report.divergences
+    still = drift is None or _is_still(drift)
+    still = still and all(abs(d.kl.value) < _STILL for d in divergences)
+    if (drift or divergences) and still and all(s.change.value == 0 for s in report.scores):
         return "Nothing forgotten.", "nothing"
     if any(j.change.outcome in ("unsure", "broken") for j in retained):
         return "Forgetting cannot be told from chance.", "unknown"
     if retained:
         return f"No measurable loss on {_named(retained)}.", "nothing"
-    if finite := [d for d in report.divergences if math.isfinite(d.kl.value)]:
+    if finite := [d for d in divergences if math.isfinite(d.kl.value)]:
         most = max(finite, key=lambda d: d.kl.value)
         up_to = "up to " if len(finite) > 1 else ""
         moved = f"moved by {up_to}{nats(most.kl.value)} nats per {plain(most.per)}"
         moved = moved if abs(most.kl.value) >= _STILL else "did not move"
         return f"Forgetting was not tested; predictions {moved}.", "unknown"
-    if report.drift is not None:
-        return f"Forgetting was not tested; the weights {_moved(report.drift)}.", "unknown"
-    return "Forgetting was not tested.", "unknown"
-
-
-def _nothing_moved(report: ForgettingReport) -> bool:
-    if report.drift is None and not report.divergences:
-        return False
-    return (
-        (report.drift is None or is_still(report.drift))
-        and all(abs(d.kl.value) < _STILL for d in report.divergences)
-        and all(score.change.value == 0 for score in report.scores)
-    )
+    weights = f"; the weights {_moved(drift)}" if drift else ""
+    return f"Forgetting was not tested{weights}.", "unknown"
 
 
 def _losses(lost: Sequence[Judged], retained: Sequence[Judged]) -> str:
@@ -196,10 +179,10 @@ def _losses(lost: Sequence[Judged], retained: Sequence[Judged]) -> str:
     if len(lost) > _FEW:
         worst = f"{lost[0].name} ({lost[0].change.amount})"
         return f"Lost on {len(lost)} of {len(retained)} tests, most on {worst}."
-    rose = [j for j in lost if j.change.kind == "perplexity"]
-    rest = [j for j in lost if j.change.kind != "perplexity"]
-    said = [f"lost {_amounts(rest)}"] if rest else []
-    said += [f"perplexity rose {_amounts(rose)}"] if rose else []
+    rose = [str(j) for j in lost if j.change.kind == "perplexity"]
+    rest = [str(j) for j in lost if j.change.kind != "perplexity"]
+    said = [f"lost {listed(rest)}"] if rest else []
+    said += [f"perplexity rose {listed(rose)}"] if rose else []
     sentence = "; ".join(said)
     return f"{sentence[0].upper()}{sentence[1:]}."
 
@@ -217,25 +200,22 @@ def _on_retained(retained: Sequence[Judged], headline: str) -> list[str]:
         chance = max(1, round(0.025 * tested))
         said.append(f"By chance alone, about {chance} of {tested} tests would show a loss.")
     if gained:
-        few = len(gained) <= _FEW
-        said.append(f"Better {f'by {_amounts(gained)}' if few else f'on {len(gained)} tests'}.")
+        said.append(f"Better by {listed(list(map(str, gained)))}.")
     for worse, word in ((True, "Worse"), (False, "Better")):
-        if some := [j for j in unsure if j.change.worse == worse]:
-            said.append(f"{word} by {_amounts(some)}; without an interval this may be chance.")
+        if some := [str(j) for j in unsure if j.change.worse == worse]:
+            said.append(f"{word} by {listed(some)}; without an interval this may be chance.")
     return said
 
 
 def _on_targets(targets: Sequence[Judged]) -> list[str]:
     said = []
-    for name, _, change in targets:
-        moved = f"{'got worse' if change.worse else 'improved'} by {change.amount}"
-        if change.outcome == "same":
-            margin = f" ({change.margin})" if change.margin else ""
-            said.append(f"No measurable change on the target {name}{margin}.")
-        elif change.outcome == "unsure":
-            said.append(f"The target {name} {moved}; without an interval this may be chance.")
-        elif change.outcome != "broken":
-            said.append(f"The target {name} {moved}.")
+    for j in targets:
+        moved = f"{'got worse' if j.change.worse else 'improved'} by {j.change.amount}"
+        if j.change.outcome == "same":
+            said.append(f"No measurable change on the target {_named([j], margins=True)}.")
+        elif j.change.outcome != "broken":
+            doubt = "; without an interval this may be chance" * (j.change.outcome == "unsure")
+            said.append(f"The target {j.name} {moved}{doubt}.")
     return said
 
 
@@ -254,33 +234,36 @@ def _on_weights(drift: Drift | None, headline: str) -> list[str]:
     if drift is None:
         return []
     said = []
-    if is_still(drift):
+    if _is_still(drift):
         said.append("The two models have the same weights.")
     elif drift.total.distance == 0:
         said.append("The weights that both models have did not move.")
     elif math.isfinite(drift.total.distance):
         place = where(drift.layers)
         if place or "the weights" not in headline:
-            said.append(f"The weights {_moved(drift)}{f', most of it in {place}' if place else ''}.")
+            most = f", most of it in {place}" if place else ""
+            said.append(f"The weights {_moved(drift)}{most}.")
     for names, lacks in ((drift.only_base, "tuned"), (drift.only_tuned, "base")):
         if names:
             said.append(f"The {lacks} model lacks {listed([plain(name) for name in names])}.")
     return said
 
 
+def _is_still(drift: Drift) -> bool:
+    """Whether both models have the same tensors with the same values."""
+    odd = drift.only_base or drift.only_tuned or drift.not_finite
+    return drift.total.distance == 0 and not odd
+
+
 def _moved(drift: Drift) -> str:
     return f"moved by {percent(drift.total.relative)} of their norm"
-
-
-def _amounts(judged: Sequence[Judged]) -> str:
-    return listed([f"{j.change.amount} on {j.name}" for j in judged])
 
 
 def _named(judged: Sequence[Judged], margins: bool = False) -> str:
     if len(judged) > _FEW:
         return f"{len(judged)} tests"
-    margin = [f" ({j.change.margin})" if margins and j.change.margin else "" for j in judged]
-    return listed([j.name + note for j, note in zip(judged, margin, strict=True)])
+    notes = [f" ({j.change.margin})" if margins and j.change.margin else "" for j in judged]
+    return listed([j.name + note for j, note in zip(judged, notes, strict=True)])
 
 
 def _run(names: Sequence[str], first: int, last: int) -> str:

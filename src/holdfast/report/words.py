@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from holdfast.comparison.result import Measured
+    from holdfast.comparison.results import Measured
     from holdfast.evaluate.report import Score
 
 Kind = Literal["share", "nll", "perplexity", "other"]
@@ -133,9 +133,7 @@ def change_of(score: Score) -> Change:
     """The change of a score, judged by its interval if it rests on enough samples."""
     moved = score.change
     low, high = (None, None) if moved.n < FEWEST else (moved.low, moved.high)
-    return change(
-        score.metric, score.lower_is_better, score.before.value, moved.value, low, high
-    )
+    return change(score.metric, score.lower_is_better, score.before.value, moved.value, low, high)
 
 
 def change_in(test: Measured, before: float | None = None, after: float | None = None) -> Change:
@@ -222,7 +220,7 @@ def gibibytes(size: float) -> str:
     """An amount of memory.
 
     >>> gibibytes(789204992), gibibytes(80 * 2**30)
-    ('0.73 GiB', '80.0 GiB')
+    ('0.74 GiB', '80.0 GiB')
     """
     value = size / 2**30
     return f"{digits(value, 2 if value < 10 else 1)} GiB"

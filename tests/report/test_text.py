@@ -1,0 +1,132 @@
+"""Markdown and the terminal."""
+
+import io
+import sys
+
+import pytest
+from hypothesis import given, settings
+from rich.console import Console
+
+from holdfast.report.document import Answer, Column, Document, Section, Table
+from holdfast.report.text import escape
+from report.reports import reports
+from report.sample_report import sample
+from report.sample_results import RECIPES, every_results, sample_results, simple
+from report.sample_sweep import sample_sweep
+from report.test_html import sweeps
+
+LONG = {f"{name}+wise-ft+and-more": row for name, row in RECIPES.items()}
+
+
+def printed(found, width=140, **options):
+    stream = io.StringIO()
+    found.to_terminal(Console(file=stream, width=width, **options))
+    return stream.getvalue()
+
+
+def row(text, name):
+    """The cells of a Markdown table's row."""
+    line = next(line for line in text.splitlines() if line.startswith(f"| {name} "))
+    return [cell.strip() for cell in line.strip("| ").split(" | ")]
+
+
+def test_a_report():
+    text = sample().to_markdown()
+    assert text.startswith("# Lost 6.3 points on LAMBADA, 3.1 points on PIQA and 0.118 nats per")
+    assert row(text, "PIQA") == [
+        "PIQA", "acc_norm", "68.4 %", "65.3 %", "−3.1 points", "−4.0 to −2.2", "1,838", "lost",
+    ]  # fmt: skip
+    assert row(text, "model.layers.19")[1] == "2.5 %"
+    assert "11 of 33 rows." in text
+    assert "- HellaSwag was left out: the file is not there." in text
+    assert "Versions" not in text
+
+
+def test_a_sweep():
+    text = sample_sweep().to_markdown()
+    assert "α 0.75 ★" in text
+    assert row(text, "GSM8K (target)")[1:] == ["nll", "1.396", "1.054", "0.879", "0.814", "0.805"]
+
+
+def test_a_comparison():
+    text = sample_results({"a|b": (0.7, 0.1), "standard": (0.7, 1.0)}).to_markdown()
+    assert text.startswith("# Take a\\|b: ")
+    assert "| a\\|b ★ " in text
+    rows = sample_results().to_markdown()
+    assert row(rows, "pretrained")[1:5] == ["1.396", "21.3", "68.4 %", "42.9 %"]
+    assert [row(rows, name)[1].endswith("\\*") for name in RECIPES if name != "lora"] == [
+        False
+    ] * 10
+    assert row(rows, "lora ★")[1].endswith("\\*")
+    assert row(rows, "sfa")[2].endswith("\\*")
+
+
+def change_table(found, title):
+    tables = [table for section in found.document().sections for table in section.tables]
+    return next(table for table in tables if table.title == title)
+
+
+def test_the_papers_tables():
+    table = change_table(sample_results(), "Change from standard")
+    assert table.rows[0][1:] == ("0 (0)", "0 % (0 %)", "0 (0)", "0 (0)")
+    two = simple({"standard": ([1.0, 1.2], 20.0), "flow": ([0.9, 1.5], 10.0)})
+    table = change_table(two, "Change from the pretrained model")
+    assert table.rows[1][1] == "−0.800 (−1.100)"
+    table = change_table(two, "Change from standard")
+    assert table.rows[1][1:] == ("+0.100 (−0.100)", "−50.0 % (−50.0 %)")
+    one = change_table(simple({"flow": ([1.0], 20.0)}), "Change from the pretrained model")
+    assert one.rows == (("flow", "−1.000", "+100 %"),)
+
+
+@pytest.mark.parametrize("recipes", [RECIPES, LONG], ids=["short", "long"])
+def test_a_comparison_fits_a_terminal(recipes):
+    text = printed(sample_results(recipes), 100)
+    assert max(map(len, text.splitlines())) <= 100
+    head = next(line for line in text.splitlines() if line.startswith("recipe"))
+    assert head.split()[:4] == ["recipe", "GSM8K", "WikiText-2", "PIQA"]
+    assert "…" not in text or recipes is LONG
+
+
+def test_of_many_columns_some_are_left_out():
+    tests = {f"test {i}": ("acc", 0.5, -0.01, False) for i in range(12)}
+    found = sample_results(tests=tests)
+    assert "Columns left out: 10." in " ".join(printed(found, 100).split())
+    assert "Columns left out" not in printed(found, 400)
+
+
+def test_colors_and_markup():
+    assert printed(sample()).startswith("Lost 6.3 points on LAMBADA")
+    assert "\x1b[" in printed(sample(), force_terminal=True)
+    found = sample_results(failed={"mas-0-1": "RuntimeError: [red]no[/red]"})
+    assert "[red]no[/red]" in printed(found)
+
+
+def test_without_rich_it_is_markdown(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich", None)
+    sample().to_terminal()
+    assert capsys.readouterr().out == sample().to_markdown()
+
+
+@settings(max_examples=50)
+@given(reports | sweeps | every_results)
+def test_names_are_text(found):
+    text = found.to_markdown()
+    text.encode()
+    lines = [line.replace("\\\\", "").replace("\\|", "") for line in text.splitlines()]
+    tables = "\n".join(line if line.startswith("|") else "" for line in lines).split("\n\n")
+    for table in tables:
+        assert len({line.count("|") for line in table.split("\n") if line}) <= 1
+    assert not any(c in text.replace("\\<", "").replace("\\>", "") for c in "<>\x1b")
+    assert "\x1b" not in printed(found)
+
+
+def test_escapes():
+    assert escape("a|b") == "a\\|b"
+    assert escape("<b>`x`") == "\\<b\\>\\`x\\`"
+
+
+def test_a_document_without_anything():
+    document = Document("kind", Answer("Nothing."), "", "info", (), (Section("Empty"),))
+    assert document.filled == []
+    empty = Table("Nothing", (Column("a"), Column("b")), ())
+    assert empty.toned == []
