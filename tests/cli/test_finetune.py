@@ -12,14 +12,13 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
-pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
 
 from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
 from holdfast.cli import main  # noqa: E402
 from holdfast.comparison.default import paths  # noqa: E402
 
 ROWS = [{"prompt": "two plus two is", "completion": "four"}] * 8
-SMALL = ["--training.max_updates=3", "--training.batch_size=2", "--training.lr=1e-3"]
+SMALL = ["--max-updates=3", "--batch-size=2", "--lr=1e-3"]
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +41,7 @@ def test_a_recipe_and_its_config_again(tmp_path, capsys):
     assert finetune("--recipe=recadam+flow") == 0
     said = capsys.readouterr().out
     assert "recadam+flow: loss " in said
-    assert "the model is in out" in said
+    assert "The model is in out" in said
     left = {"chat_template.jinja", "generation_config.json", "tokenizer_config.json"}
     assert {p.name for p in Path("out").iterdir()} - left == {
         "config.json", "config.yaml", "model.safetensors", "tokenizer.json", "training.json",
@@ -78,18 +77,16 @@ def test_other_rows(row, tmp_path):
     [
         (["--recipe=recadm"], "did you mean 'recadam'"),
         (["--recipe=mine.yaml"], "no such recipe file: mine.yaml"),
-        (["--training.lrr=1"], "there is no setting 'training.lrr'; did you mean training.lr?"),
-        (["--training.lr=0"], "lr must be a finite number > 0"),
+        (["--lr=0"], "lr must be a finite number > 0"),
         (["--data=gone.jsonl"], "no such file: gone.jsonl"),
-        (["--data=some/dataset:train"], "is neither a local file or directory nor a dataset no"),
+        (["--data=some/dataset:train"], "is neither a local file or directory nor a dataset on"),
         (["--data=folder"], "neither a dataset saved by datasets.save_to_disk nor a folder"),
-        (["--head=linear"], "head must be one of auto, classification, regression, none"),
         (["--head=regression"], "needs rows with a text or an image and a label"),
-        (["--data=odd.jsonl"], "has the columns x; training needs"),
+        (["--data=odd.jsonl"], "has the columns x, but training needs"),
         (["--data=empty.jsonl"], "empty.jsonl is empty"),
-        (["--model=/no/model"], "no such directory"),
+        (["--model=/no/model"], "no such model directory"),
         (["--out=train.jsonl"], "is a file"),
-        (["--config=gone.yaml"], "File does not exist"),
+        (["--config=gone.yaml"], "gone.yaml: No such file"),
     ],
 )
 def test_bad_input_is_one_sentence(given, words, tmp_path, capsys, monkeypatch):
@@ -108,7 +105,7 @@ def test_bad_input_is_one_sentence(given, words, tmp_path, capsys, monkeypatch):
 def test_a_model_is_not_written_over(capsys):
     assert finetune() == 0
     assert finetune() == 1
-    assert "holds a model already" in capsys.readouterr().err
+    assert "already contains a model" in capsys.readouterr().err
 
 
 def command(out):
@@ -116,9 +113,9 @@ def command(out):
     return [
         *given,
         "--recipe=recadam+flow",
-        "--training.max_updates=40",
-        "--training.save_seconds=0",
-        "--training.batch_size=2",
+        "--max-updates=40",
+        "--save-seconds=0",
+        "--batch-size=2",
     ]
 
 
@@ -139,10 +136,10 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path, capsys):
         started.wait()
     assert not (tmp_path / "stopped" / "config.json").exists()
     # Other settings are refused, in a sentence; the same ones go on.
-    assert main(["finetune", *command("stopped"), "--training.lr=0.5"]) == 1
+    assert main(["finetune", *command("stopped"), "--lr=0.5"]) == 1
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 1
-    assert "stopped holds an unfinished run with training.lr 2e-05, not 0.5" in said[0]
+    assert "stopped contains an unfinished run with lr 2e-05, not 0.5" in said[0]
     assert main(["finetune", *command("stopped")]) == 0
     assert main(["finetune", *command("whole")]) == 0
     stopped, whole = weights("stopped"), weights("whole")
@@ -153,7 +150,7 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path, capsys):
 
 CLASSES = [{"text": "the cat sat", "label": "cat"}, {"text": "a dog ran", "label": "dog"}] * 6
 NUMBERS = [{"text": "two plus two is four", "label": 4.5}, {"text": "a dog", "label": -1}] * 6
-LONGER = ["--training.max_updates=25", "--training.batch_size=4", "--training.lr=0.02"]
+LONGER = ["--max-updates=25", "--batch-size=4", "--lr=0.02"]
 
 
 def write(name, rows):
@@ -183,7 +180,7 @@ def test_a_new_head_for_classes(kind, recipe, capsys):
     data, more = write("rows.jsonl", CLASSES), ["--head=classification"] * (kind == "llama")
     given = [f"--model={source}", f"--data={data}", f"--recipe={recipe}", *LONGER, *more]
     assert main(["finetune", *given, "--out=tuned"]) == 0
-    assert "a new head (2 classes): " in capsys.readouterr().err
+    assert "new head (2 classes): " in capsys.readouterr().err
     config = json.loads(Path("tuned/config.json").read_text())
     assert config["id2label"] == {"0": "cat", "1": "dog"}
     found = scores(source, "tuned", data, capsys)
@@ -232,13 +229,13 @@ def test_images_in_folders(saved, capsys):
     ("given", "words"),
     [
         (["--data=part.jsonl"], "part.jsonl: 1 rows have no label; the first is row 12"),
-        (["--recipe=recadam+flow"], "fit it first, with the recipe lp-ft+recadam+flow"),
-        (["--recipe=lora+flow"], "fit it first, with the recipe linear-probe"),
+        (["--recipe=recadam+flow"], "lp-ft"),
+        (["--recipe=lora+flow"], "preset linear-probe"),
         (["--head=none"], "BertModel has no head for rows.jsonl"),
         (["--data=images"], "transformers has no image classifier for bert"),
         (["--data=images", "--model=vit"], "images/red/3.png cannot be read as an image"),
         (["--data=images", "--model=bare"], "has no image processor"),
-        (["--model=train.jsonl"], "train.jsonl is no model"),
+        (["--model=train.jsonl"], "train.jsonl is not a model"),
     ],
 )
 def test_labels_that_do_not_fit_are_one_sentence(given, words, capsys):

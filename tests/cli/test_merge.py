@@ -32,7 +32,7 @@ def test_writes_and_tells(tmp_path, pair, capsys):
 def test_not_finite_is_told(tmp_path, pair, capsys):
     save_file({"a.weight": torch.full((4,), torch.nan), "b": torch.ones(5)}, pair[1])
     run(*pair, "--out", tmp_path / "out")
-    assert "1 tensors hold NaN or infinity, a.weight first" in capsys.readouterr().out
+    assert "1 tensors contain NaN or infinity, the first is a.weight" in capsys.readouterr().out
 
 
 def test_errors_are_one_line(tmp_path, pair, capsys):
@@ -49,7 +49,7 @@ def test_help_teaches(capsys):
         run("--help")
     out = capsys.readouterr().out
     assert "holdfast merge models/Llama-3.2-1B runs/my-tune --alpha 0.5" in out
-    assert "holdfast merge models/Llama-3.2-1B runs/my-tune --sweep 0,0.25,0.5,0.75,1" in out
+    assert "holdfast merge models/Llama-3.2-1B runs/my-tune --sweep 0 0.25 0.5 0.75 1" in out
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ def models(tmp_path, monkeypatch):
 
 def test_sweep(models, capsys):
     tests = ["--text", "text.txt", "--target", "rows.jsonl", "--context-free", "2"]
-    assert run("base", "tuned", "--sweep", "0,0.5,1", "--out", "out", *tests) == 0
+    assert run("base", "tuned", "--sweep", "0", "0.5", "1", "--out", "out", *tests) == 0
     told = capsys.readouterr()
-    assert told.err.endswith("The sweep: out/sweep.html\n")
+    assert told.err.endswith("Sweep: out/sweep.html\n")
     found = Sweep.load("out/sweep.json")
     assert found.recommendation().headline in told.out
     assert "rows (target)" in told.out
@@ -81,7 +81,7 @@ def test_sweep(models, capsys):
 
 
 def test_a_sweep_without_tests_shows_the_distance(models, capsys):
-    arguments = ["base", "tuned", "--sweep", "0.5,1", "--out", "out", "--context-free", "2"]
+    arguments = ["base", "tuned", "--sweep", "0.5", "1", "--out", "out", "--context-free", "2"]
     assert run(*arguments, "--keep") == 0
     out = capsys.readouterr().out
     assert "No α is recommended" in out
@@ -94,7 +94,7 @@ def test_a_sweep_without_tests_shows_the_distance(models, capsys):
 
 
 def test_bare_weights_can_be_swept(tmp_path, pair, capsys):
-    assert run(*pair, "--sweep", "0,0.5,1", "--out", tmp_path / "out") == 0
+    assert run(*pair, "--sweep", "0", "0.5", "1", "--out", tmp_path / "out") == 0
     moved = [p.report.drift.total.distance for p in Sweep.load(tmp_path / "out/sweep.json").points]
     assert moved == [0, 2, 4]
     assert "No context-free divergence" in capsys.readouterr().out
@@ -103,21 +103,21 @@ def test_bare_weights_can_be_swept(tmp_path, pair, capsys):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (["--sweep", "0,1", "--alpha", "0.5"], "give one of the two"),
-        (["--sweep", "0,2"], "numbers from 0 to 1, such as 0,0.25,0.5,1, got '0,2'"),
-        (["--sweep", "0,half"], "got '0,half'"),
-        (["--sweep", "nan"], "got 'nan'"),
-        (["--sweep", ","], "got ','"),
+        (["--sweep", "0", "1", "--alpha", "0.5"], "give one of the two"),
+        (["--sweep", "0", "2"], "--sweep must be numbers from 0 to 1, got 0 2"),
+        (["--sweep", "0", "half"], "--sweep must be a number, got 'half'"),
+        (["--sweep", "nan"], "got nan"),
+        (["--sweep"], "expected at least one argument"),
         (["--sweep", "0.5", "--text", "nothing.txt"], "no such file: nothing.txt"),
         (["--sweep", "0.5", "--out", "text.txt"], "must be a directory"),
         (["--sweep", "0.5", "--out", "base/in"], "lie in one another"),
-        (["--text", "text.txt"], "--text is for a sweep"),
-        (["--context-free", "2"], "--context-free is for a sweep"),
-        (["--keep"], "--keep is for a sweep"),
+        (["--text", "text.txt"], "--text needs a sweep"),
+        (["--context-free", "2"], "--context-free needs a sweep"),
+        (["--keep"], "--keep needs a sweep"),
     ],
 )
 def test_bad_sweeps_are_one_sentence_and_leave_nothing(models, capsys, change, words):
-    assert run("base", "tuned", "--out", "out", *change) == 1
+    assert run("base", "tuned", "--out", "out", *change) in (1, 2)
     said = capsys.readouterr().err
     assert words in said
     assert said.count("\n") == 1

@@ -29,4 +29,4 @@ def test_help_and_module():
 
 def test_unknown_subcommand(capsys):
     assert main(["metods"]) == 2
-    assert "did you mean methods?" in capsys.readouterr().err
+    assert "did you mean 'methods'" in capsys.readouterr().err

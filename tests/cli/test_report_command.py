@@ -31,7 +31,7 @@ def test_a_comparison_by_file_and_folder(results, tmp_path, capsys):
     assert main(["report", "one"]) == 0
     told = capsys.readouterr()
     assert results.recommendation().headline.partition(":")[0] in told.out
-    assert told.err == "The report: one/report.html\n"
+    assert told.err == "Report: one/report.html\n"
     assert (tmp_path / "one/report.html").read_text() == results.to_html()
     assert main(["report", "one/results.json", "--out=other", "--markdown"]) == 0
     assert capsys.readouterr().out == results.to_markdown()
@@ -53,7 +53,7 @@ def test_a_sweep_keeps_its_names(tmp_path, capsys):
     points = (SweepPoint(0.0, sample()), SweepPoint(1.0, sample()))
     Sweep("base", "tuned", points).save("out/sweep.json")
     assert main(["report", "out"]) == 0
-    assert capsys.readouterr().err == "The sweep: out/sweep.html\n"
+    assert capsys.readouterr().err == "Sweep: out/sweep.html\n"
     names = sorted(f.name for f in (tmp_path / "out").iterdir())
     assert names == ["sweep.html", "sweep.json", "sweep.md"]
 
@@ -62,7 +62,7 @@ def test_a_folder_with_two_kinds_asks_which(results, capsys):
     results.save("results.json")
     sample().save("report.json")
     assert main(["report", "."]) == 1
-    assert "holds results.json and report.json: name the one" in capsys.readouterr().err
+    assert "contains results.json and report.json: name the file" in capsys.readouterr().err
 
 
 def test_several_comparisons_are_one(results, tmp_path, capsys):
@@ -110,10 +110,10 @@ def test_another_base_that_does_nearly_as_well_is_another(results, capsys):
 def test_several_need_a_place_and_a_kind(results, capsys):
     results.save("a.json")
     sample().save("b.json")
-    assert main(["report", "a.json", "a.json"]) == 1
+    assert main(["report", "a.json", "a.json"]) == 2
     assert "--out DIR" in capsys.readouterr().err
     assert main(["report", "a.json", "b.json", "--out=both"]) == 1
-    assert "b.json is none: give it alone" in capsys.readouterr().err
+    assert "b.json is not a comparison: show it alone" in capsys.readouterr().err
 
 
 def unfinished(results, folder, runs):
@@ -129,7 +129,7 @@ def test_a_comparison_at_work(results, tmp_path, capsys):
     (tmp_path / "work" / "failed" / "lora-0-1.txt").write_text("Traceback\nValueError: no peft\n")
     assert main(["report", "work", "--json"]) == 0
     told = capsys.readouterr()
-    assert "Not finished: 3" in told.err
+    assert "unfinished: 3 of" in told.err
     found = Results.from_json(told.out)
     assert {one.id for one in found.runs} == {one.id for one in results.runs[:3]}
     assert found.failed == {"lora-0-1": "ValueError: no peft"}
@@ -149,14 +149,14 @@ def test_the_plan_at_work_gives_the_order(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(yaml.dump({**config, "recipes": [*names], "jobs": 2}))
     assert main(["report", ".", "--json"]) == 0
     told = capsys.readouterr()
-    assert "Not finished: 2 of 3 runs" in told.err
+    assert "unfinished: 2 of 3 runs" in told.err
     assert [one["recipe"] for one in json.loads(told.out)["runs"]] == ["wise-ft", "flow"]
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[]", "none of the files"),
+        ("[]", "was not written by holdfast"),
         ('{"runs": 3}', "a.json: the comparison.runs must be a list"),
         ('{"tuned": 1}', "a.json: this is not a forgetting report"),
         ('{"points": []}', "a.json: this is not a sweep"),

@@ -12,7 +12,6 @@ import time
 import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
-pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
 pytest.importorskip("plotly", reason="the eval extra is not installed")
 if sys.platform != "linux":
     pytest.skip("limits and capabilities of Linux", allow_module_level=True)
@@ -123,9 +122,9 @@ def test_control_c_and_on_with_finetune(place):
     given = [
         "finetune",
         *GOOD["finetune"],
-        "--training.max_updates=60",
-        "--training.save_seconds=0",
-        "--training.lr=1e-3",
+        "--max-updates=60",
+        "--save-seconds=0",
+        "--lr=1e-3",
     ]
     process = start(*given)
     said = interrupt(process, lambda: (place / "out" / "run.pt").exists())
@@ -140,7 +139,7 @@ def test_control_c_and_on_with_finetune(place):
 
 
 def test_control_c_in_compare_leaves_no_process(place):
-    given = [*GOOD["compare"], "--training.max_updates=5000"]
+    given = [*GOOD["compare"], "--max-updates=5000"]
     process = start("compare", *given)
     said = interrupt(process, lambda: list(place.glob("out/runs/*/history.jsonl")))
     assert process.returncode == 130, said

@@ -32,19 +32,17 @@ def make_plan(folder, *, recipes=("standard", "recadam+wise-ft"), seeds=(0, 1), 
 
 
 def settings_of(plan):
-    """The plan as settings of ``holdfast compare``."""
+    """The plan as options of ``holdfast compare``."""
     told = {
         "model": plan.model, "data": plan.data, "target": plan.target,
-        "measuring.text": json.dumps(plan.measuring.text),
-        "measuring.context_free": plan.measuring.context_free,
-        "measuring.max_length": plan.measuring.max_length,
-        "recipes": json.dumps(plan.recipes), "seeds": json.dumps(plan.seeds),
-        "training.lr": plan.training.lr, "training.max_updates": plan.training.max_updates,
-        "training.batch_size": plan.training.batch_size,
-        "training.max_length": plan.training.max_length,
-        "training.save_seconds": plan.training.save_seconds,
+        "context-free": plan.measuring.context_free, "test-max-length": plan.measuring.max_length,
+        "lr": plan.training.lr, "max-updates": plan.training.max_updates,
+        "batch-size": plan.training.batch_size, "max-length": plan.training.max_length,
+        "save-seconds": plan.training.save_seconds,
     }  # fmt: skip
-    return [f"--{name}={value}" for name, value in told.items()]
+    lists = {"text": plan.measuring.text, "recipes": plan.recipes, "seeds": plan.seeds}
+    some = [word for name, values in lists.items() for word in (f"--{name}", *map(str, values))]
+    return [*some, *(f"--{name}={value}" for name, value in told.items())]
 
 
 def what_must_agree(text):

@@ -16,7 +16,6 @@ import pytest
 from comparison.small_plan import make_plan, settings_of, what_must_agree
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
-pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
 
 UPDATES = 40
 ROWS = 21  # of the log of a run: before the first update, and every second one

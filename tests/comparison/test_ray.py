@@ -15,7 +15,6 @@ from comparison.small_plan import make_plan, what_must_agree
 from comparison.test_killed_plan import alive, children_of, rows_done, said, start, wait_until
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
-pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
 
 from holdfast.cli import main
 from holdfast.comparison.scheduler import compare
@@ -133,7 +132,7 @@ def test_a_killed_driver_and_a_killed_node(cluster, tmp_path, monkeypatch):
 
 def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
-    given = ["compare", f"--out={tmp_path}", "--recipes=[standard]", "--seeds=[0]"]
+    given = ["compare", f"--out={tmp_path}", "--recipes", "standard", "--seeds", "0"]
     assert main([*given, "--engine=ray"]) == 1
     assert 'pip install "holdfast[ray]"' in capsys.readouterr().err
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
-pytest.importorskip("jsonargparse", reason="the cli extra is not installed")
 pytest.importorskip("optuna", reason="the cli extra is not installed")
 
 import optuna
@@ -27,14 +26,14 @@ from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.results import Results
 from holdfast.comparison.search import Search, Tuning, goals_in
 from holdfast.comparison.study import counted, hopeless, open_study, place_of, revive
-from holdfast.comparison.tuning import tuned_of
+from holdfast.comparison.tuning import tune, tuned_of
 from holdfast.comparison.worker import Worker
 from report.sample_results import measured
 from report.sample_results import run as sample
 
 FEW = [
-    "--trials=3", "--alphas=[1.0]", "--training.max_updates=4", "--training.batch_size=2",
-    "--measuring.limit=5", "--measuring.context_free=0", "--measuring.text=[old.txt]", "--jobs=1",
+    "--trials=3", "--alphas", "1.0", "--max-updates=4", "--batch-size=2",
+    "--limit=5", "--context-free=0", "--text", "old.txt", "--jobs=1",
 ]  # fmt: skip
 
 
@@ -83,7 +82,7 @@ def a_second_is_under_way(file):
 def test_it_goes_on_after_a_kill(tmp_path):
     # So many updates that the second trial is seen while it runs, on a busy machine too.
     command = [sys.executable, "-m", "holdfast", "tune", "--out=out", *FEW]
-    command += ["--training.max_updates=100", "--trials=2", "--alphas=[]"]
+    command += ["--max-updates=100", "--trials=2", "--alphas", "1"]
     killed = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     study_file = tmp_path / "out" / "study.log"
     deadline = time.monotonic() + 300
@@ -299,13 +298,12 @@ def test_goals_are_less_is_better():
     ("given", "words"),
     [
         (["--recipe=recadm"], "did you mean 'recadam'"),
-        (["--space={update.pul: [0.1, 0.2]}"], "did you mean 'update.pull'"),
+        (["--space", "update.pul", "0.1", "0.2"], "did you mean 'update.pull'"),
         (["--trials=0"], "trials must be at least 1"),
-        (["--alphas=[2]"], "alphas"),
+        (["--alphas", "2"], "alphas"),
         (["--storage=nowhere://x"], "nowhere"),
         (["--target=gone.jsonl"], "gone.jsonl"),
-        (["--measuring.limit=0"], "limit must be at least 1"),
-        (["--measuring.text=[]", "--measuring.tasks=[piqa]"], "cannot be halved"),
+        (["--limit=0"], "limit must be at least 1"),
     ],
 )
 def test_bad_input_is_one_sentence(given, words, capsys):
@@ -313,3 +311,9 @@ def test_bad_input_is_one_sentence(given, words, capsys):
     said = capsys.readouterr().err
     assert words in said.splitlines()[-1]
     assert "Traceback" not in said
+
+
+def test_tasks_alone_cannot_be_halved(tmp_path):
+    plan = Plan("model", "data", "target", measuring=Measuring(tasks=("piqa",)))
+    with pytest.raises(ValueError, match="cannot be halved"):
+        tune(plan, Tuning(), tmp_path / "out")

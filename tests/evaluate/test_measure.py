@@ -261,8 +261,8 @@ def test_the_command(folders, capsys):
     [
         (["--text", "nothing.txt"], "no such file: nothing.txt"),
         (["--text", "empty.txt"], "empty.txt is empty"),
-        (["--data", "bad.jsonl"], "bad.jsonl, line 2 is not JSON"),
-        (["--data", "odd.jsonl"], "has the columns x, which fit no test"),
+        (["--retained", "bad.jsonl"], "bad.jsonl, line 2 is not JSON"),
+        (["--retained", "odd.jsonl"], "has the columns x, which fit no test"),
         (["--limit", "0"], "limit must be at least 1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The command line: ``holdfast SUBCOMMAND``, one file a subcommand."""
+"""The command line: ``holdfast SUBCOMMAND``, one module per subcommand."""
 
 from holdfast.cli.main import main
 

@@ -1,69 +1,88 @@
-"""``holdfast compare``: which method, for my model and my data?"""
+"""``holdfast compare``: which recipe, for my model and my data?"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from holdfast.cli._config import make_parser, parsed
-from holdfast.cli._default import default_jobs, with_default
+from holdfast.cli._default import default_jobs, demo_settings
+from holdfast.cli._guard import claim
+from holdfast.cli._options import (
+    NUMBER,
+    Convert,
+    Parser,
+    add,
+    add_settings,
+    config_text,
+    settings_from,
+)
 from holdfast.cli._progress import Progress
-from holdfast.cli.measure import check_out
+from holdfast.comparison.plan import Measuring, Plan
+from holdfast.hosts.job import Training
 from holdfast.io.storage import Place
 
 if TYPE_CHECKING:
-    from holdfast.comparison.plan import Plan, RunSpec
+    from holdfast.comparison.plan import RunSpec
     from holdfast.comparison.scheduler import Finished
 
-EXAMPLES = """
-Without a model it compares on a small one that comes with holdfast: a first look, offline.
-
+EXAMPLES = """\
+examples:
   holdfast compare
-  holdfast compare --model DIR --data train.jsonl --target dev.jsonl \\
-      --measuring.text '[wiki.txt]' --recipes '[standard, recadam, flow]' --training.lr 1e-4
-  holdfast compare --config plan.yaml --out results      # goes on where it was stopped
+  holdfast compare --model DIR --data train.jsonl --target dev.jsonl --text wiki.txt \\
+      --recipes standard recadam flow --seeds 0 1 2 --lr 1e-4 --grid merging.alpha 0.3 0.5
   holdfast compare --config plan.yaml --out s3://bucket/results --engine ray --gpus 1
+
+The same command continues a stopped comparison. --out may be an address that fsspec can write.
 """
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run the subcommand."""
-    from holdfast.comparison.plan import Plan
-
-    parser = make_parser(
-        "compare", "Fine-tune by many recipes and compare them.", EXAMPLES, example=True
+def add_options(parser: Parser) -> None:
+    """Add the options of the command."""
+    parser.describe(
+        "Fine-tune with many recipes and compare what they learn and forget. Without --model and "
+        "--config, it\nruns on a small model that comes with holdfast, offline.",
+        EXAMPLES,
+        needed=("model", "data", "target"),
     )
-    parser.add_class_arguments(Plan, None)
-    parser.add_argument(
-        "--out",
-        type=str,
-        default="runs/compare",
-        help="where the results go: a folder, or s3://… (fsspec)",
-    )
-    parser.add_argument(
-        "--jobs", type=int, default=None, help="runs at a time (default: one a GPU, or a core)"
-    )
-    parser.add_argument("--engine", type=str, default="local", help="local, or ray for a cluster")
-    parser.add_argument("--gpus", type=float, default=0, help="GPUs that a run asks of Ray")
-    parser.add_argument("--address", type=str, default=None, help="of the Ray cluster")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    # EWC looks at 1000 samples by default: for a first look fewer do.
-    chosen = parsed(parser, with_default(arguments, "--options={penalties.samples: 64}"))
-    made = parser.instantiate(chosen)
-    plan = Plan(**{name: made[name] for name in Plan.__dataclass_fields__})
-    run(plan, Place.at(chosen.out), chosen, parser.dump(chosen))
+    parser.demo = _demo
+    add(parser, "config", "print_config")
+    add_plan_options(parser)
+    recipes = parser.add_argument_group("recipes")
+    add_settings(recipes, Plan, only=("recipes", "seeds", "grid", "options"))
+    output = parser.add_argument_group("output and running")
+    add(output, "out", default="runs/compare")
+    add(output, "json", "jobs")
+    output.add_argument(
+        "--engine", type=Convert(("local", "ray")), choices=("local", "ray"),
+        default="local", help="run in local processes, or on a Ray cluster",
+    )  # fmt: skip
+    output.add_argument("--gpus", type=NUMBER, default=0.0, metavar="N", help="GPUs per run on Ray")
+    output.add_argument("--address", help="address of the Ray cluster")
 
 
-def run(plan: Plan, out: Place, chosen: Any, config: str) -> None:
-    """Do the runs, and show what came of them."""
+def add_plan_options(parser: Parser) -> None:
+    """Add the options of the model, the training and the tests."""
+    add(parser.add_argument_group("model and data"), "model", "data", "head", "new")
+    add_settings(parser.add_argument_group("training"), Training)
+    tests = parser.add_argument_group("tests")
+    add(tests, "target")
+    add_settings(tests, Measuring)
+
+
+def _demo() -> dict[str, object]:
+    return {**demo_settings(), "set": {"penalties.samples": 64}}  # 1000 by default takes long
+
+
+def run(options: argparse.Namespace) -> None:
+    """Do the runs, and show the results."""
     from holdfast.comparison.check import check_inputs
     from holdfast.comparison.scheduler import compare, finished_runs
 
-    check_out(out.folder)
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # there is a bar for all of it
-    jobs = default_jobs() if chosen.jobs is None else chosen.jobs
+    plan, out = settings_from(Plan, options), Place.at(options.out)
+    claim(out.folder, inputs_of(plan), page=True)
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # Progress shows all of it
     done, total = len(finished_runs(plan, out)), len(list(plan.runs()))
     if done < total:
         check_inputs(plan)
@@ -77,19 +96,23 @@ def run(plan: Plan, out: Place, chosen: Any, config: str) -> None:
             progress.finished(_name(run.spec), f"failed: {last[:200]}" if run.error else "done")
 
         results = compare(
-            plan, out.name, jobs=jobs, engine=chosen.engine, gpus=chosen.gpus,
-            address=chosen.address, config=config, on_finished=finished, on_progress=under_way,
+            plan, out.name, jobs=default_jobs() if options.jobs is None else options.jobs,
+            engine=options.engine, gpus=options.gpus, address=options.address,
+            config=config_text(options), on_finished=finished, on_progress=under_way,
         )  # fmt: skip
     if not results.runs:
         reason = next(iter(results.failed.values()), "")
-        raise ValueError(f"every run failed, the first by {reason} ({(out / 'failed').name})")
+        raise ValueError(f"all runs failed; the first: {reason} ({(out / 'failed').name})")
     (out / "report.md").write_text(results.to_markdown())
     (out / "report.html").write_text(results.to_html())
-    if chosen.json:
-        print(results.to_json())
-    else:
-        results.to_terminal()
-    print(f"The report: {(out / 'report.html').name}", file=sys.stderr)
+    print(results.to_json()) if options.json else results.to_terminal()
+    print(f"Report: {(out / 'report.html').name}", file=sys.stderr)
+
+
+def inputs_of(plan: Plan) -> list[str]:
+    """Return the files and directories that a plan reads."""
+    tests = plan.measuring
+    return [plan.model, plan.data, plan.target, *tests.text, *tests.data, *tests.similarity]
 
 
 def _name(spec: RunSpec) -> str:

@@ -1,4 +1,4 @@
-"""``holdfast merge``: the checkpoint between a base and a tuned one, and which one to take."""
+"""``holdfast merge``: the checkpoint between a base and a tuned model."""
 
 from __future__ import annotations
 
@@ -6,157 +6,113 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.cli._config import Parser
-from holdfast.cli.measure import add_measuring_options, check_out, measuring_options
+from holdfast.cli._guard import claim
+from holdfast.cli._options import NUMBER, Parser, UsageError, add
+from holdfast.cli.measure import add_models, add_tests, measure_arguments
 
-_EXAMPLE = """\
-example, half of the way from Llama to what was tuned from it:
-
+EXAMPLES = """\
+examples:
   holdfast merge models/Llama-3.2-1B runs/my-tune --alpha 0.5 --out models/half
+  holdfast merge models/Llama-3.2-1B runs/my-tune --sweep 0 0.25 0.5 0.75 1 --out sweep \\
+      --target gsm8k.jsonl --retained piqa.jsonl --text wiki.txt
 
-example, which α to take, measured on what it was tuned for and on what it should have kept:
-
-  holdfast merge models/Llama-3.2-1B runs/my-tune --sweep 0,0.25,0.5,0.75,1 --out sweep \\
-    --target gsm8k.jsonl --data piqa.jsonl --text wiki.txt
-
-α = 1 is the tuned model, α = 0 the base. A smaller α remembers more and has learned less; it
-costs no training to try several. TUNED may be a LoRA adapter: the result is a full model.
+α = 1 is the tuned model and α = 0 is the base. A smaller α forgets less and has learned less.
+TUNED may be a LoRA adapter: the result is a full model.
 """
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run the subcommand."""
-    parser = Parser(
-        "holdfast merge",
-        description="Write α·TUNED + (1−α)·BASE as a new checkpoint (WiSE-FT, "
-        "https://arxiv.org/abs/2109.01903), on the CPU and in little memory, whatever its size.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_options(parser: Parser) -> None:
+    """Add the options of the command."""
+    parser.describe(
+        "Write α·TUNED + (1−α)·BASE as a new checkpoint (WiSE-FT, https://arxiv.org/abs/2109.01903)"
+        ", on the\nCPU and in little memory. With --sweep, measure several α and recommend one.",
+        EXAMPLES,
+        usage="BASE TUNED --out DIR [options]",
+        needed=("out",),
     )
-    parser.add_argument("base", metavar="BASE", help="directory or file of the pretrained model")
-    parser.add_argument(
-        "tuned", metavar="TUNED", help="directory or file of the tuned model, or a LoRA adapter"
+    add_models(parser)
+    merging = parser.add_argument_group("merging")
+    merging.add_argument("--alpha", type=NUMBER, help="share of TUNED, from 0 to 1 (default: 0.5)")
+    merging.add_argument(
+        "--sweep",
+        type=NUMBER,
+        nargs="+",
+        metavar="ALPHA",
+        help="measure the merged models at these α",
     )
-    parser.add_argument(
-        "--alpha", type=float, help="the share of TUNED, from 0 to 1 (default: 0.5)"
-    )
-    parser.add_argument(
-        "--sweep", metavar="A,B,C",
-        help="measure each of these α, and write sweep.json, sweep.md and sweep.html into DIR",
-    )  # fmt: skip
-    parser.add_argument("--out", metavar="DIR", required=True, help="the directory to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace what is in DIR")
-    parser.add_argument(
-        "--keep", action="store_true", help="with --sweep: leave the merged models in DIR/alpha-A"
-    )
-    parser.add_argument(
-        "--allow-pickle", action="store_true", help="read .bin and .pt files as well"
-    )
-    parser.add_argument("--json", action="store_true", help="print what came of it as JSON")
-    add_measuring_options(parser.add_argument_group("what to measure, with --sweep"))
-    run(parser.parse_args(arguments))
+    merging.add_argument("--keep", action="store_true", help="with --sweep: keep the merged models")
+    output = parser.add_argument_group("output")
+    add(output, "out", "json")
+    output.add_argument("--overwrite", action="store_true", help="replace existing models in --out")
+    add_tests(parser, "tests, with --sweep")
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Merge at one α, or measure at several."""
-    if arguments.sweep is None:
-        check_no_sweep(arguments)
-        merge(arguments)
-    else:
-        sweep(arguments)
+    if options.sweep is not None:
+        if options.alpha is not None:
+            raise UsageError("--alpha merges at one α and --sweep at several: give one of the two")
+        sweep(options)
+        return
+    blank = Parser()
+    add_tests(blank)
+    defaults = {**vars(blank.parse([])), "keep": False}
+    for name, value in defaults.items():
+        if getattr(options, name) != value:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} needs a sweep: add --sweep 0 0.25 0.5 0.75 1")
+    merge(options)
 
 
-def merge(arguments: argparse.Namespace) -> None:
-    """Merge, and say what came of it."""
+def merge(options: argparse.Namespace) -> None:
+    """Write one merged checkpoint, and print its size and its distance from the base."""
     from holdfast.evaluate.drift import drift
     from holdfast.io.merge import merge_on_disk
 
-    pickles, shown = arguments.allow_pickle, sys.stderr.isatty()
-    alpha = 0.5 if arguments.alpha is None else arguments.alpha
+    shared = {"allow_pickle": options.allow_pickle, "progress": sys.stderr.isatty()}
+    alpha = 0.5 if options.alpha is None else options.alpha
     out = merge_on_disk(
-        arguments.base,
-        arguments.tuned,
-        arguments.out,
-        alpha,
-        overwrite=arguments.overwrite,
-        allow_pickle=pickles,
-        progress=shown,
+        options.base, options.tuned, options.out, alpha, overwrite=options.overwrite, **shared
     )
-    moved = drift(arguments.base, out, allow_pickle=pickles, progress=shown)
+    moved = drift(options.base, out, **shared)
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
-    text = (
-        f"wrote {arguments.out} ({_size(size)}), {alpha:g} of the way from "
-        f"{arguments.base} to {arguments.tuned}: {100 * moved.total.relative:.2g} % from the base"
-    )
-    if arguments.json:
+    if options.json:
         about = {"out": str(out), "alpha": alpha, "bytes": size, "relative": moved.total.relative}
         print(json.dumps({**about, "not_finite": list(moved.not_finite)}))
         return
-    if moved.not_finite:
-        text += (
-            f"; {len(moved.not_finite)} tensors hold NaN or infinity, {moved.not_finite[0]} first"
-        )
-    print(text)
+    shown = f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
+    print(
+        f"wrote {options.out} ({shown}), α = {alpha:g} between {options.base} and {options.tuned}: "
+        f"{100 * moved.total.relative:.2g} % from the base"
+    )
+    if bad := moved.not_finite:
+        print(f"{len(bad)} tensors contain NaN or infinity, the first is {bad[0]}")
 
 
-def sweep(arguments: argparse.Namespace) -> None:
-    """Measure at several α, and say which one to take."""
+def sweep(options: argparse.Namespace) -> None:
+    """Measure at several α, and recommend one."""
     from holdfast.evaluate.sweep import sweep
 
-    if arguments.alpha is not None:
-        raise ValueError("--alpha is for one α and --sweep for several: give one of the two")
-    alphas, out = alphas_in(arguments.sweep), Path(arguments.out)
-    check_out(out)
-    made = not out.exists()
+    if not all(0 <= alpha <= 1 for alpha in options.sweep):
+        given = " ".join(f"{alpha:g}" for alpha in options.sweep)
+        raise UsageError(f"--sweep must be numbers from 0 to 1, got {given}")
+    out = Path(options.out)
+    claim(out, page=True)
+    new_folder = not out.exists()
     try:
         found = sweep(
-            arguments.base,
-            arguments.tuned,
-            alphas,
-            out=out,
-            keep=arguments.keep,
-            overwrite=arguments.overwrite,
-            **measuring_options(arguments),
-        )
+            options.base, options.tuned, options.sweep, out=out, keep=options.keep,
+            overwrite=options.overwrite, **measure_arguments(options),
+        )  # fmt: skip
     except BaseException:
-        if made:
-            with contextlib.suppress(OSError):  # there is none, or something was kept in it
+        with contextlib.suppress(OSError):  # it does not exist, or is not empty
+            if new_folder:
                 out.rmdir()
         raise
     out.mkdir(parents=True, exist_ok=True)
     for ending in ("json", "md", "html"):
         found.save(out / f"sweep.{ending}")
-    print(found.to_json()) if arguments.json else found.to_terminal()
-    print(f"The sweep: {out / 'sweep.html'}", file=sys.stderr)
-
-
-def alphas_in(text: str) -> list[float]:
-    """The numbers from 0 to 1 in a list with commas.
-
-    >>> alphas_in("0, 0.5, 1")
-    [0.0, 0.5, 1.0]
-    """
-    try:
-        alphas = [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        alphas = []
-    if not alphas or not all(0 <= alpha <= 1 for alpha in alphas):
-        raise ValueError(f"--sweep takes numbers from 0 to 1, such as 0,0.25,0.5,1, got {text!r}")
-    return alphas
-
-
-def check_no_sweep(arguments: argparse.Namespace) -> None:
-    """Nothing is measured without --sweep: what asks for it is refused."""
-    blank = argparse.ArgumentParser()
-    add_measuring_options(blank)
-    defaults = {**vars(blank.parse_args([])), "keep": False}
-    if given := [name for name, value in defaults.items() if getattr(arguments, name) != value]:
-        option = f"--{given[0].replace('_', '-')}"
-        raise ValueError(f"{option} is for a sweep: add --sweep 0,0.25,0.5,0.75,1, or leave it out")
-
-
-def _size(number: int) -> str:
-    return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.3g} MB"
+    print(found.to_json()) if options.json else found.to_terminal()
+    print(f"Sweep: {out / 'sweep.html'}", file=sys.stderr)

@@ -1,38 +1,41 @@
-"""``holdfast methods``: every method, by stage."""
+"""``holdfast methods``: all methods, by stage."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 
 from holdfast import registry
-from holdfast.cli._config import Parser
+from holdfast.cli._options import Parser, add
+
+EXAMPLES = """\
+examples:
+  holdfast methods
+  holdfast methods --json
+
+Names joined by + are a recipe: holdfast finetune --recipe recadam+flow+wise-ft
+"""
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run the subcommand."""
-    parser = Parser(
-        "holdfast methods",
-        description="List every method with its stage, paper and what it does. Names joined by + "
-        'are a recipe: Recipe.preset("recadam+flow+wise-ft").',
-    )
-    parser.add_argument("--json", action="store_true", help="for machines: a list of objects")
-    run(parser.parse_args(arguments))
+def add_options(parser: Parser) -> None:
+    """Add the options of the command."""
+    parser.describe("List all methods with their stage, paper and a summary.", EXAMPLES)
+    add(parser, "json")
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Print the list."""
-    if arguments.json:
+    entries = list(registry.methods())
+    if options.json:
         rows = [
             {"name": e.name, "stage": e.stage, "paper": e.url, "summary": e.summary}
-            for e in registry.methods()
+            for e in entries
         ]
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return
-    last = None
-    for entry in registry.methods():
-        if entry.stage != last:
-            print(entry.stage if last is None else f"\n{entry.stage}")
-            last = entry.stage
-        print(f"  {entry.name:<20}{entry.summary}" + (f"  [{entry.url}]" if entry.url else ""))
+    for stage in dict.fromkeys(entry.stage for entry in entries):
+        print(stage if stage == entries[0].stage else f"\n{stage}")
+        for entry in entries:
+            if entry.stage == stage:
+                paper = f"  [{entry.url}]" if entry.url else ""
+                print(f"  {entry.name:<20}{entry.summary}{paper}")

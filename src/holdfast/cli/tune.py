@@ -1,72 +1,75 @@
-"""``holdfast tune``: a recipe's settings, by a search with two goals."""
+"""``holdfast tune``: search the settings of a recipe."""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli._config import make_parser, parsed
-from holdfast.cli._default import default_jobs, with_default
+from holdfast.cli._default import default_jobs, demo_settings
+from holdfast.cli._guard import claim
+from holdfast.cli._options import Parser, add, add_settings, config_text, settings_from
 from holdfast.cli._progress import Progress
-from holdfast.cli.measure import check_out
+from holdfast.cli.compare import add_plan_options, inputs_of
+from holdfast.comparison.plan import Plan
+from holdfast.comparison.search import Tuning
 
-EXAMPLES = """
-It searches the learning rate and what the methods of the recipe have: RecAdam's pull (lr·γ), t0 and
-width (1/k) as fractions of the run, FLOW's τ, MoFO's fraction, LoRA's rank, strengths of penalties,
-WiSE-FT's α, which costs no training. Settings are chosen on one half of the tests and reported on
-the other. Without a model it takes the small one that comes with holdfast.
-
+EXAMPLES = """\
+examples:
   holdfast tune
-  holdfast tune --model DIR --data train.jsonl --target dev.jsonl --measuring.text '[wiki.txt]' \\
+  holdfast tune --model DIR --data train.jsonl --target dev.jsonl --text wiki.txt \\
       --recipe recadam+flow+wise-ft --trials 50 --out tuned
-  holdfast tune --config tuned/config.yaml               # goes on where it was stopped
-  holdfast tune … --storage postgresql://host/db         # on several machines, as one search
-  holdfast finetune … --recipe tuned/recipe.yaml         # with what was found
+  holdfast tune --config plan.yaml --space update.pull 0.01 0.5 --space lr 1e-5 1e-3
+  holdfast finetune --model DIR --data train.jsonl --recipe tuned/recipe.yaml --out final
+
+The search varies the learning rate and the settings of the recipe's methods. It chooses settings on
+one half of the tests and reports them on the other half. The same command continues a stopped
+search; machines that share --storage work on one search.
 """
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run the subcommand."""
-    from holdfast.comparison.plan import Plan
-    from holdfast.comparison.search import Tuning
-
-    parser = make_parser(
-        "tune", "Find the settings of a recipe: target against retained.", EXAMPLES, example=True
+def add_options(parser: Parser) -> None:
+    """Add the options of the command."""
+    parser.describe(
+        "Search the settings of a recipe with Optuna: the best on the target that forgets little. "
+        "Without\n--model and --config, it runs on a small model that comes with holdfast, "
+        "offline.",
+        EXAMPLES,
+        needed=("model", "data", "target"),
     )
-    parser.add_class_arguments(Tuning, None)
-    parser.add_class_arguments(Plan, None, skip={"recipes", "seeds", "grid"})
-    parser.add_argument("--out", type=str, default="runs/tune", help="the folder to write")
-    parser.add_argument(
-        "--storage", type=str, default=None,
-        help="a journal file, or a database's URL, that machines share (default: OUT/study.log)",
-    )  # fmt: skip
-    parser.add_argument("--name", type=str, default="holdfast", help="of the study in the storage")
-    parser.add_argument(
-        "--jobs", type=int, default=None, help="trainings at a time (default: one a GPU, or a core)"
+    parser.demo = demo_settings
+    add(parser, "config", "print_config")
+    add_plan_options(parser)
+    search = parser.add_argument_group("search")
+    add(search, "recipe", default=Tuning.recipe)
+    add_settings(search, Tuning, skip=("recipe", "seed"))
+    add_settings(search, Plan, only=("options",))
+    add(search, "seed")
+    search.add_argument(
+        "--storage",
+        help="journal file or database URL that machines share (default: study.log in --out)",
     )
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
-    chosen = parsed(parser, with_default(arguments))
-    made = parser.instantiate(chosen)
-    tuning = Tuning(**{name: made[name] for name in Tuning.__dataclass_fields__})
-    known = {name: made[name] for name in Plan.__dataclass_fields__ if name in made}
-    plan = Plan(**known, recipes=(tuning.recipe,), seeds=(tuning.seed,))
-    run(plan, tuning, chosen, parser.dump(chosen))
+    search.add_argument("--name", default="holdfast", help="name of the study in the storage")
+    output = parser.add_argument_group("output and running")
+    add(output, "out", default="runs/tune")
+    add(output, "json", "jobs")
 
 
-def run(plan: Any, tuning: Any, chosen: Any, config: str) -> None:
-    """Search, and show what was found."""
+def run(options: argparse.Namespace) -> None:
+    """Search, and show the result."""
     from holdfast.comparison.check import check_inputs
     from holdfast.comparison.tuning import tune
     from holdfast.io.files import write_whole
 
-    out = Path(chosen.out)
-    check_out(out)
+    tuning = settings_from(Tuning, options)
+    plan = settings_from(Plan, options, recipes=(tuning.recipe,), seeds=(tuning.seed,))
+    out = Path(options.out)
+    claim(out, inputs_of(plan), page=True)
     check_inputs(plan)
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "config.yaml", lambda path: path.write_text(config))
-    jobs = default_jobs() if chosen.jobs is None else chosen.jobs
+    config = config_text(options)
+    write_whole(out / "config.yaml", lambda path: path.write_text(config, encoding="utf-8"))
     ended: set[int] = set()
     with Progress(tuning.trials, "trials") as progress:
 
@@ -79,8 +82,8 @@ def run(plan: Any, tuning: Any, chosen: Any, config: str) -> None:
                     progress.finished(f"trial {number}", _words(trial))
 
         found = tune(
-            plan, tuning, out, storage=chosen.storage, name=chosen.name, jobs=jobs,
-            on_trials=on_trials,
+            plan, tuning, out, storage=options.storage, name=options.name,
+            jobs=default_jobs() if options.jobs is None else options.jobs, on_trials=on_trials,
         )  # fmt: skip
     results = found.results(plan)
     for file, text in (
@@ -91,17 +94,17 @@ def run(plan: Any, tuning: Any, chosen: Any, config: str) -> None:
         ("report.html", results.to_html()),
     ):
         write_whole(out / file, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
-    if chosen.json:
+    if options.json:
         print(found.to_json())
     else:
         results.to_terminal()
         print("\n".join(["", *found.sentences()]))
-    print(f"The recipe: {out / 'recipe.yaml'}; the report: {out / 'report.html'}", file=sys.stderr)
+    print(f"Recipe: {out / 'recipe.yaml'}; report: {out / 'report.html'}", file=sys.stderr)
 
 
 def _words(trial: Any) -> str:
     if trial.state.name == "PRUNED":
-        return "given up"
+        return "stopped early"
     if trial.state.name == "FAIL":
         return f"failed: {str(trial.user_attrs['error']).strip().rpartition(chr(10))[2][:200]}"
     settings = " ".join(f"{name}={value:.3g}" for name, value in trial.params.items())

@@ -1,0 +1,346 @@
+"""Options of all commands: generated from dataclasses, read from the command line and from YAML.
+
+An option has one name and one meaning in every command. Options that several commands share are
+in ``SHARED``. Options of a dataclass come from :func:`add_settings`: the field gives the type and
+the default, the docstring gives the help text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from holdfast._torch.checks import did_you_mean
+from holdfast._torch.imports import require
+
+__all__ = ["Parser", "UsageError", "add", "add_settings", "config_text", "settings_from"]
+
+T = TypeVar("T")
+
+#: Options whose name differs from the name of their field, because another option has that name.
+RENAMED = {
+    ("Measuring", "data"): "retained",
+    ("Measuring", "max_length"): "test_max_length",
+    ("Plan", "options"): "set",
+}
+#: Options that the config.yaml of a run does not contain.
+NOT_SAVED = ("config", "json", "print_config")
+
+
+class UsageError(ValueError):
+    """The command line is wrong; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Convert a word of the command line to a value of one of several types.
+
+    Attributes:
+        kinds: the allowed types and literal values, in the order in which they are tried.
+
+    >>> convert = Convert.to(float | Literal["median"])
+    >>> convert("0.5"), convert("median")
+    (0.5, 'median')
+    >>> convert("hot")
+    Traceback (most recent call last):
+    argparse.ArgumentTypeError: must be 'median' or a number, got 'hot'
+    """
+
+    kinds: tuple[Any, ...]
+
+    @classmethod
+    def to(cls, kind: Any) -> Convert:
+        """Build the converter to a type annotation."""
+        parts: list[Any] = []
+        for part in get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind]:
+            parts += get_args(part) if get_origin(part) is Literal else [part]
+        return cls(tuple(sorted(parts, key=lambda p: [*_KINDS].index(p) if p in _KINDS else -1)))
+
+    def __call__(self, word: str) -> Any:
+        for kind in self.kinds:
+            with contextlib.suppress(KeyError, ValueError):
+                if kind in _WORDS:
+                    return _WORDS[kind][word.lower()]
+                return kind(word) if isinstance(kind, type) else {str(kind): kind}[word]
+        last = sorted(self.kinds, key=lambda kind: kind is NoneType)
+        allowed = [_KINDS[kind][0] if kind in _KINDS else repr(kind) for kind in last]
+        shown = " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1])))
+        raise argparse.ArgumentTypeError(f"must be {shown}, got {word!r}")
+
+    @property
+    def help(self) -> dict[str, Any]:
+        """argparse's ``choices``, or the ``metavar`` of a number."""
+        if not any(kind in _KINDS for kind in self.kinds):
+            return {"choices": self.kinds}
+        metavar = _KINDS.get(self.kinds[-1], ("", None))[1]
+        return {"metavar": metavar} if metavar else {}
+
+
+#: Types in the order in which they are tried, in words and in the help.
+_KINDS: dict[Any, tuple[str, str | None]] = {
+    NoneType: ("none", None),
+    bool: ("true or false", None),
+    int: ("a whole number", "N"),
+    float: ("a number", "X"),
+    str: ("text", None),
+}
+_WORDS: dict[Any, dict[str, Any]] = {NoneType: {"none": None}, bool: {"true": True, "false": False}}
+
+WHOLE, NUMBER = Convert((int,)), Convert((float,))
+HEADS = ("auto", "classification", "regression", "none")
+#: What options of a dataclass take, where their own name says less.
+METAVARS = {
+    "text": "FILE", "retained": "FILE", "similarity": "FILE", "include_path": "DIR",
+    "tasks": "TASK", "recipes": "RECIPE", "seeds": "SEED", "alphas": "ALPHA",
+}  # fmt: skip
+#: Options of several commands.
+SHARED: dict[str, dict[str, Any]] = {
+    "config": {"metavar": "FILE", "help": "YAML file of options; the command line overrides it"},
+    "print_config": {
+        "action": "store_true", "help": "print all options as YAML, and do nothing else",
+    },
+    "model": {"help": "pretrained model: a directory or a hub name"},
+    "data": {
+        "help": "training data: a file of rows or text, a directory of datasets.save_to_disk, "
+        "a folder of images, or a hub dataset",
+    },
+    "target": {"metavar": "FILE", "help": "data of the new task to test on"},
+    "recipe": {"help": "preset names joined by +, or a YAML file"},
+    "head": {
+        "type": Convert(HEADS), "choices": HEADS, "default": "auto",
+        "help": "new head of the model; auto adds one if the data has labels that the model has "
+        "no head for (a causal language model keeps its own)",
+    },
+    "new": {
+        "nargs": "+", "default": [], "metavar": "PART",
+        "help": "parts of the model without pretrained weights, such as classifier",
+    },
+    "seed": {"type": WHOLE, "default": 0, "metavar": "N", "help": "random seed"},
+    "jobs": {
+        "type": WHOLE, "metavar": "N",
+        "help": "trainings at a time (default: one per GPU, or one per CPU core)",
+    },
+    "out": {"metavar": "DIR", "help": "output directory"},
+    "json": {"action": "store_true", "help": "print the result as JSON"},
+    "allow_pickle": {
+        "action": "store_true", "help": "also read pickled weights (.bin, .pt), as plain tensors",
+    },
+}  # fmt: skip
+
+
+class Pairs(argparse.Action):
+    """Collect ``--grid NAME VALUE…`` in a dictionary; a repeated name replaces its values."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        """Add the values of one name."""
+        name, *found = values
+        if not found:
+            raise argparse.ArgumentError(self, f"expected a value after {name!r}")
+        before = getattr(namespace, self.dest) or {}
+        setattr(
+            namespace, self.dest, {**before, str(name): found if self.nargs == "+" else found[0]}
+        )
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Help with the defaults of options that are not off or empty by default."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+        self._action_max_length = 16  # argparse forgets the indentation of subcommands
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text, default = action.help or "", action.default
+        if default in (None, False, argparse.SUPPRESS) or default in ("", (), [], {}):
+            return text
+        shown = " ".join(map(str, default)) if isinstance(default, tuple | list) else default
+        return f"{text} (default: {shown})"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, whose errors are a :class:`UsageError` with one sentence.
+
+    Attributes:
+        needed: names of the options that must be given.
+        demo: returns the defaults of a run without ``--model`` and ``--config``, for commands that
+            run without them.
+    """
+
+    needed: Sequence[str] = ()
+    demo: Callable[[], Mapping[str, Any]] | None = None
+
+    def __init__(self, **options: Any) -> None:
+        ours = {"formatter_class": Help, "allow_abbrev": False, "exit_on_error": False}
+        super().__init__(**{**ours, **options})
+
+    def describe(
+        self, description: str, examples: str, *, usage: str = "[options]",
+        needed: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """Set the texts around the options, and the options that must be given."""
+        self.description, self.epilog, self.needed = description, examples, needed
+        self.usage = f"{self.prog} {usage}"
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the error instead of printing the usage."""
+        raise UsageError(f"{message}; `{self.prog} --help` lists the options")
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse the command line; a config, or the demo, gives the defaults."""
+        try:
+            self.set_defaults(**self._given_before(words))
+            options, unknown = self.parse_known_args(words)
+        except argparse.ArgumentError as error:
+            raise UsageError(f"{error.argument_name} {error.message}") from None
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            if not name.startswith("-"):
+                self.error(f"unexpected argument {name!r}")
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            raise UsageError(f"unknown option {name}{did_you_mean(name, known)}")
+        if missing := [f"--{name}" for name in self.needed if getattr(options, name) is None]:
+            self.error(f"{' and '.join(missing)} must be given")
+        return options
+
+    def _given_before(self, words: Sequence[str]) -> Mapping[str, Any]:
+        if "--config" not in self._option_string_actions or {"-h", "--help"} & {*words}:
+            return {}
+        first = Parser(prog=self.prog, add_help=False)
+        first.add_argument("--config"), first.add_argument("--model")
+        given, _ = first.parse_known_args(words)
+        if given.config is not None:
+            return dict(self._read_config(Path(given.config)))
+        return self.demo() if self.demo is not None and given.model is None else {}
+
+    def _read_config(self, file: Path) -> Iterator[tuple[str, Any]]:
+        """Read the options in a YAML file."""
+        yaml = require("yaml", extra="cli", what="--config")
+        try:
+            given = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UsageError(f"{file} is not YAML: {error}") from None
+        if not isinstance(given, dict):
+            raise UsageError(f"{file} must contain options such as 'model: DIR', got {given!r}")
+        actions = {a.dest: a for a in self._actions if a.dest not in ("help", "config")}
+        for key, value in given.items():
+            name = str(key).replace("-", "_")
+            if name not in actions:
+                raise UsageError(f"{file}: unknown option {key!r}{did_you_mean(name, actions)}")
+            try:
+                yield name, _from_yaml(actions[name], value)
+            except argparse.ArgumentTypeError as error:
+                raise UsageError(f"{file}: {key} {error}") from None
+
+
+def _from_yaml(action: argparse.Action, value: Any) -> Any:
+    """Convert the value of an option in a config as argparse would convert its words."""
+    convert: Any = Convert((bool,)) if action.nargs == 0 else action.type or str
+
+    def one(item: Any) -> Any:
+        if isinstance(item, list | dict):
+            raise argparse.ArgumentTypeError(f"must be one value, got {item!r}")
+        return convert("none" if item is None else str(item))
+
+    def many(items: Any) -> list[Any]:
+        return [one(item) for item in (items if isinstance(items, list) else [items])]
+
+    some = many if action.nargs == "+" else one
+    if isinstance(action, Pairs):
+        if not isinstance(value, dict):
+            raise argparse.ArgumentTypeError(f"must be names and values, got {value!r}")
+        return {str(name): some(item) for name, item in value.items()}
+    return None if value is None and action.default is None else some(value)
+
+
+def config_text(options: argparse.Namespace) -> str:
+    """Write options as the YAML that ``--config`` reads."""
+    yaml = require("yaml", extra="cli", what="config.yaml")
+    saved = {name: value for name, value in vars(options).items() if name not in NOT_SAVED}
+    return str(yaml.safe_dump(saved, sort_keys=False, allow_unicode=True))
+
+
+def add(group: argparse._ActionsContainer, *names: str, **changes: Any) -> None:
+    """Add options of ``SHARED``, with changes, to a parser or a group of one."""
+    for name in names:
+        group.add_argument(f"--{name.replace('_', '-')}", **{**SHARED[name], **changes})
+
+
+def add_settings(
+    group: argparse._ActionsContainer, cls: type, *, only: Collection[str] | None = None,
+    skip: Collection[str] = (),
+) -> None:  # fmt: skip
+    """Add an option for each field of a dataclass, except fields that are dataclasses.
+
+    Args:
+        group: a parser or a group of one.
+        cls: the dataclass.
+        only: the fields to add; None adds all.
+        skip: fields to leave out.
+    """
+    kinds, texts = get_type_hints(cls), attribute_texts(cls)
+    for field in fields(cls):
+        kind, name = kinds[field.name], RENAMED.get((cls.__name__, field.name), field.name)
+        wanted = field.name in (kinds if only is None else only) and field.name not in skip
+        if not (wanted and field.init) or is_dataclass(kind):
+            continue
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        given: dict[str, Any] = {"default": None if default is MISSING else default}
+        origin, args = get_origin(kind), get_args(kind)
+        if kind is bool:
+            given |= {"action": argparse.BooleanOptionalAction}
+        elif origin is dict:
+            many, convert = get_origin(args[1]) is tuple, Convert((bool, int, float, str))
+            given |= {"action": Pairs, "type": convert, "nargs": "+" if many else 2}
+            given |= {"metavar": ("NAME", "VALUE")}
+        else:
+            convert = Convert.to(args[0] if origin is tuple else kind)
+            given |= {"type": convert, "nargs": "+" if origin is tuple else None, **convert.help}
+            given |= {"metavar": METAVARS[name]} if name in METAVARS else {}
+        action = group.add_argument(f"--{name.replace('_', '-')}", **given)
+        action.help = texts.get(field.name, "")  # not given: BooleanOptionalAction would extend it
+
+
+def settings_from(cls: type[T], options: argparse.Namespace, **given: Any) -> T:
+    """Build a dataclass, and the dataclasses in it, from the options of its fields.
+
+    Args:
+        cls: the dataclass.
+        options: the parsed command line.
+        given: values of fields that have no option.
+    """
+    kinds, values = get_type_hints(cls), {}
+    for field in fields(cls):  # type: ignore[arg-type]
+        name = RENAMED.get((cls.__name__, field.name), field.name)
+        if is_dataclass(kinds[field.name]):
+            values[field.name] = settings_from(kinds[field.name], options)
+        elif hasattr(options, name):
+            values[field.name] = _frozen(getattr(options, name))
+    return cls(**{**values, **given})
+
+
+def _frozen(value: Any) -> Any:
+    """Turn lists into tuples, as dataclasses hold them."""
+    if isinstance(value, dict):
+        return {name: _frozen(item) for name, item in value.items()}
+    return tuple(value) if isinstance(value, list) else value
+
+
+def attribute_texts(cls: type) -> dict[str, str]:
+    """Read the descriptions of the attributes from a docstring.
+
+    >>> attribute_texts(Convert)
+    {'kinds': 'the allowed types and literal values, in the order in which they are tried'}
+    """
+    found: dict[str, str] = {}
+    entry = re.compile(r"^    (\w[\w, ]*): (.+(?:\n {8}.+)*)", re.MULTILINE)
+    for names, text in entry.findall(inspect.cleandoc(cls.__doc__ or "")):
+        plain = " ".join(re.sub(r'``"?|"?``', "", text).split()).rstrip(".")
+        found |= dict.fromkeys(names.split(", "), plain)
+    return found

@@ -1,0 +1,51 @@
+"""``holdfast completion``: the completion script of a shell."""
+
+from __future__ import annotations
+
+import argparse
+
+from holdfast import registry
+from holdfast._torch.imports import require
+from holdfast.cli._options import Convert, Parser
+
+EXAMPLES = """\
+examples:
+  source <(holdfast completion bash)                                 in ~/.bashrc
+  holdfast completion zsh > "${fpath[1]}/_holdfast"                  once, for zsh
+"""
+SHELLS = ("bash", "zsh")
+#: Options and arguments that take files or directories.
+FILES = {
+    "base", "config", "data", "model", "retained", "similarity", "sources", "target", "text",
+    "tuned", "weighted",
+}  # fmt: skip
+DIRECTORIES = {"include_path", "out"}
+RECIPES = {"recipe", "recipes"}
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of the command."""
+    parser.describe(
+        "Print a script that completes commands, options, files and recipes in a shell.",
+        EXAMPLES,
+        usage="SHELL",
+    )
+    parser.add_argument("shell", choices=SHELLS, type=Convert(SHELLS), help="the shell")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print the script."""
+    from holdfast.cli.main import make_parser
+
+    shtab = require("shtab", extra="cli", what="shell completion")
+    names = " ".join(entry.name for entry in registry.methods())
+    recipe = {"bash": "_holdfast_recipes", "zsh": f"_alternative 'r::(({names}))' 'f::_files'"}
+    parser, commands = make_parser()
+    for command in commands.values():
+        for action in command._actions:
+            if action.dest in FILES | DIRECTORIES | RECIPES:
+                kind = shtab.FILE if action.dest in FILES else shtab.DIRECTORY
+                setattr(action, "complete", recipe if action.dest in RECIPES else kind)  # noqa: B010
+    preamble = f'_holdfast_recipes() {{ compgen -W "{names}" -- $1; compgen -f -- $1; }}'
+    bash = options.shell == "bash"
+    print(shtab.complete(parser, options.shell, preamble=preamble if bash else ""))
