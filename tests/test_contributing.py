@@ -1,18 +1,20 @@
-"""The worked example of CONTRIBUTING.md keeps all promises of a method."""
+"""The worked example of CONTRIBUTING.md keeps all promises of a method: one file and one line."""
 
 import re
 import sys
 import types
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from holdfast import Recipe, Reference, registry
+from holdfast import Recipe, Run, registry
+from holdfast.comparison.space import space_of
 
 sys.path.insert(0, str(Path(__file__).parent / "contract"))
 import test_contract as contract
-from setting import recipe_of, train
+from setting import make_data, make_model, recipe_of, train
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 
@@ -21,15 +23,22 @@ PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 def entry(monkeypatch):
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     file, line = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    module = types.ModuleType("holdfast.merging.trim")
+    module = types.ModuleType("holdfast.methods.trim")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(file, module.__dict__)
     exec(line, {"register": registry.register, "Trim": module.Trim})
     return registry.find("trim")
 
 
+def make_run(*penalties):
+    return Run(
+        Recipe(penalties=penalties), make_model(), make_data(), lr=0.01, task="classification",
+        progress=False,
+    )  # fmt: skip
+
+
 def test_the_example_is_a_method_like_any_other(entry, tmp_path):
-    assert Recipe.preset("flow+trim").merging == entry.cls()
+    assert Recipe.preset("flow+trim").penalties == (entry.cls(),)
     contract.test_the_neutral_setting_is_the_stages_identity_to_the_bit(entry)
     contract.test_dtype_and_device_are_kept(entry, torch.bfloat16, "cpu")
     contract.test_groups_and_frozen_parameters(entry)
@@ -37,15 +46,39 @@ def test_the_example_is_a_method_like_any_other(entry, tmp_path):
     contract.test_the_recipe_file_says_all_of_it(entry)
     contract.test_it_is_documented(entry)
     for other in registry.methods():
-        if other.stage not in ("merging", "start"):
+        if other.stage not in ("penalties", "start"):
             train(recipe_of(entry.cls(), other.cls()))
 
 
-def test_it_does_what_it_says(entry):
-    model = torch.nn.Linear(10, 10)
-    reference = Reference.of(model)
-    model.weight.data += torch.arange(100.0).reshape(10, 10)
-    entry.cls(density=0.25).merge(model, reference)
-    assert ((model.weight - reference["weight"]) != 0).sum() == 25
+def test_it_keeps_the_largest_changes(entry):
+    run = make_run(entry.cls(density=0.25))
+    optimizer = run.make_optimizer(2)
+    for _ in range(2):
+        for p in run.model.parameters():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+    changed = run.model.stem.weight != run.anchors["stem.weight"]
+    assert changed.sum() == 10  # of 40
     with pytest.raises(ValueError, match="density"):
         entry.cls(density=0.0)
+
+
+def test_tune_searches_its_setting(entry):
+    space = space_of(Recipe.preset("trim"), 1e-3, lambda: None, {})
+    assert space["penalties.density"].default == 0.2
+
+
+def test_hosts_log_its_value(entry):
+    run = make_run(entry.cls())
+    run.make_optimizer(2)
+    assert run.log() == {"trim/distance": 0.0}
+
+
+def test_zero_may_not_cut_its_tensors(entry):
+    from holdfast.hosts._deepspeed import check_deepspeed
+
+    plugin = SimpleNamespace(zero_stage=2, get_value=lambda *_: None)
+    accelerator = SimpleNamespace(deepspeed_plugin=plugin, num_processes=1)
+    with pytest.raises(ValueError, match="Trim compares the weights of a whole matrix"):
+        check_deepspeed(accelerator, make_run(entry.cls()))
+    check_deepspeed(accelerator, make_run(entry.cls(density=1.0)))
