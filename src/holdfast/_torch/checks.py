@@ -32,7 +32,7 @@ def share(name: str, value: Any) -> float:
     return number
 
 
-def whole(name: str, value: Any, least: int) -> int:
+def whole_number(name: str, value: Any, least: int) -> int:
     """A whole number ≥ ``least``, as a plain int."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be a whole number, got {value!r}")

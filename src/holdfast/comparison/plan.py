@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast._torch.checks import did_you_mean, whole
+from holdfast._torch.checks import did_you_mean, whole_number
 from holdfast.hosts.job import Training
 from holdfast.io import codec as _codec
 from holdfast.io.heads import check_head
@@ -34,6 +34,9 @@ RECIPES = (
     "standard", "recadam", "flow", "recadam+flow", "l2-sp", "ewc", "mofo", "hft", "lora", "wise-ft",
     "recadam+flow+wise-ft", "sfa",
 )  # fmt: skip
+
+#: The recipe whose settings are tuned by default.
+TUNED_RECIPE = "recadam+wise-ft"
 
 #: Files up to this many bytes are hashed; of larger ones only the size is compared.
 _HASHED = 1 << 28
@@ -71,8 +74,11 @@ class Measuring:
         if self.half not in (None, 0, 1):
             raise ValueError(f"half must be 0, 1 or None, got {self.half!r}")
         if self.limit is not None:
-            whole("limit", self.limit, 1)
-        whole("context_free", self.context_free, 0), whole("max_length", self.max_length, 2)
+            whole_number("limit", self.limit, 1)
+        (
+            whole_number("context_free", self.context_free, 0),
+            whole_number("max_length", self.max_length, 2),
+        )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from holdfast._torch.checks import whole
+from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
 from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.processes import (
@@ -82,7 +82,7 @@ def compare(
         on_progress: called with the progress of each run (local engine only).
     """
     refuse_in_import("compare")
-    whole("jobs", jobs, 1)
+    whole_number("jobs", jobs, 1)
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be local or ray, got {engine!r}")
     specs = list(plan.runs())

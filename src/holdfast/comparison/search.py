@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from holdfast._torch.checks import share, whole
+from holdfast._torch.checks import share, whole_number
 from holdfast._torch.rng import preserve_rng
 from holdfast.comparison.halves import inputs_of
-from holdfast.comparison.plan import Plan, RunSpec
+from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
 from holdfast.comparison.results import Measured, RunResult, measured, result_of
 from holdfast.comparison.space import ALPHA, space_of, suggest
 from holdfast.comparison.study import counted, hopeless, open_study, place_of
@@ -58,7 +58,7 @@ class Tuning:
         seed: of the training, and of the search.
     """
 
-    recipe: str = "recadam+wise-ft"
+    recipe: str = TUNED_RECIPE
     trials: int = 20
     space: dict[str, tuple[float, ...]] = field(default_factory=dict)
     alphas: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -66,7 +66,7 @@ class Tuning:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("trials", self.trials, 1)
+        whole_number("trials", self.trials, 1)
         for alpha in self.alphas:
             share("alphas", alpha)
         read_recipe(self.recipe)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast._torch.checks import whole
+from holdfast._torch.checks import whole_number
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.processes import call_in_processes, refuse_in_import
 from holdfast.comparison.results import Results, RunResult
@@ -158,7 +158,7 @@ def tune(
         on_trials: called once per second with the trials so far.
     """
     refuse_in_import("tune")
-    whole("jobs", jobs, 1)
+    whole_number("jobs", jobs, 1)
     asked = plan.measuring
     if asked.tasks and not (asked.text or asked.data or asked.similarity):
         raise ValueError(

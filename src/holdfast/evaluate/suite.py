@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast._torch.checks import whole
+from holdfast._torch.checks import whole_number
 from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.kl import KL, ClassKL, ContextFreeKL, MaskedKL, TokenKL
@@ -70,10 +70,10 @@ class Suite:
 
     def __post_init__(self) -> None:
         if not isinstance(self.context_free, ContextFreeKL):
-            whole("context_free", self.context_free, 0)
-        whole("kl_samples", self.kl_samples, 0)
+            whole_number("context_free", self.context_free, 0)
+        whole_number("kl_samples", self.kl_samples, 0)
         if self.limit is not None:
-            whole("limit", self.limit, 1)
+            whole_number("limit", self.limit, 1)
 
     def build(self) -> tuple[list[Probe], list[Probe]]:
         """Read the data; return all tests, and those of ``target`` among them."""

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from holdfast._torch.adapters import adapter_norms, base_name, unwrapped
-from holdfast._torch.checks import whole as whole_number
+from holdfast._torch.checks import whole_number
 from holdfast._torch.rng import preserve_rng
 from holdfast.evaluate.kl import KL
 from holdfast.evaluate.report import Curve

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from holdfast._torch.checks import whole
+from holdfast._torch.checks import whole_number
 from holdfast.io.files import write_whole
 from holdfast.run import Run
 
@@ -29,7 +29,7 @@ class Due:
     """
 
     def __init__(self, every: int | timedelta, total: int) -> None:
-        self.every = every if isinstance(every, timedelta) else whole("save_every", every, 1)
+        self.every = every if isinstance(every, timedelta) else whole_number("save_every", every, 1)
         self.total, self.last = total, time.monotonic()
 
     def __call__(self, update: int) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from holdfast._torch.batch import batch_length, normalized, pad_id_of
-from holdfast._torch.checks import whole
+from holdfast._torch.checks import whole_number
 from holdfast.columns import keeping
 from holdfast.data import Collate, IndexedSource, as_source
 from holdfast.losses import global_targets
@@ -75,7 +75,7 @@ def training_samples(run: Run, batch_size: int) -> tuple[Any, Collate, int]:
     source, criterion = as_samples(run.data, run.collate, batch_size, run.model), run.criterion
     data = source.data if criterion.data is run.data else criterion.data
     collate = keeping(source.collate, criterion.column)
-    return data, collate, whole("batch_size", source.batch_size, 1)
+    return data, collate, whole_number("batch_size", source.batch_size, 1)
 
 
 def as_samples(

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from holdfast._torch.batch import batch_length, normalized, to_device
-from holdfast._torch.checks import above_zero, whole
+from holdfast._torch.checks import above_zero, whole_number
 from holdfast.hosts._checkpoints import check_settings
 from holdfast.hosts._deepspeed import (
     ZeroOptimizer,
@@ -128,7 +128,7 @@ class AccelerateLoop:
         self.accelerator, self.run = accelerator, run
         self.data, self.collate, batch_size = training_samples(run, batch_size)
         self.seed = run.seed if seed is None else seed
-        self.workers = whole("workers", workers, 0)
+        self.workers = whole_number("workers", workers, 0)
         if self.zero:
             settle_deepspeed(accelerator, batch_size)
         self.accumulate: int = accelerator.gradient_accumulation_steps
@@ -137,7 +137,7 @@ class AccelerateLoop:
         self.per_epoch = math.ceil(len(self.data) / self.batch)
         if max_updates is None:
             max_updates = math.ceil(above_zero("epochs", epochs) * self.per_epoch)
-        self.total_updates = whole("max_updates", max_updates, 1)
+        self.total_updates = whole_number("max_updates", max_updates, 1)
         self.done = 0
 
         optimizer = (ZeroOptimizer if self.zero else Run.make_optimizer)(run, self.total_updates)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from holdfast._torch.checks import above_zero, at_least_zero, share, whole
+from holdfast._torch.checks import above_zero, at_least_zero, share, whole_number
 from holdfast.hosts._updates import as_samples
 from holdfast.hosts.raw import LoopSettings, train_loop
 from holdfast.hosts.watching import Observer
@@ -60,9 +60,9 @@ class Training:
     def __post_init__(self) -> None:
         above_zero("lr", self.lr), above_zero("epochs", self.epochs), share("warmup", self.warmup)
         for name, least in (("batch_size", 1), ("accumulate", 1), ("max_length", 2)):
-            whole(name, getattr(self, name), least)
+            whole_number(name, getattr(self, name), least)
         if self.max_updates is not None:
-            whole("max_updates", self.max_updates, 1)
+            whole_number("max_updates", self.max_updates, 1)
         if self.clip_norm is not None:
             above_zero("clip_norm", self.clip_norm)
         for name in ("weight_decay", "save_seconds"):

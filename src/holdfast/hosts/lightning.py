@@ -27,7 +27,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
 from holdfast._torch.batch import batch_length, inputs_and_labels, normalized
-from holdfast._torch.checks import whole
+from holdfast._torch.checks import whole_number
 from holdfast.columns import keeping, take_column
 from holdfast.data import Collate
 from holdfast.hosts._checkpoints import of_all_ranks, of_this_rank
@@ -265,7 +265,7 @@ class ResumableLoader:
         epoch: int = 0, rank: int = 0, ranks: int = 1, **options: Any,
     ) -> None:  # fmt: skip
         self.data, self.collate, self.options = data, collate, options
-        self.batch_size = whole("batch_size", batch_size, 1)
+        self.batch_size = whole_number("batch_size", batch_size, 1)
         self.seed, self.shuffle, self.rank, self.ranks = seed, shuffle, rank, ranks
         self.epoch, self.position, self._goes_on = epoch, 0, False
 

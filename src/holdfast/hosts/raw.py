@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from holdfast._torch.batch import to_device
-from holdfast._torch.checks import above_zero, whole
+from holdfast._torch.checks import above_zero, whole_number
 from holdfast._torch.progress import progress_bar
 from holdfast.hosts import _checkpoints as checkpoints
 from holdfast.hosts._updates import Updates, as_samples
@@ -58,8 +58,8 @@ class LoopSettings:
 
     def __post_init__(self) -> None:
         if self.max_updates is not None:
-            whole("max_updates", self.max_updates, 1)
-        whole("accumulate", self.accumulate, 1)
+            whole_number("max_updates", self.max_updates, 1)
+        whole_number("accumulate", self.accumulate, 1)
         if self.clip_norm is not None:
             above_zero("clip_norm", self.clip_norm)
         if self.autocast is torch.float16:
@@ -67,9 +67,9 @@ class LoopSettings:
                 "autocast=torch.float16 needs a GradScaler, which this loop does not have: use "
                 "autocast=torch.bfloat16"
             )
-        whole("log_every", self.log_every, 1)
+        whole_number("log_every", self.log_every, 1)
         if isinstance(self.save_every, int):
-            whole("save_every", self.save_every, 1)
+            whole_number("save_every", self.save_every, 1)
 
 
 def finetune_loop(

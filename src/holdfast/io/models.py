@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from holdfast._torch.batch import evaluating
-from holdfast._torch.checks import whole
+from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
 from holdfast.io.heads import NewHead, draw_weights, head_like, new_parts
@@ -119,7 +119,7 @@ class Loader:
     allow_pickle: bool = False
 
     def __post_init__(self) -> None:
-        whole("max_length", self.max_length, 2)
+        whole_number("max_length", self.max_length, 2)
 
     @contextlib.contextmanager
     def open(

@@ -22,7 +22,7 @@ from holdfast._optim.importance import check_samples, mean_over_samples, measure
 from holdfast._torch.lm_head import Split, predict
 from holdfast.data import Collate
 from holdfast.losses import IGNORED, Task, infer_task, target_mask
-from holdfast.methods.l2_sp import L2SP
+from holdfast.methods.l2_sp import QuadraticPenalty
 from holdfast.reference import Reference
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ __all__ = ["EWC", "fisher_importance"]
 
 
 @dataclass(frozen=True)
-class EWC(L2SP):
+class EWC(QuadraticPenalty):
     """½ · strength · Σ F·(θ − θ*)²; F comes from :func:`fisher_importance`.
 
     Decoupled: θ ← θ − min(1, lr · strength · F) · (θ − θ*).

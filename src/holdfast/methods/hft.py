@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from holdfast._torch.checks import share, whole
+from holdfast._torch.checks import share, whole_number
 from holdfast._torch.layers import block_of, head_of, within
 from holdfast.methods import _phases
 from holdfast.stages import Trainable
@@ -63,9 +63,9 @@ class HFT(Trainable):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "frozen", share("frozen", self.frozen))
-        object.__setattr__(self, "rounds", whole("rounds", self.rounds, 1))
+        object.__setattr__(self, "rounds", whole_number("rounds", self.rounds, 1))
         if self.seed is not None:
-            object.__setattr__(self, "seed", whole("seed", self.seed, 0))
+            object.__setattr__(self, "seed", whole_number("seed", self.seed, 0))
 
     def prepare(self, run: Run) -> nn.Module:
         """Draw the frozen half of every round."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from holdfast._torch.checks import at_least_zero
 from holdfast.stages import MedianLoss, Penalty, SearchRange, SearchSpace
 
-__all__ = ["L2SP", "ScaledPenalty"]
+__all__ = ["L2SP", "QuadraticPenalty", "ScaledPenalty"]
 
 #: The share of the way back to θ* per update, for penalties without a given strength.
 SHARE = 0.01
@@ -73,21 +73,8 @@ class ScaledPenalty(Penalty, ABC):
 
 
 @dataclass(frozen=True)
-class L2SP(ScaledPenalty):
-    """½ · strength · ‖θ − θ*‖². Decoupled: θ ← θ − min(1, lr · strength) · (θ − θ*).
-
-    Args:
-        strength: β. A decoupled penalty undoes an update within about 1/(lr·strength) further
-            updates. Under Adam, whose steps have size lr, no coordinate moves further than about
-            1/strength from θ*. None is 0.01 / lr at the run's peak learning rate: a memory of 100
-            updates with any optimizer. (The paper, coupled with SGD: 0.001 to 0.1.)
-        coupled: add the penalty's gradient to the parameter's, instead of moving the weights.
-
-    Example:
-        >>> from holdfast import L2SP
-        >>> L2SP(0.01, coupled=True)
-        L2SP(strength=0.01, coupled=True)
-    """
+class QuadraticPenalty(ScaledPenalty):
+    """½ · strength · Σ F·(θ − θ*)², where F is the importance of each coordinate, or 1."""
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         """The strength, so that an update goes 0.3 % to 30 % of the way back to θ*."""
@@ -110,3 +97,21 @@ class L2SP(ScaledPenalty):
             "update puts the weights back onto the pretrained ones. Choose a strength well below "
             f"1/lr = {1 / lr:g}"
         )
+
+
+@dataclass(frozen=True)
+class L2SP(QuadraticPenalty):
+    """½ · strength · ‖θ − θ*‖². Decoupled: θ ← θ − min(1, lr · strength) · (θ − θ*).
+
+    Args:
+        strength: β. A decoupled penalty undoes an update within about 1/(lr·strength) further
+            updates. Under Adam, whose steps have size lr, no coordinate moves further than about
+            1/strength from θ*. None is 0.01 / lr at the run's peak learning rate: a memory of 100
+            updates with any optimizer. (The paper, coupled with SGD: 0.001 to 0.1.)
+        coupled: add the penalty's gradient to the parameter's, instead of moving the weights.
+
+    Example:
+        >>> from holdfast import L2SP
+        >>> L2SP(0.01, coupled=True)
+        L2SP(strength=0.01, coupled=True)
+    """

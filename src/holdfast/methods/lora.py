@@ -21,7 +21,7 @@ from torch import nn
 
 from holdfast._torch import eval_mode as _eval
 from holdfast._torch.adapters import adapter_origin
-from holdfast._torch.checks import above_zero, share, whole
+from holdfast._torch.checks import above_zero, share, whole_number
 from holdfast._torch.imports import require
 from holdfast._torch.layers import within
 from holdfast._torch.names import shorten
@@ -73,7 +73,7 @@ class LoRA(Trainable):
     dora: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "r", whole("r", self.r, 1))
+        object.__setattr__(self, "r", whole_number("r", self.r, 1))
         if self.alpha is not None:
             object.__setattr__(self, "alpha", above_zero("alpha", self.alpha))
         object.__setattr__(self, "dropout", share("dropout", self.dropout))

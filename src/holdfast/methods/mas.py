@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from holdfast._optim.importance import check_samples, mean_over_samples, measured, wide
 from holdfast.data import Collate
 from holdfast.losses import IGNORED
-from holdfast.methods.l2_sp import L2SP
+from holdfast.methods.l2_sp import QuadraticPenalty
 from holdfast.reference import Reference
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ __all__ = ["MAS", "mas_importance"]
 
 
 @dataclass(frozen=True)
-class MAS(L2SP):
+class MAS(QuadraticPenalty):
     """½ · strength · Σ Ω·(θ − θ*)²; Ω comes from :func:`mas_importance`.
 
     Decoupled: θ ← θ − min(1, lr · strength · Ω) · (θ − θ*). The paper's λ, without the ½, is

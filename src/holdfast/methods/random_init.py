@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
-from holdfast._torch.checks import whole
+from holdfast._torch.checks import whole_number
 from holdfast._torch.fingerprint import tensor_fingerprint
 from holdfast._torch.names import shorten
 from holdfast._torch.rng import seeded
@@ -49,7 +49,7 @@ class RandomInit(Start):
 
     def __post_init__(self) -> None:
         if self.seed is not None:
-            object.__setattr__(self, "seed", whole("seed", self.seed, 0))
+            object.__setattr__(self, "seed", whole_number("seed", self.seed, 0))
 
     def conflict(self, recipe: Recipe) -> str | None:
         """Frozen weights would stay random, and without a pull nothing leads back to θ*."""
