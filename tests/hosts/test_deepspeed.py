@@ -181,12 +181,12 @@ def refuses():
 
     model = make_model()
     deepspeed.zero.Init(module=model)
-    with pytest.raises(ValueError, match="in pieces when the run was made"):
+    with pytest.raises(ValueError, match="sharded before the run"):
         make_loop(zero_accelerator(3), "standard", model)
     accelerator = zero_accelerator(2)
     for state in (PartialState, AcceleratorState):
         state._shared_state["num_processes"] = 1
-    with pytest.raises(ValueError, match="2 ranks, of which Accelerate sees 1"):
+    with pytest.raises(ValueError, match="2 ranks, but Accelerate sees 1"):
         make_loop(accelerator, "standard")
 
 

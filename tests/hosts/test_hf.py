@@ -1,6 +1,7 @@
 """Recipes in the Hugging Face Trainer: the real one, on a small BERT."""
 
 import copy
+import itertools
 import shutil
 
 import pytest
@@ -24,6 +25,7 @@ from holdfast import (  # noqa: E402
 )
 from holdfast.anneal import Constant  # noqa: E402
 from holdfast.hosts.hf import HoldfastTrainer, WithRecipe, newest_complete  # noqa: E402
+from matrices import sampled  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +75,13 @@ def assert_same_bits(ours, theirs):
     assert [n for n in theirs if not torch.equal(ours[n], theirs[n])] == []
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", "sgd", "adafactor"])
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(
+    ("optim", "steps"),
+    sampled(
+        itertools.product(["adamw_torch", "adamw_torch_fused", "sgd", "adafactor"], [1, 2]),
+        [("adamw_torch_fused", 2), ("sgd", 1)],
+    ),
+)
 def test_the_neutral_recipe_is_the_trainer_to_the_bit(tmp_path, optim, steps):
     options = {
         "optim": optim, "gradient_accumulation_steps": steps, "per_device_train_batch_size": 3,
@@ -93,11 +100,14 @@ def test_the_neutral_recipe_is_the_trainer_to_the_bit(tmp_path, optim, steps):
 
 @pytest.mark.parametrize(
     "names",
-    [
-        "recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "mas", "l1-sp", "sfa", "hft", "distill",
-        "gradual-unfreezing", "linear-probe", "wise-ft", "sgd", "lp-ft+flow", "random-init+recadam",
-        "lora+recadam+flow+l2-sp+wise-ft",
-    ],
+    sampled(
+        [
+            "recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "mas", "l1-sp", "sfa", "hft",
+            "distill", "gradual-unfreezing", "linear-probe", "wise-ft", "sgd", "lp-ft+flow",
+            "random-init+recadam", "lora+recadam+flow+l2-sp+wise-ft",
+        ],
+        ["ewc", "gradual-unfreezing", "lp-ft+flow", "lora+recadam+flow+l2-sp+wise-ft"],
+    ),
 )  # fmt: skip
 def test_a_recipe_in_the_trainer_is_the_raw_loop(tmp_path, names):
     recipe = Recipe.preset(names)
@@ -178,7 +188,11 @@ class StopAt(transformers.TrainerCallback):
 
 
 @pytest.mark.parametrize(
-    "names", ["standard", "recadam", "flow+l2-sp", "mofo", "lora+wise-ft", "mixout", "sfa", "ewc"]
+    "names",
+    sampled(
+        ["standard", "recadam", "flow+l2-sp", "mofo", "lora+wise-ft", "mixout", "sfa", "ewc"],
+        ["recadam", "flow+l2-sp"],
+    ),
 )
 def test_resume_is_exact(tmp_path, names):
     recipe = Recipe.preset(names)
@@ -241,7 +255,7 @@ def test_any_trainer_can_have_a_recipe(tmp_path):
 def test_wrong_use_says_what_to_do(tmp_path):
     with pytest.raises(TypeError, match="the pretrained model itself"):
         HoldfastTrainer(recipe=Recipe(), model_init=make_model, args=make_args(tmp_path))
-    with pytest.raises(ValueError, match="label_smoothing_factor=0 with Flow"):
+    with pytest.raises(ValueError, match="smoothing does not work with Flow"):
         make_trainer(Recipe(objective=Flow()), tmp_path, options={"label_smoothing_factor": 0.1})
     with pytest.raises(ValueError, match="in one place"):
         make_trainer(Recipe(update=AdamWUpdate(lr=0.5)), tmp_path)
@@ -269,9 +283,11 @@ def test_lora_saves_adapters(tmp_path):
     [
         {"gradient_checkpointing": True},
         {"bf16": True},
-        {"torch_compile": True, "torch_compile_backend": "aot_eager"},
+        pytest.param(
+            {"torch_compile": True, "torch_compile_backend": "aot_eager"}, marks=pytest.mark.soak
+        ),
         {"save_strategy": "epoch", "save_only_model": True},
-        {"dataloader_num_workers": 1},
+        pytest.param({"dataloader_num_workers": 1}, marks=pytest.mark.soak),
         {"group_by_length": True} if "group_by_length" in TrainingArguments.__dataclass_fields__
         else {"train_sampling_strategy": "group_by_length"},
     ],
@@ -335,7 +351,7 @@ def test_two_of_one_thing_are_refused(tmp_path):
             optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 0.1}),
         )  # fmt: skip
     with pytest.raises(TypeError, match=r"Recipe\.preset"):
-        make_trainer("recadam", tmp_path)
+        make_trainer(["recadam"], tmp_path)
     trainer = make_trainer(Recipe(merging=WiseFT()), tmp_path)
     trainer.train()
     with pytest.raises(RuntimeError, match="a new trainer"):
@@ -379,14 +395,14 @@ def test_a_model_of_adapters_resumes_with_another_draw_of_a(tmp_path):
 
 
 def test_a_length_that_is_found_out_later_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="auto_find_batch_size changes the length"):
+    with pytest.raises(ValueError, match="auto_find_batch_size changes the number"):
         make_trainer(Recipe.preset("recadam"), tmp_path, options={"auto_find_batch_size": True})
 
 
 def test_a_checkpoint_of_the_model_only_is_told_so(tmp_path):
     options = {"save_strategy": "steps", "save_steps": 2, "save_only_model": True}
     make_trainer(Recipe.preset("recadam"), tmp_path, options=options).train()
-    with pytest.raises(ValueError, match="holds the model only"):
+    with pytest.raises(ValueError, match="holds only a model"):
         make_trainer(Recipe.preset("recadam"), tmp_path, options=options).train(
             resume_from_checkpoint=str(tmp_path / "checkpoint-2")
         )

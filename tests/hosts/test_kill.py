@@ -23,7 +23,9 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 TESTS = Path(__file__).parents[1]
 HOSTS = ["raw", "hf"]
 IDENTITIES = [type(method) for _, method in Recipe()]
-METHODS = ["standard", *(e.name for e in methods() if e.cls not in IDENTITIES)]
+METHODS = [
+    "standard", "flow+recadam+l2-sp", *(e.name for e in methods() if e.cls not in IDENTITIES),
+]  # fmt: skip
 KILLS = 2  # of each method in each host
 UPDATES = 30
 SCRIPT = """
@@ -109,11 +111,6 @@ def kill_and_go_on(host, names, tmp_path):
     ours = finished(host, names, tmp_path / "cut")
     theirs = finished(host, names, tmp_path / "whole")
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
-
-
-@pytest.mark.parametrize("host", HOSTS)
-def test_a_sample(host, tmp_path):
-    kill_and_go_on(host, "flow+recadam+l2-sp", tmp_path)
 
 
 def test_there_are_twenty_kills_of_each_host():

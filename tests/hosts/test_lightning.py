@@ -306,7 +306,7 @@ def test_merging_and_what_a_checkpoint_holds(tmp_path):
         assert torch.allclose(p, (q + b) / 2)
     module.holdfast.run.finish()  # as for any other checkpoint
     assert_same_bits(module.model, merged)
-    with pytest.raises(RuntimeError, match="finished and merged"):
+    with pytest.raises(RuntimeError, match="finished and its model merged"):
         make_trainer(tmp_path).fit(module)
 
 
@@ -352,7 +352,7 @@ def test_wrong_use_says_what_to_do(tmp_path):
     module.model = make_model()
     with pytest.raises(ValueError, match=r"self\.model = callback\.model"):
         make_trainer(tmp_path).fit(module)
-    with pytest.raises(ValueError, match="how long the run is"):
+    with pytest.raises(ValueError, match="length of the run"):
         make_trainer(tmp_path, max_epochs=-1).fit(Mine(Recipe()))
 
     class Validates(Mine):
@@ -362,7 +362,7 @@ def test_wrong_use_says_what_to_do(tmp_path):
         def validation_step(self, batch, batch_idx):
             return self.holdfast.loss(batch)
 
-    with pytest.raises(ValueError, match="the loss to train on"):
+    with pytest.raises(ValueError, match="for training only"):
         make_trainer(tmp_path).fit(Validates(Recipe()))
 
 

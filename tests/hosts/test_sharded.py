@@ -5,7 +5,6 @@ import torch
 
 from ranks import run_on_ranks
 from sharded import (
-    KINDS,
     RECIPES,
     STEPS,
     begin,
@@ -55,11 +54,9 @@ def go_on(names, folder, begins_at, steps, out):
         checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("world", [1, 4])
-@pytest.mark.parametrize(
-    "names",
-    ["recadam", *(pytest.param(n, marks=pytest.mark.soak) for n in ("l2-sp", "mofo"))],
-)
+@pytest.mark.parametrize("names", ["recadam", "l2-sp", "mofo"])
 def test_a_checkpoint_of_two_ranks_goes_on_with_others(names, world, tmp_path):
     single = begin(names, torch.float64)
     single.make_optimizer(STEPS)
@@ -71,10 +68,15 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_others(names, world, tmp_path):
     assert furthest(found, whole_state(single.model)) <= 1e-9
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "names", [*RECIPES, *(pytest.param(n, marks=pytest.mark.soak) for n in MORE)]
+    ("kind", "recipes"),
+    [
+        ("fsdp2", RECIPES),
+        pytest.param("ddp", [*RECIPES, *MORE], marks=pytest.mark.soak),
+        pytest.param("fsdp2", MORE, marks=pytest.mark.soak),
+    ],
 )
-def test_two_ranks_are_one_process(names, kind, tmp_path):
-    found = on_two_ranks(kind, [names], torch.float64, tmp_path)[names]
-    assert furthest(found, on_one_process(names, torch.float64)) <= 1e-9
+def test_two_ranks_are_one_process(kind, recipes, tmp_path):
+    found = on_two_ranks(kind, recipes, torch.float64, tmp_path)
+    for names in recipes:
+        assert furthest(found[names], on_one_process(names, torch.float64)) <= 1e-9, names

@@ -15,6 +15,7 @@ from trl import SFTConfig, SFTTrainer  # noqa: E402
 
 from holdfast import Flow, LoRA, Recipe, finetune_loop, pad_collate, score  # noqa: E402
 from holdfast.hosts.trl import HoldfastSFTTrainer  # noqa: E402
+from matrices import sampled  # noqa: E402
 
 QUESTIONS = [
     {"prompt": f"what is {a} plus {b} ?", "completion": f" it {'is ' * (a + b)}so"}
@@ -103,7 +104,11 @@ def tokenized(trainer):
 
 
 @pytest.mark.parametrize(
-    "names", ["recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "distill", "lora+flow+wise-ft"]
+    "names",
+    sampled(
+        ["recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "distill", "lora+flow+wise-ft"],
+        ["ewc", "lora+flow+wise-ft"],
+    ),
 )
 def test_a_recipe_in_the_trainer_is_the_raw_loop(tmp_path, names):
     recipe = Recipe.preset(names)
@@ -174,23 +179,23 @@ def test_the_packed_loss_is_the_unpacked_one(tmp_path):
     assert losses[2] == pytest.approx(losses[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", sampled(["sdpa", "eager"], ["sdpa"]))
 def test_packed_gsm8k_trains_the_weights_of_unpacked(tmp_path, shared_data, attention):
-    common = gsm8k(shared_data, samples=60)
+    common = gsm8k(shared_data, samples=8)
     trainers = []
     for options in ({"max_length": None}, {"packing": True, "max_length": 512}):
         model = make_model(common["tokenizer"])
         model.set_attn_implementation(attention)
-        options |= {"per_device_train_batch_size": 60, "num_train_epochs": 3}
+        options |= {"per_device_train_batch_size": 8, "num_train_epochs": 3}
         trainer = make_trainer(
             Recipe(objective=Flow()), tmp_path, model=model, options=options, **common
         )
         trainer.train()
         trainers.append(trainer)
     plain, packed = trainers
-    assert len(plain.train_dataset) == 60
+    assert len(plain.train_dataset) == 8
     assert max(len(row["input_ids"]) for row in plain.train_dataset) <= 512  # nothing is cut
-    assert len(packed.train_dataset) < 30
+    assert len(packed.train_dataset) < 5
     losses = [[row["loss"] for row in t.state.log_history if "loss" in row] for t in trainers]
     assert len(losses[0]) == 3
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
@@ -199,7 +204,7 @@ def test_packed_gsm8k_trains_the_weights_of_unpacked(tmp_path, shared_data, atte
     assert max((p - q).detach().abs().max() for p, q in pairs) < 1e-5
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", sampled(["sdpa", "eager"], ["sdpa"]))
 @torch.no_grad()
 def test_packed_samples_do_not_see_each_other(tmp_path, shared_data, attention):
     common = gsm8k(shared_data)
@@ -222,7 +227,7 @@ def test_packed_samples_do_not_see_each_other(tmp_path, shared_data, attention):
 
 
 def test_the_metrics_of_trl_are_there(tmp_path):
-    trainer = make_trainer(Recipe.preset("flow+recadam"), tmp_path)
+    trainer = make_trainer("flow+recadam", tmp_path, options={"num_train_epochs": 1})
     trainer.train()
     row = next(row for row in trainer.state.log_history if "loss" in row)
     assert {"entropy", "mean_token_accuracy", "num_tokens", "lam", "distance"} <= row.keys()

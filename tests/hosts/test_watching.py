@@ -72,6 +72,7 @@ def test_in_lightning(tmp_path):
     assert notes.seen[1][1] == base.distance(module.model).total
 
 
+@pytest.mark.soak
 def test_adapters_on_two_ranks(tmp_path):
     """FSDP2 shards A and B; the distance is of the whole."""
     pytest.importorskip("peft", reason="the peft extra is not installed")

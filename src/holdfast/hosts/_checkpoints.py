@@ -1,11 +1,7 @@
-"""What a run goes on from: a file that is there whole or not at all, and safe to load.
-
-And what the hosts share that have checkpoints of their own.
-"""
+"""The state from which a run resumes: what every host saves, and the file of finetune_loop."""
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import time
@@ -15,13 +11,44 @@ from typing import Any
 
 import torch
 
-from holdfast._torch.checks import whole_number
 from holdfast.io.files import write_whole
 from holdfast.run import Run
 
 
+def run_state(run: Run) -> dict[str, Any]:
+    """The state that a host saves beside model and optimizer. All ranks must call it."""
+    states: list[Any] = [run.criterion.state_dict()]
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        states *= torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(states, run.criterion.state_dict())
+    return {"run": run.identity(), "criteria": states}
+
+
+def load_run_state(run: Run, state: dict[str, Any], where: str) -> None:
+    """Check that a state belongs to this run, and load this rank's criterion.
+
+    If there were fewer ranks, the new ones take the criterion of rank 0.
+    """
+    run.check_identity(state["run"], where)
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    rank, criteria = torch.distributed.get_rank() if distributed else 0, state["criteria"]
+    run.criterion.load_state_dict(criteria[rank if rank < len(criteria) else 0])
+
+
+def check_settings(saved: dict[str, Any], ours: dict[str, Any], where: str) -> None:
+    """Raise ValueError if a saved run had other settings."""
+    other = [name for name in ours if saved.get(name) != ours[name]]
+    told = [f"{n}={saved.get(n)} there and {ours[n]} here" for n in other if n != "schedule"]
+    if other:
+        raise ValueError(
+            f"{where} was saved by a run with other settings: "
+            f"{'; '.join(told) or 'another schedule'}. Resume with the same settings, or start a "
+            "new run elsewhere"
+        )
+
+
 class Due:
-    """When to save: every so many updates and at the end, or after so much time.
+    """Decides when to save: every N updates and at the end, or after some time.
 
     >>> due = Due(2, total=5)
     >>> [update for update in range(1, 6) if due(update)]
@@ -29,11 +56,10 @@ class Due:
     """
 
     def __init__(self, every: int | timedelta, total: int) -> None:
-        self.every = every if isinstance(every, timedelta) else whole_number("save_every", every, 1)
-        self.total, self.last = total, time.monotonic()
+        self.every, self.total, self.last = every, total, time.monotonic()
 
     def __call__(self, update: int) -> bool:
-        """Whether it is time, after this update."""
+        """Whether to save after this update."""
         if not isinstance(self.every, timedelta):
             return update == self.total or update % self.every == 0
         now = time.monotonic()
@@ -44,101 +70,55 @@ class Due:
 
 
 def save(path: str | os.PathLike[str], run: Run, update: int, settings: dict[str, Any]) -> None:
-    """Write all that a run needs to go on: what is trained, the optimizer, the random states."""
+    """Write the whole state of a run to a file, atomically."""
     state = {
         "run": run.identity(),
+        "criteria": [run.criterion.state_dict()],
         "update": update,
         "settings": settings,
         "model": _tensors(run),
         "optimizer": run.optimizer.state_dict() if run.optimizer else {},
-        "criterion": run.criterion.state_dict(),
         "random": torch.get_rng_state(),
         "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     try:
         write_whole(Path(path), lambda beside: torch.save(state, beside))
-    except RuntimeError as error:  # torch's writer tells positions, not the reason
-        raise OSError(f"{path} cannot be written: is the disk full?") from error
+    except RuntimeError as error:  # torch reports a position in the file, not the reason
+        raise OSError(f"cannot write {path}: is the disk full?") from error
 
 
 def load(path: str | os.PathLike[str], run: Run, settings: dict[str, Any]) -> int:
-    """Go on from a file, if it is there. Returns the updates that are done."""
+    """Load the state of a run if the file exists. Returns the number of finished updates."""
     if not Path(path).exists():
         return 0
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        saved, before = state["run"], state["settings"]
+        before, saved = state["settings"], state["model"]
     except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
         raise ValueError(f"{path} is not a checkpoint of finetune_loop: {error}") from error
-    run.check_identity(saved, str(path))
+    load_run_state(run, state, str(path))
     check_settings(before, settings, str(path))
     own = _tensors(run)
-    shapes = {name: tensor.shape for name, tensor in own.items()}
-    if shapes != {name: tensor.shape for name, tensor in state["model"].items()}:
-        raise ValueError(f"{path} is of another model, or of other parts that may change")
+    if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in saved.items()}:
+        raise ValueError(
+            f"{path} was saved by a run of another model, or with other trained parameters"
+        )
     if run.optimizer is not None:
         run.optimizer.load_state_dict(state["optimizer"])
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(state["model"][name])
-    run.criterion.load_state_dict(state["criterion"])
+            tensor.copy_(saved[name])
     torch.set_rng_state(state["random"])
     if state["random_cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["random_cuda"])
     return int(state["update"])
 
 
-def check_settings(saved: dict[str, Any], ours: dict[str, Any], where: str) -> None:
-    """Refuse to go on with other settings than those that were saved."""
-    other = [name for name in ours if saved.get(name) != ours[name]]
-    told = [f"{n}={saved.get(n)} there and {ours[n]} here" for n in other if n != "schedule"]
-    if other:
-        raise ValueError(
-            f"{where} is of a run with other settings: {'; '.join(told) or 'another schedule'}. Go "
-            "on with the same ones, or start a run of its own elsewhere"
-        )
-
-
-def newest_complete(folder: str) -> str | None:
-    """The newest checkpoint of a Hugging Face Trainer that was written to its end, if there is one.
-
-    The trainer writes ``trainer_state.json`` last.
-    """
-
-    def number(path: Path) -> int:
-        return int(path.name.rpartition("-")[2])
-
-    found = [p for p in Path(folder).glob("checkpoint-*") if p.name.rpartition("-")[2].isdigit()]
-    for path in sorted(found, key=number, reverse=True):
-        try:
-            json.loads((path / "trainer_state.json").read_text())
-        except (OSError, ValueError):
-            continue
-        return str(path)
-    return None
-
-
 def _tensors(run: Run) -> dict[str, torch.Tensor]:
-    """What training changes: the optimizer's parameters and the buffers that a model saves."""
+    """The tensors that training changes: the optimizer's parameters and the saved buffers."""
     groups = run.optimizer.param_groups if run.optimizer else []
     trained = {id(p) for group in groups for p in group["params"]}
     saved = run.model.state_dict(keep_vars=True)
     named = {n: p.detach() for n, p in run.model.named_parameters() if id(p) in trained}
     return named | {n: b for n, b in run.model.named_buffers() if n in saved}
-
-
-def of_all_ranks(state: Any) -> list[Any]:
-    """What each rank has of a state of its own, by rank. All ranks must ask."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [state]
-    states: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(states, state)
-    return states
-
-
-def of_this_rank(states: list[Any]) -> Any:
-    """This rank's part; the first one's if there were fewer ranks."""
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    rank = torch.distributed.get_rank() if distributed else 0
-    return states[rank if rank < len(states) else 0]

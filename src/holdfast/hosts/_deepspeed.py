@@ -1,9 +1,9 @@
 """Recipes under DeepSpeed's ZeRO, stages 1 to 3.
 
-ZeRO lays the weights of a group end to end, gives each rank a flat float32 piece of them, and steps
-the optimizer once for each piece. So each piece has an optimizer of the recipe's own, over the
-parts of parameters that lie in it, with the same parts of θ*. That is exact for methods that treat
-each weight by itself.
+ZeRO concatenates the weights of a group, gives each rank a flat float32 piece of them, and steps
+the optimizer once per piece. Here, each piece has its own optimizer from the recipe, over the parts
+of parameters in the piece and the same parts of θ*. This is exact for methods that treat each
+weight by itself.
 """
 
 from __future__ import annotations
@@ -27,28 +27,25 @@ __all__ = ["ZeroOptimizer", "check_deepspeed", "settle_deepspeed", "whole_model"
 
 
 def check_deepspeed(accelerator: Any, run: Run) -> None:
-    """Raise for what cannot be trained with DeepSpeed."""
+    """Raise ValueError if DeepSpeed cannot train a run."""
     plugin, recipe = accelerator.deepspeed_plugin, run.recipe
     if plugin.zero_stage == 0:
         raise ValueError(
-            "DeepSpeed's ZeRO stage 0 shards nothing: leave the DeepSpeedPlugin out, or set "
+            "DeepSpeed's ZeRO stage 0 shards nothing: remove the DeepSpeedPlugin, or set "
             "zero_stage to 1, 2 or 3"
         )
     if plugin.get_value("zero_optimization.offload_optimizer.device") == "nvme":
-        raise ValueError(
-            "DeepSpeed's offload of the optimizer to NVMe is not supported: offload it to the CPU"
-        )
+        raise ValueError("offloading the optimizer to NVMe is not supported: offload it to the CPU")
     ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     if accelerator.num_processes != ranks:
         raise ValueError(
-            f"there are {ranks} ranks, of which Accelerate sees {accelerator.num_processes}: it "
-            "does not share out work with DeepSpeed on CPUs. Train there with "
-            "DistributedDataParallel"
+            f"there are {ranks} ranks, but Accelerate sees {accelerator.num_processes}: it does "
+            "not distribute work with DeepSpeed on CPUs. Use DistributedDataParallel there"
         )
     if any(hasattr(p, "ds_id") for p in run.model.parameters()):
         raise ValueError(
-            "the weights were in pieces when the run was made. Load the model whole on every rank: "
-            "DeepSpeedPlugin(zero3_init_flag=False), and no deepspeed.zero.Init"
+            "the weights were sharded before the run was built. Load the whole model on every "
+            "rank: DeepSpeedPlugin(zero3_init_flag=False), and no deepspeed.zero.Init"
         )
     if whole := [type(m).__name__ for _, m in recipe if not m.elementwise]:
         raise ValueError(
@@ -58,13 +55,13 @@ def check_deepspeed(accelerator: Any, run: Run) -> None:
         )
     if type(recipe.trainable).advance is not Trainable.advance:
         raise ValueError(
-            f"{type(recipe.trainable).__name__} freezes parts for a while, but ZeRO moves all that "
-            "it was given. Use DistributedDataParallel or FSDP2"
+            f"{type(recipe.trainable).__name__} freezes parts for a while, but ZeRO updates all "
+            "parameters. Use DistributedDataParallel or FSDP2"
         )
 
 
 def settle_deepspeed(accelerator: Any, batch_size: int) -> None:
-    """What DeepSpeed must be told and the loop knows, and the other way round."""
+    """Make the settings of DeepSpeed and of the loop agree; "auto" takes the loop's."""
     plugin = accelerator.deepspeed_plugin
     ours = {
         "train_micro_batch_size_per_gpu": batch_size,
@@ -86,7 +83,7 @@ def settle_deepspeed(accelerator: Any, batch_size: int) -> None:
 
 @dataclass(frozen=True)
 class _Part:
-    """A stretch of a parameter, laid flat, and where it begins in its piece."""
+    """A slice of a flattened parameter, and its position in the piece."""
 
     name: str
     begin: int
@@ -102,7 +99,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A flat piece of weights, the parts of parameters in it, and the run that trains them."""
+    """A flat piece of weights, its parts of parameters, and the run that trains them."""
 
     parts: list[_Part]
     views: list[Tensor]
@@ -111,28 +108,28 @@ class _Piece:
 
     def step(self, flat: Tensor, lr: float) -> None:
         for group in self.optimizer.param_groups:
-            # At 0 an update would not be counted where all gradients of the piece are 0.
+            # With lr 0, an optimizer does not count an update whose gradients are all 0.
             group["lr"] = lr or math.ulp(0.0)
         for part, view in zip(self.parts, self.views, strict=True):
             view.data = part.of_piece(flat)  # DeepSpeed may have moved it
             view.grad = None if flat.grad is None else part.of_piece(flat.grad)
         self.optimizer.step()
         for view in self.views:
-            view.grad = None  # or DeepSpeed could not free it
+            view.grad = None  # so that DeepSpeed can free it
 
     def distance(self) -> float:
-        """‖θ − θ*‖ over what has anchors."""
+        """‖θ − θ*‖ over the weights that have anchors."""
         anchors: Mapping[str, Tensor] = self.run.anchors or {}
         pairs = [(view, part.name) for part, view in zip(self.parts, self.views, strict=True)]
         return math.hypot(*(distance(v, anchors[name]) for v, name in pairs if name in anchors))
 
 
 class ZeroOptimizer(Optimizer):
-    """What DeepSpeed is given for the optimizer of a run.
+    """The optimizer that DeepSpeed gets for a run.
 
     Args:
-        run: the recipe at work; its model still whole.
-        total_updates: how many updates the run will make.
+        run: a run whose model is not sharded yet.
+        total_updates: the number of updates of the run.
     """
 
     def __init__(self, run: Run, total_updates: int) -> None:
@@ -150,8 +147,8 @@ class ZeroOptimizer(Optimizer):
         super().__init__(groups, {})
 
     def take_over(self, zero: Any) -> None:
-        """Make the optimizers of the pieces, once DeepSpeed has cut them."""
-        # Each would warn again of what the run's optimizer has warned of.
+        """Build the optimizers of the pieces, once DeepSpeed has cut them."""
+        # Each would repeat the warnings of the run's optimizer.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for number, flat, parts in _pieces_of(zero, self._names):
@@ -162,26 +159,26 @@ class ZeroOptimizer(Optimizer):
         self.run.log = self.log  # type: ignore[method-assign]
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update of the pieces that DeepSpeed has put into the groups: one at a time."""
+        """Update the pieces that DeepSpeed has put into the groups, one at a time."""
         for group in self.param_groups:
             for flat in group["params"]:
                 if flat in self._pieces:
                     self._pieces[flat].step(flat, group["lr"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Of each piece the state of its optimizer, and whose state it is."""
+        """The states of the pieces' optimizers, and the identity of the run."""
         pieces = [piece.optimizer.state_dict() for piece in self._pieces.values()]
         return {"state": {}, "param_groups": [], "pieces": pieces, "run": self.run.identity()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state, on as many ranks as it was saved on."""
-        # Before the pieces do: their anchors may differ on some ranks alone.
+        """Load a state that was saved on the same number of ranks."""
+        # First, because the anchors of a piece may differ on some ranks only.
         self.run.check_identity(state_dict["run"], "the checkpoint")
         for piece, state in zip(self._pieces.values(), state_dict["pieces"], strict=True):
             piece.optimizer.load_state_dict(state)
 
     def log(self, *, distance: bool = False) -> dict[str, float]:
-        """As :meth:`holdfast.Run.log`, over the pieces of all ranks: all must call it."""
+        """Like :meth:`holdfast.Run.log`, over the pieces of all ranks. All ranks must call it."""
         pulled = [piece for piece in self._pieces.values() if piece.run.anchors]
         mine = [Run.log(piece.run) for piece in pulled]
         distances = [piece.distance() for piece in pulled] if distance else []
@@ -197,7 +194,7 @@ class ZeroOptimizer(Optimizer):
         return values
 
     def _of_parameters(self, reference: Reference | None) -> dict[str, Tensor]:
-        """The tensors of a reference by the parameters' own names."""
+        """The tensors of a reference by the names of the parameters."""
         if reference is None:
             return {}
         found = reference.match(list(self._names), list(self._names.values()))
@@ -220,7 +217,7 @@ class ZeroOptimizer(Optimizer):
             "params": [(part.name, view) for part, view in zip(parts, views, strict=True)],
             "lr": group["lr"],
             "weight_decay": group["weight_decay"],
-            "initial_lr": max(g["lr"] for g in self.param_groups),  # what penalties scale with
+            "initial_lr": max(g["lr"] for g in self.param_groups),  # penalties scale with it
         }
         optimizer = run.recipe.update.optimizer([settings], run, self.total_updates)
         if pulled:
@@ -229,10 +226,7 @@ class ZeroOptimizer(Optimizer):
 
 
 def whole_model(engine: Any) -> nn.Module:
-    """The model of a DeepSpeed engine with whole weights of its own, on every rank.
-
-    The engine is of no use afterwards.
-    """
+    """Gather the model of a DeepSpeed engine on every rank, and destroy the engine."""
     import deepspeed
 
     model: nn.Module = engine.module
@@ -249,13 +243,13 @@ def whole_model(engine: Any) -> nn.Module:
 
 
 def _pieces_of(zero: Any, names: dict[Tensor, str]) -> Iterator[tuple[int, Tensor, list[_Part]]]:
-    """The pieces of this rank: the number of the group, the flat tensor, and what is in it."""
+    """The pieces of this rank: the number of the group, the flat tensor, and its parts."""
     if hasattr(zero, "fp32_partitioned_groups_flat"):  # stage 3
         flats = zero.fp32_partitioned_groups_flat
         for number, (params, flat) in enumerate(zip(zero.fp16_groups, flats, strict=True)):
             parts, at = [], 0
             for p in params:
-                share = p.ds_tensor.ds_numel  # as long on every rank; the last ones are padded
+                share = p.ds_tensor.ds_numel  # equal on all ranks; the last is padded
                 begin = share * torch.distributed.get_rank(p.ds_process_group)
                 size = min(share, p.ds_numel - begin)
                 if size > 0:
@@ -273,13 +267,13 @@ def _pieces_of(zero: Any, names: dict[Tensor, str]) -> Iterator[tuple[int, Tenso
             yield number, flat, parts
     else:
         raise ValueError(
-            f"DeepSpeed trains these settings with its {type(zero).__name__}, which is not "
+            f"DeepSpeed uses its {type(zero).__name__} for these settings, which is not "
             "supported: set zero_stage to 2 or 3"
         )
 
 
 def _cut(tensors: dict[str, Tensor], parts: list[_Part], missing: float | None = None) -> Reference:
-    """The same parts of other tensors as of the parameters."""
+    """The same parts of other tensors; ``missing`` fills absent ones."""
     found = {
         part.name: part.of_parameter(tensors[part.name]).clone()
         for part in parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from holdfast._torch.batch import batch_length, normalized, pad_id_of
 from holdfast._torch.checks import whole_number
 from holdfast.columns import keeping
 from holdfast.data import Collate, IndexedSource, as_source
-from holdfast.losses import global_targets
+from holdfast.losses import LossFunction, Task, count_all
 from holdfast.run import Run
 
 
@@ -41,11 +41,9 @@ class Updates:
         for indices in self._order[number * size : (number + 1) * size].split(self.batch_size):
             yield normalized(self.collate([self.data[i] for i in indices.tolist()]))
 
-    def targets(self, batches: list[Any]) -> Tensor | float:
+    def targets(self, batches: list[Any]) -> Tensor:
         """The number of targets in all micro-batches of an update."""
-        if not isinstance(self.task, str):
-            return float(sum(map(batch_length, batches)))
-        return global_targets([labels_of(batch) for batch in batches], self.task)
+        return count_all([labels_of(batch, self.task) for batch in batches], self.task)
 
 
 def order_of(epoch: int, size: int, seed: int) -> Tensor:
@@ -54,13 +52,19 @@ def order_of(epoch: int, size: int, seed: int) -> Tensor:
     return torch.randperm(size, generator=generator)
 
 
-def labels_of(batch: Any) -> Tensor:
-    """The labels of a batch: its entry ``labels``, or its second element."""
-    labels = (
-        batch.get("labels") if isinstance(batch, dict) else batch[1] if len(batch) > 1 else None
-    )
+def labels_of(batch: Any, task: Task | LossFunction) -> Tensor:
+    """The labels of a batch: its entry ``labels``, or its second element.
+
+    With a loss function, each sample is one target: the tensor has only its length.
+    """
+    if not isinstance(task, str):
+        return torch.empty(batch_length(batch))
+    if isinstance(batch, Mapping):
+        labels = batch.get("labels")
+    else:
+        labels = batch[1] if len(batch) > 1 else None
     if not isinstance(labels, Tensor):
-        columns = f" (columns: {', '.join(batch)})" if isinstance(batch, dict) else ""
+        columns = f" (columns: {', '.join(batch)})" if isinstance(batch, Mapping) else ""
         raise ValueError(
             f"the batch{columns} has no tensor of labels: name the column labels (or label) and "
             "make it numeric, or pass task= a function (model, batch) -> one loss per sample"

@@ -1,10 +1,10 @@
-"""Recipes in a loop of one's own with Hugging Face Accelerate, on one process or many.
+"""Recipes in your own loop with Hugging Face Accelerate, on one process or many.
 
     accelerator = Accelerator(gradient_accumulation_steps=2)
     model.to(accelerator.device)
     run = Run(Recipe.preset("recadam+flow"), model, dataset, lr=2e-5)
     loop = AccelerateLoop(accelerator, run, epochs=3, batch_size=16)
-    for update in loop:                # 1, 2, …; after accelerator.load_state, what is left
+    for update in loop:                # 1, 2, …; after accelerator.load_state, the remaining ones
         loss = loop.backward()         # all micro-batches of the update
         accelerator.clip_grad_norm_(loop.model.parameters(), 1.0)
         loop.optimizer.step()
@@ -13,17 +13,16 @@
             accelerator.save_state("checkpoint")
     model = loop.finish()
 
-It runs as it is under ``accelerate launch``: on one device, with DistributedDataParallel, with
+The same script runs under ``accelerate launch``: on one device, with DistributedDataParallel, with
 FSDP2 (``FullyShardedDataParallelPlugin(fsdp_version=2)``) and with DeepSpeed's ZeRO
-(``DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False)``). What comes out does not depend on how an
-update is cut into micro-batches and ranks.
+(``DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False)``). The result does not depend on the split
+of an update into micro-batches and ranks.
 
-Under DeepSpeed ``loop.backward()`` makes the step too, and gradients are clipped by the plugin's
-``gradient_clipping``. Every rank loads the whole model before it is sharded, and has it whole again
-after ``loop.finish()``. MoFO, HFT and gradual unfreezing are refused there.
-
-FSDP1 is refused: its optimizer is given flat pieces of many parameters, of which a recipe cannot
-tell the pretrained ones.
+Under DeepSpeed, ``loop.backward()`` also makes the step, and the plugin's ``gradient_clipping``
+clips gradients. Every rank loads the whole model before it is sharded, and has it whole again after
+``loop.finish()``. Methods that compare weights with each other, or freeze parts for a while, are
+refused. FSDP1 is refused: it gives the optimizer flat pieces of many parameters, in which a recipe
+cannot find the pretrained ones.
 """
 
 from __future__ import annotations
@@ -38,9 +37,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from holdfast._torch.batch import batch_length, normalized, to_device
+from holdfast._torch.batch import normalized, to_device
 from holdfast._torch.checks import above_zero, whole_number
-from holdfast.hosts._checkpoints import check_settings
+from holdfast._torch.imports import require
+from holdfast.hosts._checkpoints import check_settings, load_run_state
 from holdfast.hosts._deepspeed import (
     ZeroOptimizer,
     check_deepspeed,
@@ -53,11 +53,9 @@ from holdfast.io.files import write_whole
 from holdfast.losses import count_targets
 from holdfast.run import Run, same_run
 
-try:
-    from accelerate import Accelerator
-    from accelerate.utils import DistributedType, gather_object
-except ImportError as error:
-    raise ImportError('the Accelerate host needs accelerate: pip install "holdfast[hf]"') from error
+require("accelerate", extra="hf", what="The Accelerate host")
+from accelerate import Accelerator  # noqa: E402
+from accelerate.utils import DistributedType, gather_object  # noqa: E402
 
 __all__ = ["AccelerateLoop"]
 
@@ -66,27 +64,28 @@ class AccelerateLoop:
     """The updates of a run, for a loop with Accelerate.
 
     Args:
-        accelerator: its ``gradient_accumulation_steps`` says how many micro-batches make an update.
-        run: the recipe at work, with its data, made on every rank from the same pretrained weights;
-            its model on ``accelerator.device``.
-        epochs, max_updates: how long; ``max_updates`` wins.
-        batch_size: the samples of one micro-batch on one rank.
-        schedule: as for :func:`holdfast.finetune_loop`; None leaves the learning rate alone. (A
-            scheduler that Accelerate has prepared steps once a rank.)
-        seed: of the order of the data; None is the run's.
-        workers: processes that read the data, on each rank.
+        accelerator: its ``gradient_accumulation_steps`` is the number of micro-batches per update.
+        run: a run with its data, built on every rank from the same pretrained weights, with its
+            model on ``accelerator.device``.
+        epochs, max_updates: the length of the run; ``max_updates`` overrides ``epochs``.
+        batch_size: samples per micro-batch and rank.
+        schedule: as in :class:`~holdfast.LoopSettings`; None does not change the learning rate. (A
+            scheduler that Accelerate has prepared steps once per rank.)
+        seed: the seed of the data order; None takes the run's.
+        workers: processes per rank that read the data.
 
     Attributes:
         model, optimizer: as ``accelerator.prepare`` returns them.
-        done: the updates that are behind us.
-        total_updates: those of the whole run.
+        done: the number of finished updates.
+        total_updates: the number of updates of the whole run.
 
-    ``accelerator.save_state`` and ``load_state`` hold all that goes on after a stop, to the bit;
-    a checkpoint of another recipe, other pretrained weights or other settings is refused. The
-    number of ranks may change while an update has as many samples, but not under DeepSpeed.
+    ``accelerator.save_state`` and ``load_state`` hold the whole state: a resumed run is
+    bit-identical to an uninterrupted one. A checkpoint of another recipe, other pretrained weights
+    or other settings is an error. The number of ranks may change if the samples per update stay the
+    same, except under DeepSpeed.
 
     DistributedDataParallel needs ``DistributedDataParallelKwargs(find_unused_parameters=True)`` for
-    methods that freeze parts for a while: gradual unfreezing, and HFT with several rounds.
+    methods that freeze parts for a while.
 
     Example:
         >>> import torch
@@ -161,7 +160,7 @@ class AccelerateLoop:
         return self.total_updates - self.done
 
     def __iter__(self) -> Iterator[int]:
-        """The numbers of the updates that are left, each when it is ready for :meth:`backward`."""
+        """Yield the number of each remaining update when it is ready for :meth:`backward`."""
         first = self.done + 1
         self.model.train()
         self.optimizer.zero_grad()
@@ -170,7 +169,7 @@ class AccelerateLoop:
             batch_sampler=self._rows(first),
             collate_fn=self.collate,
             num_workers=self.workers,
-            generator=torch.Generator(),  # or it would draw from the one that dropout uses
+            generator=torch.Generator(),  # so that it does not draw from dropout's
         )
         batches = iter(loader)
         for update in range(first, self.total_updates + 1):
@@ -186,15 +185,15 @@ class AccelerateLoop:
             if self.done != update:
                 raise RuntimeError(
                     f"update {update} was not made, or another state was loaded meanwhile: call "
-                    "loop.backward() for each, and accelerator.load_state before the loop begins"
+                    "loop.backward() in each iteration, and load_state before the loop"
                 )
 
     def backward(self) -> Tensor:
-        """The gradients of the whole update, from all its micro-batches; returns its loss."""
+        """Compute the gradients of all micro-batches of the update; return its loss."""
         update = self.done + 1
         batches, self._batches = self._batches, []
         if not batches:
-            raise RuntimeError("there is no update to make: call backward once in `for … in loop`")
+            raise RuntimeError("no update is due: call backward once per iteration")
         counted = self._counted(update)
         targets = self._targets(batches[:counted])
         total = torch.zeros((), device=self.accelerator.device)
@@ -203,7 +202,7 @@ class AccelerateLoop:
                 loss = self.run.criterion.loss(self.model, batch, targets, update)
                 if number >= counted:
                     loss = loss * 0.0
-                # Accelerate divides by it, and the loss is divided by all targets already.
+                # Accelerate divides by it, but the loss is already divided by all targets.
                 self.accelerator.backward(loss * self.accumulate)
             total = total + loss.detach()
         self.done = update
@@ -211,7 +210,7 @@ class AccelerateLoop:
         return reduced
 
     def finish(self) -> nn.Module:
-        """Stage 4: what is kept of the trained model, without what Accelerate put around it."""
+        """Stage 4: merge, and return the model without Accelerate's wrapper."""
         if self.zero:
             self.run.model = whole_model(self.model)
         else:
@@ -219,10 +218,10 @@ class AccelerateLoop:
         return self.run.finish()
 
     def _rows(self, first: int) -> Iterator[list[int]]:
-        """The samples of this rank, in micro-batches, from an update on.
+        """The samples of this rank's micro-batches, starting with an update.
 
-        All ranks go through the model as often, or those who do would wait for the others: at the
-        end of an epoch a rank may have to with a sample that does not count.
+        All ranks must run the model equally often, or some would wait forever. At the end of an
+        epoch, a rank without samples runs one that does not count.
         """
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         drawn, order = -1, torch.empty(0, dtype=torch.int64)
@@ -235,52 +234,51 @@ class AccelerateLoop:
                 yield part.tolist() or samples[:1].tolist()
 
     def _counted(self, update: int) -> int:
-        """How many micro-batches of this rank count."""
+        """The number of micro-batches of this rank that count."""
         samples = len(self.data) - (update - 1) % self.per_epoch * self.batch
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         return len(range(rank, min(samples, self.parts), world))
 
     def _targets(self, batches: list[Any]) -> Tensor:
-        """What to divide by: as :func:`holdfast.losses.global_targets`, also for no micro-batch."""
+        """Like :func:`holdfast.losses.global_targets`, but a rank may have no micro-batch."""
         count = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
-        for batch in batches:
+        for labels in (labels_of(batch, self.run.task) for batch in batches):
             if isinstance(self.run.task, str):
-                count += count_targets(labels_of(batch), self.run.task).sum()
+                count += count_targets(labels, self.run.task).sum()
             else:
-                count += batch_length(batch)
+                count += len(labels)
         everyone: Tensor = self.accelerator.reduce(count, "sum")
         world: int = self.accelerator.num_processes
         return everyone.clamp(min=1).float() / world
 
     def _save(self, models: Any, weights: Any, folder: str) -> None:
-        """Beside what Accelerate saves; the state of a criterion is the rank's own."""
+        """Save the state beside Accelerate's; each rank has its own criterion."""
         state = {
             "run": self.run.identity(),
+            "criteria": [self.run.criterion.state_dict()],
             "settings": self.settings,
             "update": self.done,
-            "criterion": self.run.criterion.state_dict(),
         }
         file = Path(folder) / f"holdfast_{self.accelerator.process_index}.pt"
         write_whole(file, lambda path: torch.save(state, path))
 
     def _load(self, models: Any, folder: str) -> None:
         file = Path(folder) / f"holdfast_{self.accelerator.process_index}.pt"
-        if not file.exists():  # there were fewer ranks
+        if not file.exists():  # saved on fewer ranks
             file = Path(folder) / "holdfast_0.pt"
         if not file.exists():
             raise ValueError(f"{folder} is not a checkpoint of an AccelerateLoop: no {file.name}")
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-        self.run.check_identity(state["run"], folder)
+        load_run_state(self.run, state, folder)
         check_settings(state["settings"], self.settings, folder)
-        self.run.criterion.load_state_dict(state["criterion"])
         self.done = state["update"]
 
 
 def _refuse_fsdp1(accelerator: Accelerator) -> None:
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ValueError(
-            "FSDP1 gives the optimizer flat pieces of many parameters, of which a recipe cannot "
-            "tell the pretrained ones. Shard with FSDP2 instead: "
+            "FSDP1 gives the optimizer flat pieces of many parameters, in which a recipe cannot "
+            "find the pretrained ones. Shard with FSDP2 instead: "
             "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))"
         )
 
@@ -289,6 +287,6 @@ def _check_ranks_agree(accelerator: Accelerator, run: Run) -> None:
     first, *others = gather_object([run.identity()])
     if not all(same_run(first, other) for other in others):
         raise ValueError(
-            "the ranks have another recipe, other data or other pretrained weights than rank 0. "
-            "With FSDP, cpu_ram_efficient_loading loads them on rank 0 alone: set it to False"
+            "the ranks differ in their recipe, data or pretrained weights. With FSDP, "
+            "cpu_ram_efficient_loading loads the weights on rank 0 only: set it to False"
         )

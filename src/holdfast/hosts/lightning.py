@@ -1,4 +1,4 @@
-"""Recipes in Lightning: a callback that a plain LightningModule asks for its loss and optimizer.
+"""Recipes in Lightning: a callback gives a LightningModule its data, loss and optimizer.
 
 class Mine(LightningModule):
     def __init__(self, recipe, pretrained, dataset):
@@ -26,50 +26,49 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
-from holdfast._torch.batch import batch_length, inputs_and_labels, normalized
+from holdfast._torch.batch import normalized
 from holdfast._torch.checks import whole_number
-from holdfast.columns import keeping, take_column
+from holdfast._torch.imports import require
+from holdfast.columns import keeping
 from holdfast.data import Collate
-from holdfast.hosts._checkpoints import of_all_ranks, of_this_rank
-from holdfast.hosts._updates import as_samples, order_of
+from holdfast.hosts._checkpoints import load_run_state, run_state
+from holdfast.hosts._updates import as_samples, labels_of, order_of
 from holdfast.hosts.raw import Schedule
 from holdfast.losses import count_all
 from holdfast.recipe import Recipe
 from holdfast.run import Run
 
-try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError as error:
-    raise ImportError('this host needs Lightning: pip install "holdfast[lightning]"') from error
+require("lightning.pytorch", extra="lightning", what="The Lightning host")
+from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
 
 __all__ = ["RecipeCallback", "ResumableLoader"]
 
 
 class RecipeCallback(Callback):
-    """A recipe for a LightningModule, which hands it to Lightning in ``configure_callbacks``.
+    """A recipe for a LightningModule, whose ``configure_callbacks`` must return it.
 
     Args:
-        recipe: the methods. ``Recipe()`` is AdamW on the task's mean loss.
-        model: holding its pretrained weights, also when a stopped run goes on: Lightning loads
-            the tuned ones from ``ckpt_path`` itself. The module trains :attr:`model`.
-        data: a dataset with a length and an index, or a DataLoader over one (of which the batch
-            size and collate function are taken).
-        collate, options: those of :class:`~holdfast.run.Run`: ``lr``, ``task``, ``new``, ``seed``…
+        recipe: the methods, or the name of a preset. ``Recipe()`` is AdamW on the mean loss.
+        model: the model with its pretrained weights, also for a resume: Lightning itself loads
+            the tuned weights from ``ckpt_path``. The module trains :attr:`model`.
+        data: a dataset with a length and an index, or a DataLoader over one, whose batch size and
+            collate function are used.
+        collate, options: options of :class:`~holdfast.run.Run`, such as ``lr`` and ``task``.
 
-    Stage 1 is done at once, stage 2 (scoring, cached) when ``fit`` begins, on its device. λ, the
-    pull, the distance and the penalties are in Lightning's log. When ``fit`` ends, the model is the
-    merged one; checkpoints hold what was trained. To merge another checkpoint than the last, load
-    its weights into the module and call ``run.finish()`` again.
+    Stage 1 runs at once, stage 2 (scoring, cached) at the start of ``fit``, on its device. λ, the
+    pull, the distance and the penalties are in Lightning's log. After ``fit`` the model is the
+    merged one; checkpoints hold the trained weights. To merge an earlier checkpoint, load its
+    weights into the module and call ``run.finish()`` again.
 
-    Gradient accumulation is exact for every task: the gradient is that of the losses' sum over the
-    number of targets of the whole update, also where micro-batches differ in size or tokens and
-    where an epoch ends within an update. Lightning's mean of means is the same where all are equal,
-    to the bit. The loss that Lightning shows is divided by the first micro-batch's targets.
+    Gradient accumulation is exact for every task: the losses are summed and divided by the number
+    of targets of the whole update, even if micro-batches differ in size or an epoch ends within an
+    update. With equal micro-batches this is bit-identical to Lightning's mean of means. The loss
+    that Lightning shows is divided by the targets of the first micro-batch.
 
-    A run that goes on from ``ckpt_path`` ends as one without a stop, to the bit, if its data comes
-    from :meth:`train_dataloader` (with several devices: if no dropout or the like is drawn). Not
-    supported: ``automatic_optimization=False``, strategies that accumulate gradients themselves
-    (DeepSpeed), weights made in ``configure_model``.
+    A run that resumes from ``ckpt_path`` is bit-identical to an uninterrupted one if its data comes
+    from :meth:`train_dataloader` (on several devices: without dropout). Not supported:
+    ``automatic_optimization=False``, strategies that accumulate gradients themselves (DeepSpeed),
+    weights created in ``configure_model``.
 
     Example:
         >>> from holdfast import Recipe
@@ -81,17 +80,18 @@ class RecipeCallback(Callback):
     """
 
     def __init__(
-        self, recipe: Recipe, model: nn.Module, data: Any, *, collate: Collate | None = None,
-        **options: Any,
+        self, recipe: Recipe | str, model: nn.Module, data: Any, *,
+        collate: Collate | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self._source = as_samples(data, collate, 16, model)
+        recipe = Recipe.preset(recipe) if isinstance(recipe, str) else recipe
         self.run = Run(recipe, model, **options)
         self._trainer: Trainer | None = None
         self._loader: ResumableLoader | None = None
-        self._saved: dict[str, Any] = {}  # what a checkpoint holds, until training begins
+        self._saved: dict[str, Any] = {}  # a loaded checkpoint, until training starts
         self._finished = False
-        self._update = 0  # the update that is being made, counted from 1
-        self._labels: list[Tensor] = []  # of its micro-batches so far
+        self._update = 0  # the current update, counted from 1
+        self._labels: list[Tensor] = []  # of its micro-batches
         self._divisor: Tensor | None = None
 
     @property
@@ -102,15 +102,15 @@ class RecipeCallback(Callback):
     def train_dataloader(
         self, batch_size: int | None = None, *, shuffle: bool = True, **options: Any
     ) -> ResumableLoader:
-        """The data to train on, as the recipe's objective needs it.
+        """The training data, with the column that the recipe's objective needs.
 
         Args:
-            batch_size: of a micro-batch, on one device; None is that of the DataLoader that the
-                callback was given, or 16.
-            shuffle: in an order of its own each epoch, which the seed alone determines.
-            options: the DataLoader's own, such as ``num_workers`` and ``pin_memory``.
+            batch_size: samples per micro-batch and device; None takes the batch size of the
+                DataLoader that the callback was given, or 16.
+            shuffle: shuffle each epoch; the seed determines the order.
+            options: options of the DataLoader, such as ``num_workers`` and ``pin_memory``.
 
-        A loader of your own reads ``run.criterion.data``, with
+        Your own loader must read ``run.criterion.data``, with
         ``keeping(collate, run.criterion.column)`` as its collate function.
         """
         trainer, criterion = self._in_fit(), self.run.criterion
@@ -123,15 +123,14 @@ class RecipeCallback(Callback):
         return self._loader
 
     def configure_optimizers(self, schedule: Schedule | None = None) -> Any:
-        """The recipe's optimizer, with its penalties, for the module's method of the same name.
+        """The recipe's optimizer with its penalties, for the module's method of the same name.
 
         Args:
-            schedule: as for :func:`~holdfast.finetune_loop`, such as
-                :func:`~holdfast.optim.slanted_triangular`; None is constant.
+            schedule: as in :class:`~holdfast.LoopSettings`; None keeps the learning rate constant.
         """
         total = self._in_fit().estimated_stepping_batches
         if not math.isfinite(total):
-            raise ValueError("a recipe must know how long the run is: pass Trainer(max_epochs=...)")
+            raise ValueError("a recipe needs the length of the run: pass Trainer(max_epochs=...)")
         optimizer = self.run.make_optimizer(int(total))
         if schedule is None:
             return optimizer
@@ -139,21 +138,14 @@ class RecipeCallback(Callback):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def loss(self, batch: Any) -> Tensor:
-        """The recipe's loss of a micro-batch, to be returned by ``training_step``."""
+        """The recipe's loss of a micro-batch; return it from ``training_step``."""
         if not self._in_fit().training:
-            raise ValueError("this is the loss to train on: validate and test with the task's own")
+            raise ValueError("this loss is for training only: validate and test with your own loss")
         batch = normalized(batch)
-        self._labels.append(self._labels_of(batch))
+        self._labels.append(labels_of(batch, self.run.task))
         if self._divisor is None:
             self._divisor = count_all(self._labels, self.run.task)
         return self.run.loss(batch, self._divisor, self._update)
-
-    def _labels_of(self, batch: Any) -> Tensor:
-        if (column := self.run.criterion.column) is not None:
-            batch, _ = take_column(batch, column)
-        if not isinstance(self.run.task, str):  # a function of the user's: a target a sample
-            return torch.empty(batch_length(batch))
-        return inputs_and_labels(self.run.model, batch)[1]
 
     def _in_fit(self) -> Trainer:
         if self._trainer is None:
@@ -161,30 +153,30 @@ class RecipeCallback(Callback):
         return self._trainer
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Stage 2, at the pretrained weights: Lightning has not loaded a checkpoint yet."""
+        """Stage 2 at the pretrained weights: Lightning loads a checkpoint later."""
         if stage != "fit":
             return
         if self._finished:
-            raise RuntimeError("this recipe's run is finished and merged: make a module anew")
+            raise RuntimeError("this run is finished and its model merged: build a new module")
         if all(part is not self.run.model for part in pl_module.modules()):
             name = type(pl_module).__name__
             raise ValueError(
-                f"{name} does not hold the recipe's: write self.model = callback.model"
+                f"{name} does not hold the recipe's model: write self.model = callback.model"
             )
         if not pl_module.automatic_optimization:
             raise ValueError("a recipe needs automatic_optimization=True")
         if trainer.strategy.handles_gradient_accumulation:
             name = type(trainer.strategy).__name__
-            raise ValueError(f"{name} accumulates and divides gradients by itself: use another")
+            raise ValueError(f"{name} accumulates gradients by itself: use another strategy")
         if self._trainer is None:
             self.run.model.to(trainer.strategy.root_device)
             self.run.prepare_data(self._source.data, self._source.collate)
         self._trainer, self._update = trainer, 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on with the data and the random numbers of a checkpoint.
+        """Restore the position in the data and the RNG states of a checkpoint.
 
-        Lightning itself loads a loader's state only if nobody asked for the run's length before.
+        Lightning restores a loader only if the length of the run was not asked for before.
         """
         if self.run.optimizer is None:
             raise ValueError(
@@ -193,7 +185,7 @@ class RecipeCallback(Callback):
         saved, self._saved = self._saved, {}
         if self._loader is not None and saved.get("loader"):
             self._loader.load_state_dict(saved["loader"])
-        if saved and trainer.world_size == 1:  # those of rank 0 are not for the others
+        if saved and trainer.world_size == 1:  # those of rank 0 are not for other ranks
             torch.set_rng_state(saved["random"])
             if saved["random_cuda"] and torch.cuda.is_available():
                 torch.cuda.set_rng_state(saved["random_cuda"][0])
@@ -211,7 +203,7 @@ class RecipeCallback(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        """Divide by all targets of the update; so far, by accumulate · the first batch's."""
+        """Divide by all targets of the update instead of accumulate × those of the first batch."""
         accumulate = trainer.accumulate_grad_batches
         if self._divisor is None or accumulate == 1 == len(self._labels):
             return
@@ -223,21 +215,20 @@ class RecipeCallback(Callback):
                     p.grad.mul_(factor)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Log where the methods stand."""
+        """Log the values of the methods."""
         step, every = trainer.global_step, trainer.log_every_n_steps  # type: ignore[attr-defined]
         if step == self._update and every and step % every == 0:
             pl_module.log_dict(self.run.log(distance=True), on_step=True, on_epoch=False)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stage 4, after the last checkpoint was written."""
+        """Stage 4, after the last checkpoint is written."""
         self._finished = True
         self.run.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold beside weights, optimizer and loops."""
+        """The state that a checkpoint needs beside weights, optimizer and loops."""
         return {
-            "run": self.run.identity(),
-            "criteria": of_all_ranks(self.run.criterion.state_dict()),
+            **run_state(self.run),
             "loader": self._loader.state_dict() if self._loader is not None else {},
             "random": torch.get_rng_state(),
             "random_cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [],
@@ -246,19 +237,20 @@ class RecipeCallback(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Go on from a checkpoint of the same recipe and pretrained weights, and from no other."""
-        if trainer.state.fn != "fit":  # to test any weights is no harm
+        """Check that a checkpoint belongs to this run, and load its state."""
+        if trainer.state.fn != "fit":  # any weights may be tested
             return
         saved = checkpoint["callbacks"].get(self.state_key)
         if saved is None:
-            raise ValueError(f"{trainer.ckpt_path} is of a run without a recipe: go on as it began")
-        self.run.check_identity(saved["run"], str(trainer.ckpt_path))
-        self.run.criterion.load_state_dict(of_this_rank(saved["criteria"]))
+            raise ValueError(
+                f"{trainer.ckpt_path} was saved by a run without a recipe: resume it without one"
+            )
+        load_run_state(self.run, saved, str(trainer.ckpt_path))
         self._saved = saved
 
 
 class ResumableLoader:
-    """Batches in an order that the seed and the epoch determine, each rank its share of them."""
+    """Batches of this rank, in an order that depends only on the seed and the epoch."""
 
     def __init__(
         self, data: Any, batch_size: int, collate: Collate, *, seed: int, shuffle: bool,
@@ -267,24 +259,24 @@ class ResumableLoader:
         self.data, self.collate, self.options = data, collate, options
         self.batch_size = whole_number("batch_size", batch_size, 1)
         self.seed, self.shuffle, self.rank, self.ranks = seed, shuffle, rank, ranks
-        self.epoch, self.position, self._goes_on = epoch, 0, False
+        self.epoch, self.position, self._resumed = epoch, 0, False
 
     def __len__(self) -> int:
         return math.ceil(math.ceil(len(self.data) / self.ranks) / self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        if self.position and not self._goes_on:  # the epoch before was cut short
+        if self.position and not self._resumed:  # the previous epoch was cut short
             self.epoch, self.position = self.epoch + 1, 0
-        self._goes_on = False
+        self._resumed = False
         batches = [rows.tolist() for rows in self._order().split(self.batch_size)]
-        # A generator of its own: the loader draws from it, and must not from torch's global one.
+        # Its own generator, so that the loader does not draw from torch's global one.
         loader: DataLoader[Any] = DataLoader(
             self.data, batch_sampler=batches[self.position :], collate_fn=self.collate,
             generator=torch.Generator().manual_seed(self.seed), **self.options,
         )  # fmt: skip
         for batch in loader:
             self.position += 1
-            if self.position == len(batches):  # before it is read: Lightning asks for no more
+            if self.position == len(batches):  # before yielding: Lightning asks for no more
                 self.epoch, self.position = self.epoch + 1, 0
             yield batch
 
@@ -295,9 +287,9 @@ class ResumableLoader:
         return order.repeat(self.ranks)[: share * self.ranks][self.rank :: self.ranks]
 
     def state_dict(self) -> dict[str, int]:
-        """Where it stands."""
+        """The position in the data."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from there."""
-        self.epoch, self.position, self._goes_on = state["epoch"], state["position"], True
+        """Continue from a saved position."""
+        self.epoch, self.position, self._resumed = state["epoch"], state["position"], True

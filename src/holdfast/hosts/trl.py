@@ -4,8 +4,8 @@
         model=model, recipe=recipe, args=SFTConfig(...), train_dataset=dataset
     )
 
-Conversations, prompts with completions and plain text, completion-only loss, packing, padding-free
-batches and PEFT configurations are TRL's own; the recipe's weights reach the right tokens.
+Conversations, prompts with completions, plain text, completion-only loss, packing, padding-free
+batches and PEFT configurations work as in TRL. The recipe's weights reach the right tokens.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from holdfast._torch.imports import require
 from holdfast._torch.rng import seeded
 from holdfast.columns import keeping, take_column
 from holdfast.data import pad_collate
@@ -25,13 +27,11 @@ from holdfast.hosts.hf import WithRecipe
 from holdfast.recipe import Recipe
 from holdfast.stages import Criterion
 
-try:
-    from transformers import Trainer
-    from trl.data_utils import pack_dataset
-    from trl.trainer.sft_config import SFTConfig
-    from trl.trainer.sft_trainer import SFTTrainer
-except ImportError as error:
-    raise ImportError('this host needs TRL: pip install "holdfast[trl]"') from error
+require("trl", extra="trl", what="The TRL host")
+from transformers import Trainer  # noqa: E402
+from trl.data_utils import pack_dataset  # noqa: E402
+from trl.trainer.sft_config import SFTConfig  # noqa: E402
+from trl.trainer.sft_trainer import SFTTrainer  # noqa: E402
 
 __all__ = ["HoldfastSFTTrainer"]
 
@@ -41,32 +41,32 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
 
     Args:
         recipe, new, reference, rehearsal: see :class:`~holdfast.hosts.hf.WithRecipe`.
-        args, kwargs: SFTTrainer's own. Adapters come from the recipe, ``trainable=LoRA(...)``, or
-            from ``peft_config=``.
+        args, kwargs: the arguments of SFTTrainer. Adapters come either from the recipe or from
+            ``peft_config=``.
 
-    Samples are scored as TRL has tokenised and cut them, and packed afterwards, so that each token
-    carries the weight of its own sample.
+    Samples are scored after TRL has tokenised and truncated them, and packed afterwards, so that
+    each token carries the weight of its own sample.
     """
 
-    def __init__(self, *args: Any, recipe: Recipe, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, recipe: Recipe | str, **kwargs: Any) -> None:
+        recipe = Recipe.preset(recipe) if isinstance(recipe, str) else recipe
         peft_config = kwargs.pop("peft_config", None)
         if peft_config is not None:  # before the recipe looks at the model
-            import peft
-
             if recipe.trainable.keeps_base:
                 raise ValueError(
                     f"the recipe's {type(recipe.trainable).__name__} and peft_config are two sets "
-                    "of adapters: pass one of them"
+                    "of adapters: pass only one of them"
                 )
+            peft = require("peft", extra="peft", what="peft_config=")
             model = args[0] if args else kwargs.pop("model")
             settings = args[1] if len(args) > 1 else kwargs.get("args")
             with seeded(getattr(settings, "seed", 42)):  # the same A on every rank
                 args = (peft.get_peft_model(model, peft_config), *args[1:])
+        if reason := recipe.objective.packing_conflict():
+            raise ValueError(reason)
         self._reads_data = recipe.reads_data
         self._seen_training_data = False
         self._packs_later = False
-        if reason := recipe.objective.packing_conflict():
-            raise ValueError(reason)
         super().__init__(*args, recipe=recipe, **kwargs)
 
     def _prepare_dataset(
@@ -78,15 +78,15 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
         formatting_func: Any,
         dataset_name: str,
     ) -> Any:
-        """TRL's own; what the recipe looks at is packed after it has been looked at."""
+        """Prepare a dataset as TRL does, but pack training data only after it was scored."""
         first = not hasattr(self, "train_dataset") and not self._seen_training_data
-        if dataset_name == "train" and first:  # TRL's first call; eval data may be called so too
+        if dataset_name == "train" and first:  # later calls may use this name for eval data
             self._seen_training_data = True
             if packing and self._reads_data:
                 self._packs_later, packing = True, False
                 args = copy.copy(args)
-                args.truncation_mode = "keep_start"  # as packing does it
-                if args.packing_strategy != "bfd":  # the others cut nothing off
+                args.truncation_mode = "keep_start"  # as packing does
+                if args.packing_strategy != "bfd":  # other strategies do not truncate
                     args.max_length = None
         return super()._prepare_dataset(
             dataset, processing_class, args, packing, formatting_func, dataset_name
@@ -94,17 +94,17 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
 
     def _prepare_data(self) -> None:
         collator: Any = self.data_collator
-        pad = _Pad(getattr(collator, "pad_token_id", 0))
         if self.run.rehearsal is not None:
             prepare: Any = super()._prepare_dataset
             self.run.rehearsal = prepare(
                 self.run.rehearsal, self.processing_class, self.args, False,
                 getattr(self, "_formatting_func", None), "rehearsal",
             )  # fmt: skip
+        pad = partial(_pad_tokens, pad_id=getattr(collator, "pad_token_id", 0))
         self.run.prepare_data(self.train_dataset, pad if self._reads_data else collator)
-        criterion, args = self.run.criterion, cast(SFTConfig, self.args)
         self._refuse_second_losses()
-        if type(criterion) is not Criterion and args.loss_type != "nll":
+        criterion, args = self.run.criterion, cast(SFTConfig, self.args)
+        if self._has_own_loss and args.loss_type != "nll":
             raise ValueError(
                 f"the recipe's objective and loss_type={args.loss_type!r} are two losses: set "
                 'loss_type="nll"'
@@ -118,39 +118,39 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
             data = pack_dataset(data, cast(int, args.max_length), args.packing_strategy)
         self.train_dataset = data
 
+    @property
+    def _has_trls_loss(self) -> bool:
+        """Whether the loss is TRL's own, perhaps with weights."""
+        return type(self.run.criterion).loss is Criterion.loss
+
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        if _only_weighs(self.run.criterion):  # the loss is TRL's own, and so is the count
+        if self._has_trls_loss:
             return Trainer._get_num_items_in_batch(self, batch_samples, device)
         return super()._get_num_items_in_batch(batch_samples, device)
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """TRL's loss, with the weights of the recipe; of other objectives the recipe's loss."""
+        """TRL's loss with the recipe's weights, or the loss of an objective of another kind."""
+        if not (self._has_own_loss and self._has_trls_loss and model.training):
+            return super().compute_loss(model, inputs, *args, **kwargs)
         criterion = self.run.criterion
-        weighs = _only_weighs(criterion) and type(criterion) is not Criterion
-        if not (weighs and model.training):
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         inputs, values = take_column(inputs, str(criterion.column))
         weights = criterion.weights(model, inputs, values, self.state.global_step + 1)
-        with _weighing(model, weights):
+        with _weighted_tokens(model, weights):
             trl: Any = SFTTrainer.compute_loss
-            return trl(self, model, inputs, return_outputs, num_items_in_batch)
+            return trl(self, model, inputs, *args, **kwargs)
 
     def _share_of_auxiliary(self) -> float:
-        """As TRL's own loss has it: the mean over micro-batches and ranks."""
+        """Like TRL's own loss: the mean over micro-batches and ranks."""
         return 1.0 / self.current_gradient_accumulation_steps
 
 
 @contextlib.contextmanager
-def _weighing(model: nn.Module, weights: Tensor | None) -> Iterator[None]:
-    """Let the log-probabilities that TRL's fused head returns count by the weights of their tokens.
+def _weighted_tokens(model: nn.Module, weights: Tensor | None) -> Iterator[None]:
+    """Multiply the log-probabilities that TRL's fused head returns by the weights of their tokens.
 
-    The head returns those of labels[:, 1:]; all that TRL measures beside the loss stays as it is.
+    The head returns those of labels[:, 1:]. The other metrics of TRL stay as they are.
     """
 
     def weigh(_: nn.Module, __: Any, outputs: Any) -> Any:
@@ -165,23 +165,13 @@ def _weighing(model: nn.Module, weights: Tensor | None) -> Iterator[None]:
         handle.remove()
 
 
-class _Pad:
-    """Samples as TRL has tokenised them, in padded batches, for the pass that looks at them."""
-
-    def __init__(self, pad_id: int) -> None:
-        self.pad_id = pad_id
-
-    def __call__(self, samples: list[Any]) -> dict[str, Tensor]:
-        kept = [{name: sample[name] for name in ("input_ids", "labels")} for sample in samples]
-        return pad_collate(kept, self.pad_id)
+def _pad_tokens(samples: list[Any], pad_id: int) -> dict[str, Tensor]:
+    """Collate samples that TRL has tokenised, for the pass that scores them."""
+    kept = [{name: sample[name] for name in ("input_ids", "labels")} for sample in samples]
+    return pad_collate(kept, pad_id)
 
 
 def _to_tokens(sample: dict[str, Any], column: str) -> dict[str, Any]:
-    """A sample's value as one for each of its tokens: packing knows nothing of samples."""
+    """Repeat the value of a sample for each of its tokens, because packing drops samples."""
     value = sample[column]
     return {column: value if isinstance(value, list) else [value] * len(sample["input_ids"])}
-
-
-def _only_weighs(criterion: Criterion) -> bool:
-    """Whether an objective is the task's loss with weights."""
-    return type(criterion).loss is Criterion.loss
