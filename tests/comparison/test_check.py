@@ -8,7 +8,7 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 
 from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
 from holdfast.cli import main  # noqa: E402
-from holdfast.comparison.check import check_inputs  # noqa: E402
+from holdfast.comparison.inputs import check_inputs  # noqa: E402
 from holdfast.comparison.plan import Measuring, Plan  # noqa: E402
 from holdfast.io.models import Loader  # noqa: E402
 
@@ -33,7 +33,7 @@ def test_an_adapter_is_to_be_merged_first(tmp_path, monkeypatch):
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     peft.get_peft_model(model, config).save_pretrained("adapter")
     data = write(tmp_path / "d.jsonl", [{"text": "the cat sat on the mat"}])
-    with pytest.raises(ValueError, match="adapter is an adapter, and what is tuned") as told:
+    with pytest.raises(ValueError, match="adapter is an adapter, but training") as told:
         check_inputs(plan_of("adapter", data, data))
     # The command that it names makes a model that can be tuned.
     _, _, command = str(told.value).partition("with holdfast ")

@@ -4,8 +4,8 @@ import pytest
 
 from holdfast import RecAdamUpdate, Recipe
 from holdfast.anneal import Constant, Linear
-from holdfast.comparison.halves import half_of_text
-from holdfast.comparison.space import space_of, suggest
+from holdfast.comparison.inputs import half_of_text
+from holdfast.comparison.search import space_of, suggest
 from holdfast.stages import SearchRange
 
 

@@ -21,11 +21,19 @@ import torch
 from comparison.tiny import save_bert
 from holdfast import Recipe
 from holdfast.cli import main
-from holdfast.comparison.halves import inputs_of
+from holdfast.comparison.inputs import tests_of
 from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.results import Results
-from holdfast.comparison.search import Search, Tuning, goals_in
-from holdfast.comparison.study import counted, hopeless, open_study, place_of, revive
+from holdfast.comparison.search import (
+    Search,
+    Tuning,
+    counted,
+    goals_in,
+    hopeless,
+    open_study,
+    place_of,
+    revive,
+)
 from holdfast.comparison.tuning import tune, tuned_of
 from holdfast.comparison.worker import Worker
 from report.sample_results import measured
@@ -227,7 +235,7 @@ def test_the_halves_share_nothing_and_are_all(tmp_path):
     (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "wiki.txt").write_text("\n".join(map(str, range(100))))
     halves = [
-        inputs_of(
+        tests_of(
             Plan("m", "d", str(tmp_path / "dev.jsonl"),
                  measuring=Measuring(text=(str(tmp_path / "wiki.txt"),), half=half))
         )

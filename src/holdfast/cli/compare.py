@@ -77,7 +77,7 @@ def _demo() -> dict[str, object]:
 
 def run(options: argparse.Namespace) -> None:
     """Do the runs, and show the results."""
-    from holdfast.comparison.check import check_inputs
+    from holdfast.comparison.inputs import check_inputs
     from holdfast.comparison.scheduler import compare, finished_runs
 
     plan, out = settings_from(Plan, options), Place.at(options.out)

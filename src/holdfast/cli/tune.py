@@ -58,7 +58,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Search, and show the result."""
-    from holdfast.comparison.check import check_inputs
+    from holdfast.comparison.inputs import check_inputs
     from holdfast.comparison.tuning import tune
     from holdfast.io.files import write_whole
 

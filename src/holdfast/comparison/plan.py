@@ -75,10 +75,8 @@ class Measuring:
             raise ValueError(f"half must be 0, 1 or None, got {self.half!r}")
         if self.limit is not None:
             whole_number("limit", self.limit, 1)
-        (
-            whole_number("context_free", self.context_free, 0),
-            whole_number("max_length", self.max_length, 2),
-        )
+        whole_number("context_free", self.context_free, 0)
+        whole_number("max_length", self.max_length, 2)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""The search behind ``tune``: Optuna asks, a worker trains, the study remembers everything.
+"""The search of ``tune``: Optuna proposes settings, a worker trains, the study keeps all results.
 
-A trial trains once by the recipe without its merging, and is tested at several α of WiSE-FT, which
-cost no training: each of them is a point of the study. What the sampler sees is the half of the
-tests that settings are chosen on; the other half lies beside it in the study, for the report.
+A trial trains once. If the recipe's merging has a setting that needs no training (α of WiSE-FT),
+the trained model is tested at several values of it, and each value is a point of the study. The
+sampler sees the half of the tests that settings are chosen on. The study also holds the results on
+the other half, for the report. Machines that share the storage of a study share its search.
 """
 
 from __future__ import annotations
@@ -10,37 +11,50 @@ from __future__ import annotations
 import copy
 import json
 import math
+import secrets
 import shutil
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from holdfast._torch.checks import share, whole_number
+from holdfast._torch.checks import did_you_mean, share, whole_number
+from holdfast._torch.imports import require
 from holdfast._torch.rng import preserve_rng
-from holdfast.comparison.halves import inputs_of
+from holdfast.comparison.inputs import tests_of
 from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
 from holdfast.comparison.results import Measured, RunResult, measured, result_of
-from holdfast.comparison.space import ALPHA, space_of, suggest
-from holdfast.comparison.study import counted, hopeless, open_study, place_of
 from holdfast.comparison.worker import Worker, peak_memory, reset_peak_memory
 from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance, watch_distance
+from holdfast.io.files import write_whole
 from holdfast.io.models import Loader
-from holdfast.recipe import read_recipe
+from holdfast.recipe import Recipe, read_recipe
 from holdfast.run import Run
 from holdfast.scoring.scorer import score
+from holdfast.stages import MedianLoss, SearchRange, SearchSpace
 
-__all__ = ["Search", "Tuning", "goals_in"]
+__all__ = [
+    "Search",
+    "Tuning",
+    "counted",
+    "goals_in",
+    "open_study",
+    "place_of",
+    "revive",
+    "space_of",
+    "swept_setting",
+]
 
 Halves = tuple[RunResult, RunResult]
 
-#: Rows of each file, and characters of each text, that a look in mid-training takes.
+#: Rows per file, and characters per text, of the tests during training.
 LOOK_ROWS, LOOK_TEXT = 16, 4000
 
 
@@ -49,13 +63,14 @@ class Tuning:
     """What to search.
 
     Attributes:
-        recipe: a preset or a YAML file: the methods whose settings are searched.
-        trials: models to train, over all machines together.
-        space: ranges by dotted name, ``{"update.pull": [0.01, 0.5]}``, instead of the usual ones.
-        alphas: WiSE-FT's α to test each trained model at, beside the one that is drawn.
-        prune: give a training up that is worse, in target and in retained, than half of the others
-            were at that moment.
-        seed: of the training, and of the search.
+        recipe: a preset or a YAML file; the settings of its methods are searched.
+        trials: number of models to train, over all machines together.
+        space: ranges by dotted name, ``{"update.pull": [0.01, 0.5]}``, that replace the default
+            ranges.
+        alphas: values of WiSE-FT's α to test each trained model at, besides the proposed one.
+        prune: stop a training run that is worse, on the target and on the retained tests, than half
+            of the others were at the same update.
+        seed: random seed of the training and of the search.
     """
 
     recipe: str = TUNED_RECIPE
@@ -72,27 +87,80 @@ class Tuning:
         read_recipe(self.recipe)
 
 
+def space_of(
+    recipe: Recipe, lr: float, median_loss: MedianLoss, given: Mapping[str, Sequence[float]]
+) -> SearchSpace:
+    """The settings to search and their ranges, by dotted name.
+
+    The ranges of the methods reach from hardly any change of the model to hardly any protection.
+    The default settings are a point of the space, and the first one that is tried.
+
+    Args:
+        recipe: the recipe.
+        lr: the learning rate to search around.
+        median_loss: as for :meth:`holdfast.stages.Method.search_space`.
+        given: the user's ranges, ``{"update.pull": [0.01, 0.5]}``, which replace those of methods.
+    """
+    space = {"lr": SearchRange(lr / 10, lr * 3, lr)}
+    for stage, method in recipe:
+        for name, range_ in method.search_space(lr, median_loss).items():
+            value = getattr(method, name)
+            default = range_.default if value is None or isinstance(value, str) else value
+            space[f"{stage}.{name}"] = replace(
+                range_, low=min(range_.low, default or range_.low), default=default,
+                high=max(range_.high, default),
+            )  # fmt: skip
+    for name, ends in given.items():
+        if name not in space:
+            raise ValueError(
+                f"{recipe.name} has no setting {name!r} to search{did_you_mean(name, list(space))}"
+            )
+        if len(ends) != 2:
+            raise ValueError(f"{name} needs two ends, such as [0.01, 0.5], got {list(ends)}")
+        old = space[name]
+        default = type(old.default)(min(max(old.default, ends[0]), ends[1]))
+        space[name] = replace(old, low=ends[0], high=ends[1], default=default)
+    return space
+
+
+def suggest(range_: SearchRange, trial: Any, name: str) -> float:
+    """Draw a value for an Optuna trial; an integer if the default is one."""
+    if isinstance(range_.default, int):
+        return int(trial.suggest_int(name, int(range_.low), int(range_.high), log=range_.log))
+    return float(trial.suggest_float(name, range_.low, range_.high, log=range_.log))
+
+
+def swept_setting(recipe: Recipe) -> str | None:
+    """The dotted name of the setting that can vary after training, or None.
+
+    >>> swept_setting(Recipe.preset("wise-ft"))
+    'merging.alpha'
+    """
+    return None if recipe.merging.swept is None else f"merging.{recipe.merging.swept}"
+
+
 class Search:
-    """One process at work on a study.
+    """The search in one process.
 
     Args:
         plan: the model, the data and the tests.
         tuning: what to search.
-        folder: where each training has a folder.
-        storage, name: of the study.
-        number: of this process, so that no two draw alike.
+        folder: holds one folder per training run.
+        storage, name: storage and name of the study.
+        number: number of this process; each process draws different settings.
     """
 
     def __init__(
         self, plan: Plan, tuning: Tuning, folder: Path, storage: str, name: str, number: int = 0
     ) -> None:
         self.tuning, self.folder, self.number = tuning, folder, number
-        # The harness's tasks cannot be halved: nothing is chosen on them.
+        # Tasks of the harness cannot be halved, so no settings are chosen on them.
         one = replace(plan.measuring, half=0, tasks=())
         self.plan = replace(plan, measuring=one)
         other = replace(plan, measuring=replace(plan.measuring, half=1))
         self.worker, self.reporter = Worker(self.plan, folder), Worker(other, folder)
         self.recipe = read_recipe(tuning.recipe)[1]
+        self.swept = swept_setting(self.recipe)
         self.study = open_study(storage, name)
         lr = self.recipe.update.lr or plan.training.lr
         self.space = space_of(self.recipe, lr, self._median_loss, tuning.space)
@@ -100,7 +168,7 @@ class Search:
         self.study.sampler = self._sampler()
 
     def run(self) -> None:
-        """Ask for trials and do them."""
+        """Run trials until the study has enough."""
         try:
             self._run()
         finally:
@@ -117,11 +185,11 @@ class Search:
             trial.set_user_attr("worker", self.number)
             before = [t for t in counted(self.study) if t.number < trial.number]
             if len(before) >= self.tuning.trials:
-                self.study.tell(trial, state=TrialState.FAIL)  # another process was quicker
+                self.study.tell(trial, state=TrialState.FAIL)  # another process was faster
                 return
             try:
                 self._do(trial)
-            except _Hopeless:
+            except _Pruned:
                 self.study.tell(trial, state=TrialState.PRUNED)
             except Exception as error:
                 trial.set_user_attr("error", "".join(traceback.format_exception(error)))
@@ -131,16 +199,19 @@ class Search:
         values = {name: suggest(range_, trial, name) for name, range_ in self.space.items()}
         trial.set_user_attr("default", values == self.defaults)
         spec = self.plan.spec(self.tuning.recipe, self.tuning.seed, values)
-        place = self.folder / spec.id
-        place.mkdir(parents=True, exist_ok=True)
+        folder = self.folder / spec.id
+        folder.mkdir(parents=True, exist_ok=True)
         reset_peak_memory()
         try:
-            self._tell(trial, values.get(ALPHA), self._train_and_test(trial, spec, place))
+            results = self._train_and_test(trial, spec, folder)
+            self._tell(trial, values.get(self.swept or ""), results)
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def _train_and_test(self, trial: Any, spec: RunSpec, place: Path) -> dict[float | None, Halves]:
-        """The results on both halves, by α."""
+    def _train_and_test(
+        self, trial: Any, spec: RunSpec, folder: Path
+    ) -> dict[float | None, Halves]:
+        """Return the results on both halves, by value of the swept setting."""
         begin = time.monotonic()
         looks: dict[str, Sequence[float]] = {}
         found: dict[float | None, Halves] = {}
@@ -149,7 +220,7 @@ class Search:
             looks[str(update)] = goals
             trial.set_user_attr("looks", looks)
             if not all(map(math.isfinite, goals)) or hopeless(self.study, update, goals):
-                raise _Hopeless
+                raise _Pruned
 
         def watch(model: nn.Module, total: int) -> Watch:
             if not self.tuning.prune:
@@ -160,7 +231,7 @@ class Search:
             curves, trained = curves_of(history), time.monotonic() - begin
 
             def both(tuned: Any) -> Halves:
-                if hasattr(tuned, "merge_and_unload"):  # which would change it
+                if hasattr(tuned, "merge_and_unload"):  # measuring merges the adapters
                     tuned = copy.deepcopy(tuned)
                 start = time.monotonic()
                 reports = [w.measure(spec.id, tuned) for w in (self.worker, self.reporter)]
@@ -173,38 +244,39 @@ class Search:
 
             merging = run.recipe.merging
             if merging.swept is not None:
-                alphas = self._alphas(getattr(merging, merging.swept))
+                values = self._swept_values(getattr(merging, merging.swept))
                 swept = merging.sweep(
-                    run.model, run.anchors, alphas, both, data=run.data, collate=run.collate
+                    run.model, run.anchors, values, both, data=run.data, collate=run.collate
                 )
                 found.update(swept.items())
             else:
                 found[None] = both(run.model)
 
-        self.worker.train(spec, place, watch=watch, on_trained=test)
+        self.worker.train(spec, folder, watch=watch, on_trained=test)
         return found
 
-    def _alphas(self, drawn: float) -> list[float]:
-        """The α to test at: what was drawn, and those of the range that are not next to it."""
-        ends = self.space[ALPHA]
+    def _swept_values(self, drawn: float) -> list[float]:
+        """The proposed value, and those of ``alphas`` in the range that are not close to it."""
+        assert self.swept is not None
+        ends = self.space[self.swept]
         others = [a for a in self.tuning.alphas if ends.low <= a <= ends.high]
         return [drawn, *(alpha for alpha in others if abs(alpha - drawn) > 0.005)]
 
     def _tell(self, trial: Any, drawn: float | None, found: dict[float | None, Halves]) -> None:
-        """The trial's own point last: where it is, all others are."""
+        """Add all points to the study, the trial's own last: if it exists, so do the others."""
         import optuna
 
-        for alpha, halves in sorted(found.items(), key=lambda row: row[0] == drawn):
+        for value, halves in sorted(found.items(), key=lambda row: row[0] == drawn):
             chosen, reported = (json.loads(half.to_json()) for half in halves)
             both, goals = {"chosen": chosen, "reported": reported}, goals_in(halves[0])
-            if alpha == drawn:
+            if value == drawn:
                 if not all(map(math.isfinite, goals)):
-                    raise _Hopeless
+                    raise _Pruned
                 trial.set_user_attr("halves", both)
                 self.study.tell(trial, goals)
-            elif all(map(math.isfinite, goals)):
+            elif self.swept and all(map(math.isfinite, goals)):
                 other = optuna.trial.create_trial(
-                    params={**trial.params, ALPHA: alpha},
+                    params={**trial.params, self.swept: value},
                     distributions=trial.distributions,
                     values=goals,
                     user_attrs={"of": trial.number, "halves": both},
@@ -214,12 +286,12 @@ class Search:
     def _sampler(self) -> Any:
         import optuna
 
-        # A search that goes on, and one on another machine, draws other numbers.
+        # A continued search, and one on another machine, must draw other numbers.
         drawn = [
             self.tuning.seed, self.number, len(self.study.get_trials(deepcopy=False)),
             zlib.crc32(place_of(self.folder).encode()),
         ]  # fmt: skip
-        points = 1 + len(self.tuning.alphas) if ALPHA in self.space else 1
+        points = 1 + len(self.tuning.alphas) if self.swept in self.space else 1
         return optuna.samplers.TPESampler(
             seed=int(np.random.SeedSequence(drawn).generate_state(1)[0]),
             multivariate=True,
@@ -231,7 +303,7 @@ class Search:
         model = self.worker.load()
         if self.worker.new:
             return None
-        if "median_loss" not in self.study.user_attrs:  # one for all processes, to the last digit
+        if "median_loss" not in self.study.user_attrs:  # all processes must use the same number
             samples = self.worker.samples(model, self.plan.training.max_length)
             scores = score(model, samples, progress=False)
             median = float(np.median(scores.losses[scores.counts > 0].numpy()))
@@ -239,12 +311,12 @@ class Search:
         return float(self.study.user_attrs["median_loss"])
 
 
-class _Hopeless(Exception):  # noqa: N818 (no error)
-    """A training that leads nowhere."""
+class _Pruned(Exception):  # noqa: N818 (not an error)
+    """Ends a training run that is worse than the others, or has diverged."""
 
 
 class _Look(Watch):
-    """The two goals in mid-training, on a few samples: at each quarter of the run."""
+    """Computes both objectives on a few samples, at each quarter of a training run."""
 
     def __init__(
         self,
@@ -254,22 +326,18 @@ class _Look(Watch):
         tokenizer: Any,
         seen: Callable[[int, Sequence[float]], None],
     ) -> None:
-        given = inputs_of(plan)
+        tests = tests_of(plan)
+        tests["text"] = {name: words[:LOOK_TEXT] for name, words in tests["text"].items()}
         super().__init__(
             model,
             every=max(1, total // 4),
-            text={name: words[:LOOK_TEXT] for name, words in given["text"].items()},
-            data=given["data"],
-            target=given["target"],
-            similarity=given["similarity"],
-            limit=LOOK_ROWS,
-            kl_samples=0,
             loader=Loader(max_length=plan.measuring.max_length, tokenizer=tokenizer),
+            **{**tests, "limit": LOOK_ROWS, "kl_samples": 0, "context_free": 0},
         )
         self.total, self.seen = total, seen
 
     def __call__(self, update: int, model: nn.Module) -> dict[str, float]:
-        """The goals of this moment; what is said of them may end the training."""
+        """Pass the objectives to ``seen``, which may end the training."""
         if update % self.every or update in (0, self.total):
             return {}
         devices = [p.device for p in list(model.parameters())[:1] if p.device.type == "cuda"]
@@ -281,21 +349,112 @@ class _Look(Watch):
             ]
         target = next(measured(s) for s in scores if s.role == "target")
         retained = [measured(s) for s in scores if s.role != "target"]
-        moved = 0.0 if retained else effective_distance(model, self.reference)
-        goals = goals_of(target, retained, moved)
-        self.seen(update, goals)
-        return {f"{PREFIX}distance": effective_distance(model, self.reference)}
+        distance = effective_distance(model, self.reference)
+        self.seen(update, goals_of(target, retained, distance))
+        return {f"{PREFIX}distance": distance}
 
 
 def goals_of(target: Measured, retained: Sequence[Measured], moved: float) -> tuple[float, float]:
-    """The target, and the mean of what the tests lost, or else how far it moved: less is better."""
+    """The two objectives, lower is better: the target, and the mean loss of the retained tests.
+
+    Without retained tests, the second one is how far the model moved.
+    """
     lost = [max(0.0, -test.relative) for test in retained]
     sign = 1 if target.lower_is_better else -1
     return sign * target.after, sum(lost) / len(lost) if lost else moved
 
 
 def goals_in(result: RunResult) -> tuple[float, float]:
-    """The same of a run."""
+    """The two objectives of a result."""
     far = 0.0 if result.drift is None else result.drift.relative
     moved = result.kl.get("context-free", next(iter(result.kl.values()), far))
     return goals_of(result.target, result.retained, moved)
+
+
+def open_study(storage: str, name: str) -> Any:
+    """Open or create a study at the path of a journal file, or at the URL of a database."""
+    optuna = require("optuna", extra="cli", what="the search")
+    from optuna.storages.journal import JournalFileBackend, JournalStorage
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    kept: Any = storage
+    if "://" not in storage:
+        Path(storage).parent.mkdir(parents=True, exist_ok=True)
+        # The path is absolute because the lock is a symbolic link to it. Optuna breaks the lock of
+        # a dead process after half a minute, but waits forever if the link is broken.
+        kept = JournalStorage(JournalFileBackend(str(Path(storage).absolute())))
+    try:
+        return optuna.create_study(
+            storage=kept, study_name=name, directions=["minimize", "minimize"], load_if_exists=True
+        )
+    except (ImportError, ValueError, OSError):
+        raise
+    except Exception as error:  # database drivers have their own errors
+        raise ValueError(f"cannot open the storage {storage}: {error}") from error
+
+
+def counted(study: Any) -> list[Any]:
+    """The trials that count: completed, pruned, running, or failed by an error of their own.
+
+    Points at other values of the swept setting and trials of dead processes do not count.
+    """
+    return [
+        trial
+        for trial in study.get_trials(deepcopy=False)
+        if "of" not in trial.user_attrs
+        and (trial.state.name in ("COMPLETE", "PRUNED", "RUNNING") or "error" in trial.user_attrs)
+    ]
+
+
+def place_of(folder: Path) -> str:
+    """A name of a folder that is unique on all machines; it is stored in the folder."""
+    file = folder / ".place"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(file, lambda path: path.write_text(secrets.token_hex(8)))
+    return file.read_text()
+
+
+def revive(study: Any, place: str, worker: int | None = None) -> None:
+    """Put the trials that were stopped in this place back in the queue.
+
+    A trial whose process has died twice has failed. A trial that was stopped before it could record
+    its place is put back after a minute.
+
+    Args:
+        study: the study.
+        place: the folder, by :func:`place_of`.
+        worker: number of the process that died; None if no process runs in this folder.
+    """
+    from optuna.trial import TrialState
+
+    now = datetime.now()
+    for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+        attrs = trial.user_attrs
+        unclaimed = "place" not in attrs and now - trial.datetime_start > timedelta(minutes=1)
+        ours = attrs.get("place") == place and worker in (None, attrs.get("worker"))
+        if not (ours or unclaimed):
+            continue
+        deaths = attrs.get("deaths", 0) + (worker is not None)
+        if deaths >= 2:
+            study._storage.set_trial_user_attr(
+                trial._trial_id, "error", "its process died twice: was there enough memory?"
+            )
+        study.tell(trial.number, state=TrialState.FAIL)
+        if deaths < 2:
+            wanted = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+            study.enqueue_trial(wanted, user_attrs={"deaths": deaths})
+
+
+def hopeless(study: Any, update: int, goals: Sequence[float]) -> bool:
+    """Whether at least half of four or more completed trials were better in both objectives then.
+
+    This is the rule of Optuna's median pruner, which supports only one objective.
+    """
+    then = [
+        trial.user_attrs["looks"][str(update)]
+        for trial in counted(study)
+        if trial.state.name == "COMPLETE" and str(update) in trial.user_attrs.get("looks", {})
+    ]
+    better = [all(a < b for a, b in zip(look, goals, strict=True)) for look in then]
+    return len(then) >= 4 and 2 * sum(better) >= len(then)

@@ -20,12 +20,19 @@ from holdfast._torch.checks import whole_number
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.processes import call_in_processes, refuse_in_import
 from holdfast.comparison.results import Results, RunResult
-from holdfast.comparison.search import Search, Tuning, goals_in
-from holdfast.comparison.space import ALPHA
-from holdfast.comparison.study import counted, open_study, place_of, revive
+from holdfast.comparison.search import (
+    Search,
+    Tuning,
+    counted,
+    goals_in,
+    open_study,
+    place_of,
+    revive,
+    swept_setting,
+)
 from holdfast.io import codec as _codec
 from holdfast.io.files import locked
-from holdfast.recipe import Recipe
+from holdfast.recipe import Recipe, read_recipe
 from holdfast.report.words import level, percent, plain
 
 __all__ = ["Point", "Tuned", "tune"]
@@ -254,12 +261,13 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
     taken = next((point for point in points if point.chosen.label == chosen), frontier[0])
     default = next((p for p in points if p.chosen.recipe == "defaults"), None)
     alike = [p for p in points if default and p.trial == default.trial and p is not default]
+    swept = swept_setting(read_recipe(tuning.recipe)[1])
     return Tuned(
         recipe=tuning.recipe,
         settings=taken.chosen.settings,
         taken=taken,
         default=default,
-        unmerged=next((p for p in alike if p.values.get(ALPHA) == 1.0), None),
+        unmerged=next((p for p in alike if swept and p.values.get(swept) == 1.0), None),
         frontier=tuple(frontier),
         points=len(points),
         trained=states.count("COMPLETE"),
@@ -271,7 +279,10 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
 def _point(trial: Any, number: int, tuning: Tuning, plan: Plan) -> Point:
     """Read a point from a trial of the study; it is named after its training run and its α."""
     attrs, values = trial.user_attrs, dict(trial.params)
-    alpha: Values = {"alpha": round(values[ALPHA], 3)} if ALPHA in values else {}
+    swept = swept_setting(read_recipe(tuning.recipe)[1])
+    alpha: Values = {}
+    if swept and swept in values:
+        alpha[swept.rpartition(".")[2]] = round(values[swept], 3)
     name, called = ("defaults", {}) if attrs.get("default") else (f"trial {number}", alpha)
     spec = plan.spec(tuning.recipe, tuning.seed, values)
     update = {**spec.settings["update"], "lr": spec.training.lr}

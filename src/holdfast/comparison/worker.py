@@ -1,6 +1,6 @@
 """One run of a plan: train by the recipe, test before and after, write the result.
 
-A run goes on where it was stopped, to the bit, and one that is finished is read.
+A stopped run resumes exactly. The result of a finished run is read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.comparison.halves import inputs_of
+from holdfast.comparison.inputs import tests_of
 from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.results import RunResult, read_result, result_of
 from holdfast.evaluate.measure import measure_many
@@ -33,19 +33,19 @@ __all__ = ["Worker"]
 
 
 class Worker:
-    """Does the runs of one plan, one after the other; the base model is asked only once.
+    """Does runs of one plan, one at a time; the base model is tested only once.
 
     Args:
-        plan: whose runs they are.
-        folder: where each run has a folder of its own.
+        plan: the plan.
+        folder: holds one folder per run.
     """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
         loader = Loader(max_length=plan.training.max_length)
-        self.task = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
-        self.tokenizer = self.task.tokenizer
-        self.new: tuple[str, ...] = plan.new  # with the head, once it is there
+        self.data = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
+        self.tokenizer = self.data.tokenizer
+        self.new: tuple[str, ...] = plan.new  # load() adds the new head
         self._next: tuple[str, nn.Module] | None = None
         self._reports: Any = None
         self._samples: dict[int, Sequence[Any]] = {}
@@ -53,104 +53,94 @@ class Worker:
     def __call__(
         self, spec: RunSpec, progress: Progress | None = None, results: Place | None = None
     ) -> RunResult:
-        """The result of a run: read if it is there, else worked out and written.
+        """Return the result of a run; train, test and write the result if there is none yet.
 
         Args:
             spec: the run.
-            progress: told how far it is.
-            results: where results go, by run; as a rule, to the folder of the run.
+            progress: called with the progress.
+            results: where results are written; by default, in the folder of the run.
         """
         file = (results or Place.at(self.folder)) / spec.id / "result.json"
         if (found := read_result(file)) is not None:
             return found
-        place = self.folder / spec.id
-        begin = time.monotonic() - spent_before(place)
-        place.mkdir(parents=True, exist_ok=True)
+        folder = self.folder / spec.id
+        begin = time.monotonic() - spent_before(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         reset_peak_memory()
         try:
-            model, history = self.train(spec, place, progress)
+            model, history = self.train(spec, folder, progress)
             if progress:
                 progress("testing", 0, 1)
             report = replace(self.measure(spec.id, model), curves=curves_of(history))
         except Exception:
-            # Another attempt, of a node that was thought dead, may have finished and tidied up.
+            # Another attempt, on a node that Ray believed dead, may have finished and cleaned up.
             if (found := read_result(file)) is not None:
                 return found
             raise
         if (found := read_result(file)) is None:
             found = result_of(spec, report, time.monotonic() - begin, peak_memory())
             file.write_text(found.to_json())
-        for left in ("run.pt", "history.jsonl", "seconds"):  # what only a stopped run needs
-            (place / left).unlink(missing_ok=True)
-        for cut in place.glob(".*.tmp"):  # where a kill hit a write
+        for left in ("run.pt", "history.jsonl", "seconds"):  # only a stopped run needs these
+            (folder / left).unlink(missing_ok=True)
+        for cut in folder.glob(".*.tmp"):  # left by a kill during a write
             cut.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # the result lies in it, or elsewhere
-            place.rmdir()
+        with contextlib.suppress(OSError):  # not empty if the result is in it
+            folder.rmdir()
         return found
 
     def train(
         self,
         spec: RunSpec,
-        place: Path,
+        folder: Path,
         progress: Progress | None = None,
         watch: Callable[[nn.Module, int], Watch] = watch_distance,
         on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
     ) -> tuple[nn.Module, list[dict[str, float]]]:
-        """The trained model of a run, and what was logged on the way."""
+        """Train the model of a run; return it and the log."""
         model = self.load()
         samples = self.samples(model, spec.training.max_length)
         recipe = Recipe.from_dict(spec.settings)
         recipe.check_head(self.new)
         return train(
-            model, recipe, samples, spec.training, place, new=self.new, seed=spec.seed,
+            model, recipe, samples, spec.training, folder, new=self.new, seed=spec.seed,
             progress=progress, watch=watch, on_trained=on_trained,
         )  # fmt: skip
 
     def load(self) -> nn.Module:
-        """The pretrained model; a new head is the same each time."""
-        model, self.new = self.task.load()
+        """Load the pretrained model; a new head has the same weights each time."""
+        model, self.new = self.data.load()
         return model
 
     def samples(self, model: nn.Module, max_length: int) -> Sequence[Any]:
-        """What it is trained on; read once."""
+        """The training samples, which are encoded once."""
         if max_length not in self._samples:
-            self._samples = {max_length: self.task.samples(model, max_length)}
+            self._samples = {max_length: self.data.samples(model, max_length)}
         return self._samples[max_length]
 
     def measure(self, name: str, model: nn.Module) -> ForgettingReport:
-        """What it cost: beside the base, which an open generator remembers."""
+        """Test a model and compare it with the base, whose results an open generator keeps."""
         adapted: Any = model
         if hasattr(adapted, "merge_and_unload"):
             model = adapted.merge_and_unload()
         if self._reports is None:
-            asked = self.plan.measuring
-            options: dict[str, Any] = {} if self.task.head is None else {"kl_samples": 0}
-            self._reports = measure_many(
-                # A head that was drawn is in no file, and its predictions are nothing to keep to.
-                self.plan.model if self.task.head is None else self.load().to(torch.float32),
-                self._feed(),
-                **inputs_of(self.plan),
-                **options,
-                tasks=asked.tasks,
-                include_path=asked.include_path,
-                limit=asked.limit,
-                context_free=asked.context_free,
-                loader=Loader(
-                    dtype=torch.float32, max_length=asked.max_length, tokenizer=self.tokenizer
-                ),
-                progress=False,
-            )
+            base: str | nn.Module = self.plan.model
+            tests = tests_of(self.plan)
+            if self.data.head is not None:  # it is in no file, and its predictions are random
+                base, tests["kl_samples"] = self.load().to(torch.float32), 0
+            length = self.plan.measuring.max_length
+            loader = Loader(dtype=torch.float32, max_length=length, tokenizer=self.tokenizer)
+            self._reports = measure_many(base, self._feed(), loader=loader, progress=False, **tests)
         self._next = (name, model)
         try:
             return next(self._reports)  # type: ignore[no-any-return]
         except BaseException:
-            self._reports = None  # a generator that has failed gives no more
+            self._reports = None  # a generator that has failed cannot continue
             raise
         finally:
             self._next = None
 
     def close(self) -> None:
-        """Let go of what the base has said."""
+        """Release the results of the base."""
         if self._reports is not None:
             self._reports.close()
             self._reports = None
@@ -161,7 +151,7 @@ class Worker:
 
 
 def reset_peak_memory() -> None:
-    """From here on, :func:`peak_memory` counts anew (on a CPU: where Linux lets it)."""
+    """Reset the peak that :func:`peak_memory` returns (without a GPU, only on Linux)."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return
@@ -170,7 +160,7 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory() -> int:
-    """The most bytes that were in use: of the GPU if there is one, else of this process."""
+    """The peak memory in bytes, of the GPU if there is one, else of this process."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     with contextlib.suppress(OSError, StopIteration):

@@ -1,0 +1,84 @@
+"""The inputs of a plan: its tests, all of them or one half, and a check before the first run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from holdfast.comparison.plan import Plan
+from holdfast.evaluate.classify import Classification
+from holdfast.evaluate.harness import Harness
+from holdfast.evaluate.suite import Suite, named
+from holdfast.io.checkpoint import open_weights
+from holdfast.io.kinds import config_of
+from holdfast.io.labels import target_of
+from holdfast.io.models import Loader
+from holdfast.io.rows import is_text, labels_of, open_rows, read_text
+from holdfast.io.training_data import TrainingData
+
+__all__ = ["check_inputs", "half_of_text", "tests_of"]
+
+
+def tests_of(plan: Plan) -> dict[str, Any]:
+    """The tests of a plan, as keyword arguments of :func:`holdfast.measure`."""
+    asked, half = plan.measuring, plan.measuring.half
+    text: Any = asked.text
+    rows: dict[str, Any] = {
+        "data": named(asked.data, "data"),
+        "target": named(plan.target, "target"),
+        "similarity": named(asked.similarity, "similarity"),
+    }
+    if half is not None:
+        text = {n: half_of_text(read_text(Path(p)), half) for n, p in named(text, "text").items()}
+        rows = {k: {n: _half(p, half) for n, p in some.items()} for k, some in rows.items()}
+    return {
+        "text": text, **rows, "tasks": asked.tasks, "include_path": asked.include_path,
+        "limit": asked.limit, "context_free": asked.context_free,
+    }  # fmt: skip
+
+
+def check_inputs(plan: Plan) -> None:
+    """Read all data and the model's configuration, but not its weights.
+
+    Raise the ValueError or OSError that would otherwise end every run.
+    """
+    if (Path(plan.model) / "adapter_config.json").is_file():
+        raise ValueError(
+            f"{plan.model} is an adapter, but training needs a full model: merge it first, with "
+            f"holdfast merge BASE {plan.model} --alpha 1 --out DIR"
+        )
+    loader = Loader(max_length=plan.training.max_length)
+    training = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
+    where, options = loader.location(plan.model)
+    config_of(where, options.get("gguf_file"))
+    if Path(where).is_dir():
+        open_weights(plan.model)
+    probes, _ = Suite(**tests_of(plan)).build()
+    for probe in probes:
+        if isinstance(probe, Harness):
+            probe.check_tasks()
+        elif training.head is not None and isinstance(probe, Classification):
+            config = SimpleNamespace(**training.head.settings())
+            for label in labels_of(probe.data, probe.name) or ():
+                target_of(config, label, probe.name)  # raises if the new head lacks the class
+
+
+def _half(source: str, half: int) -> Sequence[Any]:
+    if is_text(Path(source)) and Path(source).is_file():
+        return [{"text": half_of_text(read_text(Path(source)), half)}]
+    rows = open_rows(source)
+    if len(rows) < 2:
+        raise ValueError(f"{source} has {len(rows)} row, but two halves need at least two")
+    return rows[half::2]
+
+
+def half_of_text(text: str, half: int) -> str:
+    """The first or the second half of a text, split at the end of a line if possible.
+
+    >>> half_of_text("to be\\nor not\\nto be", 0), half_of_text("to be\\nor not\\nto be", 1)
+    ('to be\\n', 'or not\\nto be')
+    """
+    middle = text.rfind("\n", 0, len(text) // 2) + 1 or len(text) // 2
+    return text[middle:] if half else text[:middle]
