@@ -21,7 +21,7 @@ import torch
 from comparison.tiny import save_bert
 from holdfast import Recipe
 from holdfast.cli import main
-from holdfast.comparison.inputs import tests_of
+from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.results import Results
 from holdfast.comparison.search import (
@@ -235,7 +235,7 @@ def test_the_halves_share_nothing_and_are_all(tmp_path):
     (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "wiki.txt").write_text("\n".join(map(str, range(100))))
     halves = [
-        tests_of(
+        measure_options(
             Plan("m", "d", str(tmp_path / "dev.jsonl"),
                  measuring=Measuring(text=(str(tmp_path / "wiki.txt"),), half=half))
         )

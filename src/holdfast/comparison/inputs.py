@@ -18,10 +18,10 @@ from holdfast.io.models import Loader
 from holdfast.io.rows import is_text, labels_of, open_rows, read_text
 from holdfast.io.training_data import TrainingData
 
-__all__ = ["check_inputs", "half_of_text", "tests_of"]
+__all__ = ["check_inputs", "half_of_text", "measure_options"]
 
 
-def tests_of(plan: Plan) -> dict[str, Any]:
+def measure_options(plan: Plan) -> dict[str, Any]:
     """The tests of a plan, as keyword arguments of :func:`holdfast.measure`."""
     asked, half = plan.measuring, plan.measuring.half
     text: Any = asked.text
@@ -55,7 +55,7 @@ def check_inputs(plan: Plan) -> None:
     config_of(where, options.get("gguf_file"))
     if Path(where).is_dir():
         open_weights(plan.model)
-    probes, _ = Suite(**tests_of(plan)).build()
+    probes, _ = Suite(**measure_options(plan)).build()
     for probe in probes:
         if isinstance(probe, Harness):
             probe.check_tasks()

@@ -28,7 +28,7 @@ from torch import nn
 from holdfast._torch.checks import did_you_mean, share, whole_number
 from holdfast._torch.imports import require
 from holdfast._torch.rng import preserve_rng
-from holdfast.comparison.inputs import tests_of
+from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
 from holdfast.comparison.results import Measured, RunResult, measured, result_of
 from holdfast.comparison.worker import Worker, peak_memory, reset_peak_memory
@@ -326,7 +326,7 @@ class _Look(Watch):
         tokenizer: Any,
         seen: Callable[[int, Sequence[float]], None],
     ) -> None:
-        tests = tests_of(plan)
+        tests = measure_options(plan)
         tests["text"] = {name: words[:LOOK_TEXT] for name, words in tests["text"].items()}
         super().__init__(
             model,

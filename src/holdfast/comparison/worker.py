@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.comparison.inputs import tests_of
+from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.results import RunResult, read_result, result_of
 from holdfast.evaluate.measure import measure_many
@@ -124,7 +124,7 @@ class Worker:
             model = adapted.merge_and_unload()
         if self._reports is None:
             base: str | nn.Module = self.plan.model
-            tests = tests_of(self.plan)
+            tests = measure_options(self.plan)
             if self.data.head is not None:  # it is in no file, and its predictions are random
                 base, tests["kl_samples"] = self.load().to(torch.float32), 0
             length = self.plan.measuring.max_length
