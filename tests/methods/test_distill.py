@@ -228,6 +228,7 @@ def same_on_all_ranks():
     torch.testing.assert_close(found, expected.detach())
 
 
+@pytest.mark.soak
 def test_ranks_share_the_pass(tmp_path):
     same_on_all_ranks()
     run_on_ranks(2, same_on_all_ranks, folder=tmp_path)

@@ -249,5 +249,6 @@ def train_on_ranks():
             assert torch.equal(first, tensor)
 
 
+@pytest.mark.soak
 def test_data_parallel(tmp_path):
     run_on_ranks(2, train_on_ranks, folder=tmp_path)

@@ -85,7 +85,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "state_dtype", "path"), CASES)
+@pytest.mark.parametrize(
+    ("dtype", "state_dtype", "path"),
+    [pytest.param(*case, marks=[pytest.mark.soak] * (case != CASES[5])) for case in CASES],
+)
 def test_a_new_process_goes_on_to_the_bit(tmp_path, dtype, state_dtype, path):
     run = make_run(dtype, state_dtype, path)
     train(*run, 0, 13)
