@@ -7,9 +7,9 @@ from holdfast.stages import Merging
 
 
 def test_duplicates_raise():
-    with pytest.raises(ValueError, match="registered already"):
+    with pytest.raises(ValueError, match="already registered"):
         registry.register("flow", "merging", Merging, "", "another flow")
-    with pytest.raises(ValueError, match="registered already"):
+    with pytest.raises(ValueError, match="already registered"):
         registry.register("flow-2", "objective", Flow, "", "the same class")
     with pytest.raises(ValueError, match="a-z"):
         registry.register("Flow Two", "merging", Merging, "", "spelt badly")

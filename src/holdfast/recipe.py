@@ -1,4 +1,4 @@
-"""Recipe: one slot for each stage, so that methods compose.
+"""Recipe: one method per stage, so that methods compose.
 
 >>> from holdfast import Flow, Recipe, RecAdamUpdate, WiseFT
 >>> recipe = Recipe(objective=Flow(), update=RecAdamUpdate(), merging=WiseFT(alpha=0.8))
@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from holdfast import registry
+from holdfast._torch.checks import did_you_mean
+from holdfast._torch.imports import require
 from holdfast.anneal import Anneal
 from holdfast.methods.adamw import AdamWUpdate
 from holdfast.methods.identity import Full, Keep, Pretrained, Uniform
-from holdfast.registry import STAGES, Stage, entry_of, nearest
+from holdfast.registry import STAGES, Stage, entry_of
 from holdfast.stages import Merging, Method, Objective, Penalty, Start, Trainable, Update
 
 __all__ = ["Recipe", "read_recipe"]
@@ -29,17 +31,17 @@ __all__ = ["Recipe", "read_recipe"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which method at each stage. The defaults are plain fine-tuning.
+    """The method of each stage. The defaults are plain fine-tuning.
 
     Args:
         trainable: stage 1, what may change.
         start: stage 1, from where.
         objective: stage 2, what is minimised.
         update: stage 3, how the weights move.
-        penalties: stage 3, any number; they add up.
+        penalties: stage 3, any number of them; they add up.
         merging: stage 4, what is kept.
 
-    A combination that makes no sense is an error that says why.
+    Methods that cannot be combined raise a ValueError with the reason.
     """
 
     trainable: Trainable = Full()  # noqa: RUF009 (frozen)
@@ -58,7 +60,9 @@ class Recipe:
                 raise TypeError(_wrong_kind(stage, method))
         twice = [type(p).__name__ for p in self.penalties]
         if len(set(twice)) < len(twice):
-            raise ValueError(f"the same penalty twice: {', '.join(twice)}; add their strengths")
+            raise ValueError(
+                f"penalties must differ, got {', '.join(twice)}: add their strengths instead"
+            )
         for _, method in self:
             if reason := method.conflict(self):
                 raise ValueError(reason)
@@ -71,7 +75,7 @@ class Recipe:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a method looks at the pretrained weights after training has begun."""
+        """Whether a method uses the pretrained weights after training has started."""
         return any(method.needs_reference for _, method in self)
 
     @property
@@ -107,7 +111,7 @@ class Recipe:
         return "+".join(names) or "standard"
 
     def describe(self) -> str:
-        """One line a stage: the method, its settings, and what it does."""
+        """One line per stage: the method, its settings and its summary."""
         lines = []
         for stage, method in self:
             entry = entry_of(method)
@@ -116,16 +120,14 @@ class Recipe:
 
     @classmethod
     def preset(cls, names: str) -> Recipe:
-        """A recipe by the names of its methods, each with its defaults.
+        """Build a recipe from the names of methods, each with its default settings.
 
         Args:
-            names: joined by "+", such as ``"recadam+flow+wise-ft"``; ``"standard"`` is plain
-                fine-tuning. :func:`holdfast.registry.methods` lists them.
+            names: joined by "+", such as ``"recadam+flow+wise-ft"``. ``"standard"`` is plain
+                fine-tuning. :func:`holdfast.registry.methods` lists the names.
         """
         if not isinstance(names, str):
-            raise TypeError(
-                f'a preset is names joined by "+", such as "recadam+flow", got {names!r}'
-            )
+            raise TypeError(f'names must be a string such as "recadam+flow", got {names!r}')
         slots: dict[str, Any] = {}
         for name in names.split("+"):
             if name.strip().lower() == "standard":
@@ -140,15 +142,15 @@ class Recipe:
             elif entry.stage in slots:
                 other = entry_of(slots[entry.stage]).name
                 raise ValueError(
-                    f"{other} and {entry.name} are both of the stage {entry.stage}: a recipe has "
-                    f"one. {_QUESTIONS[entry.stage]}"
+                    f"{other} and {entry.name} both belong to the stage {entry.stage}, and a "
+                    "recipe has one method per stage: leave out one of them"
                 )
             else:
                 slots[entry.stage] = method
         return cls(**slots)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: each method's name and all its settings."""
+        """Return plain values: the name and all settings of each method."""
         saved: dict[str, Any] = {"penalties": []}
         for stage, method in self:
             fields = {f.name: getattr(method, f.name) for f in _fields(method)}
@@ -159,15 +161,17 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Recipe:
-        """The inverse of :meth:`to_dict`. Slots and settings left out have their defaults.
+        """Build a recipe from :meth:`to_dict`'s values. Missing stages and settings get defaults.
 
-        A method may be its name alone: ``{"update": "recadam", "merging": {"name": "wise-ft"}}``.
+        A method may be given by name: ``{"update": "recadam", "merging": {"name": "wise-ft"}}``.
         """
         if not isinstance(saved, Mapping):
-            raise TypeError(f"a recipe is a mapping of stages to methods, got {saved!r}")
+            raise TypeError(f"a recipe must be a mapping of stages to methods, got {saved!r}")
         for stage in saved:
             if stage not in STAGES:
-                raise ValueError(f"a recipe has no stage {stage!r}{nearest(str(stage), STAGES)}")
+                raise ValueError(
+                    f"a recipe has no stage {stage!r}{did_you_mean(str(stage), STAGES)}"
+                )
         slots: dict[str, Any] = {}
         for stage, given in saved.items():
             if stage == "penalties":
@@ -178,23 +182,23 @@ class Recipe:
         return cls(**slots)
 
     def to_yaml(self) -> str:
-        """As a YAML text, which :meth:`from_yaml` reads."""
+        """Return the recipe as YAML."""
         text: str = _yaml().safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
         return text
 
     @classmethod
     def from_yaml(cls, text: str) -> Recipe:
-        """A recipe from a YAML text (not a file's name)."""
+        """Build a recipe from YAML text (not from a file name)."""
         if not isinstance(text, str):
-            raise TypeError(f"pass the YAML text itself, path.read_text(), got {text!r}")
+            raise TypeError(f"text must be YAML text, such as path.read_text(), got {text!r}")
         yaml = _yaml()
         try:
             saved = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise ValueError(f"the recipe is not YAML: {error}") from error
+            raise ValueError(f"the recipe is not valid YAML: {error}") from error
         if isinstance(saved, str) and saved.endswith((".yaml", ".yml")):
             raise ValueError(
-                f"{saved} looks like a file: pass its text, Path({saved!r}).read_text()"
+                f"{saved} looks like a file name: pass its text, Path({saved!r}).read_text()"
             )
         return cls.from_dict({} if saved is None else saved)
 
@@ -206,13 +210,6 @@ _KINDS: dict[Stage, type] = {
     "update": Update,
     "penalties": Penalty,
     "merging": Merging,
-}
-_QUESTIONS = {
-    "trainable": "Both answer the question what may change, and the answers exclude each other",
-    "start": "A model starts from one place",
-    "objective": "One loss is minimised",
-    "update": "One optimizer moves the weights; penalties add to any of them",
-    "merging": "One model is kept",
 }
 
 
@@ -238,7 +235,7 @@ def _fields(method: Method) -> list[dataclasses.Field[Any]]:
 
 
 def _settings(method: Method) -> str:
-    """All settings that are given, in brackets."""
+    """All settings that are not None, in parentheses."""
     given = [
         f"{f.name}={value!r}"
         for f in _fields(method)
@@ -251,34 +248,36 @@ def _wrong_kind(stage: Stage, given: Any) -> str:
     wanted = ", ".join(e.cls.__name__ for e in registry.methods(stage))
     hint = ""
     if isinstance(given, type) and issubclass(given, Method):
-        hint = f"; write {given.__name__}(), with the brackets"
+        hint = f"; write {given.__name__}()"
     elif isinstance(given, Method):
-        hint = f"; {type(given).__name__} goes into {entry_of(given).stage}="
+        hint = f"; pass {type(given).__name__} as {entry_of(given).stage}="
     elif isinstance(given, type) and f"{given.__name__}Update" in wanted:
-        hint = f"; a recipe describes it: {given.__name__}Update()"
+        hint = f"; in a recipe use {given.__name__}Update()"
     elif isinstance(given, str):
-        hint = "; for names there is Recipe.preset"
+        hint = "; build a recipe from names with Recipe.preset(...)"
     return f"{stage} must be one of {wanted}, got {given!r}{hint}"
 
 
 def _method(stage: Stage, given: Any) -> Method:
-    """One method from a name, or from a mapping of its name and settings."""
+    """Build a method from its name, or from a mapping of its name and settings."""
     if isinstance(given, str):
         given = {"name": given}
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-        raise ValueError(f"{stage} must be a name, or a mapping with a name, got {given!r}")
+        raise ValueError(f"{stage} must be a name or a mapping with a name, got {given!r}")
     settings = {n: v for n, v in given.items() if n != "name"}
     entry = registry.find(given["name"], stage)
     known = [f.name for f in dataclasses.fields(entry.cls) if f.init]
     for name, value in settings.items():
         if name not in known:
-            raise ValueError(f"{entry.name} has no setting {name!r}{nearest(str(name), known)}")
+            raise ValueError(
+                f"{entry.name} has no setting {name!r}{did_you_mean(str(name), known)}"
+            )
         if isinstance(value, Mapping) and value.get("name") in Anneal._known:
             settings[name] = Anneal.from_dict(dict(value))
         elif isinstance(value, list):
             settings[name] = tuple(value)
         elif isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
-            settings[name] = float(value)  # YAML takes 2e-5, without a dot, for a text
+            settings[name] = float(value)  # YAML reads 2e-5, without a dot, as text
     try:
         return entry.cls(**settings)
     except (TypeError, ValueError) as error:
@@ -286,8 +285,4 @@ def _method(stage: Stage, given: Any) -> Method:
 
 
 def _yaml() -> Any:
-    try:
-        import yaml
-    except ImportError as error:
-        raise ImportError('recipes as YAML need PyYAML: pip install "holdfast[hf]"') from error
-    return yaml
+    return require("yaml", extra="hf", what="a recipe as YAML")

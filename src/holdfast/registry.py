@@ -1,16 +1,16 @@
-"""Every method: its name, stage, class, paper and one line. The tables of all pages come from here.
+"""The registry of methods: name, stage, class, paper and summary of each.
 
-A new method is a file of its own and a line here; see CONTRIBUTING.md.
+The tables of all pages are generated from it. A new method is one file and one line here; see
+CONTRIBUTING.md.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from holdfast._torch.checks import did_you_mean
 from holdfast.methods.adamw import AdamWUpdate
 from holdfast.methods.distill import Distill
 from holdfast.methods.ewc import EWC
@@ -34,7 +34,7 @@ from holdfast.methods.sgd import SGDUpdate
 from holdfast.methods.wise_ft import WiseFT
 from holdfast.stages import Method
 
-__all__ = ["STAGES", "Entry", "Stage", "entry_of", "find", "methods", "nearest", "register"]
+__all__ = ["STAGES", "Entry", "Stage", "entry_of", "find", "methods", "register"]
 
 Stage = Literal["trainable", "start", "objective", "update", "penalties", "merging"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -42,14 +42,14 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known about a method.
+    """A registered method.
 
     Attributes:
-        name: in presets and recipe files.
-        stage: the slot of a :class:`~holdfast.Recipe` that it goes into.
-        cls: its class.
-        paper: an arXiv number, or the address of another source; empty for what needs none.
-        summary: one line.
+        name: the name in presets and recipe files.
+        stage: the field of :class:`~holdfast.Recipe` that holds the method.
+        cls: the class.
+        paper: an arXiv number or a URL; empty if there is no paper.
+        summary: one line of text.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Entry:
 
     @property
     def url(self) -> str:
-        """Where to read the paper."""
+        """The URL of the paper."""
         arxiv = re.fullmatch(r"\d{4}\.\d{5}", self.paper)
         return f"https://arxiv.org/abs/{self.paper}" if arxiv else self.paper
 
@@ -69,20 +69,22 @@ _entries: dict[str, Entry] = {}
 
 
 def register(name: str, stage: Stage, cls: type[Method], paper: str, summary: str) -> Entry:
-    """Make a method known by its name. A name or a class that is known already is an error."""
+    """Register a method. A name or class that is already registered raises a ValueError."""
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}")
     if name != _normal(name):
-        raise ValueError(f"a name is of a-z, 0-9 and hyphens, got {name!r}: {_normal(name)!r}?")
+        raise ValueError(
+            f"a name consists of a-z, 0-9 and hyphens, got {name!r}: use {_normal(name)!r}"
+        )
     for known in _entries.values():
         if known.name == name or known.cls is cls:
-            raise ValueError(f"{name!r} ({cls.__name__}) is registered already, as {known}")
+            raise ValueError(f"{name!r} ({cls.__name__}) is already registered as {known}")
     _entries[name] = Entry(name, stage, cls, paper, summary)
     return _entries[name]
 
 
 def methods(stage: Stage | None = None) -> list[Entry]:
-    """All methods, by stage and in the order of registration.
+    """All methods by stage, in the order of registration.
 
     >>> [entry.name for entry in methods("start")]
     ['pretrained', 'random-init']
@@ -91,7 +93,7 @@ def methods(stage: Stage | None = None) -> list[Entry]:
 
 
 def find(name: str, stage: Stage | None = None) -> Entry:
-    """A method by its name, however it is spelt; an unknown one raises with the nearest names.
+    """Find a method by its name in any spelling. An unknown name raises and suggests others.
 
     >>> find("WiSE_FT").cls.__name__
     'WiseFT'
@@ -104,31 +106,16 @@ def find(name: str, stage: Stage | None = None) -> Entry:
         known = [e.name for e in methods(stage)]
         what = "method" if stage is None else f"method of the stage {stage}"
         reason = f"; {entry.name} belongs to the stage {entry.stage}" if entry else ""
-        raise ValueError(f"unknown {what} {name!r}{nearest(name, known)}{reason}")
+        raise ValueError(f"unknown {what} {name!r}{did_you_mean(_normal(name), known)}{reason}")
     return entry
 
 
 def entry_of(method: Method) -> Entry:
-    """The entry of a method's class."""
+    """The entry of a method."""
     for entry in _entries.values():
         if entry.cls is type(method):
             return entry
-    raise ValueError(
-        f"{type(method).__name__} is not registered: holdfast.registry.register it under a name"
-    )
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an error about an unknown name.
-
-    >>> nearest("recadm", ["recadam", "mofo"])
-    "; did you mean 'recadam'?"
-    """
-    known = sorted(known)
-    near = difflib.get_close_matches(_normal(name), known, n=3, cutoff=0.5)
-    if near:
-        return f"; did you mean {' or '.join(map(repr, near))}?"
-    return f"; known: {', '.join(known)}" if known else ""
+    raise ValueError(f"{type(method).__name__} is not registered: call holdfast.registry.register")
 
 
 def _normal(name: str) -> str:
@@ -142,7 +129,7 @@ register("lp-ft", "trainable", LPFT, "2202.10054", "fit the head on frozen featu
 register("hft", "trainable", HFT, "2404.18466", "a random half of each layer's matrices is frozen")
 register("gradual-unfreezing", "trainable", GradualUnfreezing, "1801.06146", "from the head down, one layer after another")
 register("lora", "trainable", LoRA, "2106.09685", "low-rank adapters beside frozen weights, through PEFT")
-register("mixout", "trainable", Mixout, "1909.11299", "in each forward pass a random share of the weights is the pretrained ones")
+register("mixout", "trainable", Mixout, "1909.11299", "in each forward pass, a random share of the weights is set to the pretrained ones")
 register("pretrained", "start", Pretrained, "", "start from the pretrained weights")
 register("random-init", "start", RandomInit, "2004.12651", "start from random weights and be pulled to the pretrained ones")
 register("uniform", "objective", Uniform, "", "every sample counts the same")

@@ -1,8 +1,9 @@
-"""A recipe at work: the order of the stages, the same in every host.
+"""Run: applies a recipe to a model and data, in the same order in every host.
 
-A host makes a :class:`Run` from the pretrained model, trains ``run.model`` on ``run.criterion``'s
-data with ``run.make_optimizer(total_updates)``, calls ``run.advance`` before each update, and keeps
-what ``run.finish()`` returns. :func:`holdfast.finetune_loop` is the shortest example.
+A host builds a :class:`Run` from the pretrained model, trains ``run.model`` on the data of
+``run.criterion`` with ``run.make_optimizer(total_updates)``, calls ``run.advance`` before each
+update, and keeps the model that ``run.finish()`` returns. :func:`holdfast.finetune_loop` is the
+shortest example.
 """
 
 from __future__ import annotations
@@ -34,31 +35,30 @@ __all__ = ["Run"]
 
 
 class Run:
-    """A recipe and a pretrained model; stage 1 is done when it is made, and stage 2 with data.
+    """A recipe applied to a pretrained model. The constructor runs stage 1, and stage 2 with data.
 
     Args:
         recipe: the methods.
-        model: holding its pretrained weights, also when a stopped run goes on: the tuned ones are
-            loaded into ``run.model`` afterwards.
-        data, collate: as for :func:`holdfast.score`. None if the host makes its data later from
-            what it was given: then :meth:`prepare_data` is stage 2.
-        lr: the host's learning rate, at its peak; None if the recipe says it.
-        weight_decay: the host's, unless the recipe says it.
-        task: as for :func:`holdfast.score`; None asks a transformers model.
-        new: parts of the model that are new and hold no pretrained weights, such as
-            ``"classifier"``. They are trained freely: nothing pulls them anywhere.
-        reference: the pretrained weights, where they lie elsewhere already
-            (``Reference.open(path)``); None copies those of the model if a method needs them.
-        rehearsal: for :class:`~holdfast.Rehearsal`, data of the old task, like ``data``.
-        seed: of all that a method draws at random.
-        cache: where :func:`holdfast.score` keeps its results.
+        model: the pretrained model, also to resume a run: load the tuned weights into
+            ``run.model`` afterwards.
+        data, collate: as for :func:`holdfast.score`. Without data, call :meth:`prepare_data` later.
+        lr: the peak learning rate; None if the recipe sets it.
+        weight_decay: the weight decay, unless the recipe sets it.
+        task: as for :func:`holdfast.score`.
+        new: names of new parts of the model, such as ``"classifier"``. They have no pretrained
+            weights, so nothing pulls them.
+        reference: the pretrained weights, such as ``Reference.open(path)``; None copies those of
+            the model if a method needs them.
+        rehearsal: data of the old task, for :class:`~holdfast.Rehearsal`.
+        seed: seeds all random choices of the methods.
+        cache: the cache of :func:`holdfast.score`.
         progress: show progress bars.
 
     Attributes:
         model: the model to train.
-        anchors: θ* of what is trained, if a method needs it.
-        criterion: the data to train on and the loss.
-        optimizer, penalties: once they are made.
+        anchors: θ* of the trained parameters, if a method needs it.
+        criterion: the training data and the loss.
+        optimizer, penalties: None until the optimizer is built.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Run:
     ) -> None:
         if not isinstance(recipe, Recipe):
             raise TypeError(
-                f"recipe must be a Recipe, got {recipe!r}; of names one is made with "
+                f"recipe must be a Recipe, got {recipe!r}; build one with "
                 'Recipe.preset("recadam+flow")'
             )
         if reference is not None and not isinstance(reference, Reference):
             raise TypeError(
-                f"reference must be a Reference, got {reference!r}; of files one is made with "
+                f"reference must be a Reference, got {reference!r}; read files with "
                 'Reference.open("path")'
             )
         self.recipe, self.model, self.data, self.collate = recipe, model, data, collate
@@ -118,13 +118,13 @@ class Run:
 
     @property
     def task(self) -> Task | LossFunction:
-        """What the labels mean; asked of the model only when a method needs to know."""
+        """The task; inferred from the model on first use if it was not passed."""
         if self._task is None:
             self._task = infer_task(self.model)
         return self._task
 
     def prepare_data(self, data: Any, collate: Collate | None) -> None:
-        """Stage 2, and what else is taken from the data at θ*."""
+        """Run stage 2, and measure everything that methods need at θ*."""
         self.data, self.collate = data, collate
         self.recipe.check_head(self.new)
         self.recipe.trainable.fit(self)
@@ -138,12 +138,12 @@ class Run:
     def make_optimizer(
         self, total_updates: int, groups: list[dict[str, Any]] | None = None
     ) -> Optimizer:
-        """Stage 3: the optimizer of the recipe, with its penalties in its step.
+        """Stage 3: build the recipe's optimizer and attach the penalties to its step.
 
         Args:
-            total_updates: how many updates the run will make.
-            groups: named parameters as the host groups them, ``{"params": [(name, p), …]}``; None
-                is all that may change, matrices with weight decay and the rest without.
+            total_updates: the number of updates of the run.
+            groups: the host's groups of named parameters, ``{"params": [(name, p), …]}``. None
+                takes all trainable parameters: matrices with weight decay, the others without.
         """
         update = self.recipe.update
         groups = self._groups() if groups is None else groups
@@ -151,7 +151,7 @@ class Run:
         return self.use_optimizer(update.optimizer(groups, self, total_updates), total_updates)
 
     def use_optimizer(self, optimizer: Optimizer, total_updates: int) -> Optimizer:
-        """Stage 3 with an optimizer of the host's own: the penalties act in its step."""
+        """Stage 3 with the host's own optimizer: attach the penalties to its step."""
         self.total_updates, self.optimizer = total_updates, optimizer
         if penalties := self.recipe.penalties:
             self.penalties = attach_penalties(
@@ -164,7 +164,7 @@ class Run:
         return optimizer
 
     def advance(self, update: int) -> None:
-        """Before each update, counted from 1: what may change now."""
+        """Freeze and unfreeze parameters. Call it before each update, counted from 1."""
         self.recipe.trainable.advance(self.model, update, self.total_updates)
 
     def loss(self, batch: Any, num_targets: Tensor | float, update: int) -> Tensor:
@@ -172,7 +172,7 @@ class Run:
         return self.criterion.loss(self.model, batch, num_targets, update)
 
     def log(self, *, distance: bool = False) -> dict[str, float]:
-        """Where the methods stand: λ, the pull, the distance to θ*, the penalties."""
+        """The values to log: those of the methods, the penalties, and ‖θ − θ*‖ if ``distance``."""
         values: dict[str, float] = {}
         for _, method in self.recipe:
             values |= method.log(self)
@@ -183,7 +183,7 @@ class Run:
         return values
 
     def finish(self) -> nn.Module:
-        """Stage 4: what is kept of the trained model."""
+        """Stage 4: merge, and return the model to keep."""
         model = self.recipe.merging.merge(
             self.model, self.anchors, data=self.data, collate=self.collate
         )
@@ -191,7 +191,7 @@ class Run:
         return self.model
 
     def _fingerprint_of_base(self) -> str | None:
-        """Of θ*, if the recipe looks at it; a head that is new may be drawn anew."""
+        """The fingerprint of θ*, without new parts; None if the recipe does not use θ*."""
         if self.reference is not None:
             return self.reference.fingerprint()
         if not any(method.uses_base for _, method in self.recipe):
@@ -202,15 +202,15 @@ class Run:
         return fingerprint(p for name, p in named if not within(name, self.new))
 
     def _check_that_ranks_agree(self) -> None:
-        """θ* must be the same everywhere: a host may have loaded the weights on rank 0 alone."""
+        """θ* must be equal on all ranks: some hosts load the weights on rank 0 only."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return
         everyone: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(everyone, self._base)
         if len(set(everyone)) > 1:
             raise ValueError(
-                "the ranks hold different pretrained weights. Load them on every rank: without "
-                "cpu_ram_efficient_loading, and with a new head named in new="
+                "the ranks have different pretrained weights. Load them on every rank, without "
+                "cpu_ram_efficient_loading, and name a new head in new="
             )
 
     def _check_that_something_is_pulled(self) -> None:
@@ -223,12 +223,12 @@ class Run:
             pulling = [m for m in (recipe.update, *recipe.penalties) if m.needs_reference]
             names = ", ".join(type(method).__name__ for method in pulling)
             raise ValueError(
-                f"{names} would do nothing: all that is trained ({shorten([n for n, _ in named])}) "
-                "is new and has no pretrained weights"
+                f"{names} would have no effect: all trained parameters "
+                f"({shorten([n for n, _ in named])}) are new and have no pretrained weights"
             )
 
     def identity(self) -> dict[str, Any]:
-        """What a stopped run must have in common with the one that goes on, as plain values."""
+        """Plain values that must be equal for a run to resume a checkpoint."""
         data, rehearsal = self._content
         return {
             "recipe": self.recipe.to_dict(), "pretrained": self._base, "data": data,
@@ -237,41 +237,42 @@ class Run:
 
     @functools.cached_property
     def _content(self) -> tuple[str | None, str | None]:
-        """What tells the data from other data, read when it is first asked for."""
+        """Fingerprints of the data and the rehearsal data, computed on first use."""
         data, rehearsal = (
             x.dataset if isinstance(x, DataLoader) else x for x in (self.data, self.rehearsal)
         )
         return sampled_fingerprint(data), sampled_fingerprint(rehearsal)
 
     def check_identity(self, saved: dict[str, Any], where: str) -> None:
-        """Refuse to go on from what another run has saved."""
+        """Raise ValueError if a checkpoint belongs to another run."""
         ours = self.identity()
         if saved["recipe"] != ours["recipe"]:
             raise ValueError(
-                f"{where} is of a run with another recipe:\n"
+                f"{where} belongs to a run with another recipe:\n"
                 f"{_difference(saved['recipe'], ours['recipe'])}\n"
-                "Go on with that one, or start a run of its own elsewhere"
+                "Resume with that recipe, or start a new run in another directory"
             )
         if saved["pretrained"] != ours["pretrained"]:
             raise ValueError(
-                f"{where} is of a run from other pretrained weights. The model must hold the "
-                "pretrained weights when the run is made, also when it goes on; those of the "
-                "checkpoint are loaded by the host. Is it only a new head, drawn at random? Name "
-                'it: new="classifier"'
+                f"{where} belongs to a run from other pretrained weights. Build the run from the "
+                "pretrained model, also to resume: the host loads the weights of the checkpoint. "
+                'If only a new, random head differs, name it: new="classifier"'
             )
         for name in ("data", "rehearsal"):
             if not same_content(saved.get(name), ours[name]):
                 raise ValueError(
-                    f"{where} is of a run with other {name}, or with the same in another order. Go "
-                    "on with what it began with, or start a run of its own elsewhere"
+                    f"{where} belongs to a run with other {name}, or the same in another order. "
+                    f"Resume with the same {name}, or start a new run in another directory"
                 )
 
     def _groups(self) -> list[dict[str, Any]]:
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         if not named:
-            raise ValueError("no parameter requires a gradient: there is nothing to train")
+            raise ValueError(
+                "no parameter of the model requires a gradient: there is nothing to train"
+            )
         if not self.weight_decay:
-            return [{"params": named, "weight_decay": 0.0}]  # each group costs a launch a step
+            return [{"params": named, "weight_decay": 0.0}]  # each group costs one launch per step
         matrices = [row for row in named if row[1].dim() > 1]
         others = [row for row in named if row[1].dim() <= 1]
         groups: list[dict[str, Any]] = [
@@ -282,7 +283,7 @@ class Run:
 
 
 def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two identities are of the same recipe, weights and data."""
+    """Whether two identities have the same recipe, weights and data."""
     return all(
         same_content(one[name], other[name])
         if name in ("data", "rehearsal")
@@ -292,18 +293,18 @@ def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _one_of(name: str, recipes: float | None, hosts: float | None) -> float:
-    """The recipe's setting or the host's; they must not contradict each other."""
+    """The recipe's or the host's setting; if both are given, they must be equal."""
     if recipes is None and hosts is None:
-        raise ValueError(f"neither the recipe nor the host says {name}: pass {name}=")
+        raise ValueError(f"neither the recipe nor the host sets {name}: pass {name}=")
     if recipes is not None and hosts is not None and recipes != hosts:
         raise ValueError(
-            f"the recipe has {name}={recipes:g} and the host {name}={hosts:g}: set it in one place"
+            f"the recipe sets {name}={recipes:g}, the host {name}={hosts:g}: set it in one place"
         )
     return at_least_zero(name, hosts if recipes is None else recipes)
 
 
 def _difference(saved: dict[str, Any], ours: dict[str, Any]) -> str:
-    """The stages in which two recipes differ, and of the same method only what differs."""
+    """The stages in which two recipes differ, with the settings that differ."""
     lines = []
     for stage, here in ours.items():
         there = saved.get(stage)
@@ -311,8 +312,8 @@ def _difference(saved: dict[str, Any], ours: dict[str, Any]) -> str:
             continue
         if isinstance(there, dict) and isinstance(here, dict) and there["name"] == here["name"]:
             changed = [name for name in here if there.get(name) != here[name]]
-            told = [f"{name}={there.get(name)} there, {here[name]} here" for name in changed]
-            lines.append(f"  {stage}: {here['name']} with {'; '.join(told)}")
+            settings = [f"{name}={there.get(name)} there, {here[name]} here" for name in changed]
+            lines.append(f"  {stage}: {here['name']} with {'; '.join(settings)}")
         else:
             names = [_names_of(one) for one in (there, here)]
             lines.append(f"  {stage}: {names[0]} there, {names[1]} here")

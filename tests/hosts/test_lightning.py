@@ -283,7 +283,7 @@ def test_resume_with_something_else_is_refused(tmp_path):
 
     recipe, path = Recipe(update=RecAdamUpdate()), str(tmp_path / "step=2.ckpt")
     fit(Mine(recipe))
-    with pytest.raises(ValueError, match=r"step=2\.ckpt is of a run with another recipe"):
+    with pytest.raises(ValueError, match=r"step=2\.ckpt belongs to a run with another recipe"):
         fit(Mine(Recipe(merging=WiseFT())), path)
     other = make_model()
     other[0].weight.data += 1

@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 datasets = pytest.importorskip("datasets", reason="the hf extra is not installed")
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "num_train_epochs": 2}
-WHERE = "other data, or with the same in another order"
+WHERE = "other data, or the same in another order"
 
 
 def changed(data):

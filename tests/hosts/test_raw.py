@@ -217,7 +217,7 @@ def test_wrong_types_say_what_to_pass(data):
 
 def test_nothing_to_pull(data):
     recipe = Recipe(trainable=LinearProbe(head="2"), update=RecAdamUpdate())
-    with pytest.raises(ValueError, match="RecAdamUpdate would do nothing"):
+    with pytest.raises(ValueError, match="RecAdamUpdate would have no effect"):
         tune(make_model(), recipe, data, new="2")
 
 
