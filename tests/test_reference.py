@@ -192,13 +192,13 @@ class TestBadFiles:
     def test_missing(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="no such file or directory"):
             Reference.open(tmp_path / "nowhere")
-        with pytest.raises(FileNotFoundError, match=r"holds neither model\.safetensors nor"):
+        with pytest.raises(FileNotFoundError, match=r"has neither model\.safetensors nor"):
             Reference.open(tmp_path)
 
     def test_missing_shard(self, net, tmp_path):
         write_sharded(dict(Reference.of(net)), tmp_path)
         (tmp_path / "model-00002-of-00002.safetensors").unlink()
-        with pytest.raises(FileNotFoundError, match=r"lacks shards .*: model-00002-of-00002"):
+        with pytest.raises(FileNotFoundError, match=r"lacks the shards model-00002-of-00002"):
             Reference.open(tmp_path)
 
     def test_shard_that_lacks_a_tensor(self, net, tmp_path):

@@ -16,17 +16,18 @@ from holdfast.evaluate.report import (
     Estimate,
     ForgettingReport,
     Score,
-    report_schema,
 )
 from report.reports import reports
 from report.sample_report import sample
 
-SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "forgetting-report-1.json"
+SCHEMA = json.loads(
+    (Path(__file__).parents[2] / "docs" / "schema" / "forgetting-report-1.json").read_text()
+)
 KL = Estimate(0.1, None, None, 2)
 
 
 def validate(text):
-    jsonschema.Draft202012Validator(report_schema()).validate(json.loads(text))
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(text))
 
 
 def test_it_goes_to_json_and_comes_back():
@@ -62,27 +63,30 @@ def test_numpy_and_lists_are_taken():
     assert back.divergences == (Divergence("x", Estimate(0.5, None, None, 3), 1, "token", ""),)
 
 
-def test_what_json_cannot_hold_is_named():
-    with pytest.raises(TypeError, match=r"the report\.settings\.model is a \w*Path"):
-        ForgettingReport("a", "b", settings={"model": Path("x")}).to_json()
+def test_other_types_are_refused():
+    with pytest.raises(TypeError, match="a complex cannot be written as JSON"):
+        ForgettingReport("a", "b", settings={"model": 1j}).to_json()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 2}, "schema_version 2, and this holdfast reads up to 1: update"),
+        (
+            {"schema_version": 2},
+            "schema_version 2, but this version of holdfast reads at most 1: update",
+        ),
         ({"schema_version": True}, "it has no schema_version"),
-        ({"colour": 1}, "the report has an unknown key 'colour'"),
-        ({"base": 1}, "the report.base must be text, got 1"),
-        ({"base": None}, "the report.base must be text, got None"),
-        ({"drift": []}, "the report.drift must be an object or null, got []"),
-        ({"notes": "x"}, "the report.notes must be a list, got 'x'"),
-        ({"settings": {"a": []}}, "settings.a must be text or a whole number or a number or"),
+        ({"colour": 1}, "the forgetting report: unknown key 'colour'"),
+        ({"base": 1}, "the forgetting report.base: must be text, got 1"),
+        ({"base": None}, "report.base: must be text, got None"),
+        ({"drift": []}, "report.drift: must be an object, got []"),
+        ({"notes": "x"}, "report.notes: must be a list, got 'x'"),
+        ({"settings": {"a": []}}, "report.settings['a']: "),
         ({"curves": [{"name": "a", "steps": [1], "values": []}]}, "1 steps and 0 values"),
-        ({"curves": [{"name": "a", "steps": [1.5], "values": [1]}]}, "steps[0] must be a whole"),
-        ({"curves": [{"name": "a", "steps": [True], "values": [1]}]}, "steps[0] must be a whole"),
-        ({"curves": [{"name": "a", "steps": [1], "values": ["x"]}]}, "values[0] must be a number"),
-        ({"curves": [{"name": "a", "steps": []}]}, "the report.curves[0] lacks 'values'"),
+        ({"curves": [{"name": "a", "steps": [1.5], "values": [1]}]}, "steps[0]: must be a whole"),
+        ({"curves": [{"name": "a", "steps": [True], "values": [1]}]}, "steps[0]: must be a whole"),
+        ({"curves": [{"name": "a", "steps": [1], "values": ["x"]}]}, "values[0]: must be a number"),
+        ({"curves": [{"name": "a", "steps": []}]}, "the key 'values' is missing"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(change, message):
@@ -130,13 +134,8 @@ def test_a_file_that_is_no_report_is_named(tmp_path):
         ForgettingReport.load(path)
 
 
-def test_the_committed_schema_is_up_to_date():
-    made = json.dumps(report_schema(), indent=2) + "\n"
-    assert SCHEMA.read_text() == made, "write json.dumps(report_schema(), indent=2) to docs/schema"
-
-
 def test_the_schema_is_one_and_is_strict():
-    jsonschema.Draft202012Validator.check_schema(report_schema())
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
     for change in ({"colour": 1}, {"schema_version": 2}, {"scores": [{}]}):
         value = json.loads(ForgettingReport("a", "b").to_json()) | change
         with pytest.raises(jsonschema.ValidationError):

@@ -186,7 +186,7 @@ class TestPlace:
 
     @pytest.mark.parametrize("inside", ["", "base", "tuned", "base/new"])
     def test_among_the_sources(self, tmp_path, pair, inside):
-        with pytest.raises(ValueError, match="lie in one another"):
+        with pytest.raises(ValueError, match="must lie outside both models"):
             merge_on_disk(*pair, tmp_path / inside, overwrite=True)
         assert (pair[0] / "model.safetensors").is_file()
 
@@ -210,11 +210,11 @@ class TestPlace:
 
     def test_no_room(self, tmp_path, pair, monkeypatch):
         monkeypatch.setattr(on_disk.shutil, "disk_usage", lambda _: type("", (), {"free": 3}))
-        with pytest.raises(OSError, match=r"0\.0 GB left"):
+        with pytest.raises(OSError, match=r"0\.0 GB of free space"):
             merge_on_disk(*pair, tmp_path / "out")
 
     def test_a_live_model(self, tmp_path, pair):
-        with pytest.raises(ValueError, match="not in files"):
+        with pytest.raises(ValueError, match="no files to write again"):
             merge_on_disk(pair[0], nn.Linear(2, 2), tmp_path / "out")
 
     def test_alpha(self, tmp_path, pair):

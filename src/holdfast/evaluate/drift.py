@@ -1,6 +1,6 @@
-"""How far the weights moved, ‖θ − θ*‖: overall, by layer, by kind and by tensor.
+"""The distance of the weights, ‖θ − θ*‖: in total, per layer, per kind and per tensor.
 
-Both checkpoints are read once, a slice at a time, whatever their size.
+Both checkpoints are read once, in slices.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from torch import Tensor
 
 from holdfast._torch.progress import progress_bar
 from holdfast.evaluate.report import Drift, DriftRow
-from holdfast.io.checkpoint import Source, Weights, open_weights
+from holdfast.io.checkpoint import Weights, WeightsSource, open_weights
 from holdfast.io.pairing import Pair, pair
 from holdfast.io.slices import Scratch, in_parallel, slices, widened
 
 __all__ = ["drift"]
 
-#: What stands at the input and at the output of a model, by the names that models use.
+#: Common names of modules at the input and at the output of a model.
 _INPUT = re.compile(r"embed|wte|wpe|shared|stem|cls_token|(^|\.)(conv1|bn1)$")
 _OUTPUT = re.compile(r"head|classifier|score|outputs?$|(^|\.)(cls|fc)(\.|$)|embed_out")
 
 
 def drift(
-    base: Source, tuned: Source, *, allow_pickle: bool = False, progress: bool = False
+    base: WeightsSource, tuned: WeightsSource, *, allow_pickle: bool = False, progress: bool = False
 ) -> Drift:
-    """Measure how far the weights of a tuned model are from those of its base.
+    """Measure the distance of a tuned model's weights from those of its base.
 
-    Sums are taken in float32 over 4096 weights and in float64 beyond. Integer tensors (counters,
-    packed quantised weights) are not counted. A tensor with NaN or infinity in either model is
-    named in ``not_finite`` and counts as not moved.
+    Sums over 4096 weights are in float32, sums of these in float64. Integer tensors (counters,
+    packed quantised weights) are ignored. A tensor with NaN or infinity in either model is named in
+    ``not_finite`` and counts as not moved.
 
     Args:
-        base, tuned: as for :func:`open_weights`. A tuned LoRA adapter is put onto the base.
-        allow_pickle: read pickled weights too.
-        progress: show a bar.
+        base, tuned: as for :func:`open_weights`. A tuned LoRA adapter is combined with the base.
+        allow_pickle: also read pickled weights.
+        progress: show a progress bar.
 
     Example:
         >>> base, tuned = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
@@ -87,8 +87,8 @@ def drift(
 
 
 @dataclass(frozen=True)
-class _Task:
-    """A slice of a pair."""
+class _Slice:
+    """A slice of a pair of tensors."""
 
     pair: Pair
     begin: int
@@ -99,41 +99,41 @@ class _Task:
 def _measured(
     base: Weights, tuned: Weights, pairs: Iterable[Pair], progress: bool
 ) -> Iterator[tuple[Pair, float, float]]:
-    """The distance and the pretrained norm of each pair, in order."""
+    """Yield the distance and the pretrained norm of each pair, in order."""
     pairs = list(pairs)
     sizes = [base[p.base].size for p in pairs]
-    tasks = (
-        _Task(p, begin, end, last=end == size)
+    parts = (
+        _Slice(p, begin, end, last=end == size)
         for p, size in zip(pairs, sizes, strict=True)
         for begin, end in slices(size)
     )
     work = partial(_sums, base, tuned, Scratch())
     bar = progress_bar(sum(sizes), "drift", shown=progress, unit="weight")
     moved = pretrained = 0.0
-    for task, d, n in in_parallel(work, tasks):
+    for part, d, n in in_parallel(work, parts):
         moved, pretrained = moved + d, pretrained + n
-        bar.update(task.end - task.begin)
-        if task.last:
-            yield task.pair, math.sqrt(moved), math.sqrt(pretrained)
+        bar.update(part.end - part.begin)
+        if part.last:
+            yield part.pair, math.sqrt(moved), math.sqrt(pretrained)
             moved = pretrained = 0.0
     bar.close()
 
 
 def _sums(
-    base: Weights, tuned: Weights, scratch: Scratch, task: _Task
-) -> tuple[_Task, float, float]:
-    """‖θ − θ*‖² and ‖θ*‖² of a slice."""
-    before = base.read(task.pair.base, task.begin, task.end, scratch)
-    after = tuned.read(task.pair.tuned, task.begin, task.end, scratch)
+    base: Weights, tuned: Weights, scratch: Scratch, part: _Slice
+) -> tuple[_Slice, float, float]:
+    """Return ‖θ − θ*‖² and ‖θ*‖² of a slice."""
+    before = base.read(part.pair.base, part.begin, part.end, scratch)
+    after = tuned.read(part.pair.tuned, part.begin, part.end, scratch)
     before, after = widened(before, after, scratch)
     moved = torch.sub(after, before, out=scratch("moved", len(after), after.dtype))
-    return task, square_sum(moved), square_sum(before)
+    return part, square_sum(moved), square_sum(before)
 
 
 def square_sum(values: Tensor) -> float:
-    """Σx² of a flat tensor: within rows in its own precision, over them in float64.
+    """Return Σx² of a flat tensor: within rows in its own dtype, over rows in float64.
 
-    >>> square_sum(torch.full((10_000,), 1e-25)) > 0  # far below what float32 holds
+    >>> square_sum(torch.full((10_000,), 1e-25)) > 0  # the squares underflow in float32
     True
     """
     whole = values.numel() // 4096 * 4096
@@ -142,15 +142,15 @@ def square_sum(values: Tensor) -> float:
     total = float(rows.double().square().sum() + rest.double().square())
     if 1e-30 < total < 1e30 or not values.any():
         return total
-    exact = values.double()  # squares beyond the range of float32, or no numbers at all
+    exact = values.double()  # squares beyond the range of float32, or NaN
     return float(torch.dot(exact, exact))
 
 
 def layer_and_kind(name: str) -> tuple[str, str]:
-    """The layer that a tensor belongs to, and what it is within it.
+    """Return the layer of a tensor, and its kind within the layer.
 
-    A layer is named up to the first number. What stands outside of the numbered ones is its own
-    layer, and of a kind of its own.
+    A layer's name ends with the first number. A tensor outside of numbered layers forms its own
+    layer and its own kind.
 
     >>> layer_and_kind("model.layers.11.self_attn.q_proj.weight")
     ('model.layers.11', 'self_attn.q_proj.weight')
@@ -165,7 +165,7 @@ def layer_and_kind(name: str) -> tuple[str, str]:
 
 
 def _place(layer: str) -> tuple[int, list[tuple[int, str]]]:
-    """Where a layer stands between the input and the output, as a key to sort by."""
+    """Return a sort key for the position of a layer between input and output."""
     parts = layer.split(".")
     if parts[-1].isdigit() and not _OUTPUT.search(layer):
         group = 1
@@ -173,7 +173,7 @@ def _place(layer: str) -> tuple[int, list[tuple[int, str]]]:
         group = 0
     else:
         group = 3 if _OUTPUT.search(layer) else 2
-    # An encoder stands before its decoder, which the alphabet does not know.
+    # An encoder comes before its decoder, against the alphabetical order.
     natural = [
         (int(part), "") if part.isdigit() else (0, part.replace("encoder", "a_encoder"))
         for part in parts

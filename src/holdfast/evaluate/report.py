@@ -1,16 +1,14 @@
-"""What a fine-tune cost, as data: figures with their uncertainty, and nothing about pictures.
+"""The forgetting report as data: figures with their uncertainty.
 
-A :class:`ForgettingReport` is made by :func:`holdfast.measure`, goes to JSON and comes back, and is
-shown as Markdown, in a terminal or as a page.
+:func:`holdfast.measure` returns a :class:`ForgettingReport`. It is saved as JSON and loaded again,
+and shown as Markdown, in a terminal or as a page. ``docs/schema`` holds the JSON Schema.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import ClassVar
 
-from holdfast.io import codec as _codec
 from holdfast.report import forgetting
 from holdfast.report.document import Document
 from holdfast.report.shown import Shown
@@ -24,20 +22,19 @@ __all__ = [
     "Estimate",
     "ForgettingReport",
     "Score",
-    "report_schema",
 ]
 
 ROLES = ("retained", "target")
 
-#: Of the JSON form. Raised when a field is renamed, removed or changes its meaning.
+#: Version of the JSON form. It grows when a field is renamed, removed or changes its meaning.
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure, its 95 % bootstrap interval, and how many samples it rests on.
+    """A figure, its 95 % bootstrap interval, and its number of samples.
 
-    ``low`` and ``high`` are None where the source gives no interval.
+    ``low`` and ``high`` are None if the source gives no interval.
     """
 
     value: float
@@ -48,16 +45,16 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Score:
-    """One thing that both models were tested on.
+    """The result of one test, before and after.
 
     Attributes:
-        name: what was tested: a file, a dataset or a task.
+        name: the name of the test: a file, a dataset or a task.
         metric: as its source names it: ``"nll"`` (nats per token), ``"perplexity"``,
             ``"accuracy"``, ``"exact_match"``, … Shares are in [0, 1].
-        lower_is_better: whether less of it is better.
-        before, after: of the base and of the tuned model.
-        change: after − before, over the same samples (paired where the samples are known).
-        role: ``"target"`` for what the model was tuned for, ``"retained"`` for the rest.
+        lower_is_better: whether a lower value is better.
+        before, after: the values of the base and of the tuned model.
+        change: after − before on the same samples (paired if the samples are known).
+        role: ``"target"`` for the task that the model was tuned for, else ``"retained"``.
     """
 
     name: str
@@ -78,12 +75,11 @@ class Divergence:
     """KL(base‖tuned) between the predictions of the two models, in nats per prediction.
 
     Attributes:
-        name: on which inputs: a file's name, or ``"context-free"`` for texts that the base model
-            itself wrote.
+        name: the name of the inputs, or ``"context-free"`` for texts that the base generated.
         kl: the mean over predictions; ``n`` counts sequences, which the interval resamples.
-        predictions: how many predictions were compared.
-        per: what a prediction is: ``"token"``, ``"masked token"`` or ``"sample"``.
-        how: one line on the way it was measured.
+        predictions: the number of compared predictions.
+        per: the unit of a prediction: ``"token"``, ``"masked token"`` or ``"sample"``.
+        how: one line on how it was measured.
     """
 
     name: str
@@ -98,11 +94,11 @@ class DriftRow:
     """How far one tensor, layer or kind of parameter moved.
 
     Attributes:
-        name: of the tensor, layer or kind.
+        name: the name of the tensor, layer or kind.
         distance: ‖θ − θ*‖.
         norm: ‖θ*‖.
         size: the number of weights.
-        layer, kind: of a tensor, which row of ``layers`` and ``kinds`` it counts to.
+        layer, kind: for a tensor, the names of its rows in ``layers`` and ``kinds``.
     """
 
     name: str
@@ -114,7 +110,7 @@ class DriftRow:
 
     @property
     def relative(self) -> float:
-        """Distance over norm; a thing that was zero and moved has moved infinitely."""
+        """Distance over norm; infinite if weights that were all zero moved."""
         if self.norm > 0:
             return self.distance / self.norm
         return float("inf") if self.distance > 0 else 0.0
@@ -125,12 +121,12 @@ class Drift:
     """How far the weights moved, over those that both models have.
 
     Attributes:
-        total: over all weights.
-        layers: by layer, from the input to the output.
-        kinds: by kind of parameter, such as ``self_attn.q_proj.weight``.
-        tensors: by tensor.
-        only_base, only_tuned: tensors that one of the models lacks, a new head for example.
-        not_finite: tensors of the tuned model that hold NaN or infinity; they count as not moved.
+        total: all weights.
+        layers: one row per layer, from the input to the output.
+        kinds: one row per kind of parameter, such as ``self_attn.q_proj.weight``.
+        tensors: one row per tensor.
+        only_base, only_tuned: tensors that only one model has, such as a new head.
+        not_finite: tensors with NaN or infinity; they count as not moved.
     """
 
     total: DriftRow
@@ -159,17 +155,17 @@ class Curve:
 
 @dataclass(frozen=True)
 class ForgettingReport(Shown):
-    """What was measured of two models.
+    """The comparison of a tuned model with its base.
 
     Attributes:
-        base, tuned: what they are called.
+        base, tuned: the names of the models.
         drift: how far the weights moved.
         divergences: how far the predictions moved.
-        scores: before and after on each thing that was tested.
-        curves: over the steps of training, if it was watched.
+        scores: the results of the tests, before and after.
+        curves: figures over the steps of training, if it was watched.
         notes: what could not be measured and why, one sentence each.
         settings: how it was measured: seeds, numbers of samples, lengths.
-        versions: of holdfast, torch and what else had a part in it.
+        versions: versions of holdfast, torch and the other packages involved.
 
     Example:
         >>> kl = Divergence("notes.txt", Estimate(0.08, 0.07, 0.09, n=64), 4096, "token", "")
@@ -190,49 +186,12 @@ class ForgettingReport(Shown):
     settings: dict[str, str | int | float | bool | None] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
+    what: ClassVar[str] = "forgetting report"
 
     def verdict(self) -> Verdict:
         """What was forgotten, in plain words."""
         return verdict(self)
 
-    def to_json(self) -> str:
-        """The report as JSON text, by the schema of :func:`report_schema`.
-
-        NaN and infinity are the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, and come back
-        as numbers; only in ``settings``, which hold text as well, they stay text.
-        """
-        return json.dumps(_codec.encode(self), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> ForgettingReport:
-        """The report that :meth:`to_json` wrote; ValueError in one sentence for anything else."""
-        try:
-            value = json.loads(text, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"this is not the JSON of a forgetting report: {error}") from None
-        version = value.get("schema_version") if isinstance(value, dict) else None
-        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-            raise ValueError("this is not a forgetting report: it has no schema_version")
-        if version > SCHEMA_VERSION:
-            raise ValueError(
-                f"this report has schema_version {version}, and this holdfast reads up to "
-                f"{SCHEMA_VERSION}: update holdfast to read it"
-            )
-        return _codec.decode(cls, value)
-
     def document(self) -> Document:
         """Verdict, plots and tables, in the form that all renderers show."""
         return forgetting.document(self)
-
-
-def report_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of :meth:`ForgettingReport.to_json`."""
-    schema = _codec.schema(ForgettingReport)
-    schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
-    schema["$defs"]["Score"]["properties"]["role"] = {"enum": list(ROLES)}
-    schema["required"].append("schema_version")
-    return {"$id": f"urn:holdfast:forgetting-report:{SCHEMA_VERSION}", **schema}
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f'{name} is no JSON number: write "{name}"')

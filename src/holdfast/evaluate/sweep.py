@@ -1,30 +1,28 @@
-"""WiSE-FT at several α, measured: how much is learned and how much forgotten between two models.
+"""Interpolate between a base and a tuned model at several α, and measure each model.
 
     found = sweep("models/base", "runs/tuned", text=["wiki.txt"], target="gsm8k.jsonl")
     found.recommendation().alpha, found.save("sweep.html")
 
-θ = α·θ₁ + (1−α)·θ* costs no training, so the best α is found by trying (Wortsman et al.,
-https://arxiv.org/abs/2109.01903).
+θ = α·θ₁ + (1−α)·θ* needs no training, so the best α is found by measuring several (Wortsman et
+al., https://arxiv.org/abs/2109.01903).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
 from holdfast._torch.checks import share
 from holdfast.evaluate.measure import measure_many
 from holdfast.evaluate.report import ForgettingReport
-from holdfast.io import codec as _codec
 from holdfast.io.merge import merge_on_disk
 from holdfast.io.models import Loader, ModelSource
 from holdfast.report import sweep as _shown
@@ -34,18 +32,18 @@ from holdfast.report.shown import Shown
 
 __all__ = ["Sweep", "SweepPoint", "sweep"]
 
-#: Of the JSON form. Raised when a field is renamed, removed or changes its meaning.
+#: Version of the JSON form. It grows when a field is renamed, removed or changes its meaning.
 SCHEMA_VERSION = 1
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """The model at one α, beside the base.
+    """The model at one α, compared with the base.
 
     Attributes:
         alpha: the share of the tuned weights; 0 is the base and 1 the tuned model.
-        report: what was measured of it.
+        report: the comparison with the base.
     """
 
     alpha: float
@@ -57,47 +55,27 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class Sweep(Shown):
-    """What was measured between a base and a tuned model.
+    """The models between a base and a tuned model, measured.
 
     Attributes:
-        base, tuned: what they are called.
-        points: by α, from the base to the tuned model.
+        base, tuned: the names of the models.
+        points: the measured models, by increasing α.
     """
 
     base: str
     tuned: str
     points: tuple[SweepPoint, ...]
     schema_version: int = SCHEMA_VERSION
+    what: ClassVar[str] = "sweep"
 
     def __post_init__(self) -> None:
         alphas = [point.alpha for point in self.points]
         if not alphas or alphas != sorted(set(alphas)):
-            raise ValueError("a sweep has at least one point, and its α increase")
+            raise ValueError("a sweep needs at least one point, and α must increase")
 
     def recommendation(self) -> AlphaRecommendation:
         """Which α to take, and why, by the rule of :mod:`holdfast.report.recommend`."""
         return recommend_alpha(self)
-
-    def to_json(self) -> str:
-        """The sweep as JSON text; each point's report is as :class:`ForgettingReport` writes it."""
-        return json.dumps(_codec.encode(self), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> Sweep:
-        """The sweep that :meth:`to_json` wrote; ValueError in one sentence for anything else."""
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"this is not the JSON of a sweep: {error}") from None
-        version = value.get("schema_version") if isinstance(value, dict) else None
-        if type(version) is not int or version < 1 or "points" not in value:
-            raise ValueError("this is not a sweep: it has no schema_version or no points")
-        if version > SCHEMA_VERSION:
-            raise ValueError(
-                f"this sweep has schema_version {version}, and this holdfast reads up to "
-                f"{SCHEMA_VERSION}: update holdfast to read it"
-            )
-        return _codec.decode(cls, value, "the sweep")
 
     def document(self) -> Document:
         """Recommended α, frontier and table, in the form that all renderers show."""
@@ -117,18 +95,18 @@ def sweep(
     progress: bool = True,
     **tests: Any,
 ) -> Sweep:
-    """Measure the models between a base and a tuned one.
+    """Measure the models between a base and a tuned model.
 
-    The base is asked once. One merged checkpoint is on disk and one model in memory at a time; the
-    two ends are measured where they are.
+    The base takes the tests once. At any time, at most one merged checkpoint is on disk and one
+    model in memory. The base and the tuned model themselves are not copied.
 
     Args:
         base: a directory or a file of the pretrained model.
-        tuned: the same of the tuned model, or a LoRA adapter.
+        tuned: a directory or a file of the tuned model, or a LoRA adapter.
         alphas: the shares of the tuned weights, from 0 to 1.
-        out: where merged checkpoints are written; None takes the system's temporary directory.
-        keep: leave them there, in ``out/alpha-0.25`` and so on.
-        overwrite: replace those that are there.
+        out: where merged checkpoints are written; None uses a temporary directory.
+        keep: keep the merged checkpoints, as ``out/alpha-0.25`` and so on.
+        overwrite: replace existing checkpoints.
         drift, loader, progress: as for :func:`holdfast.measure`.
         tests: the tests, with the names of :func:`holdfast.measure`: ``text``, ``data``, …
 
@@ -145,15 +123,15 @@ def sweep(
     """
     wanted = sorted({share("alpha", alpha) for alpha in alphas})
     if not wanted:
-        raise ValueError("a sweep needs at least one α, such as 0, 0.5 and 1")
+        raise ValueError("a sweep needs at least one α, for example 0, 0.5 and 1")
     if keep and out is None:
-        raise ValueError("out= must say where to keep the merged checkpoints")
-    # What lies between comes first: models that cannot be merged are told before any is asked.
+        raise ValueError("keep=True needs out=, the directory for the merged checkpoints")
+    # The merged models come first, so that models that cannot be merged fail before any test.
     order = sorted(wanted, key=lambda alpha: (alpha in (0, 1), alpha))
     if isinstance(base, nn.Module) or isinstance(tuned, nn.Module):
         raise ValueError(
-            "a sweep is over checkpoints on disk: save the model with save_pretrained, and pass "
-            "its directory"
+            "a sweep needs checkpoints on disk: save the model with save_pretrained, and pass its "
+            "directory"
         )
     merging = {
         "overwrite": overwrite,
@@ -167,7 +145,7 @@ def sweep(
             folder = os.fspath(out)
         models = _models(base, tuned, order, Path(folder), keep, merging)
         reports = measure_many(base, models, drift=drift, loader=loader, progress=progress, **tests)
-        for opened in (models, reports):  # to be left in the other order
+        for opened in (models, reports):  # closed in reverse order
             stack.enter_context(contextlib.closing(opened))
         points = [SweepPoint(a, report) for a, report in zip(order, reports, strict=True)]
     return Sweep(str(base), str(tuned), tuple(sorted(points, key=lambda point: point.alpha)))
@@ -181,7 +159,7 @@ def _models(
     keep: bool,
     merging: dict[str, bool],
 ) -> Generator[tuple[str, ModelSource | None], None, None]:
-    """The models at each α by name, made when they are asked for and removed afterwards."""
+    """Yield the model at each α with its name; a merged model is removed after its use."""
     for alpha in alphas:
         if alpha == 0:
             yield str(base), None

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writing of files, and checks of output folders."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from filelock import FileLock, Timeout
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` make the file beside its place, then move it there."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # machines share folders
+    """Write a file atomically: ``write`` creates a temporary file, which is then renamed."""
+    beside = path.with_name(
+        f".{path.name}.{secrets.token_hex(4)}.tmp"
+    )  # unique, because machines share folders
     try:
         write(beside)
         with open(beside, "rb") as written:
-            os.fsync(written.fileno())  # on disk before its name says so
+            os.fsync(written.fileno())  # on disk before the rename
         os.replace(beside, path)
     except BaseException as error:
         beside.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            error.filename = os.fspath(path)  # a full disk does not say what there is no room for
+            error.filename = os.fspath(path)  # the error of a full disk does not name the file
         raise
 
 
 def check_folder(folder: Path, option: str = "--out") -> None:
-    """Before long work, not after it: a directory can be made there, and written to."""
+    """Raise ValueError before long work if a folder cannot be created or written."""
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{option} must be a directory, and {folder} is a file")
+        raise ValueError(f"{option} must be a directory, but {folder} is a file")
     above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ValueError(f"{option} {folder} cannot be written: no permission in {above}")

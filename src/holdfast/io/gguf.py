@@ -1,4 +1,4 @@
-"""GGUF files as weights: dequantised, under the names that transformers gives them."""
+"""Dequantised weights of GGUF files, with the names that transformers gives them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.io.checkpoint import LiveWeights, Spec, Weights
+from holdfast._torch.imports import require
 from holdfast.io.slices import Scratch
+from holdfast.io.weights import LiveWeights, Spec, Weights
 
-#: Processors that make one tensor of several, experts for example: those are loaded as a whole.
+#: Processors that merge several tensors into one, such as experts: these files are loaded whole.
 _MANY_TO_ONE = ("Qwen2MoeTensorProcessor", "GptOssTensorProcessor", "MiniMaxM2TensorProcessor")
 
 
 class GGUFWeights(Weights):
-    """Weights in a GGUF file. A tensor is dequantised as a whole; the last one is kept."""
+    """Weights in a GGUF file. A tensor is dequantised as a whole; the last one is cached."""
 
     def __init__(
         self,
@@ -36,10 +37,10 @@ class GGUFWeights(Weights):
     def read(
         self, name: str, begin: int = 0, end: int | None = None, scratch: Scratch | None = None
     ) -> Tensor:
-        """The values of a tensor, flat, from one to another."""
+        """Return the values ``begin`` to ``end`` of the flattened tensor."""
         with self._lock:
             if self._last[0] != name:
-                self._last = (name, torch.empty(0))  # let the old one go before the new one comes
+                self._last = (name, torch.empty(0))  # free the old tensor first
                 self._last = (name, self._dequantised(name))
             return self._last[1][begin:end]
 
@@ -57,31 +58,27 @@ class GGUFWeights(Weights):
             tensor = torch.tensor(done.weights)
         if tuple(tensor.shape) != self[name].shape:
             raise ValueError(
-                f"{name} of {self.label} is {tuple(tensor.shape)}, its model has {self[name].shape}"
+                f"{name} in {self.label} has shape {tuple(tensor.shape)}, its model "
+                f"{self[name].shape}"
             )
         return tensor.reshape(-1)
 
 
 def open_gguf(path: Path) -> Weights:
-    """The weights of a GGUF file, in float32."""
+    """Open the weights of a GGUF file, in float32."""
+    gguf = require("gguf", what="reading GGUF files")
+    transformers = require("transformers", extra="hf", what="reading GGUF files")
+    names = require("transformers.modeling_gguf_pytorch_utils", extra="hf", what="GGUF files")
     try:
-        from gguf import GGUFReader
-        from transformers import AutoConfig, AutoModelForCausalLM
-        from transformers import modeling_gguf_pytorch_utils as names
-    except ImportError as error:
-        raise ImportError(
-            'GGUF files are read with transformers and gguf: pip install "holdfast[hf]" gguf'
-        ) from error
-    try:
-        reader = GGUFReader(path)
+        reader = gguf.GGUFReader(path)
         config = names.load_gguf_checkpoint(str(path))["config"]
     except (ValueError, IndexError, KeyError, OSError) as error:
         raise ValueError(
             f"{path} is not a GGUF file that transformers can read: {error}"
         ) from error
-    about = AutoConfig.for_model(**config)
+    about = transformers.AutoConfig.for_model(**config)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(about)
+        model = transformers.AutoModelForCausalLM.from_config(about)
     architecture = str(names.read_field(reader, "general.architecture")[0])
     processors: Any = names.TENSOR_PROCESSORS
     processor = processors.get(architecture, names.TensorProcessor)(config=config)

@@ -1,7 +1,7 @@
-"""WiSE-FT between two checkpoints on disk, θ = α·θ₁ + (1−α)·θ*, in constant memory.
+"""Interpolate two checkpoints on disk, θ = α·θ₁ + (1−α)·θ*, in constant memory.
 
-The merged checkpoint has the files of the tuned one, or of the base where an adapter was tuned, and
-is there whole or not at all. :class:`holdfast.WiseFT` does the same to a model in memory.
+The merged checkpoint has the files of the tuned one, or of the base if an adapter was tuned. It is
+written completely or not at all.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import torch
 from holdfast._torch.checks import share
 from holdfast._torch.progress import progress_bar
 from holdfast.io.adapter import AdaptedWeights
-from holdfast.io.checkpoint import PICKLES, Source, Weights, open_weights
+from holdfast.io.checkpoint import PICKLES, Weights, WeightsSource, open_weights
 from holdfast.io.pairing import pair
 from holdfast.io.safetensors_files import header_for
 from holdfast.io.slices import Scratch, in_parallel, slices, widened
 
 __all__ = ["merge_on_disk"]
 
-#: Weights in whatever format, their indices, and what trainers leave beside them.
+#: Weights of any format and their indices are not copied, nor are files of trainers.
 _NOT_COPIED = (".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json", *PICKLES)
 _NOT_COPIED_NAMES = ("trainer_state.json", "adapter_config.json", "README.md")
 
 
 def merge_on_disk(
-    base: Source,
-    tuned: Source,
+    base: WeightsSource,
+    tuned: WeightsSource,
     out: str | os.PathLike[str],
     alpha: float = 0.5,
     *,
@@ -41,20 +41,20 @@ def merge_on_disk(
     allow_pickle: bool = False,
     progress: bool = False,
 ) -> Path:
-    """Write the checkpoint between a base and a tuned model.
+    """Write the interpolation of a base and a tuned model as a checkpoint.
 
-    What only the tuned model has (a new head), what has another shape there and integer tensors
-    are kept as tuned. Interpolated is in float32; the dtype stays the tuned one's. α = 1 gives the
-    tuned weights to the bit, α = 0 those of the base in the tuned one's dtype.
+    Tensors that only the tuned model has (a new head), resized tensors and integer tensors are
+    copied from the tuned model. Interpolation is in float32, the result has the tuned model's
+    dtype. α = 1 gives the tuned weights exactly, α = 0 the base's in the tuned model's dtype.
 
     Args:
         base: as for :func:`holdfast.io.checkpoint.open_weights`.
         tuned: a directory, a file or a LoRA adapter, whose effective weights are interpolated.
-        out: the directory to write. Configuration and tokenizer are copied into it.
+        out: the output directory. Configuration and tokenizer are copied into it.
         alpha: the share of the tuned weights, between 0 and 1.
-        overwrite: replace what is in ``out``.
-        allow_pickle: read pickled weights too; safetensors are written.
-        progress: show a bar.
+        overwrite: replace the contents of ``out``.
+        allow_pickle: also read pickled weights; the output is always safetensors.
+        progress: show a progress bar.
 
     Returns:
         The directory.
@@ -64,11 +64,10 @@ def merge_on_disk(
     after = open_weights(tuned, base=before, allow_pickle=allow_pickle)
     if not after.shards:
         raise ValueError(
-            f"{after.label} is not in files that can be written anew: save it with "
-            "save_pretrained (of a model in memory, WiseFT makes the same)"
+            f"{after.label} has no files to write again: save it with save_pretrained first"
         )
     _check_place(out, [before, after], overwrite)
-    # The first pair of a tensor counts; a second one tells of a head that the tuned model ties.
+    # The first pair of a tensor counts; a second one is a head that the tuned model ties.
     partner = {p.tuned: p.base for p in reversed(pair(before, after).pairs)}
     merge = _Merge(before, after, partner, alpha)
 
@@ -95,7 +94,7 @@ def merge_on_disk(
 
 @dataclass(frozen=True)
 class _Merge:
-    """The two ends, the base's name for each of the tuned one's tensors, and the place between."""
+    """Both models, the base's name of each tensor of the tuned model, and α."""
 
     base: Weights
     tuned: Weights
@@ -105,16 +104,16 @@ class _Merge:
 
     @property
     def bytes(self) -> int:
-        """How large the result is."""
+        """The size of the result."""
         return sum(spec.size * spec.dtype.itemsize for spec in self.tuned.values())
 
     def files(self) -> dict[str, list[str]]:
-        """The files to write, each with its tensors."""
+        """Return the files to write with their tensors."""
         files = self.tuned.shards
         return files if len(files) > 1 else {"model.safetensors": next(iter(files.values()))}
 
     def write(self, file: Path, names: list[str]) -> Iterator[int]:
-        """Write a file, a slice at a time; gives the number of bytes of each."""
+        """Write a file in slices; yield the number of bytes of each slice."""
         specs = {name: self.tuned[name] for name in names}
         header, offsets = header_for({name: (s.dtype, s.shape) for name, s in specs.items()})
         file.write_bytes(header)
@@ -131,12 +130,12 @@ class _Merge:
         with open(file, "r+b", buffering=0) as opened:
             opened.seek(offset + begin * self.tuned[name].dtype.itemsize)
             left = values.numpy().data
-            while left:  # a write may end early
+            while left:  # a write may be partial
                 left = left[opened.write(left) :]
         return values.numel()
 
     def _between(self, name: str, begin: int, end: int) -> torch.Tensor:
-        """α·θ₁ + (1−α)·θ* of a slice, to the bit at the ends."""
+        """Return α·θ₁ + (1−α)·θ* of a slice, exact for α = 0 and 1."""
         dtype = self.tuned[name].dtype
         own = self.partner.get(name)
         if own is None or self.alpha == 1 or not dtype.is_floating_point:
@@ -155,12 +154,12 @@ def _check_place(out: Path, sources: list[Weights], overwrite: bool) -> None:
     sources = [*sources, *(s.base for s in sources if isinstance(s, AdaptedWeights))]
     for path in {source.path.resolve() for source in sources if source.path is not None}:
         if out == path or out in path.parents or path in out.parents:
-            raise ValueError(f"{out} and {path} lie in one another: write to a place of its own")
+            raise ValueError(f"the output directory {out} must lie outside both models, got {path}")
     if out.exists() and not out.is_dir():
-        raise FileExistsError(f"{out} is a file: give a directory to write")
+        raise FileExistsError(f"the output {out} must be a directory, but it is a file")
     if out.is_dir() and any(out.iterdir()) and not overwrite:
         raise FileExistsError(
-            f"{out} is not empty: give another directory, or replace it (overwrite=True, "
+            f"{out} is not empty: choose another directory, or replace it (overwrite=True, "
             "--overwrite)"
         )
 
@@ -169,12 +168,13 @@ def _check_room(directory: Path, needed: int) -> None:
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise OSError(
-            f"{directory} has {free / 1e9:.1f} GB left, the merged weights take {needed / 1e9:.1f}"
+            f"{directory} has {free / 1e9:.1f} GB of free space, but the merged weights need "
+            f"{needed / 1e9:.1f} GB"
         )
 
 
 def _directories(tuned: Weights) -> list[Path]:
-    """Where configuration and tokenizer are; what an adapter brings comes over its base's."""
+    """Return the directories with configuration and tokenizer; later ones take precedence."""
     chain = [tuned.base, tuned] if isinstance(tuned, AdaptedWeights) else [tuned]
     return [weights.path for weights in chain if weights.path is not None and weights.path.is_dir()]
 
@@ -204,7 +204,7 @@ def _write_index(directory: Path, merge: _Merge) -> None:
 
 
 def _move(aside: Path, out: Path) -> None:
-    """Put the finished directory into its place, and what was there before away."""
+    """Move the finished directory to its place, and remove the previous one."""
     if not out.exists():
         os.rename(aside, out)
         return

@@ -1,4 +1,4 @@
-"""Which tensor of a base model belongs to which of a tuned one."""
+"""Match the tensors of a base model with those of a tuned model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from holdfast._torch.names import align, plain_name, shorten
-from holdfast.io.checkpoint import Weights
 from holdfast.io.slices import slices
+from holdfast.io.weights import Weights
 
 _EMBEDDING = re.compile(r"embed|wte|tok|shared")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|decoder|output|output_layer)\.weight$")
@@ -18,12 +18,12 @@ _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|decoder|output|output_layer)\.weig
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor of both models.
+    """A tensor that both models have.
 
     Attributes:
-        name: what it is called.
-        base, tuned: its name in each.
-        again: whether it is a second name for a tensor of another pair, as in tied embeddings.
+        name: its name without prefixes.
+        base, tuned: its name in each model.
+        again: whether it is another name for the tensor of another pair (tied embeddings).
     """
 
     name: str
@@ -34,7 +34,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairing:
-    """The tensors of both models, and those that only one has or that have another shape."""
+    """The tensors of both models, and those that only one has or that differ in shape."""
 
     pairs: tuple[Pair, ...]
     only_base: tuple[str, ...]
@@ -43,15 +43,15 @@ class Pairing:
 
 
 def pair(base: Weights, tuned: Weights) -> Pairing:
-    """Find the pairs, through prefixes and tied weights; fails for different architectures."""
+    """Find the pairs despite prefixes and tied weights; refuse different architectures."""
     for weights in (base, tuned):
         _check_not_packed(weights)
     named = align(tuned, base)
     partner = {name: own for name in tuned if (own := named(name)) is not None}
     if not partner:
         raise ValueError(
-            f"{base.label} and {tuned.label} are different architectures, they share no tensor "
-            f"name: {shorten(list(base), most=2)}, but {shorten(list(tuned), most=2)}"
+            f"{base.label} and {tuned.label} are different architectures: they share no tensor "
+            f"name ({shorten(list(base), most=2)}; {shorten(list(tuned), most=2)})"
         )
     resized = {
         name: f"{name} ({_shape(base, own)} → {_shape(tuned, name)})"
@@ -60,7 +60,7 @@ def pair(base: Weights, tuned: Weights) -> Pairing:
     }
     if len(resized) > len(partner) / 2:
         raise ValueError(
-            f"{base.label} and {tuned.label} are different architectures, {len(resized)} of "
+            f"{base.label} and {tuned.label} are different architectures: {len(resized)} of "
             f"{len(partner)} shared tensors differ in shape: {shorten([*resized.values()], most=3)}"
         )
     pairs = {
@@ -88,7 +88,7 @@ def pair(base: Weights, tuned: Weights) -> Pairing:
 def _tied_alike(
     base: Weights, own: str, tuned: Weights, name: str, partner: dict[str, str]
 ) -> bool:
-    """Whether a tensor is a second name for the same other one in both models."""
+    """Whether a tensor is tied to the same other tensor in both models."""
     if not _HEAD.search(name):
         return False
     first = _twin(tuned, name, partner)
@@ -96,7 +96,7 @@ def _tied_alike(
 
 
 def _twin(weights: Weights, name: str, among: Iterable[str]) -> str | None:
-    """The embedding that a matrix is the same as, value by value."""
+    """Return the embedding that equals a matrix value by value."""
     spec = weights[name]
     for other in among:
         if other == name or weights[other] != spec or len(spec.shape) < 2:
@@ -114,7 +114,7 @@ def _equal(weights: Weights, one: str, other: str) -> bool:
 
 
 def _untied_from(without: Weights, other: Weights, head: str) -> str | None:
-    """The embedding that serves a model without a head of its own as the other one's head."""
+    """Return the embedding that a model without its own head uses as its head."""
     if not _HEAD.search(head) or not _ties(without, other):
         return None
     shape = other[head].shape
@@ -122,8 +122,10 @@ def _untied_from(without: Weights, other: Weights, head: str) -> str | None:
 
 
 def _ties(weights: Weights, other: Weights) -> bool:
-    """Whether a model's embedding is its head. A file need not say so where it is the default:
-    then it shows in a head that a model of the same architecture has.
+    """Whether a model's embedding is its head.
+
+    A configuration may omit the default. Then a model of the same architecture decides: if it has a
+    head, the head is tied here.
     """
     config = weights.config
     said = config.get("tie_word_embeddings")
@@ -146,6 +148,6 @@ def _check_not_packed(weights: Weights) -> None:
     )
     if packed > sum(s.size for s in weights.values()) / 2:
         raise ValueError(
-            f"{weights.label} holds quantised weights, which can be neither compared nor merged: "
-            "take the checkpoint before quantisation, or dequantise and save it"
+            f"{weights.label} holds quantised weights, which cannot be compared or merged: use the "
+            "checkpoint before quantisation, or dequantise and save it"
         )

@@ -1,4 +1,4 @@
-"""Safetensors files and directories of them: memory-mapped, read in slices, written in a stream."""
+"""Safetensors files: memory-mapped, read in slices, written as a stream."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LETTERS = {dtype: letters for letters, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies: its values begin at a byte of a file."""
+    """The position of a tensor in a file."""
 
     file: Path
     offset: int
@@ -44,22 +44,22 @@ class Stored:
     shape: tuple[int, ...]
 
     def read(self, begin: int, end: int, into: Tensor | None = None) -> Tensor:
-        """Some of its values, flat, in memory of their own or in a tensor that is given."""
+        """Return the values ``begin`` to ``end`` of the flattened tensor, in ``into`` if given."""
         values = torch.empty(end - begin, dtype=self.dtype) if into is None else into
         with open(self.file, "rb", buffering=0) as file:
             file.seek(self.offset + begin * self.dtype.itemsize)
             left = values.view(torch.uint8).numpy().data
-            while left and (count := file.readinto(left)):  # a read may end early
+            while left and (count := file.readinto(left)):  # a read may be partial
                 left = left[count:]
         if left:
-            raise ValueError(f"{self.file} was cut short while it was read")
+            raise ValueError(f"{self.file} was truncated while it was read")
         return values
 
 
 def read_header(file: Path) -> dict[str, Stored]:
-    """Every tensor of a file by name, in the order in which they lie in it."""
+    """Return every tensor of a file by name, in the order of the file."""
     try:
-        with safetensors.safe_open(file, framework="pt"):  # checks the file as a whole
+        with safetensors.safe_open(file, framework="pt"):  # validates the whole file
             pass
     except safetensors.SafetensorError as error:
         raise _unreadable(file, error) from error
@@ -69,7 +69,7 @@ def read_header(file: Path) -> dict[str, Stored]:
     header.pop("__metadata__", None)
     unknown = sorted({entry["dtype"] for entry in header.values()} - set(_DTYPES))
     if unknown:
-        raise ValueError(f"{file} holds tensors of a dtype that is not read: {shorten(unknown)}")
+        raise ValueError(f"{file} holds tensors of unsupported dtypes: {shorten(unknown)}")
     return {
         name: Stored(
             file,
@@ -84,7 +84,7 @@ def read_header(file: Path) -> dict[str, Stored]:
 def header_for(
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
 ) -> tuple[bytes, dict[str, int]]:
-    """The first bytes of a file with these tensors, and where in the file each of them begins."""
+    """Return the header of a file with these tensors, and the offset of each tensor."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offsets: dict[str, int] = {}
     end = 0
@@ -99,9 +99,9 @@ def header_for(
 
 
 def map_safetensors(root: Path) -> dict[str, Tensor]:
-    """Every tensor of a file, or of a directory as Hugging Face writes it, by name.
+    """Return every tensor of a file, or of a directory in the Hugging Face format, by name.
 
-    Nothing is read but the headers: safetensors maps the files and hands out views.
+    Only the headers are read: the tensors are views of memory-mapped files.
     """
     tensors: dict[str, Tensor] = {}
     for file, wanted in safetensors_files(root).items():
@@ -110,21 +110,21 @@ def map_safetensors(root: Path) -> dict[str, Tensor]:
 
 
 def safetensors_files(root: Path) -> dict[Path, set[str] | None]:
-    """The files to read, each with the tensors wanted from it (None: all of them)."""
+    """Return the files to read with the names of their tensors (None: all tensors)."""
     if root.is_file():
         return {root: None}
     if not root.is_dir():
         raise FileNotFoundError(
-            f"no such file or directory: {root} (of a model on the Hugging Face hub, download "
-            "the files first: huggingface_hub.snapshot_download)"
+            f"no such file or directory: {root} (download a model on the Hugging Face hub first, "
+            "with huggingface_hub.snapshot_download)"
         )
     index = root / "model.safetensors.index.json"
     if (root / "model.safetensors").is_file():
         return {root / "model.safetensors": None}
     if not index.is_file():
         raise FileNotFoundError(
-            f"{root} holds neither model.safetensors nor model.safetensors.index.json; pickled "
-            "weights (.bin, .pt) are not read: load and save the model anew with save_pretrained"
+            f"{root} has neither model.safetensors nor model.safetensors.index.json; pickled "
+            "weights (.bin, .pt) are not read: save the model again with save_pretrained"
         )
     files: dict[Path, set[str]] = {}
     try:
@@ -132,13 +132,13 @@ def safetensors_files(root: Path) -> dict[Path, set[str] | None]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is not a safetensors index: {error!r}") from error
     for name, file in weight_map:
-        # Shards lie beside their index; a path that leads elsewhere is not followed.
+        # Shards must be next to their index; other paths are not followed.
         if Path(file).name != file:
             raise ValueError(f"{index} names a shard outside its directory: {file!r}")
         files.setdefault(root / file, set()).add(name)
     missing = sorted(file.name for file in files if not file.is_file())
     if missing:
-        raise FileNotFoundError(f"{root} lacks shards that its index names: {shorten(missing)}")
+        raise FileNotFoundError(f"{root} lacks the shards {shorten(missing)} of its index")
     return {**files}
 
 
@@ -147,7 +147,7 @@ def _map_file(file: Path, wanted: set[str] | None) -> dict[str, Tensor]:
         with safetensors.safe_open(file, framework="pt") as opened:
             names = set(opened.keys())
             if wanted is not None and not wanted <= names:
-                raise ValueError(f"{file} lacks tensors: {shorten(sorted(wanted - names))}")
+                raise ValueError(f"{file} lacks the tensors {shorten(sorted(wanted - names))}")
             return {name: opened.get_tensor(name) for name in sorted(wanted or names)}
     except safetensors.SafetensorError as error:
         raise _unreadable(file, error) from error
@@ -155,5 +155,5 @@ def _map_file(file: Path, wanted: set[str] | None) -> dict[str, Tensor]:
 
 def _unreadable(file: Path, error: Exception) -> ValueError:
     return ValueError(
-        f"{file} is not a readable safetensors file (cut short, or another format): {error}"
+        f"{file} is not a readable safetensors file (truncated, or another format): {error}"
     )

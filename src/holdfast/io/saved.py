@@ -1,51 +1,78 @@
-"""What has a form as JSON, as Markdown and as a page, and goes to a file in each."""
+"""Dataclasses that are saved as JSON, Markdown or a page, and loaded from JSON."""
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
+from holdfast.io.codec import decode, encode
 from holdfast.io.files import write_whole
+
+__all__ = ["Saved"]
 
 Self = TypeVar("Self", bound="Saved")
 
 
 class Saved(ABC):
-    """Something that can be saved and, from its JSON, loaded."""
+    """A dataclass with a field ``schema_version``, whose default is the newest that it reads.
 
-    @abstractmethod
+    Attributes:
+        what: what the class is called in errors.
+    """
+
+    what: ClassVar[str] = "report"
+
     def to_json(self) -> str:
-        """As JSON."""
+        """Return the JSON text. NaN and infinity are ``"NaN"``, ``"Infinity"``, ``"-Infinity"``."""
+        return json.dumps(encode(self), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
     @classmethod
-    @abstractmethod
     def from_json(cls: type[Self], text: str) -> Self:
-        """From its JSON."""
+        """Read the text that :meth:`to_json` wrote; a ValueError names the place of a mistake."""
+        try:
+            value = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"this is not the JSON of a {cls.what}: {error}") from None
+        version = value.get("schema_version") if isinstance(value, dict) else None
+        if type(version) is not int or version < 1:
+            raise ValueError(f"this is not a {cls.what}: it has no schema_version")
+        fields: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        if version > (newest := fields["schema_version"].default):
+            raise ValueError(
+                f"this {cls.what} has schema_version {version}, but this version of holdfast reads "
+                f"at most {newest}: update holdfast"
+            )
+        return decode(cls, value, f"the {cls.what}")
 
     @abstractmethod
     def to_markdown(self) -> str:
-        """As Markdown."""
+        """Return the Markdown form."""
 
     @abstractmethod
     def to_html(self) -> str:
-        """As a page."""
+        """Return the page."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it: a page if the name ends in .html, .md for Markdown, else JSON.
+        """Write a page if the name ends in ``.html``, Markdown for ``.md``, else JSON.
 
-        The file is there whole or not at all.
+        The file is written completely or not at all.
         """
         path = Path(path)
         forms = {".html": self.to_html, ".htm": self.to_html, ".md": self.to_markdown}
         text = forms.get(path.suffix.lower(), self.to_json)()
-        write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8", newline="\n"))
+        write_whole(path, lambda file: file.write_text(text, encoding="utf-8", newline="\n"))
 
     @classmethod
     def load(cls: type[Self], path: str | os.PathLike[str]) -> Self:
-        """Read the JSON that :meth:`save` wrote; ValueError names the file if it cannot."""
+        """Read the JSON that :meth:`save` wrote; a ValueError names the file."""
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:  # bad UTF-8 is one too
+        except ValueError as error:  # invalid UTF-8 is one too
             raise ValueError(f"{path}: {error}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f'{name} is not valid JSON: write "{name}"')

@@ -1,4 +1,4 @@
-"""Work on large tensors a slice at a time, on all cores, in bounded memory."""
+"""Process large tensors in slices, on all cores, in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-Task = TypeVar("Task")
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Values in a slice. A few slices of float32 fit into a processor's cache.
+#: Values per slice. A few float32 slices fit into a processor's cache.
 SLICE = 2**19
-_MOST_THREADS = 16  # more do not read faster, and each has its own slice in memory
+_MOST_THREADS = 16  # more do not read faster, and each holds its own slice
 
 
 def slices(size: int) -> Iterator[tuple[int, int]]:
-    """The slices of a tensor of some size, from the first value of each to its end.
+    """Yield the begin and end of each slice of a tensor.
 
     >>> [end - begin for begin, end in slices(2 * SLICE + 3)]
     [524288, 524288, 3]
@@ -30,9 +30,9 @@ def slices(size: int) -> Iterator[tuple[int, int]]:
 
 
 class Scratch(threading.local):
-    """Memory that each thread uses again for slice after slice.
+    """Buffers that each thread reuses for every slice.
 
-    Fresh memory comes page by page from the system, which takes as long as reading a file.
+    New memory is mapped page by page by the system, which takes as long as reading a file.
 
     >>> scratch = Scratch()
     >>> one = scratch("sum", 3, torch.float32)
@@ -46,7 +46,7 @@ class Scratch(threading.local):
         self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, use: str, size: int, dtype: torch.dtype) -> Tensor:
-        """A flat tensor for one use; the one before for the same use is lost."""
+        """Return a flat tensor; it overwrites the previous tensor of the same use."""
         needed = size * dtype.itemsize
         buffer = self._buffers.get(use)
         if buffer is None or len(buffer) < needed:
@@ -54,23 +54,23 @@ class Scratch(threading.local):
         return buffer[:needed].view(dtype)
 
     def cast(self, use: str, values: Tensor, dtype: torch.dtype) -> Tensor:
-        """The values in another dtype, or as they are."""
+        """Return the values in another dtype; unchanged if they have it already."""
         if values.dtype == dtype:
             return values
         return self(use, len(values), dtype).copy_(values)
 
 
 def widened(before: Tensor, after: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
-    """Two slices in one dtype to calculate in, float32 at least."""
+    """Return two slices in their common dtype, at least float32."""
     wide = torch.promote_types(torch.promote_types(before.dtype, after.dtype), torch.float32)
     return scratch.cast("before", before, wide), scratch.cast("after", after, wide)
 
 
-def in_parallel(do: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
-    """``map`` in threads, as many as torch would use; only a few tasks are under way at a time.
+def in_parallel(do: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Map a function over items in as many threads as torch uses, with a bounded queue.
 
-    A thread takes a slice from its reading to its end, so reading, arithmetic and writing overlap
-    and a slice stays in the cache of its core. The results come in the order of the tasks.
+    One thread processes a slice completely, so reading, arithmetic and writing overlap and a slice
+    stays in its core's cache. Results are in the order of the items.
 
     >>> list(in_parallel(lambda n: n * n, range(4)))
     [0, 1, 4, 9]
@@ -78,18 +78,18 @@ def in_parallel(do: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator
     set_before = torch.get_num_threads()
     threads = min(set_before, _MOST_THREADS)
     if threads == 1:
-        yield from map(do, tasks)
+        yield from map(do, items)
         return
     pending: deque[Future[Result]] = deque()
-    # Within a slice torch must not spread over the same cores once more.
+    # Within a slice torch must use one thread, because all cores are busy with slices.
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        for task in tasks:
-            pending.append(pool.submit(do, task))
+        for item in items:
+            pending.append(pool.submit(do, item))
             if len(pending) > 2 * threads:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(set_before)  # threads to come take the number that was set last
+        torch.set_num_threads(set_before)  # new threads inherit the number that was set last
