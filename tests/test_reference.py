@@ -204,7 +204,7 @@ class TestBadFiles:
     def test_shard_that_lacks_a_tensor(self, net, tmp_path):
         write_sharded(dict(Reference.of(net)), tmp_path)
         save_file({"other": torch.zeros(1)}, tmp_path / "model-00002-of-00002.safetensors")
-        with pytest.raises(ValueError, match="lacks tensors"):
+        with pytest.raises(ValueError, match="lacks the tensors"):
             Reference.open(tmp_path)
 
     @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "a/b.safetensors"])
