@@ -484,7 +484,7 @@ class _Plan:
                 wide, columns, stochastic=group["stochastic_rounding"],
                 seed=seed + 7919 * (count if on_device else int(count)), number=i,
             )  # fmt: skip
-        if self.key:
+        if self.key and grads:
             self.key[-1] = self.columns.steps[0]._version
 
     def discard_fetched(self) -> None:
