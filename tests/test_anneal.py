@@ -79,12 +79,12 @@ def test_bad_values_are_refused(bad):
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match=r"unknown annealing 'Cosine'; known here: .*Sigmoid"):
+    with pytest.raises(ValueError, match=r"unknown annealing 'Cosine'; "):
         Anneal.from_dict({"name": "Cosine"})
 
 
 def test_a_second_class_of_the_same_name_is_refused():
-    with pytest.raises(TypeError, match="called Sigmoid exists already"):
+    with pytest.raises(TypeError, match="named Sigmoid exists already"):
         type("Sigmoid", (Anneal,), {"_at": lambda self, t: 0.0})
     with pytest.raises(TypeError, match="abstract"):
         Anneal()

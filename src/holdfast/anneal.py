@@ -1,7 +1,7 @@
 r"""λ(t), the shift of the objective from recalling to learning.
 
-The training objective is λ(t)·Loss_T + (1−λ(t))·Loss_S: near 0 the model recalls its pretrained
-weights, at 1 it only learns the target task. ``t`` is 1 at the first update.
+The training objective is λ(t)·Loss_T + (1−λ(t))·Loss_S. Near λ = 0 the model recalls its pretrained
+weights; at λ = 1 it only learns the target task. ``t`` is 1 at the first update.
 
     >>> from holdfast.anneal import Sigmoid
     >>> Sigmoid(k=0.1, t0=250)(250)
@@ -20,7 +20,7 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 
-from holdfast._torch.checks import above_zero, at_least_zero
+from holdfast._torch.checks import above_zero, at_least_zero, did_you_mean, share
 
 __all__ = ["Anneal", "Constant", "Linear", "Sigmoid"]
 
@@ -29,8 +29,8 @@ __all__ = ["Anneal", "Constant", "Linear", "Sigmoid"]
 class Anneal(ABC):
     """Base of the annealing functions: frozen, comparable, called with the update count ``t``.
 
-    A new one is a frozen dataclass that defines ``_at``, where ``t`` is a float or a 0-dim
-    float64 tensor (a tensor when the step is compiled or captured into a CUDA graph).
+    To add one, define a frozen dataclass with the method ``_at``, where ``t`` is a float or a 0-dim
+    float64 tensor (a tensor if the step is compiled or captured into a CUDA graph).
     """
 
     _known: ClassVar[dict[str, type[Anneal]]] = {}
@@ -39,8 +39,8 @@ class Anneal(ABC):
         super().__init_subclass__(**kwargs)
         known = Anneal._known.setdefault(cls.__name__, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            # Checkpoints name the class: a second one of that name would take over the first's.
-            raise TypeError(f"an annealing called {cls.__name__} exists already: choose a new name")
+            # Checkpoints refer to the class by name, so the name must be unique.
+            raise TypeError(f"an annealing named {cls.__name__} exists already: choose another")
         Anneal._known[cls.__name__] = cls
 
     @overload
@@ -62,12 +62,11 @@ class Anneal(ABC):
 
     @staticmethod
     def from_dict(saved: dict[str, Any]) -> Anneal:
-        """The inverse of :meth:`to_dict`; only classes already defined are ever built."""
+        """The inverse of :meth:`to_dict`, for classes that are defined in this process."""
         fields = dict(saved)
         name = fields.pop("name", None)
         if name not in Anneal._known:
-            known = ", ".join(sorted(Anneal._known))
-            raise ValueError(f"unknown annealing {name!r}; known here: {known}")
+            raise ValueError(f"unknown annealing {name!r}{did_you_mean(str(name), Anneal._known)}")
         return Anneal._known[name](**fields)
 
 
@@ -76,7 +75,7 @@ class Sigmoid(Anneal):
     r"""λ(t) = 1 / (1 + exp(−k·(t − t0))): the paper's annealing.
 
     Args:
-        k: slope, in 1/updates. 0 keeps λ at ½; a large ``k`` is pure recall until ``t0``, then
+        k: slope, in 1/updates. 0 keeps λ at ½. A large ``k`` means pure recall until ``t0``, then
             plain fine-tuning.
         t0: the update at which λ = ½.
     """
@@ -85,7 +84,7 @@ class Sigmoid(Anneal):
     t0: float = 250.0
 
     def __post_init__(self) -> None:
-        # As plain floats: they go into checkpoints, and numpy's would not load with weights_only.
+        # As plain floats: numpy's floats in a checkpoint would not load with weights_only.
         object.__setattr__(self, "k", at_least_zero("k", self.k))
         object.__setattr__(self, "t0", at_least_zero("t0", self.t0))
 
@@ -93,20 +92,20 @@ class Sigmoid(Anneal):
         x = self.k * (t - self.t0)
         if isinstance(x, Tensor):
             return torch.sigmoid(x)
-        # exp is only ever taken of a number ≤ 0, so that no k and t can overflow it.
+        # The argument of exp is never positive, so no k and t can overflow it.
         e = math.exp(-abs(x))
         return 1.0 / (1.0 + e) if x >= 0 else e / (1.0 + e)
 
     @classmethod
     def over(cls, total_steps: int, *, t0: float = 0.3, width: float = 0.1) -> Sigmoid:
-        """A sigmoid laid out over a run: ``t0`` and ``width`` = 1/k as fractions of its length."""
+        """A sigmoid over a run: ``t0`` and ``width`` = 1/k are fractions of its length."""
         length = above_zero("total_steps", total_steps)
         return cls(k=1.0 / (above_zero("width", width) * length), t0=_fraction("t0", t0) * length)
 
 
 @dataclass(frozen=True)
 class Linear(Anneal):
-    """λ(t) = min(1, t / t0): learning takes over at an even pace and has all of it at ``t0``."""
+    """λ(t) = min(1, t / t0): a linear shift from recalling to learning until update ``t0``."""
 
     t0: float
 
@@ -120,20 +119,18 @@ class Linear(Anneal):
 
     @classmethod
     def over(cls, total_steps: int, *, t0: float = 0.5) -> Linear:
-        """A line laid out over a run: ``t0`` as a fraction of its length."""
+        """A line over a run: ``t0`` is a fraction of its length."""
         return cls(t0=_fraction("t0", t0) * above_zero("total_steps", total_steps))
 
 
 @dataclass(frozen=True)
 class Constant(Anneal):
-    """λ(t) = lam: a pull of the same strength throughout. ``Constant(1.0)`` is no recall at all."""
+    """λ(t) = lam: a pull of constant strength. ``Constant(1.0)`` is no pull."""
 
     lam: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lam", at_least_zero("lam", self.lam))
-        if self.lam > 1:
-            raise ValueError(f"lam must lie in [0, 1], got {self.lam!r}")
+        object.__setattr__(self, "lam", share("lam", self.lam))
 
     def _at(self, t: Any) -> Any:
         return torch.full_like(t, self.lam) if isinstance(t, Tensor) else self.lam

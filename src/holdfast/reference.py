@@ -1,4 +1,4 @@
-"""The pretrained weights θ*: by parameter name, wherever they live.
+"""The pretrained weights θ*, by parameter name, in memory or on disk.
 
 >>> import torch, holdfast
 >>> model = torch.nn.Linear(3, 2)
@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -23,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from holdfast._torch.checks import did_you_mean
 from holdfast._torch.fingerprint import fingerprint
 from holdfast._torch.layers import within
 from holdfast._torch.layout import like, storage_of, whole
@@ -35,14 +35,14 @@ __all__ = ["Distance", "Reference"]
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a model is from its pretrained weights, over the parameters that have them.
+    """The distance of a model from its pretrained weights, over the parameters that have them.
 
     Attributes:
         total: ‖θ − θ*‖, the Euclidean distance over all of them.
         relative: total / ‖θ*‖.
         per_parameter: the same distance for each parameter, by the model's own name.
-        relative_per_parameter: each one's distance over its own pretrained norm.
-        without_anchor: parameters that have no pretrained counterpart and are not counted.
+        relative_per_parameter: each parameter's distance divided by its pretrained norm.
+        without_anchor: parameters without a pretrained counterpart, which are not counted.
     """
 
     total: float
@@ -55,19 +55,19 @@ class Distance:
 class Reference(Mapping[str, Tensor]):
     """The pretrained weights θ*, a read-only mapping from parameter name to tensor.
 
-    Make one with :meth:`of` (from a live model, before training) or :meth:`open` (from
-    safetensors files, memory-mapped). Tensors keep their own dtype: an anchor in the
-    checkpoint's dtype is exact. They must not be modified.
+    Build one with :meth:`of` (from a live model, before training) or :meth:`open` (from
+    safetensors files, memory-mapped). Tensors keep their dtype: an anchor in the checkpoint's dtype
+    is exact. Do not modify them.
 
     Args:
-        tensors: name → tensor. The tensors are used as they are, not copied.
+        tensors: name → tensor. The tensors are not copied.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         if not isinstance(tensors, Mapping):
             raise TypeError(
-                f"a Reference maps names to tensors, got {type(tensors).__name__}; of a model it "
-                "is made with Reference.of(model)"
+                f"a Reference maps names to tensors, got {type(tensors).__name__}; for a model use "
+                "Reference.of(model)"
             )
         for name, tensor in tensors.items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
@@ -88,22 +88,22 @@ class Reference(Mapping[str, Tensor]):
         without: str | Sequence[str] = (),
         device: torch.device | str | None = None,
     ) -> Reference:
-        """Copy a model's parameters and saved buffers (BatchNorm's statistics) as they are now.
+        """Copy a model's current parameters and saved buffers (BatchNorm's statistics).
 
-        The result also knows the parameters by identity, so it serves optimizers that are given
+        The result also knows the parameters by identity, so it works for optimizers that get
         tensors without names.
 
         Args:
             model: the model, holding its pretrained weights.
-            without: parts to leave out because they are new and hold no pretrained weights, such
+            without: parts to leave out because they are new and have no pretrained weights, such
                 as ``"classifier"``.
-            device: where to keep the copy; None keeps each tensor beside its parameter.
+            device: the device of the copy; None is the device of each parameter.
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"Reference.of needs a model, got {type(model).__name__}")
         parameters = dict(model.named_parameters())
         if not parameters:
-            raise ValueError(f"{type(model).__name__} has no parameters to refer to")
+            raise ValueError(f"{type(model).__name__} has no parameters")
         saved = model.state_dict(keep_vars=True)
         buffers = {name: b for name, b in model.named_buffers() if name in saved}
         kept = _leave_out({**parameters, **buffers}, without)
@@ -122,29 +122,29 @@ class Reference(Mapping[str, Tensor]):
         without: str | Sequence[str] = (),
         device: torch.device | str | None = None,
     ) -> Reference:
-        """Open the weights in a safetensors file, or in a directory that holds them.
+        """Open the weights in a safetensors file, or in a directory of them.
 
-        A directory is read as Hugging Face writes it: ``model.safetensors``, or shards named by
-        ``model.safetensors.index.json``.
+        A directory has the layout of Hugging Face: ``model.safetensors``, or shards that
+        ``model.safetensors.index.json`` lists.
 
         Args:
             path: a ``.safetensors`` file or a directory.
             without: parts to leave out, such as the head of another task.
-            device: None leaves the weights on disk, memory-mapped: pages are read when they are
-                used and can be dropped again. So keep the files: do not save a tuned model over
-                them. A device reads them into its memory.
+            device: None maps the weights from disk: pages are read on use and can be dropped
+                again. Keep the files, and do not save a tuned model over them. With a device, the
+                weights are read into its memory.
         """
         root = Path(path)
         tensors = _leave_out(map_safetensors(root), without)
         if device is not None:
-            # copy: a mapped tensor is on "cpu" already, but reading it in is what was asked for.
+            # copy: a mapped tensor is on "cpu" already, but must be read into memory.
             tensors = {name: t.to(device, copy=True) for name, t in tensors.items()}
         reference = cls(tensors)
         reference._path = root.resolve() if device is None else None
         return reference
 
     def without(self, parts: str | Sequence[str]) -> Reference:
-        """These weights, the same tensors, but for some parts."""
+        """The same tensors without some parts."""
         kept = Reference(_leave_out(self, parts, missing_ok=True))
         kept._owners, kept._names = WeakTensorKeyDictionary(), self._names
         kept._owners.update((p, name) for p, name in self._owners.items() if name in kept)
@@ -152,18 +152,17 @@ class Reference(Mapping[str, Tensor]):
         return kept
 
     def pinned(self) -> Reference:
-        """A copy of these weights in page-locked memory of the host, for a GPU to fetch from.
+        """A copy of these weights in page-locked host memory, for a GPU to fetch from.
 
-        It takes no memory there: while the backward pass runs, :class:`~holdfast.RecAdam` has the
-        weights come over in chunks. (Sharded parameters have their part of it on the GPU.) On the
-        host a tensor takes up to twice its size, as torch
-        rounds such memory up to a power of 2.
+        The copy needs no GPU memory: :class:`~holdfast.RecAdam` fetches the weights in chunks while
+        the backward pass runs. (Anchors of sharded parameters are on the GPU.) On the host a tensor
+        takes up to twice its size, because torch rounds page-locked memory up to a power of 2.
 
             anchors = Reference.open("pretrained", device="cpu").pinned()
         """
         if not torch.cuda.is_available():
             raise RuntimeError(
-                "page-locked memory is for a GPU, and there is none: leave out .pinned()"
+                "page-locked memory needs a GPU, and there is none: leave out .pinned()"
             )
         kept = self.without(())
         for name, tensor in self.items():
@@ -172,7 +171,7 @@ class Reference(Mapping[str, Tensor]):
         return kept
 
     def with_part(self, model: nn.Module, part: str) -> Reference:
-        """These weights, but those of one part as the model has them now."""
+        """These weights, with one part replaced by the model's current values."""
         kept = self.without(())
         for name, p in model.named_parameters():
             if within(name, (part,)) and (key := self._owners.get(p)) is not None:
@@ -181,7 +180,7 @@ class Reference(Mapping[str, Tensor]):
         return kept
 
     def apart_from(self, model: nn.Module) -> Reference:
-        """These weights, copied where they are the model's own tensors and would move with it."""
+        """These weights, with copies of all tensors that share memory with the model."""
         live = {storage_of(t) for t in [*model.parameters(), *model.buffers()]}
         kept = self.without(())
         for name, tensor in self.items():
@@ -190,7 +189,7 @@ class Reference(Mapping[str, Tensor]):
         return kept
 
     def bind(self, model: nn.Module) -> Reference:
-        """Learn a model's parameters by identity, for optimizers that get tensors without names.
+        """Match a model's parameters by identity, for optimizers that get tensors without names.
 
         >>> import torch, holdfast
         >>> model = torch.nn.Linear(2, 2)
@@ -212,11 +211,11 @@ class Reference(Mapping[str, Tensor]):
         return self
 
     def name_of(self, param: Tensor) -> str | None:
-        """The name of a parameter of the model that this reference was made of or bound to."""
+        """The name of a parameter of the model that this reference was built from or bound to."""
         return self._names.get(param)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the weights to one safetensors file, whole or not at all."""
+        """Write the weights to one safetensors file, atomically."""
         tensors = {name: t.contiguous().cpu() for name, t in self.items()}
         write_whole(Path(path), lambda beside: save_file(tensors, beside))
 
@@ -235,10 +234,10 @@ class Reference(Mapping[str, Tensor]):
         return f"Reference({len(self)} tensors, {size:,} weights, {where})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Identity does not outlive the process; a mapping is made anew from its path.
+        # Identities do not survive the process; memory-mapped files are mapped again.
         if self._path is None:
             return {"_tensors": self._tensors, "_owners": {}, "_names": {}, "_path": None}
-        names = list(self)  # not all that the files hold, perhaps
+        names = list(self)  # may be fewer than the files contain
         return {"_path": self._path, "names": names, "fingerprint": self.fingerprint()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -249,10 +248,10 @@ class Reference(Mapping[str, Tensor]):
         self.__init__({n: opened[n] for n in state["names"] if n in opened})  # type: ignore[misc]
         self._path = state["_path"]
         if self.fingerprint() != state["fingerprint"]:
-            raise ValueError(f"the weights in {self._path} are not those that were referred to")
+            raise ValueError(f"the weights in {self._path} have changed")
 
     def fingerprint(self) -> str:
-        """A short text that says whether two references hold the same weights.
+        """A short text that is equal for references with the same weights.
 
         It covers shapes and float32 values in the order of the names, not the names themselves,
         and is the same on every device and after saving and opening again.
@@ -260,7 +259,7 @@ class Reference(Mapping[str, Tensor]):
         return fingerprint(self[name] for name in sorted(self))
 
     def distance(self, model: nn.Module) -> Distance:
-        """How far ``model`` is from these weights. Fails if they share no parameter."""
+        """The distance of ``model`` from these weights. Raises if they share no parameter."""
         pairs, without = self._pairs(model)
         distances = {n: distance(p, a) for n, p, a in pairs}
         norms = {n: distance(torch.zeros_like(a), a) for n, _, a in pairs}
@@ -274,7 +273,7 @@ class Reference(Mapping[str, Tensor]):
         )
 
     def total_distance(self, model: nn.Module) -> float:
-        """``distance(model).total`` alone, in one pass: for a log."""
+        """``distance(model).total`` alone, in one pass, for a log."""
         return math.hypot(*(distance(p, a) for _, p, a in self._pairs(model)[0]))
 
     def _pairs(self, model: nn.Module) -> tuple[list[tuple[str, Tensor, Tensor]], tuple[str, ...]]:
@@ -293,18 +292,18 @@ class Reference(Mapping[str, Tensor]):
         names: Sequence[str] | None,
         alignment: Alignment | None = None,
     ) -> list[Tensor | None]:
-        """The anchor of each parameter, by identity where known, else by name; None without one.
+        """The anchor of each parameter, by identity if known, else by name; None if it has none.
 
         Args:
             params: the parameters.
             names: their names, if they have any.
-            alignment: how names translate; None finds out from these names.
+            alignment: the translation of names; None derives it from these names.
 
         Raises ValueError, listing names, if an anchor has the wrong shape.
         """
         if names is None and not self._owners:
             raise ValueError(
-                "anchors are found by name, but the parameters have none: pass "
+                "anchors are matched by name, but the parameters have no names: pass "
                 "model.named_parameters() (or groups of them), or anchors=Reference.of(model), or "
                 "anchors=Reference.open(path).bind(model)"
             )
@@ -326,7 +325,7 @@ class Reference(Mapping[str, Tensor]):
         return anchors
 
     def nothing_matches(self, names: Sequence[str]) -> str:
-        """The error message for when not one parameter has an anchor."""
+        """The error message if no parameter has an anchor."""
         return (
             f"no parameter has an anchor. Parameters: {shorten(names)}. "
             f"Anchors: {shorten(list(self))}"
@@ -341,26 +340,25 @@ def distance(param: Tensor, anchor: Tensor) -> float:
 
 
 def check_parts(parts: Sequence[str], names: Iterable[str], what: str) -> None:
-    """Raise if a part is none of a model's, with the nearest that is."""
+    """Raise if the model has no such part; the error suggests similar names."""
     names = list(names)
     known = {n.rpartition(".")[0] for n in names} | {n.split(".")[0] for n in names}
     for part in parts:
         if not any(within(name, (part,)) for name in names):
-            near = difflib.get_close_matches(part, sorted(known), n=3, cutoff=0.4)
-            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-            raise ValueError(f"{what}={part!r} names no part of the model{hint}")
+            hint = did_you_mean(part, known, cutoff=0.4)
+            raise ValueError(f"{what}={part!r} is not a part of the model{hint}")
 
 
 def _leave_out(
     tensors: Mapping[str, Tensor], without: str | Sequence[str], *, missing_ok: bool = False
 ) -> dict[str, Tensor]:
-    """The tensors that belong to none of the parts named."""
+    """The tensors outside of the given parts."""
     parts = (without,) if isinstance(without, str) else tuple(without)
     if not missing_ok:
         check_parts(parts, tensors, "without")
     kept = {name: tensor for name, tensor in tensors.items() if not within(name, parts)}
     if not kept:
-        raise ValueError(f"without={without!r} leaves nothing to refer to")
+        raise ValueError(f"without={without!r} leaves no weights")
     return kept
 
 

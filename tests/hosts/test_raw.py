@@ -194,7 +194,7 @@ def test_learning_rate_in_one_place(data):
         ({"batch_size": 0}, "batch_size"),
         ({"epochs": 0}, "epochs"),
         ({"task": "clasification"}, "task must be"),
-        ({"new": "hed"}, "new='hed' names no part"),
+        ({"new": "hed"}, "new='hed' is not a part"),
         ({"max_updates": 0}, "max_updates"),
         ({"log_every": 0}, "log_every"),
         ({"autocast": torch.float16}, "GradScaler"),

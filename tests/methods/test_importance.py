@@ -308,7 +308,7 @@ def test_refused():
         fisher(net, [], task="classification")
     with pytest.raises(ValueError, match="kind must be"):
         fisher(net, [], task="classification", kind="false")
-    with pytest.raises(ValueError, match="of class predictions, not of 'regression'"):
+    with pytest.raises(ValueError, match="needs class predictions, not 'regression'"):
         fisher(net, [], task="regression")
     with pytest.raises(ValueError, match="samples must be a whole number"):
         fisher(net, [], task="classification", samples=0)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from golden.recadam import Twin, sigmoid_lambda
 from holdfast import RecAdam, Reference
+from holdfast._optim.backends import pull
 from holdfast.anneal import Constant, Sigmoid
-from holdfast.methods.recadam import _pull
 from methods.problems import PATHS, backward, far, make_net
 
 OPTIONS = {"lr": 1e-2, "gamma": 20.0, "anneal": Sigmoid(0.1, 20)}
@@ -136,7 +136,7 @@ def test_the_pull_by_lists_and_by_tensor_rates(foreach, as_tensor):
     rows = [(p, a, f.exp()) for p, a, f in rows]
     expected = [p - (0.4 * f).clamp(max=1.0) * (p - a) for p, a, f in rows]
     c = torch.tensor(0.4, dtype=torch.float64) if as_tensor else 0.4
-    _pull(*(list(column) for column in zip(*rows, strict=True)), c, foreach=foreach)
+    pull(*(list(column) for column in zip(*rows, strict=True)), c, foreach=foreach)
     for (p, _, _), e in zip(rows, expected, strict=True):
         assert torch.allclose(p, e, rtol=0, atol=1e-14)
 

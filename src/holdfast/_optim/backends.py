@@ -2,6 +2,7 @@
 
 - :class:`Columns`: the tensors of some parameters, one list per kind of tensor.
 - :func:`cache_sized_parts`: a step on the CPU, in parts that stay in the cache.
+- :func:`pull`: a share of the way back to θ*.
 - :func:`unpack`, :func:`pack`: 8-bit moments and stochastic rounding around a float32 update.
 
 8-bit moments: blocks of 256 elements share a scale, the largest magnitude in the block. An element
@@ -21,6 +22,7 @@ whole block NaN.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -30,7 +32,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.checks import at_least_zero
-from holdfast._torch.layout import flat, is_sharded
+from holdfast._torch.layout import flat, is_sharded, like
 
 
 class Columns(NamedTuple):
@@ -156,6 +158,58 @@ def _slices(tensors: list[Tensor | None], length: int) -> Iterator[list[list[Any
     parameter: Any = views[0]
     for k in range(len(parameter)):
         yield [[t] if v is None else [v[k]] for t, v in zip(tensors, views, strict=True)]
+
+
+# --- The pull to θ* ------------------------------------------------------------------------------
+
+
+def pull(
+    params: Sequence[Tensor],
+    anchors: Sequence[Tensor],
+    importance: Sequence[Tensor | None],
+    c: float | Tensor,
+    *,
+    foreach: bool,
+) -> None:
+    """θ ← θ − min(1, c·F)·(θ − θ*), in place; F is 1 for a parameter without importance.
+
+    Weights that do not move keep their bits, except that −0 may become 0.
+    """
+    if not isinstance(c, Tensor) and c == 0:
+        return
+    if not foreach and len(params) > 1:
+        for p, anchor, weight in zip(params, anchors, importance, strict=True):
+            pull([p], [anchor], [weight], c, foreach=False)
+        return
+    alike = [i for i, weight in enumerate(importance) if weight is None]
+    if alike:
+        theta = [params[i] for i in alike]
+        here = [like(anchors[i], params[i]) for i in alike]
+        if isinstance(c, Tensor):  # which _foreach_lerp_ does not accept
+            differences = torch._foreach_sub(here, theta)
+            torch._foreach_mul_(differences, c.clamp(max=1.0))
+            torch._foreach_add_(theta, differences)
+        else:
+            torch._foreach_lerp_(theta, here, min(1.0, c))
+    weighted = [(i, weight) for i, weight in enumerate(importance) if weight is not None]
+    if weighted:
+        theta = [params[i] for i, _ in weighted]
+        here = [like(anchors[i], params[i]) for i, _ in weighted]
+        shares = torch._foreach_mul(
+            [like(weight, params[i], wide(weight, params[i])) for i, weight in weighted], c
+        )
+        torch._foreach_clamp_max_(shares, 1.0)
+        torch._foreach_lerp_(
+            theta, here, [s.to(p.dtype) for p, s in zip(theta, shares, strict=True)]
+        )
+
+
+def wide(*tensors: Tensor) -> torch.dtype:
+    """The widest dtype of some tensors, at least float32.
+
+    In half precision a large importance is infinite, and 0·∞ is NaN.
+    """
+    return functools.reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
 
 
 # --- 8-bit moments and stochastic rounding -------------------------------------------------------

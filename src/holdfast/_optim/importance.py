@@ -1,4 +1,4 @@
-"""How much each coordinate matters: a mean over samples of a function of each one's gradient."""
+"""The importance of each coordinate: a mean over samples of a function of their gradients."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import Subset
 
+from holdfast._optim.backends import wide
 from holdfast._torch.batch import (
     batch_length,
     evaluating,
@@ -47,15 +48,15 @@ def mean_over_samples(
 ) -> Reference:
     """E[transform(∂ scalar(logits, labels)/∂θ)] over the samples, by parameter name.
 
-    Only parameters that require gradients are looked at: a frozen or quantised base costs nothing.
-    ``relabel`` gives the labels of a batch of inputs; ``scalar`` sees one sample at a time, as a
-    batch of one; ``samples`` is how many to draw, None is all.
+    Parameters that require no gradient are skipped, so a frozen or quantised base costs nothing.
+    ``relabel`` returns the labels of a batch of inputs. ``scalar`` gets one sample at a time, as a
+    batch of one. ``samples`` is the number of samples to draw; None is all.
     """
     live = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not live:
         raise ValueError(
-            f"no parameter of {type(model).__name__} requires a gradient: there is nothing whose "
-            "importance could be taken"
+            f"no parameter of {type(model).__name__} requires a gradient, so there is no "
+            "importance to measure"
         )
     parameters = {name: p.detach() for name, p in live.items()}
     buffers = dict(model.named_buffers())
@@ -84,7 +85,7 @@ def mean_over_samples(
     rows, count = samples_at_a_time(totals.values()), 0
     bar = progress_bar(source.total, "importance", shown=progress)
     with evaluating(model), warnings.catch_warnings():
-        # torch.func says which kernels it loops over: right, if slower.
+        # torch.func warns about kernels that it loops over: correct, but slower.
         warnings.filterwarnings("ignore", "There is a performance drop")
         for indices, read in source:
             inputs, labels = inputs_and_labels(model, to_device(read(), device))
@@ -93,14 +94,14 @@ def mean_over_samples(
             while start < size:
                 part = slice(start, start + rows)
                 some, wanted = take(inputs, part, size), labels[part]
-                if rows == 1:  # as good, without torch.func's detours
+                if rows == 1:  # the same, without the overhead of torch.func
                     one_by_one(some, wanted)
                 else:
                     try:
                         gradients = together(parameters, some, wanted)
                     except RuntimeError as error:
-                        # Or else the model does something that cannot be mapped over samples:
-                        # branches on data, or a kernel of its own, as quantised layers have.
+                        # Other errors: the model cannot be mapped over samples, because it
+                        # branches on data or has its own kernels, as quantised layers do.
                         rows = max(1, len(wanted) // 2) if is_out_of_memory(error) else 1
                         continue
                     for name, g in gradients.items():
@@ -110,20 +111,20 @@ def mean_over_samples(
             bar.update(len(indices))
     bar.close()
     if not count:
-        raise ValueError("there is nothing to take importance from: the data is empty")
+        raise ValueError("importance cannot be measured: the data is empty")
     found = {name: total / count for name, total in totals.items()}
     if not all(bool(f.isfinite().all()) for f in found.values()):
-        raise ValueError("the importance is not finite: look at the data and at the model's dtype")
+        raise ValueError("the importance is not finite: check the data and the model's dtype")
     return Reference(mean_one(found) if normalize else found).bind(model)
 
 
 def measured(
     run: Run, normalize: bool, take: Callable[..., Reference], **options: Any
 ) -> Reference | None:
-    """The importance of what a run pulls to θ*; ``take`` is the function that takes it.
+    """The importance of the parameters that a run pulls to θ*; ``take`` measures it.
 
-    What is not pulled is left out, before it is scaled to a mean of 1: gradients of a new head are
-    far larger than those of the body, and would shrink all others.
+    Parameters without an anchor are left out before scaling to a mean of 1: the gradients of a new
+    head are far larger than those of the body, and would shrink all others.
     """
     if run.anchors is None:
         return None
@@ -139,7 +140,7 @@ def measured(
 
 
 def mean_one(importance: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Scaled to a mean of 1 over all coordinates."""
+    """Scale importance to a mean of 1 over all coordinates."""
     total = sum(float(f.sum(dtype=torch.float64)) for f in importance.values())
     mean = total / sum(f.numel() for f in importance.values())
     if mean == 0:
@@ -148,7 +149,7 @@ def mean_one(importance: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def drawn(source: Source, samples: int | None, seed: int) -> Source:
-    """So many samples of a source, drawn without replacement; all of one that cannot be indexed."""
+    """Draw samples without replacement; a source that cannot be indexed is used whole."""
     if samples is None or isinstance(source, StreamSource) or len(source.data) <= samples:
         return source
     generator = torch.Generator().manual_seed(seed)
@@ -159,11 +160,11 @@ def drawn(source: Source, samples: int | None, seed: int) -> Source:
 
 
 def samples_at_a_time(totals: Iterable[Tensor]) -> int:
-    """Of how many samples the gradients are held together.
+    """The number of samples whose gradients are held in memory together.
 
-    It depends on the machine, but not on what else is in its memory: a run that goes on takes the
-    importance anew, and must find the same to the bit (which it does unless memory runs out: then
-    fewer are held, and sums are rounded in another order).
+    It depends on the machine, but not on its free memory: a resumed run measures the importance
+    again and must find the same bits. (If memory runs out, fewer are held and sums are rounded in
+    another order.)
     """
     some = list(totals)
     room = _BYTES
@@ -173,16 +174,11 @@ def samples_at_a_time(totals: Iterable[Tensor]) -> int:
 
 
 def check_samples(samples: Any) -> None:
-    """None, or a whole number above 0."""
+    """Raise unless samples is None or a whole number above 0."""
     if samples is None:
         return
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples must be a whole number above 0, or None (all), got {samples!r}")
-
-
-def wide(tensor: Tensor) -> torch.dtype:
-    """The tensor's dtype, or float32 if that is wider."""
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _map(inputs: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -22,7 +22,7 @@ from holdfast._optim.anchored import (
     refuse_other_groups,
     shard,
 )
-from holdfast._optim.penalise import Acting, Penalised, Row, difference, weight_of
+from holdfast._optim.penalise import Acting, Penalised, Penaliser
 from holdfast._torch.layout import whole
 from holdfast.reference import Reference
 
@@ -101,7 +101,7 @@ class AttachedPenalties:
         # Of the latest step: the parameters, which had a gradient, and how they are penalised.
         self._params: list[list[Tensor]] = []
         self._graded: list[bool] = []
-        self._penalised: Penalised | None = None
+        self._penaliser: Penaliser | None = None
         self._match_new_groups()
         _keep_hooks(optimizer)
         optimizer._holdfast_penalties = self  # type: ignore[attr-defined]
@@ -121,7 +121,7 @@ class AttachedPenalties:
         for handle in self._handles:
             handle.remove()
         self.optimizer._holdfast_penalties = None  # type: ignore[attr-defined]
-        self._params, self._penalised = [], None
+        self._params, self._penaliser = [], None
         for group in self.optimizer.param_groups:
             group.pop(COUNT, None)
             group.pop(FINGERPRINT, None)
@@ -136,9 +136,9 @@ class AttachedPenalties:
         """The current value of each penalty, for the log."""
         totals: dict[str, float] = {}
         for row in self._rows():
-            way = difference(row.p, row.anchor)
+            way = row.way()
             for k, penalty in enumerate(self.penalties):
-                if (value := penalty.value(way, weight_of(row, k))) is not None:
+                if (value := penalty.value(way, row.weight(k))) is not None:
                     name = type(penalty).__name__
                     totals[name] = totals.get(name, 0.0) + float(whole(value))
         return totals
@@ -185,7 +185,7 @@ class AttachedPenalties:
         for group in new:
             group[COUNT], group[FINGERPRINT] = count, None
 
-    def _rows(self) -> Iterator[Row]:
+    def _rows(self) -> Iterator[Penalised]:
         """Every anchored parameter, with its anchor and its importance for each penalty."""
         groups = self.optimizer.param_groups
         for i, (group, anchors) in enumerate(zip(groups, self._anchors, strict=True)):
@@ -197,7 +197,7 @@ class AttachedPenalties:
                     weight = found[i][j]
                     known = 0.0 if weight is None else weight
                     weights.append(known if penalty.weighted else 1.0)
-                yield Row(i, p, anchor, p.grad is not None, weights)
+                yield Penalised(i, p, anchor, p.grad is not None, weights)
 
     def _acting(self, *, coupled: bool) -> Acting:
         """The penalties that act at the next update."""
@@ -218,18 +218,18 @@ class AttachedPenalties:
         if len(params) != len(self._params) or not all(map(_same, params, self._params)):
             for found in (self._anchors, *self._weights):
                 shard(found, groups)
-            self._params, self._penalised = params, None
+            self._params, self._penaliser = params, None
 
-    def _begin_update(self) -> Penalised | None:
+    def _begin_update(self) -> Penaliser | None:
         """The parameters to penalise, planned anew if anything changed; None without an update."""
         grads = [p.grad for params in self._params for p in params]
         graded = [grad is not None for grad in grads]
         given = [grad for grad in grads if grad is not None]
         if not given or only_makes_state(self.optimizer, given):
             return None
-        if self._penalised is None or graded != self._graded or not self._penalised.fits():
-            self._graded, self._penalised = graded, Penalised(self._rows())
-        return self._penalised
+        if self._penaliser is None or graded != self._graded or not self._penaliser.fits():
+            self._graded, self._penaliser = graded, Penaliser(self._rows())
+        return self._penaliser
 
     def _before_step(self, _: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         self._follow_groups()
@@ -251,27 +251,27 @@ class AttachedPenalties:
     @torch.no_grad()
     def _add_gradients(self) -> None:
         coupled = self._acting(coupled=True)
-        if not coupled or (penalised := self._begin_update()) is None:
+        if not coupled or (penaliser := self._begin_update()) is None:
             return
         # A fused step under a GradScaler starts with scaled gradients.
         scale = getattr(self.optimizer, "grad_scale", None)
         groups = self.optimizer.param_groups
         signs = [-1.0 if group.get("maximize") else 1.0 for group in groups]
-        penalised.add_gradients(coupled, signs, scale)
+        penaliser.add_gradients(coupled, signs, scale)
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         skipped = getattr(optimizer, "found_inf", None)
         if skipped is not None and bool(skipped):
             return
-        if (penalised := self._begin_update()) is None:
+        if (penaliser := self._begin_update()) is None:
             return
         decoupled = self._acting(coupled=False)
         count = self.updates + 1
         for group in optimizer.param_groups:
             group[COUNT] = count
         if decoupled:
-            penalised.move(decoupled, [float(group["lr"]) for group in optimizer.param_groups])
+            penaliser.move(decoupled, [float(group["lr"]) for group in optimizer.param_groups])
 
     def _fingerprints(self) -> list[str]:
         groups = self.optimizer.param_groups

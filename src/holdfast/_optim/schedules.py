@@ -13,17 +13,17 @@ def slanted_triangular(
     """The slanted triangular schedule of ULMFiT, as a factor of the peak learning rate.
 
     Howard and Ruder, *Universal Language Model Fine-tuning for Text Classification*, ACL 2018,
-    https://arxiv.org/abs/1801.06146, equation 3. The rate rises in a line from 1/ratio to 1 over
-    the first ``cut`` of the run, and falls in a line back to 1/ratio over the rest:
+    https://arxiv.org/abs/1801.06146, equation 3. The rate rises linearly from 1/ratio to 1 over
+    the first ``cut`` of the run, and falls linearly back to 1/ratio over the rest:
 
         cut = ⌊T·cut_frac⌋
         p = t/cut  if t < cut,  else 1 − (t − cut)/(cut·(1/cut_frac − 1))
         η_t = η_max · (1 + p·(ratio − 1))/ratio
 
     Args:
-        update: t, counted from 0, as torch's ``LambdaLR`` does. Past the end the rate stays low.
+        update: t, counted from 0 as in torch's ``LambdaLR``. After the end the rate stays low.
         total_updates: T.
-        cut: cut_frac, the share of the run in which the rate rises.
+        cut: cut_frac, the fraction of the run in which the rate rises.
         ratio: how many times smaller than the peak the lowest rate is.
 
     Example:
@@ -45,7 +45,7 @@ def slanted_triangular(
         raise ValueError(f"ratio must be at least 1, got {ratio!r}")
     if update < 0:
         raise ValueError(f"update is counted from 0, got {update!r}")
-    peak = int(total * cut)  # 0 in a run too short to rise in: it begins at the peak
+    peak = int(total * cut)  # 0 in a very short run: it begins at the peak
     if update < peak:
         p = update / peak
     else:

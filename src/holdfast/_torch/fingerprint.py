@@ -1,4 +1,4 @@
-"""A fingerprint of tensors: the same on every device, in one pass, without leaving the device."""
+"""A fingerprint of tensors, equal on every device, computed on the device in one pass."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor
 
 from holdfast._torch.layout import whole
 
-# Odd 64-bit constants of good mixing quality (the golden ratio; two from splitmix64's finaliser),
-# written as the signed numbers that int64 arithmetic wraps to.
+# Odd 64-bit constants that mix well (the golden ratio; two of splitmix64's finaliser), as signed
+# numbers.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
-# Elements at a time: within a CPU's cache; on an accelerator, few launches.
+# Elements at a time: few enough for a CPU's cache, many enough for few launches on a GPU.
 _CHUNK_CPU, _CHUNK_DEVICE = 1 << 18, 1 << 24
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:
-    """One fingerprint of several tensors, in their order."""
+    """One fingerprint of several tensors; their order matters."""
     text = " ".join(tensor_fingerprint(tensor.shape, tensor) for tensor in tensors)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def tensor_fingerprint(shape: Iterable[int], tensor: Tensor | None) -> str:
-    """Of one tensor: its shape and values, without spaces. None says that there is no tensor."""
+    """The fingerprint of one tensor's shape and values, without spaces; None is no tensor."""
     values = "free" if tensor is None else f"{_digest(tensor):016x}"
     return "x".join(map(str, shape)) + ":" + values
 
@@ -35,7 +35,7 @@ def _digest(tensor: Tensor) -> int:
     """Σᵢ mix(bits of the float32 value at i, i) modulo 2⁶⁴.
 
     A wrapping sum of integers does not depend on the order of addition, so every device and
-    every number of threads gives the same value; mixing the position in tells a permutation.
+    every number of threads gives the same value. Mixing in the position detects permutations.
     """
     flat = whole(tensor.detach()).reshape(-1)
     total = torch.zeros((), dtype=torch.int64, device=flat.device)

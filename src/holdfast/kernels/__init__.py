@@ -1,7 +1,7 @@
-"""Kernels in Triton. Each does with one pass over memory what torch's operations need several for.
+"""Triton kernels: steps that need one pass over memory instead of several.
 
-They are an implementation, not an interface: optimizers take them where they can, and torch's own
-operations elsewhere. Triton's interpreter (``TRITON_INTERPRET=1``) runs them on the CPU, for tests.
+Optimizers use them where they can, and torch's own operations elsewhere. Triton's interpreter
+(``TRITON_INTERPRET=1``) runs them on the CPU, for tests.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["available", "wanted"]
 
 
 def wanted(group: dict[str, Any], device: torch.device) -> bool:
-    """Whether a group is updated by a kernel: asked for by ``fused``, the default on a GPU."""
+    """Whether to update a group by a kernel: with ``fused=True``, and by default on a GPU."""
     if group["foreach"] or group["fused"] is False or torch.compiler.is_compiling():
         return False
     return (bool(group["fused"]) or device.type == "cuda") and available(device)
 
 
 def available(device: torch.device) -> bool:
-    """Whether kernels run there: Triton is installed and works on this GPU, or is interpreted."""
+    """Whether kernels run on a device: Triton works on this GPU, or is interpreted."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return _installed()
     return device.type == "cuda" and _works(device.index)
@@ -38,7 +38,7 @@ def _installed() -> bool:
 
 @functools.cache
 def _works(index: int | None) -> bool:
-    """Try it: Triton comes with torch, but needs a compiler, and not every GPU will do."""
+    """Try a kernel: Triton comes with torch, but needs a compiler and a supported GPU."""
     if not _installed():
         return False
     try:
@@ -47,8 +47,8 @@ def _works(index: int | None) -> bool:
         try_it(torch.device("cuda" if index is None else f"cuda:{index}"))
     except Exception as error:
         warnings.warn(
-            f"Triton is installed but does not work here ({type(error).__name__}: {error}): steps "
-            "are made by torch's own operations, which takes up to twice as long",
+            f"Triton is installed but does not work here ({type(error).__name__}: {error}): "
+            "optimizers use torch's own operations, which take up to twice as long",
             stacklevel=2,
         )
         return False

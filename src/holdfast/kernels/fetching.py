@@ -1,13 +1,13 @@
-"""Anchors that are kept in the host's memory, on their way to the GPU while the backward pass runs.
+"""Fetches anchors from the host's memory to the GPU while the backward pass runs.
 
-They travel in chunks, in the order in which gradients arrive, each when the gradients of the chunks
-before it do: then activations are gone, and the memory that they had is there for anchors. A chunk
-that would raise the peak of memory (gradients are yet to come) waits for the step, which has three
-of them at once. A chunk is let go as soon as its weights are updated.
+Anchors are copied in chunks, in the order in which gradients arrive: each chunk when the gradients
+of the chunks before it arrive. By then activations are freed, and anchors can use their memory. A
+chunk that would raise the peak memory waits for the step, which holds three chunks at once. A chunk
+is freed as soon as its weights are updated.
 
-The memory is torch's, of the stream that trains, so that what activations leave can be taken; the
-copies have a stream of their own, from page-locked memory (:meth:`holdfast.Reference.pinned`)
-without keeping the host.
+The memory belongs to the training stream, so that it can reuse that of activations. The copies run
+on their own stream. From page-locked memory (:meth:`holdfast.Reference.pinned`) they do not block
+the host.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from holdfast._torch.layout import flat
 
 __all__ = ["Fetching", "Piece"]
 
-#: Bytes of a chunk.
+#: Bytes per chunk.
 CHUNK = 32 * 2**20
-#: Chunks that are fetched ahead: of the gradients in the backward pass, of the update in the step.
+#: Chunks that are fetched ahead of the gradients in the backward pass, and of the update.
 AHEAD, NEXT = 16, 2
 #: Bytes by which fetching may raise the peak of memory.
 SLACK = 64 * 2**20
 
 
 class Piece(NamedTuple):
-    """Elements ``begin`` to ``end`` of a row's tensors as they lie in memory, and their chunk."""
+    """Elements ``begin`` to ``end`` of a parameter in the order of memory, and their chunk."""
 
     row: int
     begin: int
@@ -44,11 +44,11 @@ class Fetching:
     """Fetches anchors.
 
     Args:
-        tensors: by the number of its row, each parameter and its anchor, lying alike.
-        device: where to.
+        tensors: each parameter and its anchor, with equal strides, by number.
+        device: the device to copy to.
 
     Attributes:
-        chunks: the pieces of each.
+        chunks: the pieces of each chunk.
     """
 
     def __init__(self, tensors: Mapping[int, tuple[Tensor, Tensor]], device: torch.device) -> None:
@@ -58,13 +58,13 @@ class Fetching:
         self._stream = torch.cuda.Stream(device)
         self._fetched: dict[int, tuple[Tensor, torch.cuda.Event]] = {}
         self._last: Tensor | None = None
-        # How often gradients arrive before a step is learned from the last one: fetched is in the
-        # last pass, or anchors would lie there in the forward passes of the others.
+        # The number of backward passes per step is taken from the last step. Anchors are fetched in
+        # the last pass; otherwise they would occupy memory during the forward passes of the others.
         self._params = [p for p, _ in tensors.values()]
-        self._most = 0  # bytes in use, but for what was fetched
+        self._most = 0  # bytes in use, without fetched chunks
         self._arrivals: dict[int, int] = {}
         self._passes: int | None = None
-        if all(anchor.is_pinned() for _, anchor in tensors.values()):  # else a copy waits
+        if all(anchor.is_pinned() for _, anchor in tensors.values()):  # otherwise a copy blocks
             last = {pieces[0].row: chunk for chunk, pieces in enumerate(self.chunks)}
             handles = [
                 tensors[row][0].register_post_accumulate_grad_hook(_calling(self, chunk))
@@ -74,9 +74,9 @@ class Fetching:
             weakref.finalize(self, _remove, handles)
 
     def arrived(self, chunk: int) -> None:
-        """A gradient has arrived, of the first parameter in a chunk."""
+        """Called when the gradient of the first parameter in a chunk has arrived."""
         self._arrivals[chunk] = self._arrivals.get(chunk, 0) + 1
-        capturing = torch.cuda.is_current_stream_capturing()  # a graph would wait for it for ever
+        capturing = torch.cuda.is_current_stream_capturing()  # a graph would wait for it forever
         if capturing or self._arrivals[chunk] != self._passes:
             return
         room = self._room()
@@ -86,7 +86,7 @@ class Fetching:
                 room -= CHUNK
 
     def _room(self) -> int:
-        """Bytes that can be fetched without more memory in use than there ever was without them."""
+        """Bytes that can be fetched without raising the peak memory of training without them."""
         used = torch.cuda.memory.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"]
         ours = sum(buffer.numel() for buffer, _ in self._fetched.values())
         others: int = used["current"] - ours
@@ -95,9 +95,9 @@ class Fetching:
         return self._most + SLACK - others - to_come - ours
 
     def take(self, chunk: int) -> list[int]:
-        """Where the anchors of a chunk are, for what the current stream does next."""
+        """The addresses of a chunk's anchors, ready for the current stream."""
         if chunk == 0 and torch.cuda.is_current_stream_capturing():
-            self._fetched.clear()  # a graph cannot wait for what was begun outside of it
+            self._fetched.clear()  # a graph cannot wait for copies that started outside of it
         for number in range(chunk, min(chunk + NEXT + 1, len(self.chunks))):
             if number not in self._fetched:
                 self._fetch(number)
@@ -105,7 +105,7 @@ class Fetching:
         current = torch.cuda.current_stream(self._device)
         current.wait_event(arrived)
         buffer.record_stream(current)
-        self._last = buffer  # until the next one is taken: by then the update is launched
+        self._last = buffer  # until the next one: by then the update is launched
         if chunk == len(self.chunks) - 1:
             self._passes = max(self._arrivals.values(), default=None)
             self._arrivals.clear()
@@ -125,8 +125,8 @@ class Fetching:
         pieces = self.chunks[chunk]
         size = sum(_padded(piece, self._flat[piece.row]) for piece in pieces)
         buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
-        # The memory may have been another tensor's a moment ago, and is not to be one's while the
-        # copy is under way, whatever becomes of the buffer.
+        # Another tensor may have used this memory just before, and none may use it during the copy,
+        # even if the buffer is freed.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         buffer.record_stream(self._stream)
         arrived = torch.cuda.Event()
@@ -142,7 +142,7 @@ class Fetching:
 
 
 def _cut(tensors: Mapping[int, Tensor]) -> list[list[Piece]]:
-    """Chunks of pieces: from the last parameter, whose gradient arrives first, to the first one."""
+    """Split parameters into chunks, last parameter first: its gradient arrives first."""
     chunks: list[list[Piece]] = [[]]
     room = CHUNK
     for row in sorted(tensors, reverse=True):
@@ -160,12 +160,12 @@ def _cut(tensors: Mapping[int, Tensor]) -> list[list[Piece]]:
 
 
 def _padded(piece: Piece, tensor: Tensor) -> int:
-    """Bytes of a piece, up to where the next one begins: kernels like multiples of 16."""
+    """Bytes of a piece, rounded up: aligned addresses are faster."""
     return -(-(piece.end - piece.begin) * tensor.element_size() // 64) * 64
 
 
 def _calling(fetching: Fetching, chunk: int) -> Callable[[Tensor], None]:
-    """A hook that does not keep the fetching alive."""
+    """A hook that holds only a weak reference."""
     known = weakref.ref(fetching)
 
     def arrived(_: Tensor) -> None:

@@ -42,24 +42,24 @@ from holdfast.kernels.tables import TYPES, Table, on_device
 
 __all__ = ["MoFOStep", "takes"]
 
-#: Elements of a block, blocks of a program, and its warps: the best of six on an H200 at 1.2 G.
+#: Elements per block, blocks per program, and warps: the best of six on an H200 at 1.2 G.
 BLOCK, LOOPS, WARPS = 1024, 16, 4
 
 #: Before Triton 3.4 a histogram has no mask.
 _MASKED = "mask" in inspect.signature(tl.histogram).parameters
 
-#: The distance of two values, in bits of a float32, and in how many rounds 2³¹ is narrowed to it.
+#: The distance of two values as float32 bits, and the rounds that narrow 2³¹ down to it.
 _GRAINS = {torch.float32: (1, 4), torch.bfloat16: (1 << 16, 2), torch.float16: (1 << 13, 3)}
 
 
 def takes(p: Tensor) -> bool:
-    """Whether the kernels can update a parameter: in row-major order, of a dtype they know."""
+    """Whether the kernels support a parameter: contiguous, of a known dtype."""
     known = _MASKED and p.dtype in TYPES and not is_sharded(p)
     return known and p.is_contiguous() and 0 < p.numel() <= 1 << 30 and available(p.device)
 
 
 class MoFOStep:
-    """Updates parameters by MoFO's kernels; made for one list of them, called at each step."""
+    """Updates one list of parameters by MoFO's kernels."""
 
     def __init__(self) -> None:
         self._known: list[Any] = []
@@ -78,7 +78,7 @@ class MoFOStep:
         fraction: float,
         **adam: Any,
     ) -> list[int]:
-        """One update, with the counts of steps; returns which parameters are left to others.
+        """Make one update and advance the step counts; returns the numbers of other parameters.
 
         ``adam`` are lr, beta1, beta2, eps, weight_decay, maximize and capturable.
         """
@@ -86,7 +86,7 @@ class MoFOStep:
         known: list[Any] = [fraction, *(id(t) for column in columns for t in column)]
         # ``Module.to`` keeps the parameter.
         known += [(p.dtype, p.device, p.stride()) for p in params]
-        if known != self._known:  # with the tensors, so that no other has their id
+        if known != self._known:  # holds the tensors, so that their ids stay unique
             self._known, self._held = known, [list(column) for column in columns]
             self._look(fraction)
         for launch in self._launches:
@@ -94,7 +94,7 @@ class MoFOStep:
         return self._rest
 
     def _look(self, fraction: float) -> None:
-        """Part the parameters by device, dtype and count of steps."""
+        """Group the parameters by device, dtype and step count."""
         kinds: dict[Any, list[int]] = {}
         self._rest = []
         for i, (p, m, v, step) in enumerate(zip(*self._held, strict=True)):
@@ -109,7 +109,7 @@ class MoFOStep:
 
 
 class _Launch:
-    """Parameters of one kind: the same device and dtype, the same count of steps."""
+    """The launches for parameters of the same device, dtype and step count."""
 
     def __init__(
         self, rows: list[int], columns: list[list[Tensor]], fraction: float, count: float
@@ -125,7 +125,7 @@ class _Launch:
             for p, size in zip(self.params, sizes, strict=True)
         ]
         self.searched = wanted != sizes
-        # A first search begins at −1. One that wants all has ended: all is in its interval.
+        # A first search begins at −1. A search for all elements is over: its interval holds all.
         search = [
             [0 if k == size else -1, 1 << 31, k, k, 0, size]
             for k, size in zip(wanted, sizes, strict=True)
@@ -145,7 +145,7 @@ class _Launch:
         """One update."""
         self.count += 1
         torch._foreach_add_(self.steps, 1)
-        # Held until the launch: a copy may be among them.
+        # Held until the launch, because some may be copies.
         grads = [
             dense(g if g.dtype == self.dtype else g.to(self.dtype), p)
             for g, p in zip(grads, self.params, strict=True)
@@ -157,7 +157,7 @@ class _Launch:
         shape, aligned = {"S": kind, **self.shape}, all(others)
         where = (table.addresses, table.sizes, table.owner, table.part, table.count)
         there = capturable or (isinstance(lr, Tensor) and not lr.is_cpu)
-        rates: Any = table.sizes  # which are not read then
+        rates: Any = table.sizes  # not read in this case
         numbers = [0.0] * 3
         if there:
             # In float64: near 0, 1 − βᵗ has few digits left in float32.
@@ -197,19 +197,20 @@ def learn_kernel(
     P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr,
     ALIGNED: tl.constexpr, G_ALIGNED: tl.constexpr, MAXIMIZE: tl.constexpr,
 ):  # fmt: skip
-    """The moments, and the first interval with the k-th largest.
+    """Write the moments, and find the first interval that contains the k-th largest.
 
-    The last step's k-th largest is not far: 127 bins on either side of it are an octave each. The
-    first bin has all below, the last one all above. A first search has a bin for each exponent.
+    The k-th largest is near that of the last step: 127 bins on either side of it cover an octave
+    each. The first bin counts everything below, the last one everything above. A first search has
+    one bin per exponent.
 
     Args:
-        table: addresses, a row each for gradients, weights and both moments.
-        sizes: of the tensors. owner, part: of each program, its tensor and its chunk of it.
+        table: addresses, one row each for gradients, weights and both moments.
+        sizes: of the tensors. owner, part: the tensor of each program and its chunk of it.
         tensors: how many there are.
-        wanted: k of each tensor; there is no search where that is all.
-        search: FIELDS of each tensor. counts: BINS of each tensor, 0 between kernels.
-        ticket: how many programs of each tensor are done, 0 between kernels.
-        new1, new2: 1 − β₁ and 1 − β₂, which float32 does not have to many digits.
+        wanted: k of each tensor; no search if k is its size.
+        search: FIELDS per tensor. counts: BINS per tensor, 0 between kernels.
+        ticket: the number of finished programs per tensor, 0 between kernels.
+        new1, new2: 1 − β₁ and 1 − β₂, computed in float64.
         P, S: dtypes of weights and gradients, and of moments.
         ALIGNED, G_ALIGNED: whether the addresses of weights and moments, and of gradients, are
             multiples of 16 bytes.
@@ -248,13 +249,13 @@ def move_kernel(
     P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr,
     ALIGNED: tl.constexpr, ON_DEVICE: tl.constexpr,
 ):  # fmt: skip
-    """Adam's step of what is above the interval, and of what is in it up to the last wanted.
+    """Adam's step for elements above the interval, and in it up to the last wanted one.
 
-    All is read and written: to leave out what does not move takes longer.
+    Everything is read and written: skipping elements that do not move takes longer.
 
     Args:
-        rates: step, r and keep in memory, if they are ON_DEVICE; else they are arguments. For the
-            rest see above.
+        rates: step, r and keep in memory if ON_DEVICE; otherwise they are arguments. The other
+            arguments are as above.
     """
     own, size, begin, end, full = chunk_of(sizes, owner, part, BLOCK, LOOPS)
     p_ = pointer_to(table + tensors + own, P, ALIGNED)
@@ -277,7 +278,7 @@ def _learn(
     g_, m_, v_, at, size, new1, beta2, new2,
     S: tl.constexpr, BLOCK: tl.constexpr, MAXIMIZE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Write a block's moments; returns the new |m| as integers."""
+    """Write the moments of a block; returns the new |m| as integers."""
     i = at + tl.arange(0, BLOCK)
     g, m, v = read(g_, i, size, FULL), read(m_, i, size, FULL), read(v_, i, size, FULL)
     if MAXIMIZE:

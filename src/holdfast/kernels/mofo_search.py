@@ -1,13 +1,13 @@
-"""The k largest |m| of each of many tensors, found by counting, without sorting.
+"""Finds the k largest |m| of each of many tensors by counting, without sorting.
 
-The bits of |m| as a float32, read as an integer, are in the order of |m|. The search for the k-th
-largest has an interval of them in which it lies, and parts it into 256 bins: first where the
-moments are written, see :mod:`holdfast.kernels.mofo`; then each *narrow* parts the bin that was
-found. It is over when all that lies in the interval is wanted, or when that is a single value. Then
-*ties* finds the index up to which the value is wanted. Nothing but |m| is read again, a few times.
+The bits of |m| as a float32, read as an integer, have the order of |m|. The search keeps an
+interval of integers that contains the k-th largest, and splits it into 256 bins: first while the
+moments are written (:mod:`holdfast.kernels.mofo`), then *narrow* splits the bin found. The search
+is over if all elements in the interval are wanted, or if the interval is a single value. Then
+*ties* finds the index up to which this value is wanted. Only |m| is read again, a few times.
 
-A program takes a chunk of a tensor, LOOPS blocks. The last one to be done with a tensor concludes
-from what all its programs have counted, and clears the counts for the next kernel.
+A program processes a chunk of a tensor, LOOPS blocks. The last program of a tensor evaluates the
+counts of all its programs and clears them for the next kernel.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import triton.language as tl
 
 __all__ = ["BINS", "FIELDS", "narrow_kernel", "ties_kernel"]
 
-#: More would be fewer rounds, but before Triton 3.7 a histogram's cost grows with its bins.
+#: More bins mean fewer rounds, but before Triton 3.7 a histogram's cost grows with its bins.
 BINS = tl.constexpr(256)
 
-#: Of a search: the interval's first value and width, how many in it are wanted, how many it has,
-#: the shift to its bins, and the index up to which those that are wanted lie.
+#: Of a search: the interval's first value and width, the number of wanted and of all elements in
+#: it, the shift to its bins, and the index of the last wanted element.
 FIELDS = tl.constexpr(6)
 
 
@@ -30,20 +30,20 @@ def narrow_kernel(
     table, sizes, owner, part, tensors, search, counts, ticket,
     S: tl.constexpr, GRAIN: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr,
 ):  # fmt: skip
-    """Part the interval further, unless the search is over.
+    """Split the interval further, unless the search is over.
 
     Args:
-        table: addresses, a row each for gradients, weights and both moments.
-        sizes: of the tensors. owner, part: of each program, its tensor and its chunk of it.
+        table: addresses, one row each for gradients, weights and both moments.
+        sizes: of the tensors. owner, part: the tensor of each program and its chunk of it.
         tensors: how many there are.
-        search: FIELDS of each tensor. counts: BINS of each tensor, 0 between kernels.
-        ticket: how many programs of each tensor are done, 0 between kernels.
-        S: dtype of the moments. GRAIN: the distance of two of its values, as integers.
+        search: FIELDS per tensor. counts: BINS per tensor, 0 between kernels.
+        ticket: the number of finished programs per tensor, 0 between kernels.
+        S: dtype of the moments. GRAIN: the distance of two values of this dtype, as integers.
     """
     own, size, begin, end, full = chunk_of(sizes, owner, part, BLOCK, LOOPS)
     first, width, want, have, shift, _ = state_of(search, own)
     if (want < have) & (width > GRAIN):
-        # Not said to be aligned: wide loads would have to be dealt out anew for the atomics.
+        # Not marked as aligned: wide loads would have to be redistributed for the atomics.
         m_ = pointer_to(table + 2 * tensors + own, S, False)
         low, high = first.to(tl.int32), (first + width - 1).to(tl.int32)
         by = shift.to(tl.int32)
@@ -63,10 +63,10 @@ def ties_kernel(
     table, sizes, owner, part, tensors, search, tallies, ticket,
     S: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The index up to which the value in the interval is wanted, where not all of it is.
+    """Find the index up to which the value in the interval is wanted, if not all of it is.
 
     Args:
-        tallies: a number of each program, for its count; for the rest see above.
+        tallies: the count of each program. The other arguments are as above.
         ALIGNED: whether the addresses of the moments are multiples of 16 bytes.
     """
     own, size, begin, end, full = chunk_of(sizes, owner, part, BLOCK, LOOPS)
@@ -110,7 +110,7 @@ def ties_kernel(
 
 @triton.jit
 def chunk_of(sizes, owner, part, BLOCK: tl.constexpr, LOOPS: tl.constexpr):
-    """A program's tensor and its size; where the chunk begins, ends, and its full blocks end."""
+    """A program's tensor and its size; the begin and end of its chunk and of its full blocks."""
     program = tl.program_id(0)
     own = tl.load(owner + program)
     size = tl.load(sizes + own).to(tl.int32)
@@ -121,7 +121,7 @@ def chunk_of(sizes, owner, part, BLOCK: tl.constexpr, LOOPS: tl.constexpr):
 
 @triton.jit
 def pointer_to(place, T: tl.constexpr, ALIGNED: tl.constexpr):
-    """An address in the table, of values of a dtype."""
+    """An address in the table as a pointer to a dtype."""
     pointer = tl.load(place).to(tl.pointer_type(T))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
@@ -130,7 +130,7 @@ def pointer_to(place, T: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def state_of(search, own):
-    """A tensor's search, as FIELDS says."""
+    """The FIELDS of a tensor's search."""
     s = search + own * FIELDS
     first, width, want = tl.load(s), tl.load(s + 1), tl.load(s + 2)
     return first, width, want, tl.load(s + 3), tl.load(s + 4), tl.load(s + 5)
@@ -138,15 +138,15 @@ def state_of(search, own):
 
 @triton.jit
 def read(pointer, i, size, FULL: tl.constexpr):
-    """A block in float32; FULL says that all of it is in the tensor."""
-    # Without a mask loads are as wide as they can be.
+    """A block in float32; FULL if all of it is in the tensor."""
+    # Without a mask, loads are as wide as possible.
     x = tl.load(pointer + i) if FULL else tl.load(pointer + i, i < size, other=0.0)
     return x.to(tl.float32)
 
 
 @triton.jit
 def as_integer(m):
-    """|m|, of float32, as an integer."""
+    """|m| of a float32 m, as an integer."""
     return m.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
@@ -163,7 +163,7 @@ def _bits(m_, i, size, FULL: tl.constexpr):
 def _part(
     m_, at, size, low, high, by, place, few, BLOCK: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
-    """How many of a block are in each bin; if they are few, they are counted in memory at once."""
+    """Count a block's elements per bin; few elements are counted in memory directly."""
     bits = _bits(m_, at + tl.arange(0, BLOCK), size, FULL)
     inside = (bits >= low) & (bits <= high)
     bins = tl.where(inside, (bits - low) >> by, 0)
@@ -177,14 +177,14 @@ def _part(
 
 @triton.jit
 def add(counts, own, found):
-    """Add what a program has found to the counts of all."""
+    """Add the counts of a program to those of its tensor."""
     tl.atomic_add(counts + own * BINS + tl.arange(0, BINS), found, mask=found > 0, sem="relaxed")
 
 
 @triton.jit
 def is_last(ticket, own, size, CHUNK: tl.constexpr):
-    """Whether all other programs of the tensor are done; what they wrote can be read then."""
-    tl.debug_barrier()  # all threads have written before the first one takes the ticket
+    """Whether all other programs of the tensor are done; then their counts can be read."""
+    tl.debug_barrier()  # all threads write before the first one takes the ticket
     last = tl.atomic_add(ticket + own, 1, sem="acq_rel") == tl.cdiv(size, CHUNK) - 1
     if last:
         tl.store(ticket + own, 0)
@@ -193,9 +193,9 @@ def is_last(ticket, own, size, CHUNK: tl.constexpr):
 
 @triton.jit
 def pick(counts, search, own, size, first, end, base, shift, want):
-    """Go on in the bin with the ``want``-th largest: the b-th begins at ``base`` + b·2^``shift``.
+    """Continue in the bin with the ``want``-th largest: bin b begins at ``base`` + b·2^``shift``.
 
-    But the first bin begins at ``first``, and the last one ends at ``end``.
+    The first bin begins at ``first``, and the last one ends at ``end``.
     """
     b = tl.arange(0, BINS)
     place = counts + own * BINS + b

@@ -29,13 +29,13 @@ BLOCK, WARPS = 512, 4
 
 
 class Pulled(NamedTuple):
-    """The tensors of one parameter, of this rank.
+    """The tensors of one parameter on this rank.
 
     Attributes:
-        group: its number, which says the rate.
+        group: the number of its group, which determines the rate.
         p, anchor: the weights θ, and θ*.
-        weight: how much each coordinate counts; None is 1.
-        grad: the gradients, if it is those that change.
+        weight: the importance of each coordinate; None is 1.
+        grad: the gradients of a coupled penalty, which changes them instead of the weights.
     """
 
     group: int
@@ -45,15 +45,15 @@ class Pulled(NamedTuple):
     grad: Tensor | None = None
 
     def others(self) -> list[Tensor]:
-        """All but the weights."""
+        """All tensors but the weights."""
         return [t for t in self[2:] if t is not None]
 
 
 def takes(row: Pulled) -> bool:
-    """Whether the kernel can change a parameter: all is on its device, in dtypes that it knows.
+    """Whether the kernel supports a parameter: all tensors on one device, in known dtypes.
 
-    What changes must lie side by side in memory, a gradient as its weights; the rest is copied
-    where it lies otherwise.
+    The weights must be dense, and the gradient must have the same strides. Other tensors with
+    other strides are copied.
     """
     p, others = row.p, row.others()
     known = all(t.dtype in TYPES and t.device == p.device for t in (p, *others))
@@ -66,10 +66,10 @@ def takes(row: Pulled) -> bool:
 
 
 class PullStep:
-    """Draws parameters to their anchors, or adds the way from them to their gradients.
+    """Pulls parameters to their anchors, or adds the pull to their gradients.
 
     Args:
-        rows: the parameters' tensors, all with gradients or all without.
+        rows: the parameters' tensors; all of them have a gradient, or none has.
     """
 
     def __init__(self, rows: Sequence[Pulled]) -> None:
@@ -89,9 +89,9 @@ class PullStep:
         """One update.
 
         Args:
-            rates: c of each group; the way is added to gradients with its sign.
-            grads: the rows' gradients by now, of the dtypes and strides that they were planned by.
-            scale: what these have been multiplied by.
+            rates: c of each group; for gradients with the sign of the pull.
+            grads: the current gradients, with the dtypes and strides of the planned ones.
+            scale: the scale of the gradients.
         """
         for launch in self._launches:
             if (c := rates[launch.group]) != 0:
@@ -99,7 +99,7 @@ class PullStep:
 
 
 class _Launch:
-    """Parameters of one kind: the same group, device and dtypes."""
+    """One launch: parameters of the same group, device and dtypes."""
 
     def __init__(self, rows: Sequence[Pulled], numbers: Sequence[int]) -> None:
         first = rows[0]
@@ -142,15 +142,14 @@ def pull_kernel(
     """One block of one tensor.
 
     Args:
-        table: addresses, a row each for gradients, weights, anchors and importances.
-        sizes: of the tensors. owner, part: of each program, its tensor and its block of it.
+        table: addresses, one row each for gradients, weights, anchors and importances.
+        sizes: of the tensors. owner, part: the tensor of each program and its block of it.
         tensors: how many there are.
         c: the rate.
-        scale: of the gradients, if they are SCALED: what is added to them is scaled too.
-        G, P, A, F: dtypes of gradients, of weights, of anchors, of importances.
+        scale: of the gradients if SCALED; the pull is scaled too.
+        G, P, A, F: dtypes of gradients, weights, anchors, importances.
         ALIGNED: whether all addresses are multiples of 16 bytes.
-        WEIGHTED, COUPLED: whether there are importances, and whether it is the gradients that
-            change.
+        WEIGHTED, COUPLED: whether there are importances, and whether the gradients change.
     """
     program = tl.program_id(0)
     own = tl.load(owner + program)
@@ -166,7 +165,7 @@ def pull_kernel(
     if SCALED:
         c = c * tl.load(scale)
     i = tl.multiple_of(begin, BLOCK) + tl.arange(0, BLOCK)
-    if begin + BLOCK <= size:  # without a mask loads are as wide as they can be
+    if begin + BLOCK <= size:  # without a mask, loads are as wide as possible
         _pull(g_ + i, p_ + i, a_ + i, f_ + i, None, c, G, P, WEIGHTED, COUPLED)
     else:
         _pull(g_ + i, p_ + i, a_ + i, f_ + i, i < size, c, G, P, WEIGHTED, COUPLED)

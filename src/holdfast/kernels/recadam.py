@@ -332,7 +332,7 @@ def recadam_kernel(
     if MAXIMIZE:
         factor = -factor
     i = tl.multiple_of(begin, BLOCK) + tl.arange(0, BLOCK)
-    if begin + BLOCK <= size:  # without a mask loads are as wide as they can be
+    if begin + BLOCK <= size:  # without a mask, loads are as wide as possible
         _block(
             g_, p_, m_, v_, a_, f_, tops, roots, i, size, name, start, seed,
             factor, c, step, r, keep, new1, beta2, new2, eps,

@@ -1,7 +1,7 @@
-"""Many tensors in one launch: a table of where they lie, and which block of which is whose.
+"""Many tensors in one launch: a table of their addresses, and the block of each program.
 
-A table is on the device. Where tensors lie is looked up at each step, since torch may allocate
-gradients anew and hosts may move anything; only what has moved is sent over.
+The table is on the device. Addresses are looked up at each step, because torch may reallocate
+gradients and hosts may move tensors. Only changed addresses are sent.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from torch import Tensor
 
 __all__ = ["TYPES", "Table", "on_device", "toward", "try_it"]
 
-#: What kernels know.
+#: The dtypes that kernels support.
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
-#: Messages to the device that may be under way at once.
+#: Messages to the device that may be pending at once.
 _UNDER_WAY = 4
 
 
 class Table:
-    """Where the tensors of one launch lie.
+    """The addresses of the tensors of one launch.
 
     Args:
-        columns: lists of tensors, one for each argument of the kernel, all of the same lengths and
-            their i-th tensors of the same size.
-        block: elements of a program.
+        columns: lists of tensors of equal length, one per argument of the kernel; the i-th tensors
+            have the same size.
+        block: elements per program.
 
     Attributes:
-        addresses: on the device, a row for each column.
+        addresses: on the device, one row per column.
         sizes: of the tensors, on the device.
-        owner, part: of each program, its tensor and its block of it.
-        programs, count: how many programs and tensors there are.
-        aligned: of each column, whether all its addresses are multiples of 16 bytes.
+        owner, part: the tensor of each program, and its block of it.
+        programs, count: the numbers of programs and tensors.
+        aligned: for each column, whether all addresses are multiples of 16 bytes.
     """
 
     def __init__(self, columns: Sequence[Sequence[Tensor]], block: int) -> None:
@@ -47,7 +47,7 @@ class Table:
     def at(
         cls, places: list[list[int]], sizes: list[int], block: int, device: torch.device
     ) -> Table:
-        """A table of addresses, where what is updated is not whole tensors."""
+        """A table of given addresses, for parts of tensors."""
         table = cls.__new__(cls)
         table._fill(places, sizes, block, device)
         return table
@@ -70,23 +70,23 @@ class Table:
         self._captured: list[_Message] = []
 
     def find(self, columns: Sequence[Sequence[Tensor]]) -> None:
-        """Look up where the tensors, of the same sizes as before, are by now."""
+        """Update the addresses of tensors of the same sizes as before."""
         for number, column in enumerate(columns):
             self.move(number, [t.data_ptr() for t in column])
 
     def move(self, column: int, places: list[int]) -> None:
-        """Say where the tensors of a column are by now."""
+        """Set the addresses of a column."""
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            # A graph has a message of its own for ever, and sends it whenever it is replayed.
+            # A captured graph keeps its own message and sends it at each replay.
             self._known[column], self.aligned[column] = [], _aligned(places)
             self._captured.append(_Message(self.count, self.device, waits=False))
             self._captured[-1].send(places, self.addresses[column])
-        elif self._captured or places != self._known[column]:  # a replay may have come between
+        elif self._captured or places != self._known[column]:  # a replay may have overwritten it
             self._known[column], self.aligned[column] = places, _aligned(places)
             self._message().send(places, self.addresses[column])
 
     def _message(self) -> _Message:
-        """One that has arrived, or a new one."""
+        """A new message, or the oldest one to reuse."""
         if len(self._messages) < _UNDER_WAY:
             self._messages.append(_Message(self.count, self.device, waits=True))
         else:
@@ -95,17 +95,17 @@ class Table:
 
 
 class _Message:
-    """Addresses on their way to the device, without waiting for it."""
+    """Sends addresses to the device without blocking."""
 
     def __init__(self, count: int, device: torch.device, *, waits: bool) -> None:
         on_gpu = device.type == "cuda"
         self.held = torch.empty(count, dtype=torch.int64, pin_memory=on_gpu)
-        self.filled = self.held.numpy()  # quicker to fill than a tensor
+        self.filled = self.held.numpy()  # faster to fill than a tensor
         self.sent = torch.cuda.Event() if on_gpu and waits else None
 
     def send(self, addresses: list[int], place: Tensor) -> None:
         if self.sent is not None:
-            self.sent.synchronize()  # what it held before has arrived: four steps ago it was sent
+            self.sent.synchronize()  # rarely blocks: it was sent four steps ago
         self.filled[:] = addresses
         place.copy_(self.held, non_blocking=True)
         if self.sent is not None:
@@ -117,9 +117,9 @@ def _aligned(addresses: Sequence[int]) -> bool:
 
 
 def on_device(numbers: Sequence[float | Tensor], device: torch.device) -> Tensor:
-    """Numbers and tensors in one tensor of float32, made there: a graph can have no copies to it.
+    """Numbers and tensors in one float32 tensor, made on the device: a graph cannot contain copies.
 
-    Tensors are given in float64, where that matters.
+    Pass tensors in float64 where precision matters.
     """
     made = [
         x.to(device, torch.float32) if isinstance(x, Tensor) else torch.full((), x, device=device)

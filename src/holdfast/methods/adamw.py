@@ -1,4 +1,4 @@
-"""AdamW, torch's own: what the other updates are compared with.
+"""AdamW, torch's own: the default and the baseline of the other updates.
 
 Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, ICLR 2019,
 https://arxiv.org/abs/1711.05101.
@@ -25,7 +25,7 @@ __all__ = ["AdamUpdate", "AdamWUpdate"]
 
 @dataclass(frozen=True)
 class AdamUpdate(Update, ABC):
-    """Stage 3 by one of Adam's family.
+    """The settings of an optimizer of Adam's family.
 
     Args:
         betas, eps: Adam's.
@@ -37,14 +37,14 @@ class AdamUpdate(Update, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_betas(self.betas)
-        beta1, beta2 = self.betas  # a recipe file has a list
+        beta1, beta2 = self.betas  # a recipe file contains a list
         object.__setattr__(self, "betas", (float(beta1), float(beta2)))
         object.__setattr__(self, "eps", at_least_zero("eps", self.eps))
 
 
 @dataclass(frozen=True)
 class AdamWUpdate(AdamUpdate):
-    """``torch.optim.AdamW``: the default of a recipe. On a GPU it is the fused one.
+    """``torch.optim.AdamW``, the default of a recipe. On a GPU the fused implementation is used.
 
     Args:
         lr, weight_decay, layer_decay: as in :class:`~holdfast.stages.Update`.
@@ -59,7 +59,7 @@ class AdamWUpdate(AdamUpdate):
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
         """torch's AdamW over the groups."""
         params = [p for group in groups for _, p in group["params"]]
-        # torch's own default for groups that do not say it would be 0.01.
+        # Groups that set no weight decay would get torch's default of 0.01.
         return torch.optim.AdamW(
             groups,
             lr=run.lr,

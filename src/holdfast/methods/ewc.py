@@ -1,11 +1,11 @@
-"""EWC: a quadratic penalty that weighs each coordinate by its Fisher information.
+"""EWC: a quadratic penalty that weights each coordinate by its Fisher information.
 
 Kirkpatrick et al., *Overcoming catastrophic forgetting in neural networks*, PNAS 2017,
 https://arxiv.org/abs/1612.00796:  ½·β·Σ Fᵢ·(θᵢ − θ*ᵢ)².
 
 F is the diagonal of the Fisher information at θ*, E[(∂ log p(y|x)/∂θᵢ)²]. Without pretraining data
-it is taken on the data at hand: with labels that the model itself draws (the true Fisher of the
-model), or with the data's own labels (the empirical one).
+it is measured on the training data: with labels sampled from the model (the true Fisher), or with
+the data's labels (the empirical Fisher).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast._optim.importance import check_samples, mean_over_samples, measured, wide
+from holdfast._optim.backends import wide
+from holdfast._optim.importance import check_samples, mean_over_samples, measured
 from holdfast._torch.lm_head import Split, predict
 from holdfast.data import Collate
 from holdfast.losses import IGNORED, Task, infer_task, target_mask
@@ -38,10 +39,10 @@ class EWC(QuadraticPenalty):
     Decoupled: θ ← θ − min(1, lr · strength · F) · (θ − θ*).
 
     Args:
-        strength, coupled: as in :class:`~holdfast.L2SP`, whose strength it shares while F
-            has a mean of 1.
+        strength, coupled: as in :class:`~holdfast.L2SP`; the strengths are comparable if F has a
+            mean of 1.
         kind, samples: of :func:`fisher_importance`, which a recipe calls on the training data.
-        normalize: in a recipe, scale F to a mean of 1 over what is penalised.
+        normalize: in a recipe, scale F to a mean of 1 over the penalised parameters.
 
     Example:
         >>> from holdfast import EWC
@@ -62,7 +63,7 @@ class EWC(QuadraticPenalty):
 
     @property
     def needs_fitted_head(self) -> bool:
-        """Unless the strength is 0."""
+        """True unless the strength is 0."""
         return self.acts
 
     def measure_importance(self, run: Run) -> Reference | None:
@@ -88,20 +89,20 @@ def fisher_importance(
 ) -> Reference:
     """The diagonal Fisher information of a model on data, by parameter name.
 
-    The gradient of each sample is squared on its own, through ``torch.func``; a sequence is one
-    sample, whose loss is the sum over its targets. Only parameters that require gradients are
-    looked at.
+    The gradient of each sample is squared separately, through ``torch.func``. A sequence is one
+    sample, and its loss is the sum over its targets. Parameters that require no gradient are
+    skipped.
 
     Args:
         model: holding its pretrained weights; run in eval mode.
         data, collate, batch_size, progress: as for :func:`holdfast.score`.
-        kind: ``"true"`` draws labels from the model's own predictions (at the positions that have
-            targets); ``"empirical"`` takes the data's.
+        kind: ``"true"`` samples labels from the model's predictions (at the positions that have
+            targets); ``"empirical"`` uses the data's labels.
         task: as for :func:`holdfast.score`; classification, causal_lm or token_classification.
-        samples: how many samples to take it on, drawn at random; None is all. An iterable of
-            batches is always read whole.
-        seed: of the drawn labels and samples; a GPU draws other labels than a CPU.
-        normalize: scale to a mean of 1, for ``RecAdam``-like pulls that are tuned without it.
+        samples: the number of samples to draw; None is all. An iterable of batches is always read
+            whole.
+        seed: of the sampled labels and samples; labels differ between a GPU and a CPU.
+        normalize: scale to a mean of 1.
 
     Example:
         >>> import torch
@@ -113,11 +114,11 @@ def fisher_importance(
     """
     task = infer_task(model) if task is None else task
     if task not in ("classification", "causal_lm", "token_classification"):
-        raise ValueError(f"the Fisher information is of class predictions, not of {task!r}")
+        raise ValueError(f"the Fisher information needs class predictions, not {task!r}")
     _check_kind(kind)
     check_samples(samples)
     run = Split(model) if task == "causal_lm" else partial(predict, model)
-    # On the device of the logits: of a model on several devices that is not its first one.
+    # On the device of the logits, which need not be the first of a model on several devices.
     generator_on = cache(lambda device: torch.Generator(device).manual_seed(seed))
 
     @torch.no_grad()
@@ -125,7 +126,7 @@ def fisher_importance(
         if kind == "empirical":
             return labels
         where = target_mask(labels, task)
-        # The logits at t of a causal model speak of the label at t + 1.
+        # The logits at t of a causal model predict the label at t + 1.
         predicts = where.roll(-1, dims=1) if task == "causal_lm" else where
         drawn = [
             torch.multinomial(logits.softmax(-1), 1, generator=generator_on(logits.device))[:, 0]

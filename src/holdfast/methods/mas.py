@@ -1,4 +1,4 @@
-"""MAS: a quadratic penalty that weighs each coordinate by how much the outputs depend on it.
+"""MAS: a quadratic penalty that weights each coordinate by how much the outputs depend on it.
 
 Aljundi et al., *Memory Aware Synapses: Learning what (not) to forget*, ECCV 2018,
 https://arxiv.org/abs/1711.09601:  ½·β·Σ Ωᵢ·(θᵢ − θ*ᵢ)²,  Ωᵢ = E[|∂‖f(x)‖²/∂θᵢ|].
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
-from holdfast._optim.importance import check_samples, mean_over_samples, measured, wide
+from holdfast._optim.backends import wide
+from holdfast._optim.importance import check_samples, mean_over_samples, measured
 from holdfast.data import Collate
 from holdfast.losses import IGNORED
 from holdfast.methods.l2_sp import QuadraticPenalty
@@ -34,10 +35,10 @@ class MAS(QuadraticPenalty):
     strength / 2.
 
     Args:
-        strength, coupled: as in :class:`~holdfast.L2SP`, whose strength it shares while Ω
-            has a mean of 1.
+        strength, coupled: as in :class:`~holdfast.L2SP`; the strengths are comparable if Ω has a
+            mean of 1.
         samples: of :func:`mas_importance`, which a recipe calls on the training data.
-        normalize: in a recipe, scale Ω to a mean of 1 over what is penalised.
+        normalize: in a recipe, scale Ω to a mean of 1 over the penalised parameters.
 
     Example:
         >>> from holdfast import MAS
@@ -56,7 +57,7 @@ class MAS(QuadraticPenalty):
 
     @property
     def needs_fitted_head(self) -> bool:
-        """Unless the strength is 0."""
+        """True unless the strength is 0."""
         return self.acts
 
     def measure_importance(self, run: Run) -> Reference | None:
@@ -79,14 +80,14 @@ def mas_importance(
 ) -> Reference:
     """How much the squared norm of a model's outputs depends on each parameter, by name.
 
-    Only parameters that require gradients are looked at.
+    Parameters that require no gradient are skipped.
 
     Args:
         model: holding its pretrained weights; run in eval mode.
-        data, collate, batch_size, progress: as for :func:`holdfast.score`. Labels say only, where
-            there is one a token, which outputs count (not those at −100).
-        samples: how many samples to take it on, drawn at random by ``seed``; None is all. An
-            iterable of batches is always read whole.
+        data, collate, batch_size, progress: as for :func:`holdfast.score`. Labels are
+            only used if there is one per token: outputs at −100 do not count.
+        samples: the number of samples to draw with ``seed``; None is all. An iterable of batches
+            is always read whole.
         normalize: scale to a mean of 1.
 
     Example:

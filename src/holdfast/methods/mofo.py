@@ -4,12 +4,11 @@ Chen et al., *MoFO: Momentum-Filtered Optimizer for Mitigating Forgetting in LLM
 https://arxiv.org/abs/2407.20999.
 
 Adam's moments are kept for all coordinates. In each matrix only the fraction α of coordinates
-with the largest |m| moves; the others stay where they are:
+with the largest |m| moves; the others do not change:
 
     θᵢ ← θᵢ − lr·wd·θᵢ − lr·m̂ᵢ/(√v̂ᵢ+ε)      for i among the max(1, round(α·n)) largest |mᵢ|
 
-Vectors (biases, norms) are not filtered. Fewer moved coordinates end nearer to θ*, without a copy
-of θ*.
+Vectors (biases, norms) are not filtered. The weights stay nearer to θ*, without a copy of θ*.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ class MoFO(Optimizer):
         weight_decay: decoupled, as in AdamW; weights decay only where they move.
         fraction: α, the share of each matrix that moves in an update; the paper takes 5 to 20 %.
             1 is AdamW to the last bit.
-        foreach, fused: which of torch's implementations to use. Where there is Triton, ``fused`` is
-            holdfast's own kernels (for α < 1), and so is None on a GPU; they part equal |m| alike.
+        foreach, fused: the implementation, as in AdamW. With Triton, ``fused=True`` (and None on a
+            GPU) uses holdfast's own kernels for α < 1; ties in |m| are resolved alike.
         maximize, capturable: as in AdamW.
 
     Example:
@@ -138,7 +137,7 @@ class MoFO(Optimizer):
     def _by_kernel(
         self, number: int, columns: list[list[Tensor]], options: dict[str, Any]
     ) -> list[int]:
-        """Update what the kernels take; returns which are left."""
+        """Update the parameters that the kernels support; returns the numbers of the others."""
         from holdfast.kernels.mofo import MoFOStep
 
         if number not in self._kernels:
@@ -149,14 +148,14 @@ class MoFO(Optimizer):
         if by_kernel:
             from holdfast.kernels.mofo import takes
 
-            # Then counts are on the device, where all of them are advanced at once.
+            # The kernels need the counts on the device, where they advance all at once.
             group = {**group, "fused": group["fused"] or takes(p)}
         make_adam_state(self.state[p], p, group, p.dtype)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Resume from a saved state."""
         super().load_state_dict(state_dict)
-        self._kernels.clear()  # they know the counts of steps
+        self._kernels.clear()  # they keep step counts
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -165,7 +164,7 @@ class MoFO(Optimizer):
 
 @dataclass(frozen=True)
 class MoFOUpdate(AdamUpdate):
-    """:class:`MoFO` in a recipe. It keeps near θ* without a copy of θ*.
+    """The settings of :class:`MoFO` in a recipe.
 
     Args:
         lr, weight_decay, layer_decay: as in :class:`~holdfast.stages.Update`.
@@ -210,21 +209,21 @@ def mofo(
     fraction: float,
     **adam: Any,
 ) -> None:
-    """One MoFO update of a list of tensors, in place, by torch's operations.
+    """Make one MoFO update of a list of tensors, in place, by torch's operations.
 
-    It is Adam's, after which what was not selected is put back.
+    It updates all coordinates with AdamW, then restores those that were not selected.
     """
     filtered = [i for i, p in enumerate(params) if p.dim() > 1 and fraction < 1]
     before = [params[i].clone() for i in filtered]
     adamw(params, grads, exp_avgs, exp_avg_sqs, [], state_steps, amsgrad=False, **adam)
     for i, old in zip(filtered, before, strict=True):
-        # Of a sharded matrix the largest of the whole, not of each rank's part.
+        # The largest of a whole sharded matrix, not of each rank's shard.
         moves = largest(whole(exp_avgs[i].abs()), max(1, round(fraction * old.numel())))
         params[i].copy_(torch.where(like(moves, old, torch.bool), params[i], old))
 
 
 def largest(values: Tensor, k: int) -> Tensor:
-    """A mask of the k largest values; of equal ones the first count as larger.
+    """A mask of the k largest values; ties go to the lowest index.
 
     >>> largest(torch.tensor([[1.0, 3.0], [3.0, 3.0]]), 2)
     tensor([[False,  True],
@@ -233,7 +232,7 @@ def largest(values: Tensor, k: int) -> Tensor:
     flat = values.flatten()
     if k >= flat.numel():
         return torch.ones_like(values, dtype=torch.bool)
-    if flat.is_cuda:  # where a k-th value is found by a single block of threads
+    if flat.is_cuda:  # kthvalue uses a single block of threads there
         threshold = flat.topk(k, sorted=False).values.min()
     else:
         threshold = flat.kthvalue(flat.numel() - k + 1).values

@@ -40,11 +40,12 @@ from holdfast._optim.backends import (
     check_adam_group,
     make_adam_state,
     pack,
+    pull,
     unpack,
 )
 from holdfast._optim.importance import measured
 from holdfast._torch.checks import at_least_zero
-from holdfast._torch.layout import dense, is_sharded, like, local, whole
+from holdfast._torch.layout import dense, is_sharded, local, whole
 from holdfast.anneal import Anneal, Constant, Linear, Sigmoid
 from holdfast.methods.adamw import AdamUpdate
 from holdfast.methods.ewc import fisher_importance
@@ -567,14 +568,14 @@ def recadam(
             [theta, g, m, v, steps, anchors, weights]
         ):
             torch._fused_adamw_(p, grad, exp_avg, exp_avg_sq, (), step, **adam)
-            _pull(p, anchor, weight, c, foreach=True)
+            pull(p, anchor, weight, c, foreach=True)
     else:
         adam |= {"foreach": foreach, "fused": fused, "capturable": capturable, "amsgrad": False}
         adamw(theta, g, m, v, [], steps, lr=lr_step, weight_decay=decay, **adam)
         if anchors is not None:
             # On the CPU a foreach operation is the same loop, with more memory in use.
             together = (fused or foreach is not False) and theta[0].device.type != "cpu"
-            _pull(theta, anchors, weights, c, foreach=together)
+            pull(theta, anchors, weights, c, foreach=together)
 
     narrow = [*params, *exp_avgs, *exp_avg_sqs]
     if any(a is not b for a, b in zip(narrow, theta + m + v, strict=True)):
@@ -599,48 +600,6 @@ def _decay_first(theta: list[Tensor], lr: Scalar, lam: Scalar, weight_decay: flo
         return weight_decay / cast(float, lam) if weight_decay else 0.0
     torch._foreach_mul_(theta, 1 - lr * weight_decay)
     return 0.0
-
-
-def _pull(
-    params: Sequence[Tensor],
-    anchors: Sequence[Tensor],
-    importance: Sequence[Tensor | None],
-    c: Scalar,
-    *,
-    foreach: bool,
-) -> None:
-    """θ ← θ − min(1, c·F)·(θ − θ*); F is 1 for a parameter without importance."""
-    if not isinstance(c, Tensor) and c == 0:
-        return
-    if not foreach and len(params) > 1:
-        for p, anchor, weight in zip(params, anchors, importance, strict=True):
-            _pull([p], [anchor], [weight], c, foreach=False)
-        return
-    alike = [i for i, weight in enumerate(importance) if weight is None]
-    if alike:
-        theta = [params[i] for i in alike]
-        here = [like(anchors[i], params[i]) for i in alike]
-        if isinstance(c, Tensor):  # which _foreach_lerp_ does not accept
-            differences = torch._foreach_sub(here, theta)
-            torch._foreach_mul_(differences, c.clamp(max=1.0))
-            torch._foreach_add_(theta, differences)
-        else:
-            torch._foreach_lerp_(theta, here, min(1.0, c))
-    weighted = [(i, weight) for i, weight in enumerate(importance) if weight is not None]
-    if weighted:
-        theta = [params[i] for i, _ in weighted]
-        here = [like(anchors[i], params[i]) for i, _ in weighted]
-        # Not in half precision: there a large importance is infinite, and 0·∞ is NaN.
-        shares = torch._foreach_mul([_wide(weight, params[i]) for i, weight in weighted], c)
-        torch._foreach_clamp_max_(shares, 1.0)
-        torch._foreach_lerp_(
-            theta, here, [s.to(p.dtype) for p, s in zip(theta, shares, strict=True)]
-        )
-
-
-def _wide(weight: Tensor, p: Tensor) -> Tensor:
-    dtype = torch.promote_types(torch.promote_types(weight.dtype, p.dtype), torch.float32)
-    return like(weight, p, dtype)
 
 
 # --- The settings in a recipe --------------------------------------------------------------------

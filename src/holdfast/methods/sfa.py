@@ -1,11 +1,11 @@
 """SFA: average with the pretrained weights a few times during training.
 
 Kleiman et al., *Soup to go: mitigating forgetting during continual learning with model averaging*,
-https://arxiv.org/abs/2501.05559. At every share p of the run's T updates, and at its end:
+https://arxiv.org/abs/2501.05559. At every fraction p of the run's T updates, and at its end:
 
     θ ← (1−w)·θ + w·θ*          at the updates round(p·T·j), j = 1, 2, …, and T
 
-and in between the optimizer goes on as it was. The last average is the model that is kept.
+In between, the optimizer continues unchanged. The last average is the model that is kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from holdfast._torch.checks import above_zero, at_least_zero
+from holdfast._torch.checks import above_zero, share
 from holdfast.stages import MedianLoss, Penalty, SearchRange, SearchSpace
 
 __all__ = ["SFA"]
@@ -21,14 +21,14 @@ __all__ = ["SFA"]
 
 @dataclass(frozen=True)
 class SFA(Penalty):
-    """Average the weights with the pretrained ones, at every share of the run and at its end.
+    """Average the weights with the pretrained ones several times during the run.
 
-    It acts in the optimizer's step like any penalty, whichever the optimizer and its learning
-    rate, and its place in the run is in the optimizer's state.
+    Like any penalty it acts in the step of any optimizer, at any learning rate, and its progress is
+    part of the optimizer's state.
 
     Args:
-        every: p, as a fraction of the run: 0.25 is four times, the last after the last update;
-            0.4 is three times, at 40, 80 and 100 %.
+        every: p, as a fraction of the run: 0.25 averages four times, the last time after the end;
+            0.4 averages three times, at 40, 80 and 100 %.
         weight: w, the share of the pretrained weights; 0 is no averaging.
 
     Example:
@@ -50,11 +50,9 @@ class SFA(Penalty):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "every", above_zero("every", self.every))
-        object.__setattr__(self, "weight", at_least_zero("weight", self.weight))
+        object.__setattr__(self, "weight", share("weight", self.weight))
         if self.every > 1:
             raise ValueError(f"every must be a fraction of the run, in (0, 1], got {self.every!r}")
-        if self.weight > 1:
-            raise ValueError(f"weight must lie in [0, 1], got {self.weight!r}")
 
     @property
     def acts(self) -> bool:
@@ -65,8 +63,7 @@ class SFA(Penalty):
         """Whether an update, counted from 1, is one of round(p·T·j), or the last."""
         if total_updates is None:
             raise ValueError(
-                "SFA acts at shares of the run: pass total_updates=, the number of "
-                "updates it will make"
+                "SFA acts at fractions of the run: pass total_updates=, the run's number of updates"
             )
         if update == total_updates:
             return True

@@ -21,12 +21,12 @@ __all__ = ["SGDUpdate"]
 class SGDUpdate(Update):
     """``torch.optim.SGD``, for vision models.
 
-    Its weight decay is torch's: a term in the gradient, on which momentum acts.
+    Weight decay is torch's: a term in the gradient, on which momentum acts.
 
     Args:
         lr, weight_decay, layer_decay: as in :class:`~holdfast.stages.Update`.
         momentum: 0 is plain gradient descent.
-        nesterov: look ahead; needs momentum.
+        nesterov: use Nesterov momentum.
 
     Example:
         >>> from holdfast import SGDUpdate
@@ -34,7 +34,7 @@ class SGDUpdate(Update):
         0.9
     """
 
-    #: No setting makes it AdamW, the identity of its stage.
+    #: No setting turns it into AdamW, the identity of its stage.
     neutral: ClassVar[dict[str, Any] | None] = None
 
     momentum: float = 0.9
