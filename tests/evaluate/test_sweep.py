@@ -235,7 +235,7 @@ def test_what_was_not_tested_is_said():
     said = sample_sweep(RETAINED).recommendation()
     assert said.alpha is None
     assert "no target was tested" in said.headline
-    assert "The tuned model lost 6.3 points on LAMBADA" in str(said)
+    assert "The tuned model: Lost 6.3 points on LAMBADA" in str(said)
     said = sample_sweep(TARGET).recommendation()
     assert said.alpha == 0.75
     assert "stays closest to the base" in said.headline

@@ -20,13 +20,13 @@ LONG = {f"{name}+wise-ft+and-more": row for name, row in RECIPES.items()}
 ODD = Estimate(float("nan"), float("inf"), None, 0)
 BROKEN = replace(sample().scores[0], before=ODD, after=ODD, change=ODD)
 PAGES = {
-    "report": (sample(), 7),
+    "report": (sample(), 6),
     "nothing": (ForgettingReport("a", "a"), 0),
     "not finite": (
         ForgettingReport(
             "a", "b", scores=(BROKEN,), divergences=(Divergence("x", ODD, 0, "", ""),)
         ),
-        2,
+        1,
     ),
     "drift without kinds": (
         ForgettingReport("a", "b", drift=replace(drift(3), tensors=(), kinds=())),

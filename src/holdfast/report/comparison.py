@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -171,89 +171,78 @@ def _curves(found: Sequence[Summary], chosen: str | None) -> list[Figure]:
 
 def _main_table(found: Sequence[Summary], chosen: str | None) -> Table:
     """One row per recipe, the pretrained model first."""
-    first = found[0].target
-    cells = [
-        f"{level(t.metric, t.after)} ({change_in(t).figure})" for t in (s.target for s in found)
-    ]
+    first, keys = found[0].target, _tests(found)
+    targets = [s.target for s in found]
     columns = [
         _starred(
             Column(plain(first.name), f"{plain(first.metric)} (target)"),
             level(first.metric, first.before),
-            cells,
-            [_worse(s.target) for s in found],
+            [f"{level(t.metric, t.after)} ({change_in(t).figure})" for t in targets],
+            [_worse(t) for t in targets],
         )
     ]
-    for i, key in enumerate(_tests(found)):
+    for i, key in enumerate(keys):
         tests = [_test(s, key) for s in found]
-        one = next(test for test in tests if test is not None)
+        one = next(test for test in tests if test)
         head = Column(plain(one.name), plain(one.metric), rank=(0, 4, 5)[i] if i < 3 else 10 + i)
-        cells = [NONE if test is None else change_in(test).figure for test in tests]
-        values = [None if test is None else _worse(test) for test in tests]
+        cells = [change_in(test).figure if test else NONE for test in tests]
+        values = [_worse(test) if test else None for test in tests]
         columns.append(_starred(head, level(one.metric, one.before), cells, values))
-
-    def least(head: Column, start: str, say: Callable[[float], str], values: list[Any]) -> None:
+    costs: list[tuple[Column, str, Callable[[float], str], list[float | None]]] = [
+        (Column("lost"), "0", percent, [s.loss for s in found]),
+        (Column("drift", rank=9), "0", percent, [s.relative_drift for s in found]),
+        (Column("KL", rank=8), "0", nats, [kl_of(s) for s in found]),
+        (Column("time", rank=7), "", seconds, [s.seconds for s in found]),
+        (Column("memory", rank=10), "", gibibytes, [float(s.peak_memory) for s in found]),
+    ]
+    for head, start, say, values in costs if len(keys) > 1 else costs[1:]:
         cells = [NONE if value is None else say(value) for value in values]
         columns.append(_starred(head, start, cells, values))
-
-    if len(columns) > 2:
-        least(Column("lost"), "0", percent, [s.loss for s in found])
-    least(Column("drift", rank=9), "0", percent, [s.relative_drift for s in found])
-    least(Column("KL", rank=8), "0", nats, [kl_of(s) for s in found])
-    least(Column("time", rank=7), "", seconds, [s.seconds for s in found])
-    least(Column("memory", rank=10), "", gibibytes, [s.peak_memory for s in found])
     stars = [" ★" if s.label == chosen else "" for s in found]
     names = ["pretrained", *(plain(s.label) + star for s, star in zip(found, stars, strict=True))]
     seeds = max(s.seeds for s in found)
-    note = f"Medians of {seeds} seeds" if seeds > 1 else "One seed"
-    note += (
-        ". Tests as change from the pretrained model (perplexity in %, shares in points). Lost: "
-        "mean relative loss over the tests. Time: training and testing. * best"
+    note = (
+        f"{f'Medians of {seeds} seeds' if seeds > 1 else 'One seed'}. Tests as change from the "
+        "pretrained model (perplexity in %, shares in points). Lost: mean relative loss over the "
+        f"tests. Time: training and testing. * best{', ★ recommended' if chosen else ''}."
     )
     return Table(
         "Comparison",
         (Column("recipe"), *(head for head, _ in columns)),
         tuple(zip(names, *(cells for _, cells in columns), strict=True)),
-        note + (", ★ recommended." if chosen else "."),
+        note,
         tones=("muted", *("good" if star else "" for star in stars)),
         opened=True,
     )
 
 
 def _starred(
-    head: Column, start: str, cells: Sequence[str], values: Iterable[float | None]
+    head: Column, start: str, cells: Sequence[str], values: Sequence[float | None]
 ) -> tuple[Column, list[str]]:
     """A column with a star behind the best cells, those with the least value."""
     known = {i: v for i, v in enumerate(values) if v is not None and not math.isnan(v)}
-    least = min(known.values(), default=0.0)
-    best = {i for i, value in known.items() if value == least}
+    best = {i for i, value in known.items() if value == min(known.values())}
     if len(best) == len(known):
         return head, [start, *cells]
-    return head, [
-        f"{start} ",
-        *(f"{cell}{'*' if i in best else ' '}" for i, cell in enumerate(cells)),
-    ]
+    stars = ["*" if i in best else " " for i in range(len(cells))]
+    return head, [f"{start} ", *(cell + star for cell, star in zip(cells, stars, strict=True))]
 
 
 def _change_table(found: Sequence[Summary], against: Summary | None = None) -> Table:
     """Median and best over the seeds: change from the pretrained model, or from a recipe."""
     keys, several = _tests(found), max(s.seeds for s in found) > 1
 
+    def tests(summary: Summary) -> list[Measured | None]:
+        return [summary.target, *(_test(summary, key) for key in keys)]
+
     def cell(test: Measured | None, other: Measured | None) -> str:
         if test is None or (against and other is None):
             return NONE
-        starts = (test.before, test.before) if other is None else (other.after, other.best)
-        ends = test.after, test.best
-        median, best = (change_in(test, *pair).figure for pair in zip(starts, ends, strict=True))
-        return f"{median} ({best})" if several else median
+        median, best = (other.after, other.best) if other else (test.before, test.before)
+        text = change_in(test, median).figure
+        return f"{text} ({change_in(test, best, test.best).figure})" if several else text
 
-    rows = tuple(
-        (
-            plain(s.label),
-            cell(s.target, against.target if against else None),
-            *(cell(_test(s, key), _test(against, key) if against else None) for key in keys),
-        )
-        for s in found
-    )
+    others = tests(against) if against else [None] * (1 + len(keys))
     target = found[0].target
     heads = [Column(plain(target.name), f"{plain(target.metric)} (target)")]
     heads += [Column(plain(name), plain(metric)) for name, metric in keys]
@@ -261,7 +250,7 @@ def _change_table(found: Sequence[Summary], against: Summary | None = None) -> T
     return Table(
         f"Change from {plain(against.label) if against else 'the pretrained model'}",
         (Column("recipe"), *heads),
-        rows,
+        tuple((plain(s.label), *map(cell, tests(s), others)) for s in found),
         note + "Perplexities change in per cent, shares in points.",
         page_only=True,
     )
@@ -286,10 +275,9 @@ def _flat(plan: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     for name, value in plan.items():
         if isinstance(value, Mapping):
             found |= _flat(value, f"{name}.")
-        elif isinstance(value, list | tuple):
-            found |= {prefix + name: ", ".join(_short(str(v)) for v in value)} if value else {}
-        elif value is not None:
-            found[prefix + name] = _short(str(value))
+        elif value not in (None, [], ()):
+            items = value if isinstance(value, list | tuple) else [value]
+            found[prefix + name] = ", ".join(_short(str(item)) for item in items)
     return found
 
 

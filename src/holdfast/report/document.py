@@ -16,18 +16,13 @@ from holdfast.report.words import plain
 
 __all__ = ["Answer", "Column", "Document", "Figure", "Section", "Table", "Tone"]
 
-#: The meaning of a colour. ``muted`` is for the model before fine-tuning.
+#: The meaning of a color; ``"muted"`` is for the model before fine-tuning.
 Tone = Literal["", "good", "warn", "bad", "info", "muted"]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The conclusion drawn from a result.
-
-    Attributes:
-        headline: one sentence.
-        sentences: the reasons and the caveats, the most important first.
-    """
+    """The conclusion drawn from a result: a headline, then reasons and caveats."""
 
     headline: str
     sentences: tuple[str, ...] = ()
@@ -38,19 +33,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Column:
-    """The head of a table's column.
-
-    Attributes:
-        head: the title.
-        note: the rest of the title, such as the metric; left out on narrow terminals.
-        rank: narrow terminals leave out the columns with the highest ranks first, never rank 0.
-        prose: whether the cells hold sentences, which may wrap.
-    """
+    """The head of a table's column."""
 
     head: str
-    note: str = ""
-    rank: int = 0
-    prose: bool = False
+    note: str = ""  # the rest of the title, such as the metric; left out on narrow terminals
+    rank: int = 0  # narrow terminals drop the columns with the highest ranks first, never rank 0
+    prose: bool = False  # the cells hold sentences, which may wrap
 
     @property
     def title(self) -> str:
@@ -60,27 +48,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a title.
-
-    Attributes:
-        title: the title.
-        columns: the heads.
-        rows: one text per column.
-        note: a line below the rows.
-        tones: the meaning of each row's colour; empty if no row has one.
-        brief: the number of rows that Markdown and terminals show; None for all.
-        opened: whether the page shows the table unfolded.
-        page_only: whether Markdown and terminals leave the table out.
-    """
+    """Rows of text under a title."""
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-    tones: tuple[Tone, ...] = ()
-    brief: int | None = None
-    opened: bool = False
-    page_only: bool = False
+    note: str = ""  # a line below the rows
+    tones: tuple[Tone, ...] = ()  # one per row, or none
+    brief: int | None = None  # rows that Markdown and terminals show; None for all
+    opened: bool = False  # whether the page shows the table unfolded
+    page_only: bool = False  # whether Markdown and terminals leave the table out
 
     @classmethod
     def facts(cls, title: str, values: Mapping[str, object]) -> Table:
@@ -97,65 +74,38 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A Plotly figure.
-
-    Attributes:
-        title: the heading above the figure.
-        plot: Plotly's ``data`` and ``layout``. A color may name a CSS variable of the page.
-        narrow: the version for phones; None if ``plot`` fits them too.
-        alt: the figure in words, for screen readers.
-        wide: whether the figure takes the whole width of the page.
-    """
+    """A Plotly figure; a color may name a CSS variable of the page."""
 
     title: str
-    plot: dict[str, Any]
-    narrow: dict[str, Any] | None = None
-    alt: str = ""
-    wide: bool = False
+    plot: dict[str, Any]  # Plotly's data and layout
+    narrow: dict[str, Any] | None = None  # the version for phones, if it differs
+    alt: str = ""  # the figure in words, for screen readers
+    wide: bool = False  # whether the figure takes the whole width of the page
 
 
 @dataclass(frozen=True)
 class Section:
-    """Figures, tables and notes under a title.
-
-    Attributes:
-        title: the title.
-        about: how to read the section.
-        figures: shown on the page only.
-        tables: the tables.
-        notes: one sentence each.
-    """
+    """Figures (on the page only), tables and notes under a title."""
 
     title: str
-    about: str = ""
+    about: str = ""  # how to read the section
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # one sentence each
 
 
 @dataclass(frozen=True)
 class Document:
-    """Everything to show about one result.
+    """Everything to show about one result."""
 
-    Attributes:
-        kind: the kind of result, such as ``"forgetting report"``.
-        answer: the conclusion, on top.
-        badge: the conclusion in a few words.
-        tone: of the conclusion.
-        names: the models or files that the result is about.
-        sections: in order; empty ones are left out.
-        download: the name under which the page saves the result's JSON.
-        version: of the holdfast that measured.
-    """
-
-    kind: str
+    kind: str  # such as "forgetting report"
     answer: Answer
-    badge: str
-    tone: Tone
-    names: tuple[str, ...]
+    badge: str  # the answer in a few words
+    tone: Tone  # of the answer
+    names: tuple[str, ...]  # the models or files that the result is about
     sections: tuple[Section, ...]
-    download: str = "result.json"
-    version: str = ""
+    download: str = "result.json"  # the name under which the page saves the JSON
+    version: str = ""  # of the holdfast that measured
 
     @property
     def filled(self) -> list[Section]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from holdfast.report.document import Column, Document, Figure, Section, Table, Tone
 from holdfast.report.drift_map import drift_map
-from holdfast.report.plot import ACCENT, GAINED, LOST, SAME, Bar, Line, Span, bars, lines
+from holdfast.report.plot import GAINED, LOST, SAME, Bar, Line, Span, bars, lines
 from holdfast.report.verdict import verdict
 from holdfast.report.words import NONE, Change, change_of, level, nats, percent, plain
 
@@ -69,8 +68,7 @@ def document(report: ForgettingReport) -> Document:
                 "Predictions",
                 "How far the tuned model's predictions are from the base model's on the same "
                 "inputs. Context-free inputs are texts that the base model generated.",
-                (_divergence_bars(divergences),) if divergences else (),
-                (_divergence_table(divergences),) if divergences else (),
+                tables=(_divergence_table(divergences),) if divergences else (),
             ),
             Section(
                 "Weights",
@@ -99,26 +97,20 @@ def _score_bars(scores: Sequence[Score]) -> list[Figure]:
 
     The targets come last, in figures of their own: they are meant to change, and by more.
     """
-    rows = [(score, change_of(score)) for score in scores]
-
-    def panel(row: tuple[Score, Change]) -> tuple[bool, str, str, bool]:
-        score, change = row
-        return score.role == "target", change.kind, change.unit, score.lower_is_better
 
     def loss(row: tuple[Score, Change]) -> float:
         change = row[1]
         return math.inf if change.outcome == "broken" else (-1, 1)[change.worse] * change.severity
 
-    rows.sort(key=loss, reverse=True)
-    order = sorted(dict.fromkeys(map(panel, rows)), key=lambda found: found[0])
-    rows.sort(key=lambda row: order.index(panel(row)))
-    figures = []
-    for (target, kind, unit, lower), group in groupby(rows, panel):
-        heading = _HEADINGS.get(kind, f"Change of {unit}")
-        title = f"The target: {heading[0].lower()}{heading[1:]}" if target else heading
-        made = [_change_bar(score, change) for score, change in group]
-        figures.append(bars(title, made, lower_is_better=lower))
-    return figures
+    panels: dict[tuple[bool, str, bool], list[Bar]] = {}
+    for score, change in sorted([(s, change_of(s)) for s in scores], key=loss, reverse=True):
+        heading = _HEADINGS.get(change.kind, f"Change of {change.unit}")
+        panel = score.role == "target", heading, score.lower_is_better
+        panels.setdefault(panel, []).append(_change_bar(score, change))
+    return [
+        bars(f"The target: {heading[0].lower()}{heading[1:]}" if target else heading, rows, lower)
+        for (target, heading, lower), rows in sorted(panels.items(), key=lambda item: item[0][0])
+    ]
 
 
 def _change_bar(score: Score, change: Change) -> Bar:
@@ -160,20 +152,6 @@ def _score_table(scores: Sequence[Score]) -> Table:
     return Table("Scores", columns, tuple(rows), tones=tuple(tones), opened=True)
 
 
-def _divergence_bars(divergences: Sequence[Divergence]) -> Figure:
-    rows = [
-        Bar(
-            d.name,
-            Span(d.kl.value, d.kl.low, d.kl.high),
-            nats(d.kl.value),
-            ACCENT,
-            (f"{nats(d.kl.value)} nats per {plain(d.per)}", f"95 % interval {_interval(d)}"),
-        )
-        for d in divergences
-    ]
-    return bars("KL(base‖tuned), nats per prediction", rows)
-
-
 def _divergence_table(divergences: Sequence[Divergence]) -> Table:
     rows = tuple(
         (
@@ -191,7 +169,7 @@ def _divergence_table(divergences: Sequence[Divergence]) -> Table:
         Column("sequences", rank=3), Column("predictions", rank=4),
         Column("how", rank=5, prose=True),
     )  # fmt: skip
-    return Table("Divergence of the predictions", columns, rows)
+    return Table("Divergence of the predictions", columns, rows, opened=True)
 
 
 def _interval(divergence: Divergence) -> str:

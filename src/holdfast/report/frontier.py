@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.report.document import Figure
 from holdfast.report.plot import ACCENT, GAINED, JSON, LOST, Span, escape, hover, whiskers
@@ -34,8 +35,7 @@ Pair = tuple[float, float]
 Box = tuple[float, float, float, float]
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """A model: its label, its color and its details, one line each."""
 
     name: str
@@ -45,21 +45,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Axis:
-    """One measured quantity of all models.
-
-    Attributes:
-        title: what it is.
-        spans: the value of each model, with its interval or the range of its seeds.
-        start: the value before fine-tuning, a dotted line if the axis points upwards.
-        lower_is_better: whether the axis is reversed; None if neither end is better.
-        suffix: of the numbers.
-    """
+    """One measured quantity of all models."""
 
     title: str
-    spans: Sequence[Span]
-    start: float | None = None
-    lower_is_better: bool | None = None
-    suffix: str = ""
+    spans: Sequence[Span]  # of each model, with its interval or the range of its seeds
+    start: float | None = None  # before fine-tuning; a dotted line if the axis points upwards
+    lower_is_better: bool | None = None  # reverses the axis; None if neither end is better
+    suffix: str = ""  # of the numbers
 
     @property
     def sign(self) -> int:
@@ -151,10 +143,7 @@ def placed(
 ) -> list[str | None]:
     """A text position for each name, first come first served; None where there is no room.
 
-    Args:
-        names: the texts, the most important first.
-        points: the position of each, in pixels from the top left.
-        width, height: of the plot, in pixels.
+    Points are in pixels from the top left of a plot of ``width`` × ``height``.
     """
     taken: list[Box] = []
     found: list[str | None] = []

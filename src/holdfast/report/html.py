@@ -29,14 +29,19 @@ def to_html(document: Document, data: str) -> str:
         data: the JSON of the result, for download from the page.
     """
     plotly = require("plotly.offline", extra="eval", what="the HTML page")
+    markup = require("markupsafe", extra="eval", what="the HTML page").Markup
     figures = [figure for section in document.filled for figure in section.figures]
-    plots = [{**figure.plot, "narrow": figure.narrow} for figure in figures]
+    plots = json.dumps(
+        [{**figure.plot, "narrow": figure.narrow} for figure in figures],
+        allow_nan=False,
+        default=float,  # of numpy
+    )
     page: str = _template().render(
         document=document,
-        ids={id(figure): f"plot-{i}" for i, figure in enumerate(figures)},
-        data=_inert(data),
-        plots=_inert(json.dumps(plots, allow_nan=False, default=float, separators=(",", ":"))),
-        plotly=_safe(plotly.get_plotlyjs().replace("\r\n", "\n")),
+        # "<" occurs only in strings of JSON: escaped, no HTML parser finds a tag.
+        data=markup(data.replace("<", "\\u003c")),
+        plots=markup(plots.replace("<", "\\u003c")),
+        plotly=markup(plotly.get_plotlyjs().replace("\r\n", "\n")),
     )
     return page
 
@@ -44,27 +49,16 @@ def to_html(document: Document, data: str) -> str:
 @cache
 def _template() -> Any:
     jinja2 = require("jinja2", extra="eval", what="the HTML page")
-    loader = jinja2.PackageLoader("holdfast.report", "")
     environment = jinja2.Environment(
-        loader=loader,
+        loader=jinja2.PackageLoader("holdfast.report", ""),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {"plain": plain, "sha256": _sha256}
-    environment.globals["id"] = id
     return environment.get_template("page.html.j2")
 
 
-def _safe(text: str) -> Any:
-    return require("markupsafe", extra="eval", what="the HTML page").Markup(text)
-
-
-def _inert(text: str) -> Any:
-    """JSON in which no HTML parser finds a tag; ``<`` occurs only in its strings."""
-    return _safe(text.replace("<", "\\u003c"))
-
-
 def _sha256(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode()
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

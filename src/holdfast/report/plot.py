@@ -40,8 +40,8 @@ class Bar(NamedTuple):
     name: str
     span: Span
     text: str
-    color: str = ACCENT
-    hover: Sequence[str] = ()
+    color: str
+    hover: Sequence[str]
 
 
 class Line(NamedTuple):
@@ -86,15 +86,8 @@ def whiskers(spans: Sequence[Span]) -> JSON:
     }
 
 
-def bars(title: str, rows: Sequence[Bar], *, lower_is_better: bool | None = None) -> Figure:
-    """Horizontal bars with their intervals.
-
-    Args:
-        title: the figure's title.
-        rows: from top to bottom.
-        lower_is_better: of changes, which are drawn around 0 with the worse side to the left;
-            None for amounts, which are drawn from 0.
-    """
+def bars(title: str, rows: Sequence[Bar], lower_is_better: bool) -> Figure:
+    """Changes and their intervals as horizontal bars around 0; the worse side is to the left."""
     trace = {
         "type": "bar",
         "orientation": "h",
@@ -105,12 +98,8 @@ def bars(title: str, rows: Sequence[Bar], *, lower_is_better: bool | None = None
         "error_x": whiskers([row.span for row in rows]),
         "customdata": [hover(row.name, row.hover) for row in rows],
     }
-    across: JSON = {"rangemode": "tozero", "zeroline": True, "nticks": 5}
-    if lower_is_better is not None:
-        bounds = [x for row in rows for x in row.span if x is not None and math.isfinite(x)]
-        far = min(1.12 * (max(map(abs, bounds), default=0.0) or 1.0), sys.float_info.max)
-        across["range"] = [far, -far] if lower_is_better else [-far, far]
-        across["title"] = {"text": "← worse      better →"}
+    bounds = [abs(x) for row in rows for x in row.span if x is not None and math.isfinite(x)]
+    far = min(1.12 * (max(bounds, default=0.0) or 1.0), sys.float_info.max)
     notes = [
         {
             "text": f"<b>{escape(row.text)}</b>",
@@ -119,7 +108,7 @@ def bars(title: str, rows: Sequence[Bar], *, lower_is_better: bool | None = None
             "xanchor": "left",
             "xshift": 6,
             "y": i,
-            "font": {"size": 13, "color": "var(--ink)" if row.color == ACCENT else row.color},
+            "font": {"size": 13, "color": row.color},
         }
         for i, row in enumerate(rows)
     ]
@@ -133,8 +122,13 @@ def bars(title: str, rows: Sequence[Bar], *, lower_is_better: bool | None = None
     right = 14 + 8 * max(len(row.text) for row in rows)
     layout = {
         "height": (40 if len(rows) <= 12 else 26) * len(rows) + 64,
-        "margin": {"r": right, "b": 28 if lower_is_better is None else 52},
-        "xaxis": across,
+        "margin": {"r": right, "b": 52},
+        "xaxis": {
+            "range": [far, -far] if lower_is_better else [-far, far],
+            "title": {"text": "← worse      better →"},
+            "zeroline": True,
+            "nticks": 5,
+        },
         "yaxis": names,
         "annotations": notes,
     }

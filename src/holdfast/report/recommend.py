@@ -1,23 +1,21 @@
 """Which recipe of a comparison to take, and which α of a sweep.
 
-The rule for recipes, which no setting changes:
+The rule for recipes:
 
 1. Medians over seeds count. A recipe is a candidate if its target score is finite and better than
    the pretrained model's. Without a candidate, keep the pretrained model.
 2. A candidate is *close* to the best if its target score is within 1 % of the best one (relative to
-   it), or if the range of its seeds overlaps with that of the best one. Among equally good best
-   ones, the best is the one that forgets least.
+   it), or if the range of its seeds overlaps with that of the best one.
 3. Of the close candidates, take the one that forgets least: the mean over the retained tests of the
    relative loss. A gain counts as no loss. A tie goes to the better target score.
 4. Without retained tests, take the one whose predictions moved least, by KL(base‖tuned).
 
 A recipe that was chosen on other data (``Results.taken``) is recommended regardless.
 
-The rule for α is the same with one model per α: its target score is close if it is within 1 % of
-the best one, or if the 95 % interval of its gain over the base reaches the best gain. Losses are
-on the scale of the verdict (1 is where a loss stops being little). Without retained tests, the
-smallest close α is taken, because it is closest to the base. Without a target score there is no
-recommendation.
+The rule for α: its target score is close if it is within 1 % of the best one, or if the 95 %
+interval of its gain over the base reaches the best gain. Losses are on the scale of the verdict (1
+is where a loss stops being little). Without retained tests, take the smallest close α. Without a
+target score there is no recommendation.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.report.document import Answer
+from holdfast.report.verdict import verdict
 from holdfast.report.words import change_in, change_of, level, listed, percent, plain, seconds
 
 if TYPE_CHECKING:
@@ -52,28 +51,18 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Recommendation(Answer):
-    """The answer of a comparison.
+    """The answer of a comparison."""
 
-    Attributes:
-        label: the recipe to take; None for the pretrained model.
-        best: the best recipe on the target.
-        gentle: the recipe that forgets least within 5 % of the best.
-    """
-
-    label: str | None = None
-    best: str | None = None
-    gentle: str | None = None
+    label: str | None = None  # the recipe to take; None for the pretrained model
+    best: str | None = None  # the best recipe on the target
+    gentle: str | None = None  # the recipe that forgets least within 5 % of the best
 
 
 @dataclass(frozen=True)
 class AlphaRecommendation(Answer):
-    """The answer of a sweep.
+    """The answer of a sweep."""
 
-    Attributes:
-        alpha: the α to take; None if the target was not tested.
-    """
-
-    alpha: float | None = None
+    alpha: float | None = None  # the α to take; None if the target was not tested
 
 
 def recommend(results: Results) -> Recommendation:
@@ -119,7 +108,7 @@ def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
     advice = [] if any(retained(point.report) for point in sweep.points) else [_NO_TESTS]
     if not finite:
         why = "its target score is not a finite number" if found else "no target was tested"
-        sentences = (*_worst_losses(sweep, None), *advice)
+        sentences = (*_losses(sweep, None), *advice)
         return AlphaRecommendation(f"No α is recommended: {why}.", sentences)
     best = min(finite, key=_alpha_first)
     close = [row for row in finite if _is_close(row[1], best[1])]
@@ -130,14 +119,12 @@ def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
         chosen = min(close, key=lambda row: row[0].alpha)
         last = "stays closest to the base"
     (point, score), target = chosen, plain(chosen[1].name)
-    alphas = listed([f"{other.alpha:g}" for other, _ in close], most=12)
     others = {} if best[0] is point else {f"the best (α = {best[0].alpha:g})": best[1].after.value}
     if point.alpha != 0:
         others["the base"] = score.before.value
     sentences = (
         _on_target(target, score.metric, score.after.value, others),
-        *_worst_losses(sweep, point.alpha),
-        *([f"Close to the best on {target}: α = {alphas}."] if len(close) > 1 else []),
+        *_losses(sweep, point.alpha),
         *advice,
         _CONFIRM,
     )
@@ -277,16 +264,11 @@ def _on_tests(chosen: Summary, standard: Summary | None) -> list[str]:
     return [f"Retained: {'; '.join(said)}."] if said else []
 
 
-def _worst_losses(sweep: Sweep, alpha: float | None) -> list[str]:
-    """The worst loss of the chosen model, and of the tuned one."""
-    said = []
-    for point in sweep.points:
-        tests = retained(point.report)
-        if point.alpha in (alpha, 1) and point.alpha != 0 and tests:
-            who = "The tuned model" if point.alpha == 1 else f"α = {point.alpha:g}"
-            changes = [(change_of(score), plain(score.name)) for score in tests]
-            lost = [row for row in changes if row[0].outcome in ("lost", "broken")]
-            change, name = max(lost, key=lambda row: row[0].severity, default=(None, ""))
-            most = f"lost {change.amount} on {name}" if change else "has no measurable loss"
-            said.append(f"{who} {most}{', its worst' if len(lost) > 1 else ''}.")
-    return said
+def _losses(sweep: Sweep, alpha: float | None) -> list[str]:
+    """What the chosen model and the tuned one lost."""
+    return [
+        f"{'The tuned model' if point.alpha == 1 else f'α = {point.alpha:g}'}: "
+        f"{verdict(point.report).headline}"
+        for point in sweep.points
+        if point.alpha in (alpha, 1) and point.alpha != 0 and retained(point.report)
+    ]

@@ -23,54 +23,36 @@ def document(summary: Mapping[str, Any], *, level: str, by_row: bool) -> Documen
         by_row: whether samples are named by their row in the data.
     """
     size, weights, tau = (summary[key] for key in ("effective_size", "weights", "tau"))
-    rows, samples = summary["rows"], summary["samples"]
+    rows, samples, median = (summary[key] for key in ("rows", "samples", "median_loss"))
     of_rows = "" if rows == samples else f" of {rows} row{'s' if rows != 1 else ''}"
-    is_median = tau == summary["median_loss"]
     facts = {
         "samples": f"{samples}{of_rows}{', cut to length' if rows < samples else ''}",
         "without targets": f"{summary['without_targets']}",
-        "median loss" + (" (τ)" if is_median else ""): f"{summary['median_loss']:.4g}",
-        **({} if is_median else {"τ": f"{tau:.4g}"}),
+        f"median loss{' (τ)' if tau == median else ''}": f"{median:.4g}",
+        **({} if tau == median else {"τ": f"{tau:.4g}"}),
         "mean weight": f"{summary['mean_weight']:.3g}",
         "effective size": f"{size:.0f} of {weights} {level} ({percent(size / weights)})",
     }
+    columns = (Column("figure"), Column("value", prose=True))
     named = Column("row" if by_row else "sample")
-    data, model = plain(summary["data"]), plain(summary["model"])
-    return Document(
-        kind="scored samples",
-        answer=Answer(f"{data} under {model}"),
-        badge="",
-        tone="info",
-        names=(),
-        sections=(
-            Section(
-                "Scores",
-                tables=(
-                    Table(
-                        "Summary",
-                        (Column("figure"), Column("value", prose=True)),
-                        tuple(facts.items()),
-                    ),
-                    _histogram(summary["histogram"]),
-                    _ends("Hardest", named, summary["hardest"]),
-                    _ends("Easiest", named, summary["easiest"]),
-                ),
-            ),
-        ),
+    tables = (
+        Table("Summary", columns, tuple(facts.items())),
+        _histogram(summary["histogram"]),
+        *(_ends(end.title(), named, summary[end]) for end in ("hardest", "easiest")),
     )
+    answer = Answer(f"{plain(summary['data'])} under {plain(summary['model'])}")
+    sections = (Section("Scores", tables=tables),)
+    return Document("scored samples", answer, "", "info", (), sections)
 
 
 def _histogram(bins: Sequence[Mapping[str, float]]) -> Table:
     most = max(row["samples"] for row in bins)
-    rows = tuple(
-        (
-            f"{row['low']:.3g} – {row['high']:.3g}",
-            f"{row['samples']:.0f}",
-            "█" * round(_BAR * row["samples"] / most),
-        )
-        for row in bins
-    )
-    return Table("Losses", (Column("loss"), Column("samples"), Column("", prose=True)), rows)
+    rows = []
+    for row in bins:
+        ends, bar = f"{row['low']:.3g} – {row['high']:.3g}", round(_BAR * row["samples"] / most)
+        rows.append((ends, f"{row['samples']:.0f}", "█" * bar))
+    columns = (Column("loss"), Column("samples"), Column("", prose=True))
+    return Table("Losses", columns, tuple(rows))
 
 
 def _ends(title: str, named: Column, samples: Sequence[Mapping[str, Any]]) -> Table:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.report.document import Column, Document, Figure, Section, Table
 from holdfast.report.forgetting import settings_section
 from holdfast.report.frontier import MOST, Axis, Point, frontier
 from holdfast.report.plot import ACCENT, GAINED, Span
-from holdfast.report.recommend import (
-    Key,
-    key_of,
-    loss_of,
-    recommend_alpha,
-    retained,
-    targets_of,
-)
+from holdfast.report.recommend import key_of, loss_of, recommend_alpha
 from holdfast.report.verdict import source_of
 from holdfast.report.words import NONE, kind_of, level, nats, percent, plain
 
@@ -26,28 +20,46 @@ if TYPE_CHECKING:
 
 __all__ = ["document"]
 
-T = TypeVar("T")
+
+class Quantity(NamedTuple):
+    """Something that was measured at each α, as a row of the table and as an axis of a plot."""
+
+    role: str  # "target", "retained" or "distance"
+    row: tuple[str, ...]
+    axis: Axis
+    worst: float = 0.0  # the worst loss at any α
 
 
 def document(sweep: Sweep) -> Document:
     """Recommended α, frontier, distances and one table."""
     answer = recommend_alpha(sweep)
-    first = sweep.points[0].report
+    chosen, first = answer.alpha, sweep.points[0].report
+    found = [*_scores(sweep), *_distances(sweep)]
+    heads = [f"α {p.alpha:g}{' ★' if p.alpha == chosen else ''}" for p in sweep.points]
+    table = Table(
+        "By α",
+        (Column("measured"), Column("in", rank=1), *map(Column, heads)),
+        tuple(quantity.row for quantity in found),
+        "" if chosen is None else "★ is the recommended α.",
+        opened=True,
+    )
+    alphas = _alphas(sweep)
+    distances = [_figure(sweep, alphas, q.axis, chosen) for q in found if q.role == "distance"]
     notes = dict.fromkeys(note for point in sweep.points for note in point.report.notes)
     return Document(
         kind="sweep over α",
         answer=answer,
-        badge="No recommendation" if answer.alpha is None else f"α = {answer.alpha:g}",
-        tone="info" if answer.alpha is None else "good",
+        badge="No recommendation" if chosen is None else f"α = {chosen:g}",
+        tone="info" if chosen is None else "good",
         names=(sweep.base, sweep.tuned),
         sections=(
-            _frontier(sweep, answer.alpha),
+            _frontier(sweep, found, chosen),
             Section(
                 "Distance from the base",
                 "How far the predictions and the weights are from the base model's at each α.",
-                tuple(_distances(sweep, answer.alpha)),
+                tuple(distances),
             ),
-            Section("All figures", tables=(_table(sweep, answer.alpha),)),
+            Section("All figures", tables=(table,) if found else ()),
             Section("Not measured", notes=tuple(notes)),
             settings_section(first),
         ),
@@ -56,44 +68,25 @@ def document(sweep: Sweep) -> Document:
     )
 
 
-def _frontier(sweep: Sweep, chosen: float | None) -> Section:
+def _frontier(sweep: Sweep, found: list[Quantity], chosen: float | None) -> Section:
     """The target against each retained test; without one of the two, the other against α."""
-    keys = list(dict.fromkeys(key_of(s) for p in sweep.points for s in retained(p.report)))
-    worst = {key: max(loss_of(point.report, key) for point in sweep.points) for key in keys}
-    drawn = sorted(keys, key=worst.__getitem__, reverse=True)[:MOST]
-    tests = [_score_axis(sweep, key) for key in keys if key in drawn]
-    found = targets_of(sweep)
-    target = _score_axis(sweep, key_of(found[0][1])) if found else None
-    if target and tests:
+    targets = [q.axis for q in found if q.role == "target"][:1]
+    tests = [q for q in found if q.role == "retained"]
+    worst = sorted(tests, key=lambda q: q.worst, reverse=True)[:MOST]
+    drawn = [q.axis for q in tests if q in worst]
+    if targets and drawn:
         title = "What is learned and what is kept"
         about = "Right is better on the target, up is better on what should be kept; labels are α."
     else:
-        title, about = "What is kept" if tests else "What is learned", "Up is better."
+        title, about = "What is kept" if drawn else "What is learned", "Up is better."
     about += " The dotted line is the base; whiskers are 95 % intervals of the change from it."
     if chosen is not None:
         about += " Green is recommended."
-    if len(keys) > MOST:
-        about += f" These are the {MOST} of {len(keys)} tests that lose most; the table has all."
-    across = target if target and tests else _alphas(sweep)
-    upwards = tests or ([target] if target else [])
-    return Section(title, about, tuple(_figure(sweep, across, y, chosen) for y in upwards))
-
-
-def _distances(sweep: Sweep, chosen: float | None) -> list[Figure]:
-    """The divergences of the predictions and the drift of the weights, over α."""
-    found = [{d.name: d for d in point.report.divergences} for point in sweep.points]
-    names = list(dict.fromkeys(name for row in found for name in row))[:MOST]
-    axes = []
-    for name in names:
-        rows = [row.get(name) for row in found]
-        one = next(row for row in rows if row)
-        title = f"Predictions on {source_of(one)}, nats per {plain(one.per)}"
-        axes.append(Axis(title, _spans(rows, lambda d: Span(d.kl.value, d.kl.low, d.kl.high))))
-    drifts = [point.report.drift for point in sweep.points]
-    if any(drifts):
-        spans = _spans(drifts, lambda drift: Span(100 * drift.total.relative))
-        axes.append(Axis("Weights, ‖θ − θ*‖ / ‖θ*‖", spans, suffix=" %"))
-    return [_figure(sweep, _alphas(sweep), y, chosen) for y in axes]
+    if len(tests) > MOST:
+        about += f" These are the {MOST} of {len(tests)} tests that lose most; the table has all."
+    across = targets[0] if targets and drawn else _alphas(sweep)
+    figures = (_figure(sweep, across, y, chosen) for y in drawn or targets)
+    return Section(title, about, tuple(figures))
 
 
 def _figure(sweep: Sweep, x: Axis, y: Axis, chosen: float | None) -> Figure:
@@ -101,62 +94,62 @@ def _figure(sweep: Sweep, x: Axis, y: Axis, chosen: float | None) -> Figure:
     points = []
     for point, *spans in zip(sweep.points, x.spans, y.spans, strict=True):
         shown = zip((x, y), spans, strict=True)
-        hover = [f"{axis.title}: {span.value:.4g}{axis.suffix}" for axis, span in shown]
+        details = [f"{axis.title}: {span.value:.4g}{axis.suffix}" for axis, span in shown]
         name = ends.get(point.alpha, f"{point.alpha:g}")
-        points.append(Point(name, GAINED if point.alpha == chosen else ACCENT, tuple(hover)))
+        points.append(Point(name, GAINED if point.alpha == chosen else ACCENT, tuple(details)))
     return frontier(points, x, y, path=True)
 
 
 def _alphas(sweep: Sweep) -> Axis:
-    spans = [Span(point.alpha) for point in sweep.points]
-    return Axis("α, from the base to the tuned model", spans)
+    return Axis("α, from the base to the tuned model", [Span(p.alpha) for p in sweep.points])
 
 
-def _score_axis(sweep: Sweep, key: Key) -> Axis:
-    """A score at each α, with the interval of its change around it."""
-    rows = [{key_of(s): s for s in p.report.scores}.get(key) for p in sweep.points]
-    score = next(row for row in rows if row)
-    scale = 100 if kind_of(score.metric) == "share" else 1
-
-    def span(row: Score) -> Span:
-        low, high = (
-            None if bound is None or row.change.n == 1 else (row.before.value + bound) * scale
-            for bound in (row.change.low, row.change.high)
-        )
-        return Span(row.after.value * scale, low, high)
-
-    return Axis(
-        f"{plain(score.name)}, {plain(score.metric)}",
-        _spans(rows, span),
-        start=score.before.value * scale,
-        lower_is_better=score.lower_is_better,
-        suffix=" %" if scale == 100 else "",
-    )
-
-
-def _spans(rows: Sequence[T | None], span: Callable[[T], Span]) -> list[Span]:
-    return [Span(float("nan")) if row is None else span(row) for row in rows]
-
-
-def _table(sweep: Sweep, chosen: float | None) -> Table:
-    """One row per measured quantity and one column per α, targets first."""
-    reports = [point.report for point in sweep.points]
-    scores = [{key_of(score): score for score in report.scores} for report in reports]
-    keys = dict.fromkeys(key for row in scores for key in row)
-    rows = []
+def _scores(sweep: Sweep) -> Iterator[Quantity]:
+    """The scores, targets first; intervals are those of the change."""
+    found = [{key_of(score): score for score in point.report.scores} for point in sweep.points]
+    keys = dict.fromkeys(key for row in found for key in row)
     for key in sorted(keys, key=lambda key: key[2] != "target"):
         name, metric, role = key
-        values = (level(metric, row[key].after.value) if key in row else NONE for row in scores)
-        rows.append((plain(name) + " (target)" * (role == "target"), plain(metric), *values))
-    moved = [{(d.name, d.per): d.kl.value for d in report.divergences} for report in reports]
-    for name, per in dict.fromkeys(key for row in moved for key in row):
-        values = (nats(row[name, per]) if (name, per) in row else NONE for row in moved)
-        rows.append((f"predictions, {plain(name)}", f"nats per {plain(per)}", *values))
-    drifts = [report.drift for report in reports]
-    if any(drifts):
-        values = (percent(drift.total.relative) if drift else NONE for drift in drifts)
-        rows.append(("weights", "of their norm", *values))
-    heads = [f"α {p.alpha:g}{' ★' if p.alpha == chosen else ''}" for p in sweep.points]
-    columns = (Column("measured"), Column("in", rank=1), *map(Column, heads))
-    note = "" if chosen is None else "★ is the recommended α."
-    return Table("By α", columns, tuple(rows), note, opened=True)
+        scores = [row.get(key) for row in found]
+        one = next(score for score in scores if score)
+        scale = 100 if kind_of(metric) == "share" else 1
+        texts = (level(metric, score.after.value) if score else NONE for score in scores)
+        axis = Axis(
+            f"{plain(name)}, {plain(metric)}",
+            [_span(score, scale) if score else Span(math.nan) for score in scores],
+            one.before.value * scale,
+            one.lower_is_better,
+            " %" if scale == 100 else "",
+        )
+        label = plain(name) + " (target)" * (role == "target")
+        worst = max(loss_of(point.report, key) for point in sweep.points)
+        yield Quantity(role, (label, plain(metric), *texts), axis, worst)
+
+
+def _span(score: Score, scale: float) -> Span:
+    low, high = (
+        None if bound is None or score.change.n == 1 else (score.before.value + bound) * scale
+        for bound in (score.change.low, score.change.high)
+    )
+    return Span(score.after.value * scale, low, high)
+
+
+def _distances(sweep: Sweep) -> Iterator[Quantity]:
+    """The divergences of the predictions and the drift of the weights."""
+    found = [{(d.name, d.per): d for d in point.report.divergences} for point in sweep.points]
+    for key in dict.fromkeys(key for row in found for key in row):
+        rows = [row.get(key) for row in found]
+        unit = f"nats per {plain(key[1])}"
+        title = f"Predictions on {source_of(next(row for row in rows if row))}, {unit}"
+        spans = [Span(d.kl.value, d.kl.low, d.kl.high) if d else Span(math.nan) for d in rows]
+        texts = (nats(d.kl.value) if d else NONE for d in rows)
+        row = (f"predictions, {plain(key[0])}", unit, *texts)
+        yield Quantity("distance", row, Axis(title, spans))
+    moved = [
+        point.report.drift.total.relative if point.report.drift else None for point in sweep.points
+    ]
+    if any(share is not None for share in moved):
+        spans = [Span(math.nan if share is None else 100 * share) for share in moved]
+        texts = (NONE if share is None else percent(share) for share in moved)
+        axis = Axis("Weights, ‖θ − θ*‖ / ‖θ*‖", spans, suffix=" %")
+        yield Quantity("distance", ("weights", "of their norm", *texts), axis)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["to_markdown", "to_terminal"]
 
 _STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "red", "info": "blue", "muted": "dim"}
-#: Characters of a row's and of a column's name on terminals that are too narrow for all of it.
-_NAME, _HEAD = 22, 10
+#: Characters of a column's head on terminals that are too narrow for the whole table.
+_HEAD = 10
 
 
 def to_markdown(document: Document) -> str:
@@ -54,24 +54,22 @@ def to_terminal(document: Document, console: Console | None = None) -> None:
         console.print(Text(sentence))
     for section in document.filled:
         for table in (table for table in section.tables if not table.page_only):
-            columns, fits = _fitting(table, console.width)
+            columns, heads = _fitting(table, console.width)
             shown = RichTable(
                 title=Text(table.title, style="bold"),
                 caption=Text(_note(table, len(table.columns) - len(columns))),
                 box=box.SIMPLE_HEAD,
                 title_justify="left",
                 caption_justify="left",
+                padding=(0, 0, 0, 1),
                 pad_edge=False,
                 show_edge=False,
             )
-            for i in columns:
-                column = table.columns[i]
-                head = column.title if fits else cut(column.head, _HEAD)
-                left = i == 0 or column.prose
+            for i, head in zip(columns, heads, strict=True):
+                left = i == 0 or table.columns[i].prose
                 shown.add_column(Text(head), justify="left" if left else "right", overflow="fold")
             for row, tone in table.toned[: table.brief]:
-                cells = [row[i] if i or fits else _name(row[i]) for i in columns]
-                shown.add_row(*map(Text, cells), style=_STYLES[tone])
+                shown.add_row(*(Text(row[i]) for i in columns), style=_STYLES[tone])
             console.print("", shown)
         for note in section.notes:
             console.print(Text(plain(note)))
@@ -118,25 +116,17 @@ def _note(table: Table, left_out: int = 0) -> str:
     return " ".join(filter(None, notes))
 
 
-def _fitting(table: Table, width: int) -> tuple[list[int], bool]:
-    """The columns that fit, by rank; and whether all of their names do."""
-    rows = table.rows[: table.brief]
-
-    def needed(columns: Sequence[int], fits: bool) -> int:
-        heads = [c.title if fits else cut(c.head, _HEAD) for c in table.columns]
-        cells = [
-            [row[i] if i or fits else _name(row[i]) for row in rows] + [heads[i]] for i in columns
-        ]
-        return sum(2 + max(map(len, column)) for column in cells)
-
+def _fitting(table: Table, width: int) -> tuple[list[int], list[str]]:
+    """The columns that fit into a terminal, by rank, and their heads."""
     columns = list(range(len(table.columns)))
-    if needed(columns, True) <= width:
-        return columns, True
-    while needed(columns, False) > width and any(table.columns[i].rank for i in columns):
+    heads = [column.title for column in table.columns]
+    widest = [max([0, *(len(row[i]) for row in table.rows[: table.brief])]) for i in columns]
+
+    def needed() -> int:
+        return sum(2 + max(widest[i], len(heads[i])) for i in columns)
+
+    if needed() > width:
+        heads = [cut(table.columns[i].head, max(_HEAD, widest[i])) for i in columns]
+    while needed() > width and any(table.columns[i].rank for i in columns):
         columns.remove(max(columns, key=lambda i: table.columns[i].rank))
-    return columns, False
-
-
-def _name(text: str) -> str:
-    """A row's name cut to length; a star at its end stays."""
-    return cut(text, _NAME)
+    return columns, [heads[i] for i in columns]

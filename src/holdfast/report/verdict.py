@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from holdfast.report.document import Answer
-from holdfast.report.words import Change, change_of, cut, listed, nats, percent, plain
+from holdfast.report.words import Change, change_of, listed, nats, percent, plain
 
 if TYPE_CHECKING:
-    from holdfast.evaluate.report import Divergence, Drift, DriftRow, ForgettingReport, Score
+    from holdfast.evaluate.report import Divergence, Drift, ForgettingReport, Score
 
 __all__ = ["Level", "Verdict", "verdict"]
 
@@ -83,44 +82,6 @@ def verdict(report: ForgettingReport) -> Verdict:
     if broken:
         return Verdict(broken[0], (*broken[1:], headline, *sentences), "much")
     return Verdict(headline, tuple(sentences), level)
-
-
-def where(layers: Sequence[DriftRow]) -> str | None:
-    """The neighbouring layers that hold most of the drift, if they are at most half of all.
-
-    It is the shortest run with more than half of the squared distance, and the layers beside it
-    that moved about as much.
-    """
-    distances = [row.distance if math.isfinite(row.distance) else 0.0 for row in layers]
-    largest = max(distances, default=0.0) or 1.0
-    squares = [(distance / largest) ** 2 for distance in distances]
-    sums = [0.0, *accumulate(squares)]
-    for length in range(1, len(layers) // 2 + 1):
-        inside = [sums[i + length] - sums[i] for i in range(len(layers) - length + 1)]
-        if max(inside) > sums[-1] / 2:
-            first = inside.index(max(inside))
-            last, alike = first + length - 1, max(inside) / length / 2
-            while first > 0 and squares[first - 1] >= alike:
-                first -= 1
-            while last + 1 < len(layers) and squares[last + 1] >= alike:
-                last += 1
-            small = last - first < len(layers) // 2
-            return _run([row.name for row in layers], first, last) if small else None
-    return None
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """Names by as many of their last parts as tell them apart.
-
-    >>> short_names(["self_attn.q_proj.weight", "mlp.up_proj.weight"])
-    ['q_proj', 'up_proj']
-    """
-    parts = [plain(name).removesuffix(".weight").split(".") for name in names]
-    for length in range(1, max(map(len, parts), default=0) + 1):
-        short = [".".join(part[-length:]) for part in parts]
-        if len(set(short)) == len(short):
-            return [cut(name, 16) for name in short]
-    return [cut(plain(name), 16) for name in names]
 
 
 def source_of(divergence: Divergence) -> str:
@@ -239,10 +200,10 @@ def _on_weights(drift: Drift | None, headline: str) -> list[str]:
     elif drift.total.distance == 0:
         said.append("The weights that both models have did not move.")
     elif math.isfinite(drift.total.distance):
-        place = where(drift.layers)
-        if place or "the weights" not in headline:
-            most = f", most of it in {place}" if place else ""
-            said.append(f"The weights {_moved(drift)}{most}.")
+        most = max(drift.layers, key=lambda row: row.relative, default=drift.total)
+        if most is not drift.total or "the weights" not in headline:
+            name = f", {plain(most.name)} by {percent(most.relative)}"
+            said.append(f"The weights {_moved(drift)}{name if most is not drift.total else ''}.")
     for names, lacks in ((drift.only_base, "tuned"), (drift.only_tuned, "base")):
         if names:
             said.append(f"The {lacks} model lacks {listed([plain(name) for name in names])}.")
@@ -264,12 +225,3 @@ def _named(judged: Sequence[Judged], margins: bool = False) -> str:
         return f"{len(judged)} tests"
     notes = [f" ({j.change.margin})" if margins and j.change.margin else "" for j in judged]
     return listed([j.name + note for j, note in zip(judged, notes, strict=True)])
-
-
-def _run(names: Sequence[str], first: int, last: int) -> str:
-    """A run of neighbouring layers: ``layers 17–20``, ``embed to layer 1``."""
-    short = short_names(names)
-    ends = list(dict.fromkeys([short[first], short[last]]))
-    if all(end.isdigit() for end in ends):
-        return f"layer{'s' if len(ends) > 1 else ''} {'–'.join(ends)}"
-    return " to ".join(f"layer {end}" if end.isdigit() else end for end in ends)

@@ -32,26 +32,16 @@ _STEPS: dict[Kind, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Change:
-    """The change of a score, in the unit in which people state it.
+    """The change of a score, in the unit in which people state it."""
 
-    Attributes:
-        kind: of the metric.
-        unit: ``"points"``, ``"nats per token"``, ``"%"`` for perplexities, else the metric's name.
-        value, low, high: after − before and its interval, in that unit.
-        outcome: ``"lost"`` or ``"gained"`` if the interval excludes 0, ``"same"`` if it includes
-            0, ``"unsure"`` without an interval, ``"broken"`` if the change is not finite.
-        worse: whether the change is for the worse.
-        severity: the size of the change; little is below 1, much is 2 or more.
-    """
-
-    kind: Kind
-    unit: str
-    value: float
-    low: float | None
+    kind: Kind  # of the metric
+    unit: str  # "points", "nats per token", "%" for perplexities, else the metric's name
+    value: float  # after − before
+    low: float | None  # the interval of the change
     high: float | None
-    outcome: Outcome
-    worse: bool
-    severity: float
+    outcome: Outcome  # "lost" and "gained" need an interval that excludes 0, "same" includes 0
+    worse: bool  # whether the change is for the worse
+    severity: float  # the size of the change: below 1 little, 2 or more much
 
     @property
     def amount(self) -> str:
