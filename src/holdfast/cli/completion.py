@@ -46,6 +46,8 @@ def run(options: argparse.Namespace) -> None:
             if action.dest in FILES | DIRECTORIES | RECIPES:
                 kind = shtab.FILE if action.dest in FILES else shtab.DIRECTORY
                 setattr(action, "complete", recipe if action.dest in RECIPES else kind)  # noqa: B010
-    preamble = f'_holdfast_recipes() {{ compgen -W "{names}" -- $1; compgen -f -- $1; }}'
+    # Completes the last name of a recipe such as recadam+fl, or a file.
+    last = f'compgen -P "${{1%"${{1##*+}}"}}" -W "{names}" -- "${{1##*+}}"'
+    preamble = f'_holdfast_recipes() {{ {last}; compgen -f -- "$1"; }}'
     bash = options.shell == "bash"
     print(shtab.complete(parser, options.shell, preamble=preamble if bash else ""))
