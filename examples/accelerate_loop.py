@@ -1,7 +1,7 @@
 """A recipe in a loop with Accelerate, on real handwritten digits.
 
-A small network that knows upright digits is fine-tuned on tilted ones, by a recipe and plainly.
-It runs as it is on one process and on many, and says the same:
+A small network that knows upright digits is fine-tuned on tilted ones, with and without a recipe.
+The script runs on one process or several, with the same output:
 
     python examples/accelerate_loop.py
     accelerate launch --cpu --num_processes 2 examples/accelerate_loop.py
@@ -29,9 +29,9 @@ def linear(update: int, total: int) -> float:
 def finetune(
     accelerator: Accelerator, recipe: Recipe, model: nn.Module, data: TensorDataset, updates: int
 ) -> nn.Module:
-    """A raw loop: clipping, logging and saving go where they always go."""
+    """Fine-tune in a loop that clips and logs as usual."""
     run = Run(recipe, model, data, lr=1e-3, task="classification", cache=False, progress=False)
-    # An update has 32 samples, on however many ranks.
+    # An update has 32 samples on any number of ranks.
     batch_size = 32 // accelerator.num_processes
     loop = AccelerateLoop(
         accelerator, run, max_updates=updates, batch_size=batch_size, schedule=linear
@@ -48,11 +48,11 @@ def finetune(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--recipe", default="recadam+wise-ft", help="as Recipe.preset takes it")
+    parser.add_argument("--recipe", default="recadam+wise-ft", help="methods joined by +")
     parser.add_argument("--updates", type=int, default=500)
     args = parser.parse_args()
 
-    torch.set_num_threads(1)  # so small a network is slower on more
+    torch.set_num_threads(1)  # more threads slow down a network this small
     accelerator = Accelerator(cpu=True)
     pretrained, data, test = pretrain(seed=0)
     images, labels = test.tensors

@@ -1,9 +1,9 @@
-"""RecAdam beside AdamW on real handwritten digits: what is learned, and what is forgotten.
+"""RecAdam and AdamW on real handwritten digits: how much does each learn and forget?
 
-A small network learns upright digits (scikit-learn's own, nothing is downloaded) and is then
-fine-tuned on 200 digits tilted by 30°. All methods share learning rate, steps and batches; test
-images are trained on in neither orientation. Learning less also forgets less, so AdamW at a third
-of the learning rate is run as a control.
+A small network learns upright digits (from scikit-learn, without a download) and is then fine-tuned
+on 200 digits tilted by 30°. All methods share the learning rate, steps and batches. The test images
+are in neither training set. A method that learns less also forgets less, so AdamW at one third of
+the learning rate is the control.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from holdfast import RecAdam, Reference
 from holdfast.anneal import Anneal, Constant, Sigmoid
 
 STEPS, BATCH, DEGREES, TEST_IMAGES, TARGET_IMAGES = 1000, 32, 30, 597, 200
-# λ(t) (None: AdamW) and the share of the learning rate. RecAdam by its default annealing, by one
-# that lets go of the pretrained weights at once, and by one that never does.
+# λ(t) (None: AdamW) and the factor of the learning rate. RecAdam with its default annealing, with
+# an early and short shift, and with a pull that never ends.
 METHODS: dict[str, tuple[Anneal | None, float]] = {
     "AdamW": (None, 1.0),
     "AdamW, lr ÷ 3": (None, 1 / 3),
@@ -48,11 +48,11 @@ Figures = dict[str, float]
 def train(
     model: nn.Module, images: Tensor, labels: Tensor, lr: float, anneal: Anneal | None, seed: int
 ) -> None:
-    """Train in place: a plain PyTorch loop, with one line for each optimizer."""
+    """Train in place, in a plain PyTorch loop."""
     optimizer: Optimizer
     if anneal is None:
         optimizer = AdamW(model.parameters(), lr=lr, weight_decay=0.0)
-    else:  # anchored at the weights that the model has now
+    else:  # the anchors are the current weights
         optimizer = RecAdam(model.parameters(), lr=lr, gamma=0.1 / lr, anneal=anneal)
     schedule = LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=STEPS)
     shuffle = torch.Generator().manual_seed(seed)
@@ -78,7 +78,7 @@ def tilt(images: Tensor) -> Tensor:
 
 
 def pretrain(seed: int) -> tuple[nn.Module, TensorDataset, TensorDataset]:
-    """A network that knows upright digits, tilted ones to train on, and upright ones to test."""
+    """A network pretrained on upright digits, tilted training digits, and upright test digits."""
     digits = load_digits()
     x = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)
     y = torch.tensor(digits.target)
@@ -94,7 +94,7 @@ def pretrain(seed: int) -> tuple[nn.Module, TensorDataset, TensorDataset]:
 
 
 def run(seed: int, lr: float) -> dict[str, Figures]:
-    """Pretrain once, fine-tune by each method, and measure on the test images."""
+    """Pretrain once, fine-tune with each method, and measure on the test images."""
     pretrained, target, test = pretrain(seed)
     images, labels = test.tensors
     reference = Reference.of(pretrained)
@@ -115,7 +115,7 @@ def run(seed: int, lr: float) -> dict[str, Figures]:
 
 
 def conclusion(figures: dict[str, Figures]) -> str:
-    """One sentence from the medians, whichever way they point."""
+    """Summarise the medians in one sentence."""
     start, adamw = figures["pretrained"], figures["AdamW"]
     sentences = []
     for name in ("AdamW, lr ÷ 3", "RecAdam", "RecAdam, constant λ"):
@@ -128,18 +128,18 @@ def conclusion(figures: dict[str, Figures]) -> str:
     lost, gained = start["retained"] - adamw["retained"], adamw["target"] - start["target"]
     return (
         f"AdamW forgot {lost:.1f} points (upright digits) and learned {gained:.1f} (tilted ones). "
-        f"Beside it: {'; '.join(sentences)}."
+        f"Compared with it: {'; '.join(sentences)}."
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lr", type=float, default=1e-3, help="peak rate of the fine-tuning")
+    parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)), metavar="SEED")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
     args = parser.parse_args()
 
-    torch.set_num_threads(1)  # so small a network is slower on more
+    torch.set_num_threads(1)  # more threads slow down a network this small
     console = Console()
     runs = [run(seed, args.lr) for seed in track(args.seeds, "seeds", console=console)]
     figures = {m: {f: median(r[m][f] for r in runs) for f in runs[0][m]} for m in runs[0]}

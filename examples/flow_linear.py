@@ -1,7 +1,7 @@
 """FLOW in a linear model, where the trade-off between learning and forgetting is known exactly.
 
-A model was pretrained to θ* on x ~ N(0, I) and is fine-tuned on y = ⟨θ̃*, x⟩ with x ~ N(0, Σ̃). All
-that matters happens in the plane of e = θ* − θ̃*, ‖e‖ = 1, and one direction orthogonal to it, with
+A model was pretrained to θ* on x ~ N(0, I) and is fine-tuned on y = ⟨θ̃*, x⟩ with x ~ N(0, Σ̃). It
+suffices to look at the plane of e = θ* − θ̃*, ‖e‖ = 1, and one direction orthogonal to it, with
 correlation ρ: Σ̃ = [[1, ρ], [ρ, 1]]. FLOW's weights w = exp(−⟨e, x⟩²/τ) turn Σ̃ into
 Σ' = E[w xxᵀ] = μ(Σ̃ − (1−μ²)·Σ̃e(Σ̃e)ᵀ), μ² = τ/(τ+2). With d = θ − θ̃*, d = e at the start:
 
@@ -10,8 +10,8 @@ correlation ρ: Σ̃ = [[1, ρ], [ρ, 1]]. FLOW's weights w = exp(−⟨e, x⟩�
     L2, to the minimum    d = λ(Σ̃ + λI)⁻¹ e         of loss + λ‖θ − θ*‖²
     averaging             d = e + α(d of the plain run − e)
 
-The errors are ‖d − e‖² in pretraining and dᵀΣ̃d in fine-tuning. L2's penalty *is* the first of
-them, so its curve is the best that any method could do here; with real models nobody knows that.
+The errors are ‖d − e‖² in pretraining and dᵀΣ̃d in fine-tuning. L2's penalty *is* the pretraining
+error, so its curve is optimal here. For real models, the pretraining error is unknown.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from holdfast import Flow
 
 Array = NDArray[np.float64]
 ETA, RHO, SAMPLES = 0.02, 0.6, 500_000
-SHORT, LONG = 50, 500  # K: an early stop, and one where the plain run has converged
-MATCHED = (0.05, 0.1, 0.2, 0.4, 0.6)  # fine-tuning errors to compare at; it is 1 at θ*
-# Of the losses at θ*, χ² with one degree of freedom. The median is FLOW's default; with twice the
-# mean, the slowest direction of Σ' is e's image under Σ̃⁻¹, the one by which L2 reaches θ̃*.
+SHORT, LONG = 50, 500  # K: early stopping, and a plain run that has converged
+MATCHED = (0.05, 0.1, 0.2, 0.4, 0.6)  # fine-tuning errors at which to compare; θ* has 1
+# Values of τ from the losses at θ*, which are χ² with one degree of freedom. The median is FLOW's
+# default. With twice the mean, the slowest direction of Σ' is Σ̃⁻¹e, along which L2 reaches θ̃*.
 TAUS = {"median": 0.454936, "2 × mean": 2.0}
 STEPS = (50, 150, 500, 1500)  # K of the runs on samples
 E = np.array([1.0, 0.0])
@@ -50,14 +50,14 @@ def sigma_prime(rho: float, tau: float) -> Array:
 
 
 def descend(covariance: Array, steps: float) -> Array:
-    """(I − 2η·covariance)^steps e; fractions of a step make smooth curves."""
+    """(I − 2η·covariance)^steps e; fractional steps give smooth curves."""
     values, vectors = np.linalg.eigh(covariance)
     result: Array = vectors @ ((1 - 2 * ETA * values) ** steps * (vectors.T @ E))
     return result
 
 
 def curves(rho: float) -> dict[str, Array]:
-    """Each method's d, from near θ* on, as its knob is swept."""
+    """The d of each method over the values of its parameter, starting near θ*."""
     knob = np.geomspace(1e-4, 1e4, 1000)
     pull = [np.linalg.inv(sigma(rho) + lam * np.eye(2)) * lam for lam in knob[::-1]]
     found = {"L2, λ swept": [matrix @ E for matrix in pull]}
@@ -73,18 +73,18 @@ def curves(rho: float) -> dict[str, Array]:
 
 
 def errors(d: Array, rho: float) -> tuple[Array, Array]:
-    """In fine-tuning and in pretraining, for each row of d."""
+    """The errors in fine-tuning and in pretraining, for each row of d."""
     return np.einsum("ni,ij,nj->n", d, sigma(rho), d), ((d - E) ** 2).sum(-1)
 
 
 def matched(d: Array, rho: float) -> Array:
-    """The pretraining error where the fine-tuning error is as in MATCHED."""
+    """The pretraining errors at the fine-tuning errors of MATCHED."""
     tuning, pretraining = errors(d, rho)
     return np.interp(MATCHED, tuning[::-1], pretraining[::-1])
 
 
 def simulate(rho: float) -> Array:
-    """FLOW with its default τ on samples instead of the closed form, after each of STEPS."""
+    """FLOW with its default τ on samples, after each number of STEPS."""
     x = torch.from_numpy(np.random.default_rng(0).multivariate_normal(0 * E, sigma(rho), SAMPLES))
     weights = Flow().weigh((x @ torch.from_numpy(E)) ** 2)  # from the losses at θ*
     covariance = ((x * weights[:, None]).T @ x / SAMPLES).numpy()
@@ -110,10 +110,10 @@ def report() -> None:
         print(f"  from plain early stopping's by {gap(swept, 'plain, K swept')} with τ = {tau};")
         print(f"  from L2's, the optimum here, by {gap(swept, 'L2, λ swept')} with τ = {tau};")
     spread = np.ptp([matched(d, 0.0) for d in curves(0.0).values()], axis=0).max()
-    print(f"With ρ = 0 all of these are one curve (they differ by {spread:.1e} at most).")
+    print(f"With ρ = 0 all curves coincide (the largest difference is {spread:.1e}).")
     exact = np.stack([descend(sigma_prime(RHO, TAUS["median"]), k) for k in STEPS])
     off = 100 * np.linalg.norm(simulate(RHO) - exact, axis=1).max()
-    print(f"Run on {SAMPLES:,} samples, FLOW is {off:.2f} % of ‖e‖ from its closed form at most.")
+    print(f"On {SAMPLES:,} samples, FLOW is at most {off:.2f} % of ‖e‖ from its closed form.")
 
 
 def draw(out: Path) -> None:

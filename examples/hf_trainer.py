@@ -1,7 +1,7 @@
 """A recipe in the Hugging Face Trainer, on real handwritten digits.
 
-The setting of digits.py: a network that knows upright digits is fine-tuned on tilted ones, with
-and without a recipe; what it retains is how well it still reads upright ones.
+As in digits.py, a network that knows upright digits is fine-tuned on tilted ones, with and without
+a recipe. The score "retained" is its accuracy on upright digits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from torch.utils.data import TensorDataset
 from transformers import TrainingArguments
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from holdfast import Recipe
 from holdfast.hosts.hf import HoldfastTrainer
 
 
-class ReadsDigits(nn.Module):
-    """A network as the Trainer wants it: it takes labels and returns a loss."""
+class DigitClassifier(nn.Module):
+    """A network with the interface that the Trainer expects: it takes labels, returns a loss."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -43,7 +42,7 @@ def as_rows(data: TensorDataset) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--recipe", default="flow+l2-sp", help="names joined by +")
+    parser.add_argument("--recipe", default="flow+l2-sp", help="methods joined by +")
     parser.add_argument("--updates", type=int, default=400)
     args = parser.parse_args()
 
@@ -52,11 +51,11 @@ def main() -> None:
     images, labels = test.tensors
     scores = {"before": digits.accuracy(pretrained, images, labels)}
     for name in ("standard", args.recipe):
-        model = ReadsDigits(copy.deepcopy(pretrained))
+        model = DigitClassifier(copy.deepcopy(pretrained))
         with tempfile.TemporaryDirectory() as folder:
             trainer = HoldfastTrainer(
                 model=model,
-                recipe=Recipe.preset(name),
+                recipe=name,
                 task="classification",
                 args=TrainingArguments(
                     folder,
@@ -75,7 +74,7 @@ def main() -> None:
         network = model.network.eval()
         scores[name] = digits.accuracy(network, images, labels)
         learned = digits.accuracy(network, digits.tilt(images), labels)
-        print(f"{name}: reads {learned:.1f} % of the tilted digits")
+        print(f"{name}: {learned:.1f} % of the tilted digits correct")
     print(
         f"retained: before {scores['before']:.1f} %, after {scores[args.recipe]:.1f} % "
         f"(standard {scores['standard']:.1f} %)"

@@ -1,7 +1,7 @@
 """A recipe in TRL's SFTTrainer, with packing: a very small language model learns to subtract.
 
-The model is made here: it first learns sums from sentences such as "3 plus 4 is 7". It is then
-fine-tuned on differences, with and without a recipe; what it retains are the sums.
+The script pretrains the model on sums, in sentences such as "3 plus 4 is 7". It then fine-tunes the
+model on differences, with and without a recipe. The score "retained" is its accuracy on sums.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl.trainer.sft_config import SFTConfig
 
-from holdfast import Recipe
 from holdfast.hosts.trl import HoldfastSFTTrainer
 
 SUMS = [(f"{a} plus {b} is", str(a + b)) for a in range(10) for b in range(10)]
@@ -37,7 +36,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 Pairs = list[tuple[str, str]]
 
 
-def tune(model: Any, recipe: Recipe, pairs: Pairs, tokenizer: Any, updates: int, lr: float) -> Any:
+def tune(model: Any, recipe: str, pairs: Pairs, tokenizer: Any, updates: int, lr: float) -> Any:
     rows = [{"prompt": question, "completion": f" {answer}"} for question, answer in pairs]
     with tempfile.TemporaryDirectory() as folder:
         trainer = HoldfastSFTTrainer(
@@ -66,9 +65,9 @@ def accuracy(model: Any, pairs: Pairs, tokenizer: Any) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--recipe", default="recadam+flow", help="names joined by +")
+    parser.add_argument("--recipe", default="recadam+flow", help="methods joined by +")
     parser.add_argument("--updates", type=int, default=150)
-    parser.add_argument("--pretraining", type=int, default=400, help="updates of it")
+    parser.add_argument("--pretraining", type=int, default=400, help="updates of the pretraining")
     args = parser.parse_args()
 
     disable_progress_bars()
@@ -81,12 +80,12 @@ def main() -> None:
         num_attention_heads=4, max_position_embeddings=64, pad_token_id=0, bos_token_id=1,
         eos_token_id=1,
     )  # fmt: skip
-    base = tune(LlamaForCausalLM(config), Recipe(), SUMS, tokenizer, args.pretraining, 3e-3)
+    base = tune(LlamaForCausalLM(config), "standard", SUMS, tokenizer, args.pretraining, 3e-3)
     scores = {"before": accuracy(base, SUMS, tokenizer)}
     for name in ("standard", args.recipe):
-        plain = LlamaForCausalLM(config)  # without what the trainer has put onto the first one
+        plain = LlamaForCausalLM(config)  # without the trainer's changes to the first one
         plain.load_state_dict(copy.deepcopy(base.state_dict()))
-        tuned = tune(plain, Recipe.preset(name), DIFFERENCES, tokenizer, args.updates, 1e-3)
+        tuned = tune(plain, name, DIFFERENCES, tokenizer, args.updates, 1e-3)
         scores[name] = accuracy(tuned, SUMS, tokenizer)
         print(f"{name}: {accuracy(tuned, DIFFERENCES, tokenizer):.0f} % of the differences")
     print(
