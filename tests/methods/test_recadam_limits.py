@@ -130,3 +130,17 @@ def test_a_clamped_pull_lands_on_the_anchor():
     p.grad = torch.randn(5)
     opt.step()
     assert torch.equal(p, anchor)
+
+
+def test_a_group_without_gradients_joins_later():
+    first, late = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    opt = RecAdam([{"params": [first]}, {"params": [late]}], lr=1e-2, gamma=1.0)
+    first.grad = torch.ones(3)
+    opt.step()
+    opt.step()
+    assert torch.equal(late, torch.ones(3))
+    assert not opt.state[late]
+    late.grad = torch.ones(3)
+    opt.step()
+    assert float(opt.state[late]["step"]) == 1
+    assert float(opt.state[first]["step"]) == 3

@@ -296,7 +296,9 @@ class Matcher:
             for group in groups
         ]
         if not self.began and not any(t is not None for tensors in found for t in tensors):
-            raise ValueError(self.nothing_matches([n for g in groups for n in self.labels(g)]))
+            raise ValueError(
+                self.nothing_matches([n for g in groups for n in labels(g, self.reference)])
+            )
         self.began = True
         # A mapping may hold the live tensors (model.state_dict()), which move with the weights.
         live = {storage_of(p) for group in groups for p in group["params"]}
@@ -304,10 +306,6 @@ class Matcher:
             [t.clone() if t is not None and storage_of(t) in live else t for t in tensors]
             for tensors in found
         ]
-
-    def labels(self, group: Group) -> list[str]:
-        """The parameters' names, or their numbers where the names are unknown."""
-        return labels(group, self.reference)
 
     def nothing_matches(self, names: Sequence[str]) -> str:
         """The error message if no parameter has a tensor."""
@@ -323,7 +321,7 @@ class Importances(Matcher):
         except ValueError as error:
             raise ValueError(f"importance: {error}") from error
         for group, weights in zip(groups, found, strict=True):
-            for label, weight in zip(self.labels(group), weights, strict=True):
+            for label, weight in zip(labels(group, self.reference), weights, strict=True):
                 if weight is not None and not bool((weight.isfinite() & (weight >= 0)).all()):
                     raise ValueError(f"the importance of {label} must be finite and ≥ 0")
         return found

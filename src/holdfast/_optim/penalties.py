@@ -17,6 +17,7 @@ from holdfast._optim.anchored import (
     Importances,
     Matcher,
     group_fingerprint,
+    labels,
     only_makes_state,
     refuse_other_anchors,
     refuse_other_groups,
@@ -301,7 +302,7 @@ class AttachedPenalties:
         refuse_other_anchors(
             [group[FINGERPRINT] or text for group, text in zip(saved, own, strict=True)],
             own,
-            [self._matcher.labels(group) for group in groups],
+            [labels(group, self._matcher.reference) for group in groups],
             "attach_penalties(optimizer, penalties, Reference.open(pretrained_directory))",
         )
 

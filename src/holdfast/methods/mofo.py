@@ -76,16 +76,10 @@ class MoFO(Optimizer):
         capturable: bool = False,
     ) -> None:
         defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "fraction": fraction,
-            "foreach": foreach,
-            "fused": fused,
-            "maximize": maximize,
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+            "fraction": fraction, "foreach": foreach, "fused": fused, "maximize": maximize,
             "capturable": capturable,
-        }
+        }  # fmt: skip
         self._kernels: dict[int, Any] = {}
         super().__init__(params, defaults)
 

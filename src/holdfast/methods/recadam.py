@@ -139,18 +139,10 @@ class RecAdam(AnchoredOptimizer):
         capturable: bool = False,
     ) -> None:
         defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "gamma": gamma,
-            "anneal": anneal,
-            "foreach": foreach,
-            "fused": fused,
-            "maximize": maximize,
-            "capturable": capturable,
-            "stochastic_rounding": stochastic_rounding,
-        }
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+            "gamma": gamma, "anneal": anneal, "stochastic_rounding": stochastic_rounding,
+            "foreach": foreach, "fused": fused, "maximize": maximize, "capturable": capturable,
+        }  # fmt: skip
         if not isinstance(release, bool):
             raise TypeError(f"release must be True or False, got {release!r}")
         self.release = release
