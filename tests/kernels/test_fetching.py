@@ -1,7 +1,4 @@
-"""Chunks in which anchors are fetched: a pure function. The fetching itself: test_recadam_fetching.
-
-(tests/optim/test_recadam_fetching_cuda.py, as it needs a GPU.)
-"""
+"""How anchors are split into chunks. Fetching itself needs a GPU: test_recadam_fetching_cuda.py."""
 
 from itertools import pairwise
 from unittest import mock
