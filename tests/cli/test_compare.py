@@ -1,10 +1,13 @@
 """``holdfast compare`` on the small model that comes with the package."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
+
+import yaml
 
 from holdfast.cli import main
 from holdfast.comparison.results import Results
@@ -12,7 +15,7 @@ from holdfast.io.storage import Place
 
 FEW = [
     "--recipes", "standard", "recadam+wise-ft", "--seeds", "0", "--max-updates=2",
-    "--batch-size=2", "--limit=5", "--jobs=1",
+    "--batch-size=2", "--limit=5", "--context-free=0", "--text", "old.txt", "--jobs=1",
 ]  # fmt: skip
 
 
@@ -20,16 +23,32 @@ FEW = [
 def _here(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "old.txt").write_text("It was the best of times, it was the worst of times.\n")
 
 
-def test_the_default_and_once_more(tmp_path, capsys):
+def test_without_a_model_it_takes_the_one_in_the_package(capsys):
+    assert main(["compare", "--print-config", "--lr=0.5"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert [Path(text).name.partition(".")[0] for text in shown["text"]] == [
+        "prose",
+        "verse",
+        "code",
+    ]
+    assert Path(shown["model"]).is_dir()
+    assert shown["lr"] == 0.5
+    assert shown["max_updates"] == 40
+    assert main(["compare", "--print-config", "--model=mine"]) == 2
+    assert "--data and --target must be given" in capsys.readouterr().err
+
+
+def test_a_comparison_and_once_more(tmp_path, capsys):
     assert main(["compare", "--out=out", *FEW]) == 0
     assert "recadam+wise-ft" in capsys.readouterr().out
     results = Results.load(tmp_path / "out" / "results.json")
     assert [(run.recipe, run.seed) for run in results.runs] == [
         ("standard", 0), ("recadam+wise-ft", 0),
     ]  # fmt: skip
-    assert [m.name for m in results.runs[0].retained] == ["prose", "verse", "code"]
+    assert [m.name for m in results.runs[0].retained] == ["old"]
     assert (tmp_path / "out" / "report.html").stat().st_size > 1e6
     # What is finished is not done again; the config that was written says the same.
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("runs/*/result.json")}

@@ -206,7 +206,7 @@ def test_bash_completes_commands_options_files_and_recipes(tmp_path, monkeypatch
     for words, expected in {
         "fine": "finetune", "finetune --max-l": "--max-length", "tune --recipe recad": "recadam",
         "compare --recipes standard recadam+fl": "recadam+flow", "tune --data tr": "train.jsonl",
-        "finetune --precision bf": "bfloat16", "measure tr": "train.jsonl",
+        "score --level t": "token", "measure tr": "train.jsonl",
     }.items():  # fmt: skip
         assert completions("./script", "holdfast", *words.split()) == [expected]
     assert main(["completion", "zsh"]) == 0

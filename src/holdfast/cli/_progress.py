@@ -1,27 +1,26 @@
-"""How far long work is: bars with the time left on a terminal, else a line for each part."""
+"""Progress of long work: bars on a terminal, else one line per part."""
 
 from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import Any
 
-from holdfast.report.words import seconds
+from holdfast.report.words import plain, seconds
 
 __all__ = ["Progress"]
 
-#: Seconds between two lines about a part under way, where there is no terminal.
+#: Seconds between two lines about a running part, without a terminal.
 QUIET = 30.0
 
 
 class Progress:
-    """Parts of a long work, some of them under way at once. All of it goes to stderr.
+    """Show the progress of several parts, which may run at the same time, on stderr.
 
     Args:
-        total: how many parts there are.
-        what: they are: ``"runs"``.
-        done: how many were finished before.
+        total: number of parts.
+        what: name of the parts, such as ``"runs"``.
+        done: number of parts that were finished before.
 
     Example:
         >>> with Progress(2, "runs") as progress:
@@ -33,92 +32,71 @@ class Progress:
         self.total, self.done, self.before = total, done, done
         self.shares: dict[str, float] = {}
         self.begin = self.said = time.monotonic()
-        self.bars = _Bars(total, what, done) if sys.stderr.isatty() and _has_rich() else None
+        self.bars = _make_bars() if sys.stderr.isatty() else None
+        self.tasks: dict[str, Any] = {}
+        if self.bars:
+            self.all = self.bars.add_task(what, total=total, completed=done, count="")
 
     def __enter__(self) -> Progress:
         if self.bars:
-            self.bars.shown.start()
+            self._show_all()
+            self.bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bars:
-            self.bars.shown.stop()
+            self.bars.stop()
 
     def update(self, name: str, done: int, total: int, doing: str = "") -> None:
-        """A part is under way, and so far."""
+        """Show how far a part is."""
         self.shares[name] = max(self.shares.get(name, 0.0), done / max(1, total))
         if self.bars:
-            self.bars.update(name, done, total, doing)
-            self.bars.overall(self.done, sum(self.shares.values()))
+            if name not in self.tasks:
+                self.tasks[name] = self.bars.add_task(plain(name), count="")
+            count = f"{doing} {done}/{total}".strip() if total > 1 else doing
+            self.bars.update(self.tasks[name], completed=done, total=total, count=count)
+            self._show_all()
         elif time.monotonic() - self.said > QUIET and 0 < done < total:
             self._say(f"{name}: {done}/{total}")
 
     def finished(self, name: str, text: str) -> None:
-        """A part is finished: a line that stays says how."""
+        """Print the result of a part."""
         self.shares.pop(name, None)
         self.done += 1
         line = f"[{self.done}/{self.total}] {name}: {text}"
-        if self.bars:
-            self.bars.finished(name, line)
-            self.bars.overall(self.done, sum(self.shares.values()))
+        if not self.bars:
+            self._say(line)
             return
-        self._say(line)
+        if name in self.tasks:
+            self.bars.remove_task(self.tasks.pop(name))
+        self.bars.console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
+        self._show_all()
+
+    def _show_all(self) -> None:
+        """Update the bar of all parts; running parts count for the time left."""
+        done, count = self.done + sum(self.shares.values()), f"{self.done}/{self.total}"
+        if self.bars:
+            self.bars.update(self.all, completed=done, count=count)
 
     def _say(self, line: str) -> None:
-        """A line, and how long the rest takes if it goes on like this."""
+        """Print a line with the time left."""
         self.said = time.monotonic()
         done = self.done + sum(self.shares.values())
-        if done < self.total and done > self.before:
+        if self.before < done < self.total:
             each = (self.said - self.begin) / (done - self.before)
             line += f" (about {seconds(each * (self.total - done))} left)"
-        print(line, file=sys.stderr)
+        print(plain(line), file=sys.stderr)
 
 
-class _Bars:
-    """One bar for all parts, and one for each that is under way."""
-
-    def __init__(self, total: int, what: str, done: int) -> None:
+def _make_bars() -> Any:
+    """Return the bars of rich, or None if it is not installed."""
+    try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.shown: Any = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[count]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-            speed_estimate_period=3600,
-        )
-        self.total = total
-        self.all = self.shown.add_task(what, total=total, completed=done, count=f"{done}/{total}")
-        self.parts: dict[str, Any] = {}
-
-    def overall(self, done: int, under_way: float) -> None:
-        """What is under way counts for the time left."""
-        count = f"{done}/{self.total}"
-        self.shown.update(self.all, completed=done + under_way, count=count)
-
-    def update(self, name: str, done: int, total: int, doing: str) -> None:
-        if name not in self.parts:
-            self.parts[name] = self.shown.add_task(name, total=total, count="")
-        count = f"{doing} {done}/{total}".strip() if total > 1 else doing
-        self.shown.update(self.parts[name], completed=done, total=total, count=count)
-
-    def finished(self, name: str, line: str) -> None:
-        if name in self.parts:
-            self.shown.remove_task(self.parts.pop(name))
-        self.shown.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _has_rich() -> bool:
-    try:
-        import rich.progress  # noqa: F401
     except ImportError:
-        return False
-    return True
+        return None
+    columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}")]
+    return Progress(
+        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+        speed_estimate_period=3600,
+    )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,7 +54,7 @@ class Training:
     warmup: float = 0.03
     weight_decay: float = 0.0
     clip_norm: float | None = 1.0
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: str = "auto"
     save_seconds: float = 60.0
 
     def __post_init__(self) -> None:
