@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
-from holdfast.evaluate.kl import ContextFreeKL, TokenKL
+from holdfast.evaluate.kl import ContextFreeKL, token_kl
 from holdfast.io.models import Loader
 from holdfast.scoring import likelihood
 from holdfast.scoring.kl import kl_divergence
@@ -81,7 +81,7 @@ def test_on_given_tokens_it_is_exact():
     base = make_llama(vocab=7)
     tuned = noisy(base, 0.1)
     rows = [[2, 4, 6, 1], [2, 5]]
-    found = run(TokenKL("rows", rows, "how"), base, tuned)
+    found = run(token_kl("rows", rows, "how"), base, tuned)
     prefixes = [row[: i + 1] for row in rows for i in range(len(row))]
     each = [
         kl_divergence(next_tokens(base, prefix), next_tokens(tuned, prefix)) for prefix in prefixes
@@ -101,7 +101,7 @@ def test_sequences_that_run_together_keep_their_order(monkeypatch, tokens, apart
     lengths = [3, 16, 1, 7, 20, 7, 2, 12]
     rows = [torch.randint(11, (n,), generator=generator).tolist() for n in lengths]
     with Loader().open(model) as loaded:
-        found = list(TokenKL("rows", rows, "how").log_probs(loaded))
+        found = list(token_kl("rows", rows, "how").log_probs(loaded))
         for row, table in zip(rows, found, strict=True):
             with torch.inference_mode():
                 alone = model(input_ids=torch.tensor([row[:16]])).logits[0].log_softmax(-1)
@@ -112,7 +112,7 @@ def test_logits_are_made_for_one_sequence_at_a_time():
     model, sizes = make_llama(vocab=11), []
     model.lm_head.register_forward_hook(lambda _, args, out: sizes.append(out.shape[:-1].numel()))
     with Loader().open(model) as loaded:
-        list(TokenKL("rows", [[2, 5, 6]] * 9, "how").log_probs(loaded))
+        list(token_kl("rows", [[2, 5, 6]] * 9, "how").log_probs(loaded))
     assert max(sizes) == 3
 
 

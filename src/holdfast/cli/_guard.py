@@ -13,7 +13,7 @@ from holdfast.io.files import check_folder
 from holdfast.report.words import plain
 
 if TYPE_CHECKING:
-    from holdfast.io.saved import Saved
+    from holdfast.report.shown import Shown
 
 __all__ = ["claim", "open_results", "say"]
 
@@ -43,7 +43,7 @@ def claim(
         raise ImportError('the HTML page needs the package plotly: pip install "holdfast[eval]"')
 
 
-def open_results(file: Path) -> Saved:
+def open_results(file: Path) -> Shown:
     """Read the results of compare, measure or merge --sweep from their JSON file."""
     from holdfast.comparison.results import Results
     from holdfast.evaluate.report import ForgettingReport
@@ -54,7 +54,7 @@ def open_results(file: Path) -> Saved:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from None
     # A sweep also has a tuned model, so its own key comes first.
-    kinds: dict[str, type[Saved]] = {"points": Sweep, "runs": Results, "tuned": ForgettingReport}
+    kinds: dict[str, type[Shown]] = {"points": Sweep, "runs": Results, "tuned": ForgettingReport}
     keys = value if isinstance(value, dict) else {}
     kind = next((kind for key, kind in kinds.items() if key in keys), None)
     if kind is None:

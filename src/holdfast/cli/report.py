@@ -13,7 +13,7 @@ from holdfast.cli._options import Parser, UsageError, add, settings_from
 
 if TYPE_CHECKING:
     from holdfast.comparison.results import Results
-    from holdfast.io.saved import Saved
+    from holdfast.report.shown import Shown
 
 EXAMPLES = """\
 examples:
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"{name.capitalize()}: {out / f'{name}.html'}", file=sys.stderr)
 
 
-def read(source: Path) -> tuple[Saved, Path]:
+def read(source: Path) -> tuple[Shown, Path]:
     """Return the results in a file or a directory, and the directory."""
     if not source.exists():
         raise FileNotFoundError(f"no such file or directory: {source}")

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from holdfast.evaluate.report import Curve, ForgettingReport, Score
 from holdfast.io import codec as _codec
@@ -304,6 +304,7 @@ class Results(Shown):
     plan: dict[str, Any] = field(default_factory=dict)
     taken: str | None = None
     schema_version: int = SCHEMA_VERSION
+    what: ClassVar[str] = "comparison"
 
     def summaries(self) -> list[Summary]:
         """Summarise each recipe over its seeds, in the order of the plan."""
@@ -312,27 +313,6 @@ class Results(Shown):
     def recommendation(self) -> Recommendation:
         """Which recipe to take, and why."""
         return recommend(self)
-
-    def to_json(self) -> str:
-        """Return the results as JSON."""
-        return json.dumps(_codec.encode(self), indent=1, ensure_ascii=False, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> Results:
-        """Read results from JSON; raise ValueError if they do not fit."""
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"this is not the JSON of a comparison: {error}") from None
-        if not isinstance(value, dict):
-            raise ValueError("this is not a comparison: it must be an object with runs and a plan")
-        version = value.get("schema_version", SCHEMA_VERSION)
-        if isinstance(version, int) and version > SCHEMA_VERSION:
-            raise ValueError(
-                f"this comparison has schema_version {version}, but this version of holdfast reads "
-                f"up to {SCHEMA_VERSION}: update holdfast"
-            )
-        return _codec.decode(cls, value, "the comparison")
 
     def document(self) -> Document:
         """Recommended recipe, frontier and tables, in the form that all renderers show."""

@@ -27,7 +27,6 @@ from torch import nn
 
 from holdfast._torch.checks import did_you_mean, share, whole_number
 from holdfast._torch.imports import require
-from holdfast._torch.rng import preserve_rng
 from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
 from holdfast.comparison.results import Measured, RunResult, measured, result_of
@@ -340,13 +339,7 @@ class _Look(Watch):
         """Pass the objectives to ``seen``, which may end the training."""
         if update % self.every or update in (0, self.total):
             return {}
-        devices = [p.device for p in list(model.parameters())[:1] if p.device.type == "cuda"]
-        with preserve_rng(devices), self.loader.open(model) as loaded:
-            scores = [
-                score
-                for probe, before in zip(self.probes, self.before, strict=True)
-                for score in probe.scores(before, probe.run(loaded, progress=False))
-            ]
+        scores = self.examine(model).scores
         target = next(measured(s) for s in scores if s.role == "target")
         retained = [measured(s) for s in scores if s.role != "target"]
         distance = effective_distance(model, self.reference)

@@ -47,7 +47,10 @@ class Harness:
 
     def check_tasks(self) -> Any:
         """Raise ValueError for an unknown task; return the harness's task manager."""
-        manager = _task_manager(None if self.include_path is None else str(self.include_path))
+        folder = None if self.include_path is None else str(self.include_path)
+        if folder and set(self.tasks) <= set((own := _task_manager(folder, False)).all_subtasks):
+            return own
+        manager = _task_manager(folder, True)
         known = set(manager.all_tasks)
         for task in self.tasks:
             if task not in known:
@@ -124,11 +127,11 @@ class Harness:
         return Score(task, name, lower, first, second, change, self.role)
 
 
-@lru_cache(maxsize=4)  # indexing all task files takes seconds
-def _task_manager(include_path: str | None) -> Any:
+@lru_cache(maxsize=4)  # indexing the harness's own task files takes seconds
+def _task_manager(include_path: str | None, include_defaults: bool) -> Any:
     tasks = require("lm_eval.tasks", extra="eval", what="tasks of lm-evaluation-harness")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    return tasks.TaskManager(include_path=include_path)
+    return tasks.TaskManager(include_path=include_path, include_defaults=include_defaults)
 
 
 def _outcomes(results: Mapping[str, Any], task: str, metric: str, kind: str) -> Outcomes | None:

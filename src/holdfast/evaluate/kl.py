@@ -8,10 +8,9 @@ divergence can be measured on texts that the base model generates from its BOS t
 
 from __future__ import annotations
 
-import itertools
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from torch import Tensor
@@ -25,25 +24,27 @@ from holdfast.scoring.draw import draw_texts
 from holdfast.scoring.kl import StoredPredictions, next_token_log_probs
 from holdfast.scoring.masked import masked_log_probs
 
-__all__ = ["KL", "ClassKL", "ContextFreeKL", "MaskedKL", "TokenKL"]
+__all__ = ["KL", "ContextFreeKL", "class_kl", "masked_kl", "token_kl"]
+
+Tables = Iterable[Tensor]
 
 
-class KL(ABC):
+class KL:
     """KL(base‖tuned) on some inputs: first :meth:`remember` the base, then :meth:`compare`.
 
-    A subclass implements :meth:`log_probs`, which yields one table per sequence.
+    Args:
+        name: the name of the inputs.
+        log_probs: runs a model; yields one table per sequence with one row of log-probabilities
+            per prediction.
+        per: the unit of a prediction.
+        how: one line on how the divergence is measured.
     """
 
-    per = "token"
-    how = ""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, log_probs: Callable[[Loaded], Tables], per: str, how: str
+    ) -> None:
+        self.name, self.log_probs, self.per, self.how = name, log_probs, per, how
         self._stored = StoredPredictions(Path())
-
-    @abstractmethod
-    def log_probs(self, loaded: Loaded) -> Iterator[Tensor]:
-        """Yield the log-probabilities of all predictions in a sequence, one row each."""
 
     def remember(self, loaded: Loaded, folder: Path, *, progress: bool) -> None:
         """Store the base model's predictions in a directory that outlives :meth:`compare`."""
@@ -64,9 +65,7 @@ class KL(ABC):
         return Divergence(self.name, found, sum(counts), self.per, self.how)
 
 
-def _counted(
-    tables: Iterable[Tensor], total: int | None, name: str, shown: bool
-) -> Iterator[Tensor]:
+def _counted(tables: Tables, total: int | None, name: str, shown: bool) -> Iterator[Tensor]:
     bar = progress_bar(total, name, shown=shown)
     try:
         for table in tables:
@@ -76,20 +75,31 @@ def _counted(
         bar.close()
 
 
-class TokenKL(KL):
+def token_kl(name: str, sequences: Sequence[Sequence[int]], how: str) -> KL:
     """The divergence of a causal model's next token, after each token of given sequences."""
-
-    def __init__(self, name: str, sequences: Sequence[Sequence[int]], how: str) -> None:
-        super().__init__(name)
-        self.ids = sequences
-        self.how = how
-
-    def log_probs(self, loaded: Loaded) -> Iterator[Tensor]:
-        """Yield one row per token: the log-probabilities of the next token."""
-        return next_token_log_probs(loaded, self.ids)
+    return KL(name, lambda loaded: next_token_log_probs(loaded, sequences), "token", how)
 
 
-class ContextFreeKL(TokenKL):
+def masked_kl(name: str, text: str, windows: int | None = None) -> KL:
+    """The divergence of a masked model's predictions for 15 % of the tokens of a text."""
+
+    def log_probs(loaded: Loaded) -> Tables:
+        return islice((table for table, _ in masked_log_probs(loaded, text)), windows)
+
+    how = "15 % of the tokens masked, the same for both models"
+    return KL(name, log_probs, "masked token", how)
+
+
+def class_kl(task: Classification) -> KL:
+    """The divergence of a classifier's predictions."""
+
+    def log_probs(loaded: Loaded) -> Tables:
+        return (logits.float().log_softmax(-1)[None] for logits in task.logits(loaded))
+
+    return KL(task.name, log_probs, "sample", "over the classes of each sample")
+
+
+class ContextFreeKL(KL):
     """The divergence on texts that the base model generates: no data, no tokenizer.
 
     The divergence of two distributions over texts is the expectation, over the base's texts, of the
@@ -103,14 +113,14 @@ class ContextFreeKL(TokenKL):
     """
 
     def __init__(self, texts: int = 64, tokens: int = 64, seed: int = 0) -> None:
-        super().__init__(
-            "context-free", [], f"{texts} texts of at most {tokens} tokens, drawn from the base"
-        )
+        how = f"{texts} texts of at most {tokens} tokens, drawn from the base"
+        super().__init__("context-free", self._log_probs, "token", how)
         self.texts, self.tokens, self.seed = texts, tokens, seed
+        self._ids: list[list[int]] = []
 
     def remember(self, loaded: Loaded, folder: Path, *, progress: bool) -> None:
         """Draw texts from the base model, and store its predictions."""
-        self.ids = self.draw(loaded)
+        self._ids = self.draw(loaded)
         super().remember(loaded, folder, progress=progress)
 
     def draw(self, loaded: Loaded) -> list[list[int]]:
@@ -121,34 +131,5 @@ class ContextFreeKL(TokenKL):
         )
         return [text[:-1] for text in texts]
 
-
-class MaskedKL(KL):
-    """The divergence of a masked model's predictions for 15 % of the tokens of a text."""
-
-    per = "masked token"
-    how = "15 % of the tokens masked, the same for both models"
-
-    def __init__(self, name: str, text: str, windows: int | None = None) -> None:
-        super().__init__(name)
-        self.text, self.windows = text, windows
-
-    def log_probs(self, loaded: Loaded) -> Iterator[Tensor]:
-        """Yield one row per masked token."""
-        found = (table for table, _ in masked_log_probs(loaded, self.text))
-        yield from itertools.islice(found, self.windows)
-
-
-class ClassKL(KL):
-    """The divergence of a classifier's predictions."""
-
-    per = "sample"
-    how = "over the classes of each sample"
-
-    def __init__(self, task: Classification) -> None:
-        super().__init__(task.name)
-        self.task = task
-
-    def log_probs(self, loaded: Loaded) -> Iterator[Tensor]:
-        """Yield one row per sample."""
-        for logits in self.task.logits(loaded):
-            yield logits.float().log_softmax(-1)[None]
+    def _log_probs(self, loaded: Loaded) -> Tables:
+        return next_token_log_probs(loaded, self._ids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,17 @@ from typing import Any
 from torch import nn
 
 import holdfast
-from holdfast.evaluate.classify import Classification, HeadAgreement
+from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.drift import drift as measure_drift
-from holdfast.evaluate.kl import KL, ContextFreeKL
+from holdfast.evaluate.examine import Answers, Examination
+from holdfast.evaluate.kl import ContextFreeKL
 from holdfast.evaluate.probes import Probe
-from holdfast.evaluate.report import Divergence, ForgettingReport, Score
+from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.similarity import Similarity
-from holdfast.evaluate.suite import Data, PathLike, Suite, kl_of
-from holdfast.io.heads import NewHead, head_like
+from holdfast.evaluate.suite import Data, PathLike, Suite
+from holdfast.io.heads import head_like
 from holdfast.io.kinds import is_adapter
-from holdfast.io.models import Loaded, Loader, ModelSource, is_headless
+from holdfast.io.models import Loader, ModelSource, is_headless
 
 __all__ = ["measure", "measure_many"]
 
@@ -133,14 +134,15 @@ def _reports(
     if not isinstance(base, nn.Module) and is_adapter(base):
         raise ValueError(f"{base} is an adapter: pass the model that it was trained on as the base")
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
-        meter = _Meter(suite, loader, progress, Path(folder))
+        exam = Examination(suite, Path(folder), progress=progress)
+        meter = _Meter(exam, loader)
         settings = {
             "limit": suite.limit,
             "max_length": loader.max_length,
-            "context_free": meter.free.texts if meter.free else 0,
+            "context_free": exam.free.texts if exam.free else 0,
             "kl_samples": suite.kl_samples,
             "dtype": str(loader.dtype or "auto").removeprefix("torch."),
-            "seed": meter.free.seed if meter.free else 0,
+            "seed": exam.free.seed if exam.free else 0,
         }
         for name, source in tuned:
             moved = None
@@ -164,89 +166,42 @@ def _reports(
             )
 
 
-@dataclass
-class _Answers:
-    """The results of one tuned model compared with the base."""
-
-    divergences: list[Divergence] = field(default_factory=list)
-    scores: list[Score] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
 class _Meter:
-    """Runs the tests on one model after the other, and keeps the results of the base."""
+    """Loads one model after the other and examines it."""
 
-    def __init__(self, suite: Suite, loader: Loader, progress: bool, folder: Path) -> None:
-        self.tests, self.targets = suite.build()
-        self.free, self.samples = suite.context_free_kl(), suite.kl_samples
-        self.loader, self.progress, self.folder = loader, progress, folder
-        self.kls: list[KL] = []
-        self.before: list[Any] | None = None  # None until the base took the tests
-        self.notes: list[str] = []
+    def __init__(self, exam: Examination, loader: Loader) -> None:
+        self.exam, self.loader = exam, loader
+        self.started = False
 
-    def ask(self, base: ModelSource, tuned: ModelSource | None) -> _Answers:
+    def ask(self, base: ModelSource, tuned: ModelSource | None) -> Answers:
         """Test the base if this is the first call, then the tuned model; None is the base."""
-        if not self.tests and not self.free:
-            return _Answers()
-        if self.free and not self.tests and (reason := self.loader.cannot_generate(base)):
-            return _Answers(notes=[f"No context-free divergence: {reason}."])
-        if self.before is None:
-            self.loader = self.loader.shared_by(base, base if tuned is None else tuned)
-            head = self._new_head(base, tuned)
-            with self.loader.open(base, head=head) as loaded:
-                self.before = self._ask_base(loaded, head)
-                # Both models use one tokenizer: other tokens would be another test.
-                self.loader = replace(self.loader, tokenizer=loaded.tokenizer)
-            del loaded  # frees the base before the tuned model is loaded
+        exam = self.exam
+        if not exam.tests and not exam.free:
+            return Answers()
+        if exam.free and not exam.tests and (reason := self.loader.cannot_generate(base)):
+            return Answers(notes=[f"No context-free divergence: {reason}."])
+        if not self.started:
+            self._start(base, tuned)
         with self.loader.open(base if tuned is None else tuned, base) as loaded:
-            return self._compare(loaded, self.before, is_base=tuned is None)
+            return exam.compare(loaded, is_base=tuned is None)
 
-    def _new_head(self, base: ModelSource, tuned: ModelSource | None) -> NewHead | None:
-        """Return the head that the base needs to be tested on the tuned model's classes."""
-        if tuned is None or not any(isinstance(test, Classification) for test in self.tests):
-            return None
-        return head_like(base, tuned)
-
-    def _ask_base(self, loaded: Loaded, head: NewHead | None) -> list[Any]:
-        """Run the tests, and store the base's predictions in the folder."""
-        predicting = [test for test in self.tests if not isinstance(test, Similarity)]
-        if predicting and hasattr(loaded.model, "config") and is_headless(loaded.model):
-            raise ValueError(
-                f"the base is a {type(loaded.model).__name__}, which has no head and makes no "
-                "predictions: use a base with a head, or measure only the drift and similarity, "
-                "without text, data, target and tasks"
-            )
-        if head is not None:
-            self.notes.append(
-                f"The base has no head for this task. It was tested with a new, untrained head "
-                f"({head})."
-            )
-        if self.free and loaded.kind == "causal_lm":
-            self.kls.append(self.free)
-        elif self.free:
-            self.notes.append("No context-free divergence: the model does not generate texts.")
-        for probe in self.targets if self.samples and head is None else ():
-            if kl := kl_of(probe, loaded, self.samples):
-                self.kls.append(kl)
-        for kl in self.kls:
-            kl.remember(loaded, self.folder, progress=self.progress)
-        for test in self.tests:
-            if isinstance(test, HeadAgreement):
-                test.begin()
-        return [test.run(loaded, progress=self.progress) for test in self.tests]
-
-    def _compare(self, loaded: Loaded, known: Sequence[Any], is_base: bool) -> _Answers:
-        """Run the same tests, except on the base itself, and compare the results."""
-        answers = _Answers(notes=list(self.notes))
-        for kl in self.kls:
-            try:
-                answers.divergences.append(kl.compare(loaded, progress=self.progress))
-            except ValueError as error:  # a new head has other classes
-                answers.notes.append(f"No divergence on {kl.name}: {error}.")
-        for test, before in zip(self.tests, known, strict=True):
-            after = before if is_base else test.run(loaded, progress=self.progress)
-            answers.scores += test.scores(before, after)
-        return answers
+    def _start(self, base: ModelSource, tuned: ModelSource | None) -> None:
+        self.loader = self.loader.shared_by(base, base if tuned is None else tuned)
+        head = None
+        if tuned is not None and any(isinstance(t, Classification) for t in self.exam.tests):
+            head = head_like(base, tuned)
+        with self.loader.open(base, head=head) as loaded:
+            predicting = [test for test in self.exam.tests if not isinstance(test, Similarity)]
+            if predicting and hasattr(loaded.model, "config") and is_headless(loaded.model):
+                raise ValueError(
+                    f"the base is a {type(loaded.model).__name__}, which has no head and makes no "
+                    "predictions: use a base with a head, or measure only the drift and "
+                    "similarity, without text, data, target and tasks"
+                )
+            self.exam.start(loaded, head)
+            # Both models use one tokenizer: other tokens would be another test.
+            self.loader = replace(self.loader, tokenizer=loaded.tokenizer)
+        self.started = True
 
 
 def _name(source: ModelSource) -> str:

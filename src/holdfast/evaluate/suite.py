@@ -11,7 +11,7 @@ from typing import Any
 from holdfast._torch.checks import whole_number
 from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.harness import Harness
-from holdfast.evaluate.kl import KL, ClassKL, ContextFreeKL, MaskedKL, TokenKL
+from holdfast.evaluate.kl import KL, ContextFreeKL, class_kl, masked_kl, token_kl
 from holdfast.evaluate.probes import Completions, MultipleChoice, Probe, Role, Text
 from holdfast.evaluate.similarity import Similarity
 from holdfast.io.encoding import ANSWERS, QUESTIONS, encode, encode_pair, pieces
@@ -35,20 +35,7 @@ Data = PathLike | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Suite:
-    """The tests that models take; the options of :func:`holdfast.measure` with the same names.
-
-    Attributes:
-        text: texts to compute the perplexity of: paths, or name → text.
-        data: rows of tasks to retain: paths, or name → path or rows.
-        target: rows of the task that the model was tuned for, like ``data``.
-        similarity: rows with two texts and a number, like ``data``.
-        tasks: names of lm-evaluation-harness tasks.
-        include_path: a directory with YAML files of further tasks.
-        probes: your own tests.
-        limit: the maximum number of rows per file and of samples per task.
-        context_free: the number of texts that the base generates for the data-free divergence, or
-            a :class:`~holdfast.evaluate.kl.ContextFreeKL` with its own settings; 0 for none.
-        kl_samples: the number of target rows that the divergence is computed on.
+    """The tests that models take. The arguments of :func:`holdfast.measure` explain the fields.
 
     Example:
         >>> suite = Suite(text={"prose": "The cat sat on the mat."}, context_free=0)
@@ -166,18 +153,18 @@ def kl_of(probe: Probe, loaded: Loaded, samples: int) -> KL | None:
         if is_regression(getattr(loaded.model, "config", None)):
             return None  # a number is not a distribution
         some = [probe.data[i] for i in range(min(samples, len(probe.data)))]
-        return ClassKL(Classification(probe.name, some, probe.collate, probe.batch_size))
+        return class_kl(Classification(probe.name, some, probe.collate, probe.batch_size))
     if loaded.kind == "masked_lm" and isinstance(probe, Text):
-        return MaskedKL(probe.name, probe.text, samples)
+        return masked_kl(probe.name, probe.text, samples)
     if loaded.kind != "causal_lm":
         return None
     tokenizer = loaded.need_tokenizer(probe.name)
     if isinstance(probe, Text):
         some = pieces(encode(tokenizer, probe.text), loaded.limit)[:samples]
-        return TokenKL(probe.name, some, "the next token, after each token of the text")
+        return token_kl(probe.name, some, "the next token, after each token of the text")
     if isinstance(probe, Completions):
         pairs = [encode_pair(loaded, *probe.texts(i)) for i in range(len(probe.rows[:samples]))]
-        return TokenKL(
+        return token_kl(
             probe.name,
             [[*pair.context, *pair.target] for pair in pairs],
             "the next token, after each token of the prompts and their answers",

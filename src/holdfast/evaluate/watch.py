@@ -23,9 +23,9 @@ from torch import nn
 from holdfast._torch.adapters import adapter_norms, base_name, unwrapped
 from holdfast._torch.checks import whole_number
 from holdfast._torch.rng import preserve_rng
-from holdfast.evaluate.kl import KL
+from holdfast.evaluate.examine import Answers, Examination
 from holdfast.evaluate.report import Curve
-from holdfast.evaluate.suite import Suite, kl_of
+from holdfast.evaluate.suite import Suite
 from holdfast.io.models import Loader
 from holdfast.reference import Reference, distance
 
@@ -70,49 +70,38 @@ class Watch:
         **tests: Any,
     ) -> None:
         self.every = whole_number("every", every, 1)
-        suite = Suite(**{**_SMALL, **tests})
-        self.probes, targets = suite.build()
-        self.reference = reference or Reference.of(model, device="cpu")
-        self.loader = loader or Loader(max_length=512)
-        self.kls: list[KL] = []
         folder = tempfile.mkdtemp(prefix="holdfast-")
         self._cleanup = weakref.finalize(self, shutil.rmtree, folder, True)
+        self.exam = Examination(Suite(**{**_SMALL, **tests}), Path(folder), tokens=32)
+        self.reference = reference or Reference.of(model, device="cpu")
+        self.loader = loader or Loader(max_length=512)
         with self.loader.open(unwrapped(model)) as loaded:
-            if free := suite.context_free_kl(tokens=32):
-                if loaded.kind != "causal_lm":
-                    raise ValueError(
-                        f"context_free must be 0 for {type(model).__name__}, which does not "
-                        "generate texts"
-                    )
-                self.kls.append(free)
-            for probe in targets if suite.kl_samples else ():
-                if kl := kl_of(probe, loaded, suite.kl_samples):
-                    self.kls.append(kl)
-            for kl in self.kls:
-                kl.remember(loaded, Path(folder), progress=False)
-            self.before = [probe.run(loaded, progress=False) for probe in self.probes]
+            if self.exam.free and loaded.kind != "causal_lm":
+                raise ValueError(
+                    f"context_free must be 0 for {type(model).__name__}, which does not generate "
+                    "texts"
+                )
+            self.exam.start(loaded)
 
     def __call__(self, update: int, model: nn.Module) -> dict[str, float]:
-        """Return the figures at this update, or nothing between two measurements.
-
-        The random state and the mode of the model are unchanged afterwards.
-        """
+        """Return the figures at this update, or nothing between two measurements."""
         if update % self.every:
             return {}
         model = unwrapped(model)
         if any(hasattr(p, "ds_id") and not p.numel() for p in model.parameters()):
             raise ValueError("a watch needs whole weights, which ZeRO-3 partitions: use ZeRO-2")
         values = {f"{PREFIX}distance": effective_distance(model, self.reference)}
-        if not (self.kls or self.probes):
-            return values
+        if self.exam.kls or self.exam.tests:
+            answers = self.examine(model)
+            values |= {f"{PREFIX}kl/{d.name}": d.kl.value for d in answers.divergences}
+            values |= {f"{PREFIX}{s.name}/{s.metric}": s.after.value for s in answers.scores}
+        return values
+
+    def examine(self, model: nn.Module) -> Answers:
+        """Run all tests on a model; its mode and the random state are unchanged afterwards."""
         devices = [p.device for p in list(model.parameters())[:1] if p.device.type == "cuda"]
         with preserve_rng(devices), self.loader.open(model) as loaded:
-            for kl in self.kls:
-                values[f"{PREFIX}kl/{kl.name}"] = kl.compare(loaded, progress=False).kl.value
-            for probe, before in zip(self.probes, self.before, strict=True):
-                for score in probe.scores(before, probe.run(loaded, progress=False)):
-                    values[f"{PREFIX}{score.name}/{score.metric}"] = score.after.value
-        return values
+            return self.exam.compare(loaded)
 
 
 def watch_distance(model: nn.Module, total_updates: int) -> Watch:

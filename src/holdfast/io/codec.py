@@ -19,6 +19,10 @@ __all__ = ["decode", "encode"]
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
+_WORDS = {
+    str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"
+}  # fmt: skip
+
 T = TypeVar("T")
 
 
@@ -57,38 +61,32 @@ def _converter() -> Any:
     made.register_unstructure_hook_func(_is_list, lambda given: [*map(encode, given)])
     made.register_unstructure_hook(str, _encode_text)
     made.register_unstructure_hook(type(None), lambda given: given)
-    made.register_structure_hook(str, _only(str, "text"))
-    made.register_structure_hook(int, _only(int, "a whole number"))
-    made.register_structure_hook(bool, _only(bool, "true or false"))
+    made.register_structure_hook_func(lambda cls: cls in (str, int, bool), _exactly)
     made.register_structure_hook(float, _decode_number)
     strategies.configure_union_passthrough(str | int | float | bool | None, made)
-    an_object, a_list = _only(dict, "an object"), _only(list, "a list")
-    for predicate, factory, check in (
-        (dataclasses.is_dataclass, cattrs.gen.make_dict_structure_fn, an_object),
-        (_is_list, lists.homogenous_tuple_structure_factory, a_list),
-        (_is_dict, lists.mapping_structure_factory, an_object),
+    for predicate, factory, kind in (
+        (dataclasses.is_dataclass, cattrs.gen.make_dict_structure_fn, dict),
+        (_is_list, lists.homogenous_tuple_structure_factory, list),
+        (_is_dict, lists.mapping_structure_factory, dict),
     ):
-        made.register_structure_hook_factory(predicate, _checked(made, factory, check))
+        made.register_structure_hook_factory(predicate, _checked(made, factory, kind))
     return made
 
 
-def _checked(converter: Any, factory: Any, check: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def _checked(converter: Any, factory: Any, json_kind: type) -> Callable[..., Any]:
     """Return a factory of hooks that check the JSON type before they convert the parts."""
 
     def checked_factory(cls: Any) -> Callable[[Any, Any], Any]:
         convert = factory(cls, converter)
-        return lambda given, kind: convert(check(given, kind), kind)
+        return lambda given, kind: convert(_exactly(given, json_kind), kind)
 
     return checked_factory
 
 
-def _only(kind: type, words: str) -> Callable[[Any, Any], Any]:
-    def check(given: Any, _: Any) -> Any:
-        if type(given) is not kind:  # True is an int for isinstance
-            raise ValueError(f"must be {words}, got {_short(given)}")
-        return given
-
-    return check
+def _exactly(given: Any, kind: type) -> Any:
+    if type(given) is not kind:  # True is an int for isinstance
+        raise ValueError(f"must be {_WORDS[kind]}, got {_short(given)}")
+    return given
 
 
 def _decode_number(given: Any, _: Any) -> float:

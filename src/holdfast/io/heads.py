@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from posixpath import commonpath
 from typing import Any
 
 import torch
@@ -179,16 +180,13 @@ def _group(keys: Sequence[str], body: str) -> tuple[str, ...]:
     >>> _group(["head.dense.weight", "head.out.bias", "bert.pooler.dense.bias"], "bert.")
     ('bert.pooler.dense', 'head')
     """
-    groups: dict[str, list[list[str]]] = {}
+    groups: dict[str, list[str]] = {}
     for key in keys:
         path = key.split(".")[:-1]
-        groups.setdefault(".".join(path) if key.startswith(body) else path[0], []).append(path)
-    return tuple(sorted(".".join(_common_prefix(paths)) for paths in groups.values()))
-
-
-def _common_prefix(paths: Sequence[list[str]]) -> list[str]:
-    same = [len(set(step)) == 1 for step in zip(*paths, strict=False)]
-    return paths[0][: same.index(False) if False in same else len(same)]
+        groups.setdefault(".".join(path) if key.startswith(body) else path[0], []).append(
+            "/".join(path)
+        )
+    return tuple(sorted(commonpath(paths).replace("/", ".") for paths in groups.values()))
 
 
 def _last_linear(model: nn.Module) -> str:

@@ -1,11 +1,15 @@
-"""The base class of results that can be shown."""
+"""The base class of results: saved as JSON, loaded, and shown in every form."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import TYPE_CHECKING
+import json
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
-from holdfast.io.saved import Saved
+from holdfast.io.codec import decode, encode
+from holdfast.io.files import write_whole
 from holdfast.report.document import Document
 from holdfast.report.html import to_html
 from holdfast.report.text import to_markdown, to_terminal
@@ -15,9 +19,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Shown"]
 
+Self = TypeVar("Self", bound="Shown")
 
-class Shown(Saved):
-    """A result that can be saved, loaded and shown in every form."""
+
+class Shown(ABC):
+    """A dataclass that can be saved, loaded and shown in every form.
+
+    It has a field ``schema_version``, whose default is the newest version that it reads.
+
+    Attributes:
+        what: what the class is called in errors.
+    """
+
+    what: ClassVar[str] = "report"
 
     @abstractmethod
     def document(self) -> Document:
@@ -34,3 +48,47 @@ class Shown(Saved):
     def to_terminal(self, console: Console | None = None) -> None:
         """Print the answer and the main tables, with colors if rich is installed."""
         to_terminal(self.document(), console)
+
+    def to_json(self) -> str:
+        """Return the JSON text. NaN and infinity are ``"NaN"``, ``"Infinity"``, ``"-Infinity"``."""
+        return json.dumps(encode(self), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls: type[Self], text: str) -> Self:
+        """Read the text that :meth:`to_json` wrote; a ValueError names the place of a mistake."""
+        try:
+            value = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"this is not the JSON of a {cls.what}: {error}") from None
+        version = value.get("schema_version") if isinstance(value, dict) else None
+        if type(version) is not int or version < 1:
+            raise ValueError(f"this is not a {cls.what}: it has no schema_version")
+        fields: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        if version > (newest := fields["schema_version"].default):
+            raise ValueError(
+                f"this {cls.what} has schema_version {version}, but this version of holdfast reads "
+                f"at most {newest}: update holdfast"
+            )
+        return decode(cls, value, f"the {cls.what}")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a page if the name ends in ``.html``, Markdown for ``.md``, else JSON.
+
+        The file is written completely or not at all.
+        """
+        path = Path(path)
+        forms = {".html": self.to_html, ".htm": self.to_html, ".md": self.to_markdown}
+        text = forms.get(path.suffix.lower(), self.to_json)()
+        write_whole(path, lambda file: file.write_text(text, encoding="utf-8", newline="\n"))
+
+    @classmethod
+    def load(cls: type[Self], path: str | os.PathLike[str]) -> Self:
+        """Read the JSON that :meth:`save` wrote; a ValueError names the file."""
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:  # invalid UTF-8 is one too
+            raise ValueError(f"{path}: {error}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f'{name} is not valid JSON: write "{name}"')
