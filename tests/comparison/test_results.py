@@ -43,10 +43,10 @@ def test_everything_goes_to_json_and_back(found):
     ("text", "said"),
     [
         ("{", "not the JSON of a comparison"),
-        ("[]", "must be an object"),
-        ('{"runs": [], "plan": 1}', "must be an object"),
-        ('{"runs": 1}', "runs must be a list"),
-        ('{"runs": [{"id": 1}]}', "lacks 'recipe'"),
+        ("[]", "it has no schema_version"),
+        ('{"runs": [], "plan": 1, "schema_version": 1}', "plan: must be an object"),
+        ('{"runs": 1, "schema_version": 1}', "runs: must be a list"),
+        ('{"runs": [{"id": "1"}], "schema_version": 1}', "the key 'recipe' is missing"),
         ('{"runs": [], "schema_version": 99}', "update holdfast"),
     ],
 )

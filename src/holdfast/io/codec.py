@@ -61,7 +61,8 @@ def _converter() -> Any:
     made.register_unstructure_hook_func(_is_list, lambda given: [*map(encode, given)])
     made.register_unstructure_hook(str, _encode_text)
     made.register_unstructure_hook(type(None), lambda given: given)
-    made.register_structure_hook_func(lambda cls: cls in (str, int, bool), _exactly)
+    for plain in (str, int, bool):
+        made.register_structure_hook(plain, _exactly)
     made.register_structure_hook(float, _decode_number)
     strategies.configure_union_passthrough(str | int | float | bool | None, made)
     for predicate, factory, kind in (
