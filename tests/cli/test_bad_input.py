@@ -148,7 +148,7 @@ def make_place(tmp_path, monkeypatch):
         "broken.yaml": "model: [1\n",
         "list.yaml": "- model\n",
         "other.json": '{"a": 1}',
-        "results.json": '{"runs": []}',
+        "results.json": '{"runs": [], "schema_version": 1}',
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)

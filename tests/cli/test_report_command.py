@@ -157,7 +157,7 @@ def test_the_plan_at_work_gives_the_order(tmp_path, capsys):
     ("text", "words"),
     [
         ("[]", "was not written by holdfast"),
-        ('{"runs": 3}', "a.json: the comparison.runs must be a list"),
+        ('{"runs": 3, "schema_version": 1}', "a.json: the comparison.runs: must be a list"),
         ('{"tuned": 1}', "a.json: this is not a forgetting report"),
         ('{"points": []}', "a.json: this is not a sweep"),
         ('{"runs": [], "schema_version": 99}', "update holdfast"),
