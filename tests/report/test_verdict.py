@@ -40,7 +40,7 @@ def test_the_sample():
         "The target GSM8K improved by 0.591 nats per token.\n"
         "Predictions moved by 0.412 nats per token on gsm8k-test.jsonl and 0.083 nats per token on "
         "the base model's own texts.\n"
-        "The weights moved by 0.92 % of their norm, model.layers.19 by 2.5 %."
+        "The weights moved by 0.92 % of their norm, most in model.layers.19 (2.5 %)."
     )
 
 
@@ -69,7 +69,7 @@ def test_without_scores_forgetting_was_not_tested():
     assert "predictions moved by up to 0.400 nats per token." in two.headline
     only = verdict(report(drift=drift()))
     assert only.headline == "Forgetting was not tested; the weights moved by 0.92 % of their norm."
-    assert only.sentences[0].endswith("model.layers.19 by 2.5 %.")
+    assert only.sentences[0].endswith("most in model.layers.19 (2.5 %).")
 
 
 def test_a_target_alone_tests_no_forgetting():

@@ -179,24 +179,20 @@ def _interval(divergence: Divergence) -> str:
 
 def _drift_tables(drift: Drift) -> list[Table]:
     """Drift by layer, kind and tensor, and the tensors that could not be compared."""
-    odd = {
-        "Tensors with NaN or infinity": drift.not_finite,
-        "Tensors that the tuned model lacks": drift.only_base,
-        "Tensors that the base model lacks": drift.only_tuned,
-    }
-    return [
+    tables = [
         _drift_table("Drift by layer", drift.layers, drift.total),
-        *(
-            _drift_table(f"Drift by {what}", rows)
-            for what, rows in (("kind of parameter", drift.kinds), ("tensor", drift.tensors))
-            if rows
-        ),
-        *(
-            Table(title, (Column("name"),), tuple((plain(n),) for n in names), page_only=True)
-            for title, names in odd.items()
-            if names
-        ),
+        _drift_table("Drift by kind of parameter", drift.kinds),
+        _drift_table("Drift by tensor", drift.tensors),
     ]
+    odd = {
+        "holds NaN or infinity": drift.not_finite,
+        "the tuned model lacks it": drift.only_base,
+        "the base model lacks it": drift.only_tuned,
+    }
+    rows = tuple((plain(name), reason) for reason, names in odd.items() for name in names)
+    columns = Column("name"), Column("reason")
+    tables.append(Table("Tensors that were not compared", columns, rows, page_only=True))
+    return [table for table in tables if table.rows]
 
 
 def _drift_table(title: str, drifts: Sequence[DriftRow], total: DriftRow | None = None) -> Table:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.report.document import Answer
 from holdfast.report.verdict import verdict
-from holdfast.report.words import change_in, change_of, level, listed, percent, plain, seconds
+from holdfast.report.words import change_of, level, percent, plain
 
 if TYPE_CHECKING:
     from holdfast.comparison.results import Results, Summary
@@ -108,7 +108,7 @@ def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
     advice = [] if any(retained(point.report) for point in sweep.points) else [_NO_TESTS]
     if not finite:
         why = "its target score is not a finite number" if found else "no target was tested"
-        sentences = (*_losses(sweep, None), *advice)
+        sentences = (*_on_alphas(sweep, found, None), *advice)
         return AlphaRecommendation(f"No α is recommended: {why}.", sentences)
     best = min(finite, key=_alpha_first)
     close = [row for row in finite if _is_close(row[1], best[1])]
@@ -118,16 +118,8 @@ def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
     else:
         chosen = min(close, key=lambda row: row[0].alpha)
         last = "stays closest to the base"
-    (point, score), target = chosen, plain(chosen[1].name)
-    others = {} if best[0] is point else {f"the best (α = {best[0].alpha:g})": best[1].after.value}
-    if point.alpha != 0:
-        others["the base"] = score.before.value
-    sentences = (
-        _on_target(target, score.metric, score.after.value, others),
-        *_losses(sweep, point.alpha),
-        *advice,
-        _CONFIRM,
-    )
+    point, target = chosen[0], plain(chosen[1].name)
+    sentences = (*_on_alphas(sweep, found, point.alpha), *advice, _CONFIRM)
     take = {0.0: "Keep the base", 1.0: "Keep the tuned model"}
     take_it = take.get(point.alpha, f"Take α = {point.alpha:g}")
     headline = f"{take_it}: {_reason(len(close), 'α', target, last)}."
@@ -216,59 +208,39 @@ def _reason(close: int, what: str, target: str, last: str) -> str:
     return f"of the {close} {several} close to the best on {target}, it {last}"
 
 
-def _on_target(target: str, metric: str, value: float, others: dict[str, float]) -> str:
-    """A target score beside those of other models."""
-    beside = listed([f"{who} {level(metric, other)}" for who, other in others.items()])
-    score = f"On {target}: {level(metric, value)} {plain(metric)}"
-    return f"{score}; {beside}." if beside else f"{score}."
-
-
 def _on_recipes(
     chosen: Summary, best: Summary, gentle: Summary, standard: Summary | None
 ) -> list[str]:
-    """The chosen recipe beside the best, a gentler one and standard fine-tuning."""
-    target, metric, name = plain(best.target.name), best.target.metric, plain(chosen.label)
-    others = {} if best is chosen else {f"the best ({plain(best.label)})": best.target.after}
-    if standard is not None and standard not in (chosen, best):
-        others["standard fine-tuning"] = standard.target.after
-    others["the pretrained model"] = chosen.target.before
-    said = [_on_target(target, metric, chosen.target.after, others), *_on_tests(chosen, standard)]
-    if best is not chosen and chosen.retained:
-        said.append(
-            f"The best on {target}, {plain(best.label)}, lost {percent(best.loss)} on average over "
-            f"the tests; {name} lost {percent(chosen.loss)}."
-        )
-    if gentle is not chosen:
-        value = level(metric, gentle.target.after)
-        lost = f" and lost {percent(gentle.loss)}" if gentle.retained else ""
-        said.append(
-            f"To forget less, take {plain(gentle.label)}: it has {value} on {target}{lost}."
-        )
-    if standard is not None and chosen.seconds >= 1.5 * standard.seconds:
-        times = seconds(chosen.seconds), seconds(standard.seconds)
-        said.append(f"One run takes {times[0]}, with standard fine-tuning {times[1]}.")
-    return said
-
-
-def _on_tests(chosen: Summary, standard: Summary | None) -> list[str]:
-    """The three worst retained tests, with standard fine-tuning beside them."""
-    beside = standard.retained if standard and standard is not chosen else ()
-    other = {(test.name, test.metric): change_in(test).figure for test in beside}
+    """One sentence per recipe that matters for the choice, and one for the pretrained model."""
+    target, metric = plain(chosen.target.name), chosen.target.metric
+    shown = {
+        chosen.label: (plain(chosen.label), chosen),
+        best.label: (f"The best, {plain(best.label)}", best),
+        gentle.label: (f"To forget less, take {plain(gentle.label)}", gentle),
+    }
+    if standard is not None:
+        shown.setdefault(standard.label, ("Standard fine-tuning", standard))
+    shown[chosen.label] = plain(chosen.label), chosen
     said = []
-    for test in sorted(chosen.retained, key=lambda test: test.relative)[:3]:
-        same = other.get((test.name, test.metric))
-        note = f" (standard fine-tuning {same})" if same else ""
-        said.append(f"{plain(test.name)} {change_in(test).signed}{note}")
-    if more := len(chosen.retained) - len(said):
-        said.append(f"{more} more lost less")
-    return [f"Retained: {'; '.join(said)}."] if said else []
+    for who, summary in shown.values():
+        lost = f", lost {percent(summary.loss)} on average" if summary.retained else ""
+        value = level(metric, summary.target.after)
+        said.append(f"{who}: {value} {plain(metric)} on {target}{lost}.")
+    return [*said, f"The pretrained model: {level(metric, chosen.target.before)}."]
 
 
-def _losses(sweep: Sweep, alpha: float | None) -> list[str]:
-    """What the chosen model and the tuned one lost."""
-    return [
-        f"{'The tuned model' if point.alpha == 1 else f'α = {point.alpha:g}'}: "
-        f"{verdict(point.report).headline}"
-        for point in sweep.points
-        if point.alpha in (alpha, 1) and point.alpha != 0 and retained(point.report)
-    ]
+def _on_alphas(sweep: Sweep, found: Sequence[Found], alpha: float | None) -> list[str]:
+    """One sentence for the chosen model, the tuned one and the base."""
+    scores = {point.alpha: score for point, score in found}
+    said = []
+    for point in sweep.points:
+        if point.alpha in (0, alpha, 1):
+            names = {0.0: "The base", 1.0: "The tuned model"}
+            words = [f"{names.get(point.alpha, f'α = {point.alpha:g}')}:"]
+            if score := scores.get(point.alpha):
+                value = level(score.metric, score.after.value)
+                words.append(f"{value} {plain(score.metric)} on {plain(score.name)}.")
+            if point.alpha != 0 and retained(point.report):
+                words.append(verdict(point.report).headline)
+            said += [" ".join(words)] if len(words) > 1 else []
+    return said

@@ -202,7 +202,7 @@ def _on_weights(drift: Drift | None, headline: str) -> list[str]:
     elif math.isfinite(drift.total.distance):
         most = max(drift.layers, key=lambda row: row.relative, default=drift.total)
         if most is not drift.total or "the weights" not in headline:
-            name = f", {plain(most.name)} by {percent(most.relative)}"
+            name = f", most in {plain(most.name)} ({percent(most.relative)})"
             said.append(f"The weights {_moved(drift)}{name if most is not drift.total else ''}.")
     for names, lacks in ((drift.only_base, "tuned"), (drift.only_tuned, "base")):
         if names:
