@@ -1,8 +1,8 @@
-"""Losses by sample: what a task's loss is for each sample on its own.
+"""Losses per sample, and the weighted loss to train on.
 
-Every task has a sum of losses and a number of targets for each sample. Their quotient is the
-sample's loss (what FLOW scores); the weighted sum over all samples, divided by the targets of the
-whole batch, is what is trained on.
+In every task a sample has a sum of losses and a number of targets. The loss of a sample is their
+quotient. The training loss is the weighted sum over all samples, divided by the number of targets
+in the whole batch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = [
 ]
 
 Task = Literal["causal_lm", "classification", "regression", "multi_label", "token_classification"]
-LossFunction = Callable[[nn.Module, Any], Tensor]  # of a user's own: one loss a sample
+LossFunction = Callable[[nn.Module, Any], Tensor]  # the user's: one loss per sample
 TOKEN_TASKS = ("causal_lm", "token_classification")
-IGNORED = -100  # the label that transformers and torch pass over
+IGNORED = -100  # the label that transformers and torch ignore
 
 
 class TokenLosses(NamedTuple):
@@ -45,7 +45,7 @@ class TokenLosses(NamedTuple):
 
 
 def per_sample_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
-    """The loss of each sample, one value a row.
+    """The loss of each sample.
 
     | task                 | labels                           | loss of a sample                |
     | -------------------- | -------------------------------- | ------------------------------- |
@@ -67,7 +67,7 @@ def per_sample_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
 
 
 def token_losses(logits: Tensor, labels: Tensor, task: Task) -> TokenLosses:
-    """The loss of every target, in order; tasks without tokens have one target a sample."""
+    """The loss of every target, in order; tasks without tokens have one target per sample."""
     losses, sample = _every_loss(logits, labels, task)
     if sample is not None:
         return TokenLosses(losses, sample)
@@ -77,14 +77,14 @@ def token_losses(logits: Tensor, labels: Tensor, task: Task) -> TokenLosses:
 
 
 class _Losses(NamedTuple):
-    """The losses of all targets and their samples; without samples, one for each sample or 0."""
+    """The losses of all targets and their samples; without ``sample``, one loss per sample or 0."""
 
     values: Tensor
     sample: Tensor | None = None
 
 
 def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> _Losses:
-    """The losses of a batch. A GPU need not be waited for, but once where targets are picked."""
+    """The losses of a batch. Only the selection of targets synchronises with a GPU."""
     where = target_mask(labels, task)
     if task == "classification":
         nll = F.cross_entropy(_wide(logits), labels.long(), reduction="none", ignore_index=IGNORED)
@@ -98,7 +98,7 @@ def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> _Losses:
         loss = F.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
         return _Losses(loss.mean(1))
     targets = where.flatten().nonzero().squeeze(1)
-    # The logits at t of a causal model speak of the label at t + 1.
+    # The logits at t of a causal model predict the label at t + 1.
     rows = targets - 1 if task == "causal_lm" else targets
     outputs = _wide(logits.flatten(0, 1)[rows])
     nll = F.cross_entropy(outputs, labels.flatten()[targets].long(), reduction="none")
@@ -106,17 +106,17 @@ def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> _Losses:
 
 
 def target_outputs(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
-    """What a model says of every target: a row each, in order, in float32 at least."""
+    """The outputs for every target: one row each, in order, in at least float32."""
     if task in ("regression", "multi_label"):
         return _wide(logits).reshape(len(labels), -1)
     where = target_mask(labels, task)
-    if task == "causal_lm":  # the logits at t speak of the label at t + 1
+    if task == "causal_lm":  # the logits at t predict the label at t + 1
         logits, where = logits[:, :-1], where[:, 1:]
     return _wide(logits[where])
 
 
 def target_mask(labels: Tensor, task: Task) -> Tensor:
-    """Which labels are targets: not −100. A causal model predicts nothing at the first position."""
+    """The labels that are targets: not −100, and in a causal model not the first position."""
     if task not in get_args(Task):
         raise ValueError(f"task must be one of {', '.join(get_args(Task))}, got {task!r}")
     if task in ("regression", "multi_label"):
@@ -141,7 +141,7 @@ def count_targets(labels: Tensor, task: Task) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """At least float32: losses of half-precision logits are not taken in half precision."""
+    """At least float32, also for half-precision logits."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
@@ -149,7 +149,7 @@ def _check_same_shape(outputs: Tensor, labels: Tensor, task: str) -> None:
     if outputs.shape != labels.shape:
         raise ValueError(
             f"{task} compares outputs {tuple(outputs.shape)} with labels {tuple(labels.shape)}: "
-            "their shapes must be the same"
+            "the shapes must be equal"
         )
 
 
@@ -164,11 +164,11 @@ def weighted_loss(
 
     Args:
         logits, labels, task: as in :func:`per_sample_loss`.
-        weights: one a sample, or for token tasks one a label position, shaped as ``labels``; None
-            is 1 for all.
-        num_targets: the targets of the *whole* update, over all micro-batches and devices
-            (:func:`global_targets` counts them); None counts those of this batch. With it,
-            gradients do not depend on how the update is cut into micro-batches.
+        weights: one per sample, or for token tasks one per label, in the shape of ``labels``; None
+            weighs all alike.
+        num_targets: the number of targets of the *whole* update, over all micro-batches and devices
+            (see :func:`global_targets`), so that gradients do not depend on the size of the
+            micro-batches. None counts those of this batch.
 
     Example:
         >>> import torch
@@ -185,8 +185,8 @@ def weighted_loss(
             weights = weights[target_mask(labels, task)]
         else:
             raise ValueError(
-                "weights must have one value a sample, "
-                f"{tuple(labels.shape[:1])}, or one a label, {tuple(labels.shape)}; got "
+                "weights must have one value per sample, "
+                f"{tuple(labels.shape[:1])}, or one per label, {tuple(labels.shape)}; got "
                 f"{tuple(weights.shape)}"
             )
     if num_targets is None:
@@ -199,10 +199,10 @@ def weighted_loss(
 
 
 def global_targets(micro_batches: Iterable[Tensor], task: Task) -> Tensor:
-    """What to divide by: targets of one update, given the labels of all its micro-batches.
+    """The number of targets of one update, given the labels of all its micro-batches.
 
-    On several ranks this is the number over all ranks divided by the number of ranks, because
-    DistributedDataParallel averages gradients where the sum is wanted.
+    On several ranks this is the total over all ranks divided by the number of ranks, because
+    DistributedDataParallel averages the gradients instead of adding them.
 
     Example:
         >>> import torch
@@ -210,7 +210,7 @@ def global_targets(micro_batches: Iterable[Tensor], task: Task) -> Tensor:
         tensor(3.)
     """
     if isinstance(micro_batches, Tensor):
-        raise TypeError("pass a list of label tensors, one for each micro-batch of the update")
+        raise TypeError("pass a list of label tensors, one per micro-batch of the update")
     counts = [count_targets(labels, task).sum() for labels in micro_batches]
     if not counts:
         raise ValueError("no micro-batches to count targets in")
@@ -218,14 +218,14 @@ def global_targets(micro_batches: Iterable[Tensor], task: Task) -> Tensor:
     world = 1
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         world = torch.distributed.get_world_size()
-        if torch.distributed.get_backend() == "nccl":  # which reduces nothing on the CPU
+        if torch.distributed.get_backend() == "nccl":  # NCCL cannot reduce CPU tensors
             total = total.cuda()
         torch.distributed.all_reduce(total)
     return total.clamp(min=1).float() / world
 
 
 def count_all(micro_batches: Sequence[Tensor], task: Task | LossFunction) -> Tensor:
-    """:func:`global_targets`, also for a loss function of the user's: a target a sample."""
+    """:func:`global_targets`, also for a user's loss function, with one target per sample."""
     if isinstance(task, str):
         return global_targets(micro_batches, task)
     return global_targets(
@@ -250,5 +250,5 @@ def infer_task(model: Any) -> Task:
         return "classification"
     raise ValueError(
         f"the task of {name} is not known: pass task= one of {', '.join(get_args(Task))}, "
-        "or a function (model, batch) -> one loss a sample"
+        "or a function (model, batch) -> one loss per sample"
     )

@@ -204,13 +204,13 @@ class Objective(Method):
 
 
 class Criterion:
-    """An objective that has seen its data: the data to train on, and the loss of a batch of it.
+    """The training data and the loss of a batch: an objective that has been prepared.
 
     Attributes:
-        data: the training data; perhaps with a ``column`` that the loss needs.
-        column: its name; batches must carry it (:func:`holdfast.columns.keeping`).
-        auxiliary: how much of a model's own auxiliary loss (of a mixture of experts) a micro-batch
-            counts; None is its share of the targets, so that an update has their mean.
+        data: the training data, with the ``column`` that the loss needs, if any.
+        column: the name of the column; batches must carry it (:func:`holdfast.columns.keeping`).
+        auxiliary: the factor of the model's own auxiliary loss (of a mixture of experts) per
+            micro-batch; None is the micro-batch's share of the targets.
     """
 
     column: str | None = None
@@ -222,19 +222,19 @@ class Criterion:
 
     @property
     def task(self) -> Task | LossFunction:
-        """What the labels mean."""
+        """The task: how labels are read."""
         return self._run.task
 
     def loss(
         self, model: nn.Module, batch: Any, num_targets: Tensor | float, update: int
     ) -> Tensor:
-        """The part of update ``update``'s loss that falls to one micro-batch.
+        """One micro-batch's contribution to the loss of an update.
 
         Args:
-            model: in training mode.
-            batch: a mapping with labels or (inputs, labels), on the model's device.
-            num_targets: those of all micro-batches of the update, to divide by.
-            update: counted from 1.
+            model: the model, in training mode.
+            batch: a mapping with labels or a pair (inputs, labels), on the model's device.
+            num_targets: the number of targets in all micro-batches of the update.
+            update: the number of the update, counted from 1.
         """
         values = None
         if self.column is not None:
@@ -245,18 +245,18 @@ class Criterion:
     def weights(
         self, model: nn.Module, batch: Any, values: Tensor | None, update: int
     ) -> Tensor | None:
-        """The weights of a batch's samples or tokens, by what its column holds; None is 1."""
+        """The weights of a batch's samples or tokens, given its column; None weighs all alike."""
         return None
 
     def weighted(
         self, model: nn.Module, batch: Any, weights: Tensor | None, num_targets: Tensor | float
     ) -> Tensor:
         """Σ weight · loss over the targets of a batch, divided by ``num_targets``."""
-        if not isinstance(self.task, str):  # a function of the user's: a loss for each sample
+        if not isinstance(self.task, str):  # the user's function: one loss per sample
             losses = self.task(model, batch)
             if losses.shape != (batch_length(batch),):
                 raise ValueError(
-                    "the task's function must return one loss a sample (reduction='none'), "
+                    "the task's function must return one loss per sample (reduction='none'), "
                     f"{(batch_length(batch),)}, got {tuple(losses.shape)}"
                 )
             return (losses if weights is None else weights.to(losses) * losses).sum() / num_targets
@@ -267,7 +267,7 @@ class Criterion:
     def forward(
         self, model: nn.Module, inputs: Any, labels: Tensor, num_targets: Tensor | float
     ) -> tuple[Tensor, Tensor | float]:
-        """The model's logits, and what falls to a micro-batch of its own auxiliary loss."""
+        """The model's logits, and the micro-batch's share of the model's own auxiliary loss."""
         logits, auxiliary = logits_and_auxiliary(model, inputs)
         if auxiliary is None:
             return logits, 0.0
@@ -277,11 +277,11 @@ class Criterion:
         return logits, auxiliary * share
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart: tensors and plain values."""
+        """The state to save in a checkpoint: tensors and plain values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One batch and a model: move it, cut it, part its labels from its inputs, run the model on it."""
+"""Batches: move and slice them, split off the labels, run a model on them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from holdfast._torch.adapters import unwrapped, without_peft
 
 
 def pad_id_of(model: nn.Module) -> int | None:
-    """The token that a transformers model pads with, if it names one."""
+    """The pad token of a transformers model, or None."""
     return getattr(getattr(unwrapped(model), "config", None), "pad_token_id", None)
 
 
 def normalized(batch: Any) -> Any:
-    """Mappings as dicts, lists as tuples."""
+    """Convert mappings to dicts and lists to tuples."""
     if isinstance(batch, Mapping):
         return {name: normalized(value) for name, value in batch.items()}
     if isinstance(batch, list | tuple) and any(isinstance(x, Tensor | Mapping) for x in batch):
@@ -29,7 +29,7 @@ def normalized(batch: Any) -> Any:
 
 
 def batch_length(batch: Any) -> int:
-    """The number of samples: that of the labels, where there are any."""
+    """The number of samples; taken from the labels, if there are any."""
     if isinstance(batch, Mapping):
         tensors = [v for v in batch.values() if isinstance(v, Tensor) and v.dim() > 0]
         labels = batch.get("labels")
@@ -40,7 +40,7 @@ def batch_length(batch: Any) -> int:
 
 
 def take(batch: Any, part: slice, size: int) -> Any:
-    """Some rows of a batch of ``size``; what has not that many rows belongs to all."""
+    """Slice a batch of ``size`` samples; values of another length are shared by all samples."""
     if isinstance(batch, Mapping):
         return {name: take(value, part, size) for name, value in batch.items()}
     if isinstance(batch, tuple):
@@ -51,7 +51,7 @@ def take(batch: Any, part: slice, size: int) -> Any:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """All tensors of a batch on a device."""
+    """Move all tensors of a batch to a device."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
@@ -62,7 +62,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def inputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
-    """Part a batch; of a mapping only those tensors that the model's forward takes."""
+    """Split a batch; of a mapping, keep the tensors that the model's forward accepts."""
     if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], Tensor):
         return batch
     if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor):
@@ -77,14 +77,14 @@ def inputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
     columns = f"columns {', '.join(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
     raise ValueError(
         "a batch must be a mapping with a tensor of labels or a pair (inputs, labels), got "
-        f"{columns}. Give samples a collate= that makes batches of them, add labels, or pass "
-        "task= a function (model, batch) -> one loss a sample"
+        f"{columns}. Pass a collate= that builds such batches, add labels, or pass a function "
+        "(model, batch) -> one loss per sample as task="
     )
 
 
 @functools.lru_cache(maxsize=32)
 def _accepted(forward: Callable[..., Any]) -> tuple[frozenset[str], bool]:
-    """The names of a function's arguments, and whether it takes any others; slow to find out."""
+    """The names of a function's arguments, and whether it accepts others; cached because slow."""
     parameters = inspect.signature(forward).parameters
     return frozenset(parameters), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 

@@ -1,4 +1,4 @@
-"""Fingerprints of content: data, functions, models. None where the content cannot be told."""
+"""Fingerprints of content: data, functions and models. None if there is no stable fingerprint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast._torch.rng import preserve_rng
 
 
 def content_fingerprint(items: Iterable[Any]) -> str | None:
-    """Of the types, shapes and values of items, in their order."""
+    """A fingerprint of the types, shapes and values of items, in order."""
     digest = hashlib.sha256()
     try:
         for item in items:
@@ -33,30 +33,30 @@ def content_fingerprint(items: Iterable[Any]) -> str | None:
 
 
 def sampled_fingerprint(data: Any, most: int = 256) -> str | None:
-    """Of the number of samples and of some, all over the data, in their order.
+    """A fingerprint of the number of samples and of evenly spaced samples, in order.
 
-    None of a stream, and of samples that are drawn at random whenever they are read.
+    None for a stream, and for samples that change each time they are read.
     """
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         return None
     rows = np.linspace(0, len(data) - 1, min(most, len(data))).round().astype(int).tolist()
-    few = rows[:: max(1, len(rows) // 16)]  # read again, to see whether they are the same
+    few = rows[:: max(1, len(rows) // 16)]  # read twice, to see whether they change
     with preserve_rng():
         try:
             once, again = (content_fingerprint(data[i] for i in few) for _ in range(2))
             found = content_fingerprint(itertools.chain([len(data)], (data[i] for i in rows)))
-        except (OSError, LookupError):  # a sample that cannot be read now
+        except (OSError, LookupError):  # an unreadable sample
             return None
     return found if once == again else None
 
 
 def same_content(one: str | None, other: str | None) -> bool:
-    """Whether two fingerprints speak of the same; what cannot be told is not doubted."""
+    """Whether two fingerprints are equal; None counts as equal to all."""
     return one is None or other is None or one == other
 
 
 def arrow_fingerprint(dataset: Any) -> str:
-    """Of a ``datasets.Dataset``, whose own fingerprint differs from one process to the next."""
+    """A fingerprint of a ``datasets.Dataset``; its own one differs between processes."""
     import pyarrow as pa  # comes with datasets
 
     digest = hashlib.sha256(repr(dataset.format["columns"]).encode())
@@ -70,14 +70,14 @@ def arrow_fingerprint(dataset: Any) -> str:
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """Of a model's architecture, weights, buffers and configuration."""
+    """A fingerprint of a model's architecture, weights, buffers and configuration."""
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     weights = fingerprint(state[name] for name in sorted(state))
     inner: Any = unwrapped(model)
     config: Any = getattr(inner, "config", None)
     settings = dict(config.to_dict()) if hasattr(config, "to_dict") else {}
     for volatile in ("problem_type", "_name_or_path", "transformers_version"):
-        settings.pop(volatile, None)  # written by a forward pass or by loading
+        settings.pop(volatile, None)  # changed by a forward pass or by loading
     adapters = [
         (getattr(m, "_disable_adapters", None), str(getattr(m, "_active_adapter", None)))
         for m in inner.modules()
@@ -93,7 +93,7 @@ def model_fingerprint(model: nn.Module) -> str:
 
 
 def _feed(digest: Any, item: Any) -> None:
-    """Feed a value to the digest. Raises TypeError where there is no telling what it holds."""
+    """Feed a value to the digest. Raises TypeError if its content cannot be read."""
     if isinstance(item, Mapping):
         for name in sorted(item, key=str):
             digest.update(f"{{{name}:".encode())
@@ -105,7 +105,7 @@ def _feed(digest: Any, item: Any) -> None:
     elif isinstance(item, str | int | float | bool | bytes | type | torch.dtype | None):
         digest.update(f"{type(item).__name__}{item!r};".encode())
     elif isinstance(item, list | tuple):
-        try:  # token ids, nearly always: at the speed of C
+        try:  # usually token ids: fast
             digest.update(array("q", item).tobytes())
         except (TypeError, OverflowError):
             for x in item:
@@ -126,11 +126,11 @@ def _feed(digest: Any, item: Any) -> None:
 
 
 def _feed_function(digest: Any, function: Any) -> None:
-    """A function: its code, and whatever its result may depend on."""
+    """Feed a function: its code, and the values that its result depends on."""
     if isinstance(function, functools.partial):
         _feed(digest, ["partial", function.func, function.args, function.keywords])
         return
-    if hasattr(function, "__func__"):  # a method: the function, and the object it belongs to
+    if hasattr(function, "__func__"):  # a method: the function and its object
         _feed(digest, [function.__func__, function.__self__])
         return
     code = getattr(function, "__code__", None)
@@ -145,7 +145,7 @@ def _feed_function(digest: Any, function: Any) -> None:
         _feed(digest, [function.__defaults__, function.__kwdefaults__, cells, simple])
         return
     code = getattr(type(function).__call__, "__code__", None)
-    if code is not None:  # an object that is called: its class and its state
+    if code is not None:  # a callable object: its class and its state
         digest.update(f"{type(function).__qualname__}{_code_text(code)}".encode())
         _feed(digest, vars(function))
         return
@@ -153,15 +153,15 @@ def _feed_function(digest: Any, function: Any) -> None:
 
 
 def _feed_repr(digest: Any, item: Any) -> None:
-    """Anything else by what it says of itself (a tokenizer, a dataclass), if that is no address."""
+    """Feed the repr of any other object (a tokenizer, a dataclass), unless it has an address."""
     text = repr(item)
     if re.search("0x[0-9a-f]{6}", text):
-        raise TypeError(f"cannot tell the content of {type(item).__name__}")
+        raise TypeError(f"the content of {type(item).__name__} cannot be read")
     digest.update(text.encode())
 
 
 def _code_text(code: CodeType) -> str:
-    """A function's code, the same in every process: no addresses, no order of sets."""
+    """A function's code as text that is equal in every process."""
     constants = [_code_text(c) if isinstance(c, CodeType) else _constant(c) for c in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {constants}"
 

@@ -1,6 +1,6 @@
-"""Parts of a model that stay in eval mode whatever ``model.train()`` says.
+"""Keep parts of a model in eval mode, even after ``model.train()``.
 
-A frozen weight is not all: BatchNorm's statistics move in training mode, and dropout acts.
+Frozen weights are not enough: in training mode BatchNorm updates its statistics, and dropout acts.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from torch import nn
 
 @dataclass(frozen=True)
 class StayInEval:
-    """A hook before each forward pass. Unlike a ``train()`` of its own it is copied and pickled."""
+    """A forward pre-hook. Unlike an overridden ``train()``, it can be copied and pickled."""
 
     names: frozenset[str]
 
     def __call__(self, model: nn.Module, _: Any) -> None:
-        """Put the modules of these names into eval mode."""
+        """Put the modules with these names into eval mode."""
         for name, module in model.named_modules():
             if module.training and name in self.names:
                 module.training = False
 
 
 def stay_in_eval(model: nn.Module, names: Iterable[str]) -> None:
-    """Keep the modules of these names in eval mode, each without its children."""
+    """Keep the modules with these names in eval mode, but not their children."""
     model.register_forward_pre_hook(StayInEval(frozenset(names)))
 
 
-def release(model: nn.Module) -> None:
-    """Let ``model.train()`` have its way again."""
+def leave_eval(model: nn.Module) -> None:
+    """Undo :func:`stay_in_eval`."""
     hooks = model._forward_pre_hooks
     for key in [key for key, hook in hooks.items() if isinstance(hook, StayInEval)]:
         del hooks[key]

@@ -1,4 +1,4 @@
-"""The layers of a model, from the input to the output, and its head, found in its structure."""
+"""The layers of a model, from input to output, and its head, found by its structure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import nn
 from holdfast._torch.names import plain_name
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
-#: What the last layer is called in transformers, timm and torchvision.
+#: Names of the last layer in transformers, timm and torchvision.
 _HEADS = ("lm_head", "classifier", "score", "qa_outputs", "fc", "head", "heads", "output", "out")
 
 
 def layer_of(model: nn.Module) -> dict[str, int]:
     """The layer of each parameter by name, counted from 0 at the input.
 
-    The children of the outermost ``ModuleList`` and ``Sequential`` containers are a layer each;
-    what stands before, between and after them is a layer of its own (embeddings; the last norm
-    and the head). The model's own order of definition is taken for the order of its layers.
+    Each child of an outermost ``ModuleList`` or ``Sequential`` container is a layer. The modules
+    before, between and after the containers form one layer each (embeddings; the last norm and the
+    head). The order of definition counts as the order of the layers.
 
     >>> body = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
     >>> model = nn.ModuleDict({"embed": nn.Linear(3, 2), "body": body, "head": nn.Linear(2, 1)})
@@ -36,7 +36,7 @@ def layer_of(model: nn.Module) -> dict[str, int]:
 
 
 def block_of(model: nn.Module) -> dict[str, str | None]:
-    """The child of an outermost container that each parameter lies in; None outside of them.
+    """The child of an outermost container that has each parameter; None outside of containers.
 
     >>> body = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh(), nn.Linear(2, 2, bias=False))
     >>> model = nn.ModuleDict({"body": body, "head": nn.Linear(2, 1, bias=False)})
@@ -52,14 +52,14 @@ def block_of(model: nn.Module) -> dict[str, str | None]:
 
 
 def head_of(model: nn.Module) -> str | None:
-    """The name of the module that gives the outputs, or None if the structure does not tell.
+    """The name of the module that computes the outputs; None if it cannot be found.
 
     >>> head_of(nn.ModuleDict({"features": nn.Linear(3, 2), "classifier": nn.Linear(2, 1)}))
     'classifier'
     >>> head_of(nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)))
     '2'
     """
-    # transformers and timm have a method for it each.
+    # The methods of transformers and timm.
     for method in ("get_output_embeddings", "get_classifier"):
         ask: Any = getattr(model, method, None)
         if isinstance(found := ask() if callable(ask) else None, nn.Module):
@@ -72,7 +72,7 @@ def head_of(model: nn.Module) -> str | None:
 
 
 def within(name: str, parts: Collection[str]) -> bool:
-    """Whether a parameter or module is one of some parts of a model, or lies in one.
+    """Whether a parameter or module is one of the given parts of a model, or inside one.
 
     >>> within("classifier.weight", ["classifier"]), within("classifier2.weight", ["classifier"])
     (True, False)
@@ -83,15 +83,15 @@ def within(name: str, parts: Collection[str]) -> bool:
 def discriminative_groups(
     groups: list[dict[str, Any]], model: nn.Module, lr: float, layer_decay: float
 ) -> list[dict[str, Any]]:
-    """Groups with a learning rate for each layer, lr / layer_decayᵈ at d layers below the top.
+    """Split groups by layer, with learning rate lr / layer_decayᵈ at d layers below the top.
 
     The discriminative fine-tuning of ULMFiT, https://arxiv.org/abs/1801.06146.
 
     Args:
-        groups: of named parameters.
-        model: which the parameters are of; tells their layers.
-        lr: the top layer's learning rate.
-        layer_decay: 1 leaves the groups as they are, at ``lr``.
+        groups: groups of named parameters.
+        model: the model of the parameters.
+        lr: the learning rate of the top layer.
+        layer_decay: 1 does not split the groups.
     """
     if layer_decay == 1:
         return [{"lr": lr, **group} for group in groups]
@@ -108,7 +108,7 @@ def discriminative_groups(
 
 
 def _outermost_containers(model: nn.Module, prefix: str = "") -> list[str]:
-    """The names, with a dot at the end, of containers of at least two children with parameters."""
+    """The prefixes of containers that have at least two children with parameters."""
     found: list[str] = []
     if isinstance(model, _CONTAINERS):
         with_parameters = [c for c in model.children() if any(True for _ in c.parameters())]

@@ -1,6 +1,6 @@
-"""A causal language model as body and head: logits where they are wanted, a few at a time.
+"""A causal language model as body and head, to compute the logits of chosen positions only.
 
-Logits are the largest tensors of a language model, and of most positions nobody asks for them.
+Logits are the largest tensors of a language model, and those of most positions are not needed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from holdfast._torch.batch import logits_of
 from holdfast._torch.layout import is_sharded
 
 Head = Callable[[Tensor], Tensor]
-_CHUNK = 1 << 24  # logits in float32 at a time: 64 MB
+_CHUNK = 1 << 24  # float32 logits per chunk: 64 MB
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says at every position of a batch.
+    """The predictions of a model at every position of a batch.
 
     Attributes:
-        states: of all positions, batch × length × width; of a classifier batch × width.
-        head: makes logits of them; None if they are logits.
-        vocabulary: the number of logits at a position.
+        states: hidden states, batch × length × width; for a classifier batch × width.
+        head: maps states to logits; None if the states are logits.
+        vocabulary: the number of logits per position.
     """
 
     states: Tensor
@@ -37,7 +37,7 @@ class Predictions:
     vocabulary: int
 
     def logits(self, where: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The logits of chosen positions in float32, a few at a time, with their targets.
+        """Yield the float32 logits of chosen positions in chunks, with their targets.
 
         ``where`` is a mask of the positions, or their indices in the flattened batch.
         """
@@ -55,7 +55,7 @@ class Predictions:
         return torch.cat([F.cross_entropy(*pair, reduction="none") for pair in pairs])
 
     def log_probs(self, row: int, length: int) -> Tensor:
-        """The log-probabilities of all that can come at the first positions of a row."""
+        """The log-probabilities of all tokens at the first positions of a row."""
         return self._logits(self.states[row, :length]).log_softmax(-1)
 
     def _logits(self, states: Tensor) -> Tensor:
@@ -63,21 +63,21 @@ class Predictions:
 
 
 def predict(model: nn.Module, inputs: Any) -> Predictions:
-    """Run a whole model, with its head."""
+    """Run a model with its head."""
     logits = logits_of(model, inputs)
     return Predictions(logits, None, logits.shape[-1])
 
 
 class Split:
-    """A causal model, run without its head where its logits are no more than the head's output.
+    """A causal model that runs its head only at chosen positions, if the logits are its output.
 
-    Whether they are is seen from a few positions of the first batch, which are run both ways.
+    The first batch decides: a few of its positions are computed both ways and compared.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.found: tuple[nn.Module, Head] | None = None
-        self.vocabulary = 1 << 16  # until one is seen
+        self.vocabulary = 1 << 16  # until the first batch
         self.looked = False
 
     def __call__(self, inputs: Any) -> Predictions:
@@ -89,7 +89,7 @@ class Split:
         return Predictions(_hidden_states(body, inputs), head, self.vocabulary)
 
     def look(self, inputs: Any) -> bool:
-        """Whether logits can be made for some positions only."""
+        """Whether logits can be computed for chosen positions only."""
         if self.looked or not isinstance(inputs, dict):
             return self.found is not None
         few = {k: v[:1, :16] if v.dim() > 1 else v[:1] for k, v in inputs.items()}
@@ -99,7 +99,7 @@ class Split:
             body, head = _body_and_head(self.model)
             ours = head(_hidden_states(body, few))
             tolerance = 1e-5 if ours.dtype.itemsize >= 4 else 1e-2
-            if (ours.float() - theirs).norm() / theirs.norm() <= tolerance:  # not if all are 0
+            if (ours.float() - theirs).norm() / theirs.norm() <= tolerance:  # False if all are 0
                 self.found = body, head
         except (torch.OutOfMemoryError, RuntimeError, TypeError, ValueError, AttributeError) as e:
             if is_out_of_memory(e):
@@ -109,13 +109,13 @@ class Split:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, of a GPU or of the host."""
+    """Whether an error reports that a GPU or the host ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _body_and_head(model: nn.Module) -> tuple[nn.Module, Head]:
     if any(map(is_sharded, model.parameters())):
-        raise AttributeError("FSDP gathers weights where the whole model is called")
+        raise AttributeError("FSDP gathers weights only when the whole model is called")
     inner = without_peft(model)
     body, head = inner.base_model, inner.get_output_embeddings()
     if body is inner or head is None:
@@ -124,7 +124,7 @@ def _body_and_head(model: nn.Module) -> tuple[nn.Module, Head]:
     settings = config.to_dict() if config is not None else {}
     cap = settings.pop("final_logit_softcapping", None)
     if any("logit" in name and value not in (None, 1, False) for name, value in settings.items()):
-        raise AttributeError("the logits are more than the head's output")  # scaled, in some way
+        raise AttributeError("the logits are not the output of the head")  # but scaled
     if cap is not None:
         return body, lambda states: cap * torch.tanh(head(states) / cap)
     return body, head

@@ -1,4 +1,4 @@
-"""Two names for one parameter: wrappers, base-model prefixes and spellings of the past.
+"""Different names of the same parameter: wrappers, base-model prefixes and old spellings.
 
 A wrapped model calls its parameters ``module.x`` (DDP) or ``_orig_mod.x`` (torch.compile); a
 ``BertModel`` checkpoint says ``encoder.…`` where ``BertForSequenceClassification`` says
@@ -16,13 +16,13 @@ _OLD_SPELLINGS = {"gamma": "weight", "beta": "bias"}  # in modules called LayerN
 
 
 def plain_name(name: str) -> str:
-    """The name as the bare model of today would say it.
+    """The name in the unwrapped model, in today's spelling.
 
     >>> plain_name("module._orig_mod.layer.0.LayerNorm.gamma")
     'layer.0.LayerNorm.weight'
     """
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
-    # DDP's "module" is stripped only in front: deeper down it is a name like any other.
+    # DDP's "module" is stripped only at the front: further inside it is an ordinary name.
     while len(parts) > 1 and parts[0] == "module":
         parts = parts[1:]
     if len(parts) > 1 and parts[-2] == "LayerNorm":
@@ -32,14 +32,14 @@ def plain_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How names are translated into the names of anchors: a prefix off one side or the other."""
+    """A translation of names into names of anchors, by removing a prefix on one side."""
 
     anchors: dict[str, str]  # plain name → the anchor's own name
-    ours: str = ""  # what our names have more
-    theirs: str = ""  # what the anchors' names have more
+    ours: str = ""  # the prefix of our names
+    theirs: str = ""  # the prefix of the anchors' names
 
     def __call__(self, name: str) -> str | None:
-        """The anchor that means the same parameter, if there is one."""
+        """The name of the parameter's anchor, or None."""
         plain = plain_name(name)
         if not plain.startswith(self.ours):
             return None
@@ -47,11 +47,10 @@ class Alignment:
 
 
 def align(names: Iterable[str], anchor_names: Iterable[str]) -> Alignment:
-    """Find the one prefix under which most names agree.
+    """Find the prefix under which most names agree.
 
-    Names that agree as they are have precedence if they are half of the smaller side. A prefix
-    must explain as many, and at least two, so that a chance agreement of one ``weight`` does not
-    anchor a model to something foreign.
+    Names that agree without a prefix have precedence if they are half of the smaller side. A prefix
+    must match as many, and at least two, so that a single ``weight`` in common is not enough.
 
     >>> alignment = align(["bert.a.weight", "bert.a.bias", "head.weight"], ["a.weight", "a.bias"])
     >>> alignment("bert.a.bias")
@@ -75,14 +74,14 @@ def align(names: Iterable[str], anchor_names: Iterable[str]) -> Alignment:
     if len(best) > 1:
         fits = " and ".join(repr(a or b) for a, b in best[:4])
         raise ValueError(
-            f"the prefixes {fits} explain the anchors' names equally well; "
+            f"the prefixes {fits} match the anchors' names equally well; "
             "pass a mapping that uses the parameters' own names"
         )
     return Alignment(theirs, *best[0])
 
 
 def shorten(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
-    """The first items of a list, and how many more there are."""
+    """The first items of a list, and the number of the others."""
     rest = len(items) - most
     return separator.join(items[:most]) + (f" … and {rest} more" if rest > 0 else "")
 
@@ -98,7 +97,7 @@ def _by_plain_name(names: Iterable[str]) -> dict[str, str]:
 
 
 def _cuts(name: str) -> Iterable[tuple[str, str]]:
-    """Every way to cut a name into a dotted prefix and the rest."""
+    """Every way to split a name into a dotted prefix and the rest."""
     parts = name.split(".")
     for i in range(1, len(parts)):
         yield ".".join(parts[:i]) + ".", ".".join(parts[i:])

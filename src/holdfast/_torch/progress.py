@@ -1,4 +1,4 @@
-"""Progress on long work: tqdm where it is installed, a line now and then where it is not."""
+"""Progress bars: tqdm if it is installed, otherwise a line of text every ten seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def progress_bar(total: int | None, description: str, *, shown: bool, unit: str = "sample") -> Any:
-    """Something with ``update(n)`` and ``close()``."""
+    """A progress bar with ``update(n)`` and ``close()``."""
     try:
         from tqdm.auto import tqdm
     except ImportError:
@@ -17,7 +17,7 @@ def progress_bar(total: int | None, description: str, *, shown: bool, unit: str 
 
 
 class _Lines:
-    """A line on stderr every ten seconds, with the time left."""
+    """Prints the progress and the remaining time to stderr."""
 
     def __init__(self, total: int | None, description: str, shown: bool) -> None:
         self.total, self.description, self.shown = total, description, shown

@@ -88,7 +88,7 @@ class LinearProbe(Trainable):
     def finish(self, model: nn.Module) -> nn.Module:
         """The model as it was, but for its new head."""
         _phases.release(model)
-        _eval.release(model)
+        _eval.leave_eval(model)
         return model
 
 

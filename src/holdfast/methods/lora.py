@@ -139,7 +139,7 @@ class LoRA(Trainable):
 
     def finish(self, model: nn.Module) -> nn.Module:
         """PEFT's model, adapters and all."""
-        _eval.release(model)
+        _eval.leave_eval(model)
         return model
 
     def anchors(self, run: Run) -> Reference | None:
