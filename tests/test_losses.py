@@ -64,11 +64,11 @@ def test_weights_by_sample_and_by_token_agree():
 
 def test_wrong_use():
     logits = make_logits(3, 4, 5)
-    with pytest.raises(ValueError, match=r"one value a sample, \(3,\).* got \(4,\)"):
+    with pytest.raises(ValueError, match=r"one value per sample, \(3,\).* got \(4,\)"):
         weighted_loss(logits, LM_LABELS, torch.ones(4), "causal_lm")
     with pytest.raises(ValueError, match="task must be one of causal_lm"):
         per_sample_loss(logits, LM_LABELS, "language")
-    with pytest.raises(ValueError, match="their shapes must be the same"):
+    with pytest.raises(ValueError, match="the shapes must be equal"):
         per_sample_loss(torch.zeros(4, 3), torch.zeros(4), "regression")
     with pytest.raises(ValueError, match="num_targets must be > 0, got 0"):
         weighted_loss(logits, LM_LABELS, [1.0, 1.0, 1.0], "causal_lm", 0)

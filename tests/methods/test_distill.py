@@ -258,7 +258,7 @@ def test_no_strength_is_uniform_to_the_bit(task):
 class TestRefused:
     def test_a_loss_function(self):
         run = make_run(make_model("classification"), [], lambda model, batch: None)
-        with pytest.raises(ValueError, match="a loss function of your own does not show them"):
+        with pytest.raises(ValueError, match="which a loss function does not"):
             Distill().prepare(run)
 
     @pytest.mark.parametrize(

@@ -139,7 +139,9 @@ class TestRefused:
         ("bad", "what"), [(math.nan, "not a number"), (math.inf, "infinite"), (-0.1, "negative")]
     )
     def test_losses(self, bad, what):
-        with pytest.raises(ValueError, match=rf"the loss of sample 2 is {what} .* and of 1 more"):
+        with pytest.raises(
+            ValueError, match=rf"the loss of sample 2 is {what} .* and those of 1 more"
+        ):
             Flow().weigh(torch.tensor([1.0, 2.0, bad, bad]))
 
     def test_no_losses(self):

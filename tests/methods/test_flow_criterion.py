@@ -167,7 +167,7 @@ class TestRefused:
     def test_ready_made_batches(self):
         batches = [(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))]
         run = make_run(make_model("classification"), batches, "classification")
-        with pytest.raises(ValueError, match="must hold samples by their index"):
+        with pytest.raises(ValueError, match="must be indexed samples"):
             Flow().prepare(run)
 
     def test_token_weights_without_tokens(self):

@@ -119,7 +119,7 @@ def test_bad_input():
         GradualUnfreezing(until=2)
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         GradualUnfreezing().prepare(make_run(nn.Linear(2, 2).requires_grad_(False)))
-    with pytest.raises(ValueError, match="in Linear is one layer"):
+    with pytest.raises(ValueError, match="Linear has one trainable layer"):
         GradualUnfreezing().prepare(make_run(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="was not prepared"):
         GradualUnfreezing().advance(nn.Linear(2, 2), 1, 1)

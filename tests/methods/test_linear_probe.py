@@ -103,7 +103,7 @@ class Same(nn.Module):
 
 def test_too_few_iterations_are_said():
     data = torch.utils.data.TensorDataset(torch.randn(60, 5), torch.arange(60) % 3)
-    with pytest.warns(UserWarning, match="the probe is not at its minimum after 1 iterations"):
+    with pytest.warns(UserWarning, match="the probe has not converged after 1 iterations"):
         probe(Same(), nn.Linear(5, 3), data, max_iterations=1)
 
 
@@ -116,13 +116,13 @@ def test_half_precision_models():
 
 def test_heads_that_get_no_row_a_sample_are_refused(model):
     data = torch.utils.data.TensorDataset(torch.randn(6, 4, 5), torch.arange(6) % 3)
-    with pytest.raises(ValueError, match=r"features of shape \(6, 4, 5\), one row a sample"):
+    with pytest.raises(ValueError, match=r"features of shape \(6, 4, 5\), but needs one row per"):
         probe(Same(), nn.Linear(5, 3), data)
     unused = nn.Linear(8, 3)
     model.other = unused
-    with pytest.raises(ValueError, match="did not run its head"):
+    with pytest.raises(ValueError, match="did not run the head"):
         probe(model, unused, images())
-    with pytest.raises(ValueError, match="a probe is for classification"):
+    with pytest.raises(ValueError, match="task must be classification"):
         probe(model, model.classifier, images(), task="causal_lm")
 
 
@@ -162,7 +162,7 @@ def test_bad_features_leave_the_head_as_it_was(model):
     x, y = images().tensors
     x[3] = torch.nan
     before = model.classifier.weight.clone()
-    with pytest.raises(ValueError, match="features hold infinite or not-a-number values"):
+    with pytest.raises(ValueError, match="features contain infinite or NaN values"):
         probe(model, model.classifier, torch.utils.data.TensorDataset(x, y))
     assert torch.equal(model.classifier.weight, before)
     with pytest.raises(ValueError, match="the data is empty"):
@@ -197,7 +197,7 @@ class TestPretrainedHead:
     def test_statistics_that_are_gone_are_said(self, model):
         kept = PretrainedHead.of(model, "classifier")
         model.features[1] = nn.Identity()
-        message = r"has not the statistics .*features\.1\.running_mean"
+        message = r"no buffers for the saved statistics: features\.1\.running_mean"
         with pytest.raises(ValueError, match=message), kept.on(model):
             pass
 

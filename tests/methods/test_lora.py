@@ -96,7 +96,7 @@ def test_plain_modules_with_names_that_end_alike():
     new(torch.randn(3, 4)).sum().backward()
 
     model = nn.ModuleDict({"pre_head": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
-    with pytest.raises(ValueError, match="PEFT cannot tell 'head' from pre_head"):
+    with pytest.raises(ValueError, match="PEFT cannot distinguish 'head' from pre_head"):
         LoRA().prepare(make_run(model, new=("head",)))
 
 
@@ -238,7 +238,7 @@ def test_bad_input():
     assert LoRA(target=["q_proj"]) == LoRA(target=("q_proj",))
     with pytest.raises(ValueError, match="already has adapters"):
         LoRA().prepare(make_run(LoRA().prepare(make_run(llama()))))
-    with pytest.raises(ValueError, match="new='header' is no module"):
+    with pytest.raises(ValueError, match="new='header' must be a module"):
         LoRA().prepare(make_run(llama(), new=("header",)))
     with pytest.raises(ValueError, match="ResNet has no linear layer"):
         LoRA().prepare(make_run(ResNet(), new=("fc",)))

@@ -91,7 +91,7 @@ class TestLinearProbe:
     def test_bad_input(self):
         with pytest.raises(ValueError, match=r"lm_head shares weights with model\.embed_tokens"):
             LinearProbe().prepare(make_run(llama(tie_word_embeddings=True)))
-        with pytest.raises(ValueError, match="cannot tell which part of Bilinear is its head"):
+        with pytest.raises(ValueError, match="the head of Bilinear is not known"):
             LinearProbe().prepare(make_run(nn.Bilinear(2, 2, 2)))
         with pytest.raises(ValueError, match="no part 'top'; it has conv1, layer1"):
             LinearProbe(head="top").prepare(make_run(ResNet()))
@@ -140,7 +140,7 @@ class TestLPFT:
         assert changed == {"classifier.weight", "classifier.bias"}
 
     def test_bad_input(self):
-        with pytest.raises(ValueError, match=r"the task is causal_lm\. Use Full"):
+        with pytest.raises(ValueError, match=r"the task is causal_lm\. Use another"):
             LPFT().fit(make_run(llama(), task="causal_lm"))
         with pytest.raises(ValueError, match="the task is a function"):
             LPFT().fit(make_run(ResNet(), task=lambda model, batch: batch))

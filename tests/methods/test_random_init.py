@@ -105,7 +105,7 @@ def test_a_parameter_without_an_initialiser_is_refused_and_nothing_changes():
 
     net = WithToken()
     reference = Reference.of(net)
-    with pytest.raises(ValueError, match=r"no initialiser is known .*: token\. Give"):
+    with pytest.raises(ValueError, match=r"have no initialiser, .*: token\. Add"):
         random_init(net)
     assert reference.distance(net).total == 0.0
 
@@ -121,5 +121,5 @@ def test_a_transformers_model_inside_another_module():
 def test_what_the_initialiser_does_not_know_is_said():
     model = MODELS["bert"]()
     model.scale = nn.Parameter(torch.tensor([7.0, 8.0]))
-    with pytest.warns(UserWarning, match="left 1 parameters as they were: scale"):
+    with pytest.warns(UserWarning, match="did not change 1 parameters: scale"):
         random_init(model)

@@ -90,15 +90,12 @@ def _accepted(forward: Callable[..., Any]) -> tuple[frozenset[str], bool]:
 
 
 def logits_of(model: nn.Module, inputs: Any, *, features: bool = False) -> Tensor:
-    """Run a model on inputs and return its logits, or the tensor it returns.
-
-    Of a body without a head there are only ``features``.
-    """
+    """Run a model and return its logits; with ``features``, those of a body without a head."""
     return _logits(model, _outputs(model, inputs), features)
 
 
 def logits_and_auxiliary(model: nn.Module, inputs: Any) -> tuple[Tensor, Tensor | None]:
-    """The logits, and what the model itself adds to its loss: the balance of a router's experts."""
+    """The logits and the model's own auxiliary loss, which balances a router's experts."""
     outputs = _outputs(model, inputs)
     found = getattr(outputs, "aux_loss", None)
     if not isinstance(found, Tensor):
@@ -111,8 +108,8 @@ def logits_and_auxiliary(model: nn.Module, inputs: Any) -> tuple[Tensor, Tensor 
             if (strength := getattr(holder, name, None)) is not None:
                 return _logits(model, outputs), strength * found
     raise ValueError(
-        f"{type(inner).__name__} returns an aux_loss and does not say how much it counts: set its "
-        "router_aux_loss_coef, or output_router_logits=False in its configuration"
+        f"{type(inner).__name__} returns an aux_loss without a coefficient: set "
+        "router_aux_loss_coef, or output_router_logits=False, in its configuration"
     )
 
 
@@ -131,7 +128,7 @@ def _logits(model: nn.Module, outputs: Any, features: bool = False) -> Tensor:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode for a while; afterwards every module is in the mode it had."""
+    """Switch to eval mode, and restore the mode of every module on exit."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

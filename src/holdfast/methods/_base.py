@@ -1,4 +1,4 @@
-"""What objectives share that look at the data, or at what the pretrained model says of it."""
+"""Helpers of objectives that read the data."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ if TYPE_CHECKING:
 
 
 def source_of(run: Run, data: Any, batch_size: int = 32) -> Source:
-    """Data as one that can be read, in the way in which the model is trained on it."""
+    """The source for data, with the run's collate function."""
     return as_source(data, run.collate, batch_size, pad_id_of(run.model))
 
 
 def samples_of(run: Run, data: Any, who: str, name: str = "data") -> IndexedSource:
-    """Data that can be read by index, or an error."""
+    """The source for data that is read by index; raises for a stream."""
     source = source_of(run, data)
     if isinstance(source, IndexedSource):
         return source
     raise ValueError(
-        f"{who} adds a value to each sample, so {name} must hold samples by their index, not a "
-        f"stream or ready-made batches: pass a dataset as {name}= and what makes batches of its "
-        "samples as collate="
+        f"{who} adds a value to each sample, so {name} must be indexed samples, not a stream or "
+        f"batches: pass a dataset as {name}= and its collate function as collate="
     )

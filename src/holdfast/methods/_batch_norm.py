@@ -1,6 +1,6 @@
-"""BatchNorm's running statistics, estimated anew for weights that no training has seen.
+"""Re-estimate BatchNorm's running statistics, for interpolated weights.
 
-Between two models the statistics of neither fit: Izmailov et al., *Averaging Weights Leads to
+Between two models, the statistics of neither fit: Izmailov et al., *Averaging Weights Leads to
 Wider Optima and Better Generalization*, UAI 2018, https://arxiv.org/abs/1803.05407, section 3.2.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["reestimate_statistics"]
 
 
 def statistics_of(model: nn.Module) -> list[_BatchNorm]:
-    """The layers that have running statistics."""
+    """The layers with running statistics."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     return [norm for norm in norms if norm.track_running_stats and norm.running_mean is not None]
 
@@ -29,15 +29,15 @@ def statistics_of(model: nn.Module) -> list[_BatchNorm]:
 def reestimate_statistics(
     model: nn.Module, data: Any, collate: Collate | None = None, *, batch_size: int = 32
 ) -> nn.Module:
-    """Set BatchNorm's running statistics to their means over the batches of one pass, in place.
+    """Set BatchNorm's running statistics, in place, to their means over one pass of data.
 
-    Everything else runs as in evaluation, and no weight changes. Statistics that training has kept
-    as they were (of a frozen body) stay so. If it fails, nothing has changed.
+    All other modules run in eval mode, and no weight changes. Statistics that are kept in eval mode
+    (of a frozen body) do not change. An error leaves the model unchanged.
 
     Args:
-        model: with BatchNorm layers; without any, nothing is done.
-        data, collate, batch_size: as for :func:`holdfast.score`. A last batch of a single sample
-            is passed over: it has no variance.
+        model: a model with or without BatchNorm layers.
+        data, collate, batch_size: as for :func:`holdfast.score`. A last batch with one sample is
+            skipped, because it has no variance.
 
     Example:
         >>> import torch
@@ -67,7 +67,7 @@ def reestimate_statistics(
                     _forward(model, batch)
                     seen += 1
         if not seen:
-            raise ValueError("there is nothing to take statistics from: the data is empty")
+            raise ValueError("the data is empty: there are no statistics to estimate")
     except BaseException:
         for norm, buffers in zip(norms, before, strict=True):
             for name, buffer in norm.named_buffers():

@@ -1,7 +1,7 @@
-"""A run in phases, and what may not change in each of them.
+"""Runs in phases, with different frozen parameters in each phase.
 
-The plan is kept on the model itself, so that methods stay plain settings, and a copy of the model
-or one that went through a file goes on with it.
+The plan is an attribute of the model: methods stay plain settings, and a copied or unpickled model
+keeps its plan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLAN = "_holdfast_phases"
 
 @dataclass
 class Plan:
-    """Names of parameters: those that required gradients before, and the frozen ones by phase."""
+    """Names of the parameters that required gradients before, and of the frozen ones per phase."""
 
     trainable: frozenset[str]
     frozen: tuple[frozenset[str], ...]
@@ -28,12 +28,12 @@ class Plan:
 
 
 def trainable_names(model: nn.Module) -> list[str]:
-    """The parameters that require gradients: what a user has frozen is not for us to free."""
+    """The parameters that require gradients; those that the user has frozen stay frozen."""
     return [name for name, p in model.named_parameters() if p.requires_grad]
 
 
 def plan(model: nn.Module, frozen: Sequence[Collection[str]]) -> None:
-    """Remember what is frozen in each phase, and freeze what is so in all of them."""
+    """Store the frozen parameters of each phase, and freeze those that are frozen in all."""
     model = unwrapped(model)
     trainable = frozenset(map(plain_name, trainable_names(model)))
     phases = tuple(trainable & set(map(plain_name, names)) for names in frozen)
@@ -42,7 +42,7 @@ def plan(model: nn.Module, frozen: Sequence[Collection[str]]) -> None:
 
 
 def enter(model: nn.Module, phase: int) -> None:
-    """Freeze what is frozen in a phase, counted from 0, and free the rest."""
+    """Freeze the parameters of a phase, counted from 0, and unfreeze the others."""
     model = unwrapped(model)
     known = _plan_of(model)
     if known.now != phase:
@@ -51,12 +51,12 @@ def enter(model: nn.Module, phase: int) -> None:
 
 
 def number_of_phases(model: nn.Module) -> int:
-    """How many phases were planned."""
+    """The number of planned phases."""
     return len(_plan_of(unwrapped(model)).frozen)
 
 
-def release(model: nn.Module) -> None:
-    """Free all that was free before the plan, and forget it. Does nothing a second time."""
+def unfreeze(model: nn.Module) -> None:
+    """Remove the plan and undo its freezing. Does nothing without a plan."""
     model = unwrapped(model)
     if hasattr(model, _PLAN):
         _freeze(model, _plan_of(model).trainable, frozenset())
@@ -75,4 +75,4 @@ def _freeze(model: nn.Module, trainable: frozenset[str], frozen: frozenset[str])
         if (plain := plain_name(name)) in trainable:
             p.requires_grad_(plain not in frozen)
             if plain in frozen:
-                p.grad = None  # a gradient left over would move it once more
+                p.grad = None  # a remaining gradient would move it once more

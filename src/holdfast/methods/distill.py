@@ -1,4 +1,4 @@
-r"""Distillation from the pretrained model: learning without forgetting.
+r"""Distillation from the pretrained model: learning without forgetting (LwF).
 
 Li and Hoiem, *Learning without Forgetting*, ECCV 2016, https://arxiv.org/abs/1606.09282.
 
@@ -6,12 +6,12 @@ With z the model's outputs, z* those of the pretrained model on the same inputs,
 
     Loss_T + strength · T² · Σ KL(softmax(z*/T) ‖ softmax(z/T)) / N
 
-The paper keeps the old task's outputs beside the new one's; here they are the same outputs, as in a
-language model, or through a new head that was fitted to the pretrained features. Its cross-entropy
-is the KL divergence up to a constant. T² keeps the strength of the gradient whatever T is (Hinton
-et al., https://arxiv.org/abs/1503.02531). Several labels at once are Bernoulli variables, with the
-mean of their divergences; the outputs of a regression are the means of Gaussians of variance 1, and
-T cancels: T²·KL = ½·(z − z*)².
+The paper has separate outputs for the old and the new task. Here they are the same outputs: those
+of a language model, or of a new head that was fitted to the pretrained features. The paper's
+cross-entropy equals the KL divergence up to a constant. T² makes the size of the gradient
+independent of T (Hinton et al., https://arxiv.org/abs/1503.02531). Multiple labels are Bernoulli
+variables, and their divergences are averaged. Regression outputs are means of Gaussians with
+variance 1, and T cancels: T²·KL = ½·(z − z*)².
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ if TYPE_CHECKING:
 __all__ = ["Distill", "divergence"]
 
 _COLUMN = "base_logits"
-_MOST_KEPT = 1 << 30  # bytes of kept outputs
+_MOST_KEPT = 1 << 30  # bytes of cached outputs
 
 BaseModel = Callable[[nn.Module, Any], Tensor]  # the model in training, inputs → z*
 
 
 @dataclass(frozen=True)
 class Distill(Objective):
-    """The task's loss, and a divergence from the pretrained model's predictions on the same data.
+    """The task's loss plus the divergence from the pretrained model's predictions on the same data.
 
-    Where z* comes from, at what cost:
+    The source and the cost of z*:
 
-    - Tasks with one output vector a sample: one pass over the data before training, then nothing;
-      the samples carry z* (up to 1 GiB of it).
-    - :class:`~holdfast.LoRA`, and models that come with new adapters of PEFT's: the same model
-      with its adapters off, a forward pass a batch.
-    - Else: a frozen copy of the model, whose weights take memory, and a forward pass a batch.
+    - Tasks with one output vector per sample: one pass over the data before training. The samples
+      carry z* (up to 1 GiB in total).
+    - :class:`~holdfast.LoRA`, and models with new PEFT adapters: the same model with its adapters
+      off, one forward pass per batch.
+    - Otherwise: a frozen copy of the model, and one forward pass per batch.
 
     Args:
-        strength: of the divergence; 0 is none. The paper's is 1.
-        temperature: T > 0. Above 1 the less likely outputs count for more; the paper's is 2.
-        cache: take z* once, before training. Switch it off if inputs are augmented at random, for
-            then z* must be of what the model sees.
+        strength: the weight of the divergence; 0 turns it off. The paper uses 1.
+        temperature: T > 0. A value above 1 gives more weight to unlikely outputs; the paper uses 2.
+        cache: compute z* once, before training. Turn it off if inputs are augmented at random,
+            because z* must belong to the augmented input.
 
     Example:
         >>> from holdfast import Distill, Recipe
@@ -92,14 +92,13 @@ class Distill(Objective):
         return {"strength": SearchRange(0.03, 30.0, 1.0)}
 
     def prepare(self, run: Run) -> Criterion:
-        """Take what the pretrained model says of the data, or see to it that it can be asked."""
+        """Compute z* for all samples, or prepare a base model that computes it per batch."""
         if self.strength == 0:
             return Criterion(run)
         if not isinstance(run.task, str):
             raise ValueError(
-                "Distill compares the model's outputs for every target, and a loss function of "
-                "your own does not show them: pass task= the name of a task, or take another "
-                "objective"
+                "Distill compares the model's outputs per target, which a loss function does not "
+                "return: pass the name of a task as task=, or use another objective"
             )
         if self.cache and run.task not in TOKEN_TASKS:
             source = source_of(run, run.data)
@@ -112,7 +111,7 @@ class Distill(Objective):
 
 
 def divergence(base: Tensor, outputs: Tensor, task: Task, temperature: float) -> Tensor:
-    """T²·KL(base ‖ model) for each target, given a row of outputs for each.
+    """T²·KL(base ‖ model) per target, given one row of outputs per target.
 
     Example:
         >>> import torch
@@ -132,7 +131,7 @@ def divergence(base: Tensor, outputs: Tensor, task: Task, temperature: float) ->
 
 
 class DistillCriterion(Criterion):
-    """The loss with its divergence; z* comes with the samples, or from a base model."""
+    """The loss plus the divergence. The samples carry z*, or a base model computes it."""
 
     def __init__(
         self, run: Run, settings: Distill, data: Any = None, base: BaseModel | None = None
@@ -144,13 +143,13 @@ class DistillCriterion(Criterion):
     def loss(
         self, model: nn.Module, batch: Any, num_targets: Tensor | float, update: int
     ) -> Tensor:
-        """The loss of a micro-batch, and its part of the divergence."""
+        """A micro-batch's contribution to loss and divergence."""
         task, settings = cast(Task, self.task), self.settings
         if self.base is None:
             batch, z_base = take_column(batch, _COLUMN)
         inputs, labels = inputs_and_labels(model, batch)
         if self.base is not None:
-            # Before the model, so that what the base model needed is free again.
+            # Before the model, so that the memory of the base model is free again.
             with torch.no_grad():
                 z_base = self.base(model, inputs)
         base = target_outputs(z_base, labels, task)
@@ -163,34 +162,34 @@ class DistillCriterion(Criterion):
 
 
 class Frozen:
-    """A copy of the model as it was when training began, without gradients."""
+    """A frozen copy of the model at the start of training."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
         for module in self.model.modules():
-            if not hasattr(module, "_hf_hook"):  # by which Accelerate places parts on devices
-                # A forward that a host has put onto the object may go on calling the original's.
+            if not hasattr(module, "_hf_hook"):  # Accelerate uses it to place parts on devices
+                # A forward that a host has set on the object may call the original model.
                 vars(module).pop("forward", None)
 
     def __call__(self, model: nn.Module, inputs: Any) -> Tensor:
         first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
         if next(self.model.parameters()).device != first.device:
-            self.model.to(first.device)  # a host has moved the model since
+            self.model.to(first.device)  # a host has moved the model
         return logits_of(self.model, inputs)
 
 
 def adapters_off_base(model: nn.Module, inputs: Any) -> Tensor:
-    """z* of a model with adapters: what it says without them."""
-    inner = unwrapped(model)  # there is no gradient for several ranks to average
+    """z* of a model with adapters: its outputs with the adapters off."""
+    inner = unwrapped(model)  # no gradients, so DDP is not needed
     with adapters_off(inner), evaluating(inner):
         return logits_of(inner, inputs)
 
 
 @torch.no_grad()
 def outputs_of_base(run: Run, source: IndexedSource) -> list[Tensor] | None:
-    """z* of every sample, in the data's order, on the CPU; None if that is too much to keep.
+    """z* of every sample, in the order of the data, on the CPU; None if it needs too much memory.
 
-    On several ranks each takes a share and all get everything.
+    On several ranks, each rank computes its share and all ranks get all outputs.
     """
     rank, world = 0, 1
     if distributed.is_available() and distributed.is_initialized():
@@ -202,7 +201,7 @@ def outputs_of_base(run: Run, source: IndexedSource) -> list[Tensor] | None:
         stack.callback(bar.close)
         stack.enter_context(evaluating(model))
         for number, (indices, read) in enumerate(source):
-            if number == 0 or number % world == rank:  # all ranks see the first, and its size
+            if number == 0 or number % world == rank:  # all ranks need the size of the first
                 inputs, labels = inputs_and_labels(model, to_device(read(), device))
                 predict = adapters_off_base if run.recipe.trainable.keeps_base else logits_of
                 z = predict(model, inputs)
@@ -210,7 +209,7 @@ def outputs_of_base(run: Run, source: IndexedSource) -> list[Tensor] | None:
                 z = (z if z.dtype == torch.float64 else z.float()).cpu()
                 if number == 0 and len(source.data) * z[0].nbytes > _MOST_KEPT:
                     return None
-                # Copies: a view would be pickled with all that it is a view of.
+                # Copies: pickling a view would pickle the whole tensor.
                 found.update(zip(indices, (row.clone() for row in z), strict=True))
             bar.update(len(indices))
     if world > 1:

@@ -11,9 +11,9 @@ The weights, normalised to π = w/Σw, minimise over all distributions π
 
     Σ πᵢ·fᵢ + τ·Σ πᵢ·log πᵢ
 
-the expected loss with an entropic pull to uniform: the opposite of distributionally robust
-optimisation, which looks for the hardest samples. Hard samples are those that would move the
-model far; weighing them down keeps it near θ* without looking at its weights at all.
+the expected loss with entropic regularisation toward uniform weights. Distributionally robust
+optimisation does the opposite and upweights the hardest samples. Hard samples would move the model
+far; small weights for them keep it near θ*, without using its weights at all.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ Level = Literal["sequence", "token"]
 
 
 class RunningMedian:
-    """The median of the most recent values of a stream: a small state, saved with a run.
+    """The median of the most recent values of a stream. Its state is saved with the run.
 
     Args:
-        window: how many values are kept.
+        window: the number of values.
     """
 
     def __init__(self, window: int = 10_000) -> None:
@@ -57,36 +57,35 @@ class RunningMedian:
         self.values = np.empty(0)
 
     def update(self, losses: Tensor) -> float:
-        """Take in more values and return the median of those kept."""
+        """Add values and return the median of the window."""
         new = losses.detach().double().cpu().numpy().reshape(-1)
         self.values = np.concatenate([self.values, new])[-self.window :]
         return float(np.median(self.values))
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint of a run."""
+        """The state for a checkpoint."""
         return {"window": self.window, "values": torch.from_numpy(self.values.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         self.window = state["window"]
         self.values = state["values"].numpy().copy()
 
 
 @dataclass(frozen=True)
 class Flow(Objective):
-    """Sample weights from the pretrained model's own losses, w = exp(−f/τ).
+    """Sample weights from the pretrained model's losses, w = exp(−f/τ).
 
     Args:
-        tau: ``"median"`` of the losses over the fine-tuning set, once; ``"batch_median"``, anew
-            for each batch; ``"running_median"`` of all that this object has weighed so far, for
-            streams; or a number > 0. Infinity gives all samples the weight 1.
+        tau: ``"median"`` of the losses over the fine-tuning set; ``"batch_median"`` of each batch;
+            ``"running_median"`` of all losses that this object has weighed, for streams; or a
+            number > 0. Infinity gives all samples weight 1.
         level: weigh whole ``"sequence"``s, or every ``"token"`` by its own loss.
-        normalize: scale the weights to a mean of 1. As they are, their mean is well below 1:
-            SGD's steps are smaller by that factor, while Adam divides it out again.
+        normalize: scale the weights to a mean of 1. Otherwise their mean is well below 1, which
+            makes the steps of SGD smaller by that factor; Adam divides the factor out.
 
-    In a recipe the data is scored once, at θ*, and each sample carries its weight through
-    training. A new head must be fitted before, or the losses through it mean nothing:
-    ``Recipe(trainable=LPFT(), objective=Flow())``.
+    A recipe scores the data once, at θ*, and each sample carries its weight. A new head must be
+    fitted first, because its losses are random: ``Recipe(trainable=LPFT(), objective=Flow())``.
 
     Example:
         >>> import torch
@@ -134,7 +133,7 @@ class Flow(Objective):
         return {} if median is None else {"tau": SearchRange(median / 5, median * 5, median)}
 
     def prepare(self, run: Run) -> Criterion:
-        """Score the data at θ* and give each sample its weight."""
+        """Score the data at θ* and add the weight to each sample."""
         if self.tau == math.inf:
             return Criterion(run)
         if self.level == "token" and run.task not in TOKEN_TASKS:
@@ -152,13 +151,13 @@ class Flow(Objective):
         return FlowCriterion(run, data, self, scores)
 
     def weigh(self, losses: Tensor | Scores) -> Tensor:
-        """The weights of losses taken at θ*, float64, in the same order.
+        """Compute the weights of losses at θ*, in float64 and in the same order.
 
         Args:
-            losses: finite values ≥ 0, of the whole fine-tuning set for ``tau="median"``, of a
+            losses: finite values ≥ 0, of the whole fine-tuning set for ``tau="median"``, of one
                 batch for the batch and running medians; or :class:`~holdfast.Scores`, whose
-                sequence or token losses are taken by ``level`` (tokens one after another, see
-                ``Scores.split``). Samples that had no targets get the weight 0.
+                sequence or token losses are used, depending on ``level`` (all tokens in one
+                tensor, see ``Scores.split``). Samples without targets get weight 0.
         """
         if isinstance(losses, Scores):
             return self._weigh_scores(losses)
@@ -168,16 +167,16 @@ class Flow(Objective):
         if not (w > 0).any():
             raise ValueError(
                 f"all weights are 0: the smallest loss is {f.min():.4g}, more than 700 times "
-                f"tau = {self.tau}. Take a larger tau, or the median"
+                f"tau = {self.tau}. Use a larger tau, or the median"
             )
         return w / w.mean() if self.normalize else w
 
     def state_dict(self) -> dict[str, Any]:
-        """What the running median has seen, for the checkpoint of a run."""
+        """The state of the running median, for a checkpoint."""
         return self._history.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         self._history.load_state_dict(state)
 
     def _weigh_scores(self, scores: Scores) -> Tensor:
@@ -187,7 +186,7 @@ class Flow(Objective):
             return self.weigh(torch.cat(scores.token_losses))
         kept = scores.counts > 0
         if not kept.any():
-            raise ValueError("there is nothing to weigh: no sample has a target")
+            raise ValueError("no sample has a target: there is nothing to weigh")
         _check_losses(scores.losses.masked_fill(~kept, 0.0))
         weights = torch.zeros(len(scores.losses), dtype=torch.float64)
         weights[kept] = self.weigh(scores.losses[kept])
@@ -202,45 +201,45 @@ class Flow(Objective):
             tau = float(np.median(f.numpy()))  # the mean of the two middle values
         if tau == 0:
             raise ValueError(
-                "the median loss is 0: the pretrained model already knows at least half of these "
-                "samples perfectly, and FLOW's temperature is undefined. Give tau as a number"
+                "the median loss is 0, because the pretrained model predicts at least half of the "
+                "samples perfectly: pass tau as a number"
             )
         return tau
 
 
 class FlowCriterion(Criterion):
-    """The weighted loss. Samples carry their weights, or their losses if τ is of the batch."""
+    """The weighted loss. Samples carry weights, or losses if τ depends on the batch."""
 
-    column = "holdfast_weight"  # not one that a user may have
+    column = "holdfast_weight"  # unlikely to be a column of the user
 
     def __init__(self, run: Run, data: Any, flow: Flow, scores: Scores) -> None:
-        self.flow = replace(flow)  # with a running median of its own
+        self.flow = replace(flow)  # with its own running median
         self.by_batch = flow.tau in ("batch_median", "running_median")
         values: Any = scores.losses if self.by_batch else self.flow.weigh(scores)
         if flow.level == "token":
             values = scores.token_losses if self.by_batch else scores.split(values)
-        task = run.task if isinstance(run.task, str) else "causal_lm"  # matters to tokens only
+        task = run.task if isinstance(run.task, str) else "causal_lm"  # used for tokens only
         super().__init__(run, with_weights(data, values, column=self.column, task=task))
 
     def weights(
         self, model: nn.Module, batch: Any, values: Tensor | None, update: int
     ) -> Tensor | None:
-        """What the samples carry, or what comes of it in this batch."""
+        """The column, or the weights of its losses in this batch."""
         if self.by_batch and values is not None:
             return self._weigh_batch(model, batch, values)
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """What the running median has seen."""
+        """The state of the running median."""
         return self.flow.state_dict() if self.flow.tau == "running_median" else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         if state:
             self.flow.load_state_dict(state)
 
     def _weigh_batch(self, model: nn.Module, batch: Any, f: Tensor) -> Tensor:
-        kept = ~f.isnan()  # what has no targets has no loss
+        kept = ~f.isnan()  # samples without targets have no loss
         if isinstance(self.task, str) and self.flow.level == "token":
             kept = target_mask(inputs_and_labels(model, batch)[1], self.task)
         weights = torch.zeros_like(f)
@@ -251,7 +250,7 @@ class FlowCriterion(Criterion):
 
 def _check_losses(f: Tensor) -> None:
     if f.numel() == 0:
-        raise ValueError("there are no losses to weigh: the data is empty")
+        raise ValueError("the data is empty: there are no losses to weigh")
     for what, bad in (
         ("not a number", f.isnan()),
         ("infinite", f.isinf()),
@@ -262,6 +261,6 @@ def _check_losses(f: Tensor) -> None:
             more = int(bad.sum()) - 1
             raise ValueError(
                 f"the loss of sample {index} is {what} ({f.flatten()[index].item()})"
-                + (f", and of {more} more" if more else "")
+                + (f", and those of {more} more" if more else "")
                 + "; FLOW needs finite losses ≥ 0"
             )

@@ -1,10 +1,10 @@
-"""Gradual unfreezing, of ULMFiT: from the head down, one layer after another.
+"""Gradual unfreezing (ULMFiT): from the head down, one layer after another.
 
 Howard and Ruder, *Universal Language Model Fine-tuning for Text Classification*, ACL 2018,
 https://arxiv.org/abs/1801.06146. "We first unfreeze the last layer and fine-tune all unfrozen
 layers for one epoch. We then unfreeze the next lower frozen layer and repeat, until we fine-tune
-all layers": the last layer holds the least general knowledge, and a head that has been learned
-disturbs those below it less.
+all layers". The last layer has the least general knowledge, and a trained head disturbs the lower
+layers less.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ __all__ = ["GradualUnfreezing", "layers_free"]
 
 @dataclass(frozen=True)
 class GradualUnfreezing(Trainable):
-    """At first only the top layer may change, then one more at a time from the top down.
+    """First train only the top layer, then unfreeze one layer at a time from the top down.
 
-    The top layer is what comes after the last numbered one: the last norm, the pooler, the head.
-    A head that shares its weights with the embeddings is freed with them, at the end.
+    The top layer is everything after the last numbered layer: the last norm, the pooler, the head.
+    A head that shares its weights with the embeddings is unfrozen with them, at the end.
     DistributedDataParallel needs ``find_unused_parameters=True``.
 
     Args:
-        until: the share of the run after which all may change; each layer but the lowest has the
-            same number of updates before the next is freed. 0 is full fine-tuning. (The paper:
-            an epoch for each layer.)
+        until: the share of the run after which all layers train; layers are unfrozen at equal
+            intervals. 0 is full fine-tuning. (The paper: one epoch per layer.)
 
     Example:
         >>> from holdfast import GradualUnfreezing, Recipe
@@ -54,7 +53,7 @@ class GradualUnfreezing(Trainable):
         object.__setattr__(self, "until", share("until", self.until))
 
     def prepare(self, run: Run) -> nn.Module:
-        """Number the layers; phase n has n + 1 of them free."""
+        """Number the layers; in phase n, n + 1 of them train."""
         model: nn.Module = run.model
         head = head_of(model)
         always = (*run.new, *([head] if head else []))
@@ -65,9 +64,9 @@ class GradualUnfreezing(Trainable):
             raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
         if self.until > 0 and len(from_the_top) == 1:
             raise ValueError(
-                f"GradualUnfreezing frees layers one by one, but all that is trainable in "
-                f"{type(model).__name__} is one layer (layers are the children of an nn.ModuleList "
-                "or nn.Sequential, and the parts before and after them). Leave it out"
+                f"GradualUnfreezing unfreezes layers one by one, but {type(model).__name__} has "
+                "one trainable layer (layers are the children of an nn.ModuleList or "
+                "nn.Sequential, and the parts before and after them). Leave it out"
             )
         _phases.plan(
             model,
@@ -79,18 +78,18 @@ class GradualUnfreezing(Trainable):
         return model
 
     def advance(self, model: nn.Module, update: int, total_updates: int) -> None:
-        """Free the layers that are due."""
+        """Unfreeze the layers of this phase."""
         layers = _phases.number_of_phases(model)
         _phases.enter(model, layers_free(update, total_updates, layers, self.until) - 1)
 
     def finish(self, model: nn.Module) -> nn.Module:
-        """The model with nothing frozen that was not before."""
-        _phases.release(model)
+        """Undo the freezing."""
+        _phases.unfreeze(model)
         return model
 
 
 def layers_free(update: int, total_updates: int, layers: int, until: float) -> int:
-    """How many layers, from the top, may change in an update, counted from 1.
+    """The number of layers, from the top, that train in an update, counted from 1.
 
     >>> [layers_free(update, 8, layers=3, until=0.5) for update in range(1, 9)]
     [1, 1, 2, 2, 3, 3, 3, 3]
@@ -98,5 +97,5 @@ def layers_free(update: int, total_updates: int, layers: int, until: float) -> i
     done = update - 1
     if done >= until * total_updates:
         return layers
-    # The small number makes up for rounding where the quotient is a whole number.
+    # The small number compensates rounding errors if the quotient is an integer.
     return min(layers, 1 + math.floor(done * (layers - 1) / (until * total_updates) + 1e-9))

@@ -1,12 +1,12 @@
-"""HFT, half fine-tuning: a random half of the matrices is frozen, and re-drawn now and then.
+"""HFT, half fine-tuning: freeze a random half of the matrices, drawn anew in each round.
 
 Hui et al., *HFT: Half Fine-Tuning for Large Language Models*, https://arxiv.org/abs/2404.18466.
 
     θ ← θ − lr·(M ⊙ u),   M = 0 for the frozen half
 
-The half is drawn at the level of whole matrices, in each category (attention, feed-forward, norm)
-of each layer: two of the four of attention, one of two norms. Of the three of a gated feed-forward
-network two are frozen in one layer and one in the next. Embeddings and the head always train.
+Whole matrices are drawn, per category (attention, feed-forward, norm) and layer: two of the four
+of attention, one of two norms. Of the three matrices of a gated feed-forward network, two are
+frozen in one layer and one in the next. Embeddings and the head always train.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _CONVOLUTIONS = (
 
 @dataclass(frozen=True)
 class HFT(Trainable):
-    """Half of the parameter matrices of each category and layer do not change.
+    """Freeze half of the parameter matrices of each category and layer.
 
-    A matrix is frozen together with its bias. What lies outside of the numbered layers
-    (embeddings, the head, the last norm) always trains. DistributedDataParallel needs
-    ``find_unused_parameters=True`` if there is more than one round.
+    A matrix is frozen together with its bias. Parameters outside of the numbered layers
+    (embeddings, the head, the last norm) always train. With several rounds,
+    DistributedDataParallel needs ``find_unused_parameters=True``.
 
     Args:
-        frozen: the share of the matrices that is frozen; 0 is full fine-tuning.
-        rounds: the run is cut into this many equal parts, each with a draw of its own. The paper
-            draws anew for each task of a sequence, and once for a single one.
-        seed: of the draw; None is the run's.
+        frozen: the share of frozen matrices; 0 is full fine-tuning.
+        rounds: the number of equal parts of the run, each with its own draw. The paper draws once
+            per task of a sequence of tasks.
+        seed: seeds the draw; None uses the run's seed.
 
     Example:
         >>> from holdfast import HFT, Recipe
@@ -74,9 +74,9 @@ class HFT(Trainable):
         groups = matrices(model, keep=(*run.new, *([head] if head else [])))
         if not groups:
             raise ValueError(
-                f"{type(model).__name__} has no matrices to freeze: HFT looks for "
-                "trainable ones in numbered layers (nn.ModuleList or nn.Sequential), beside the "
-                "head and embeddings"
+                f"{type(model).__name__} has no matrices to freeze: HFT needs trainable matrices "
+                "in numbered layers (nn.ModuleList or nn.Sequential), apart from head and "
+                "embeddings"
             )
         generator = torch.Generator().manual_seed(run.seed if self.seed is None else self.seed)
         owner = {name: name.rpartition(".")[0] for name, _ in model.named_parameters()}
@@ -92,8 +92,8 @@ class HFT(Trainable):
         _phases.enter(model, min((update - 1) * self.rounds // total_updates, self.rounds - 1))
 
     def finish(self, model: nn.Module) -> nn.Module:
-        """The model with nothing frozen that was not before."""
-        _phases.release(model)
+        """Undo the freezing."""
+        _phases.unfreeze(model)
         return model
 
 
@@ -102,13 +102,13 @@ def draw_frozen(
 ) -> set[str]:
     """Draw a fraction of the names of each category and layer.
 
-    Where a layer's share is no whole number, layers take turns: of all names of a category that
-    come up to any layer, the fraction is drawn, rounded up or down.
+    If a layer's share is not an integer, layers alternate: up to each layer, the number of drawn
+    names of a category is the fraction, rounded up or down.
 
     Args:
         groups: (category, layer) → names.
         fraction: between 0 and 1.
-        generator: on the CPU.
+        generator: a CPU generator.
 
     Example:
         >>> groups = {("ffn", layer): [f"{layer}.up", f"{layer}.down", f"{layer}.gate"]
@@ -132,11 +132,11 @@ def draw_frozen(
 
 
 def matrices(model: nn.Module, keep: Sequence[str] = ()) -> dict[tuple[str, int], list[str]]:
-    """The modules that hold the trainable parameters of the numbered layers, by (category, layer).
+    """The modules with trainable parameters in the numbered layers, by (category, layer).
 
     Args:
         model: a model with layers in ``ModuleList`` or ``Sequential`` containers.
-        keep: parts of it to leave out; embeddings are left out as well.
+        keep: parts to leave out; embeddings are always left out.
     """
     trainable = set(_phases.trainable_names(model))
     groups: dict[tuple[str, int], list[str]] = {}
@@ -155,7 +155,7 @@ def matrices(model: nn.Module, keep: Sequence[str] = ()) -> dict[tuple[str, int]
 
 
 def category(path: str, module: nn.Module) -> str:
-    """What a module is to its layer, by its type and its path within the layer.
+    """The category of a module, by its type and its path within the layer.
 
     >>> category(".self_attn.q_proj", nn.Linear(2, 2)), category(".mlp.up_proj", nn.Linear(2, 2))
     ('attention', 'feed-forward')
@@ -167,6 +167,6 @@ def category(path: str, module: nn.Module) -> str:
     if isinstance(module, _CONVOLUTIONS):
         return "convolution"
     if all(p.dim() < 2 for p in module.parameters(recurse=False)):
-        return "other"  # such as the scale of a residual branch
+        return "other"  # for example the scale of a residual branch
     attends = any(word in path.lower() for word in ("attn", "attention"))
     return "attention" if attends else "feed-forward"

@@ -39,15 +39,14 @@ __all__ = ["LinearProbe", "PretrainedHead", "linear_probe"]
 
 @dataclass(frozen=True)
 class LinearProbe(Trainable):
-    """Only the head may change: nothing is forgotten, and the most is left unlearned.
+    """Train only the head: the model forgets nothing, and learns the least.
 
-    The features are the pretrained ones to the bit: the body also stays in eval mode whatever
-    ``model.train()`` says, so that its dropout does not act and BatchNorm's statistics do not
-    move. Kumar et al., https://arxiv.org/abs/2202.10054, compare it with full fine-tuning.
+    The features stay the pretrained ones to the last bit: the body also stays in eval mode, so that
+    its dropout does not act and BatchNorm's statistics do not change.
 
     Args:
-        head: the name of the part that is trained, such as ``"classifier"``. None takes what is
-            new in the model (``new=`` of the run), else the head that its structure shows.
+        head: the name of the part to train, such as ``"classifier"``. None takes the new part of
+            the model (``new=`` of the run), or finds the head by the model's structure.
 
     Example:
         >>> from holdfast import LinearProbe, Recipe
@@ -61,7 +60,7 @@ class LinearProbe(Trainable):
     head: str | None = None
 
     def prepare(self, run: Run) -> nn.Module:
-        """Freeze the body, and keep it in eval mode."""
+        """Freeze the body and keep it in eval mode."""
         model: nn.Module = run.model
         heads = heads_of(run, self.head)
         ours = {id(p) for head in heads for p in model.get_submodule(head).parameters()}
@@ -73,21 +72,21 @@ class LinearProbe(Trainable):
         if shared:
             raise ValueError(
                 f"the head {', '.join(heads)} shares weights with {shorten(shared)}: training it "
-                "would change the body. Give the model a head with weights of its own, or name "
-                "another with head="
+                "would change the body. Give the head its own weights, or choose another with "
+                "head="
             )
         if left := [part for part in run.new if not within(part, heads)]:
             raise ValueError(
                 f"{shorten(left)} is new, but is not part of the head {', '.join(heads)}: it "
-                "would be frozen at its random values. Name a head= that has it"
+                "would be frozen at random values. Choose a head= that contains it"
             )
         _phases.plan(model, [[n for n, _ in model.named_parameters() if not within(n, heads)]])
         _eval.stay_in_eval(model, [n for n, _ in model.named_modules() if not within(n, heads)])
         return model
 
     def finish(self, model: nn.Module) -> nn.Module:
-        """The model as it was, but for its new head."""
-        _phases.release(model)
+        """Undo the freezing."""
+        _phases.unfreeze(model)
         _eval.leave_eval(model)
         return model
 
@@ -104,25 +103,25 @@ def linear_probe(
     max_iterations: int = 200,
     progress: bool = True,
 ) -> float:
-    """Fit ``head``, in place, on features that the frozen model gives; the model is unchanged.
+    """Fit ``head``, in place, on the features of the frozen model.
 
-    The features are computed once. The problem is then small and, for a linear head, convex:
-    L-BFGS on all of them, in float64 and on standardised features, goes to the minimum without a
-    learning rate to choose. All features are held in memory, 8 bytes a value.
+    The features are computed once. The remaining problem is small and, for a linear head, convex:
+    L-BFGS on all standardised features, in float64, finds the minimum without a learning rate. All
+    features are kept in memory, with 8 bytes per value.
 
     Args:
-        model: in its pretrained state, run in eval mode.
-        head: a part of the model or its name (its features are what the model feeds into it), or
-            a module of its own (its features are what the model returns).
+        model: the pretrained model, run in eval mode.
+        head: a part of the model or its name (the features are its input), or a separate module
+            (the features are the model's output).
         data: as for :func:`holdfast.score`.
         task: classification, regression or multi_label.
         collate, batch_size, progress: as for :func:`holdfast.score`.
-        l2: weight of ½·l2·‖head weights‖², which keeps the minimum finite where the classes can
-            be separated exactly. Biases are not decayed.
-        max_iterations: of L-BFGS. A warning tells if they were not enough.
+        l2: the weight of ½·l2·‖head weights‖², which keeps the minimum finite for separable
+            classes. Biases are not penalised.
+        max_iterations: the limit of L-BFGS; a warning is shown if it is too low.
 
     Returns:
-        The mean training loss at the end, without the penalty.
+        The final mean training loss, without the penalty.
 
     Example:
         >>> import torch, holdfast
@@ -135,17 +134,17 @@ def linear_probe(
     at_least_zero("l2", l2)
     head = _part(model, head) if isinstance(head, str) else head
     if task not in ("classification", "regression", "multi_label"):
-        raise ValueError(f"a probe is for classification, regression or multi_label, not {task!r}")
+        raise ValueError(f"task must be classification, regression or multi_label, got {task!r}")
     source = as_source(data, collate, batch_size, pad_id_of(model))
     features, labels = _features(model, head, source, progress=progress)
     if labels.is_floating_point():
         labels = labels.double()
 
-    # A copy is fitted, so that an error leaves the head alone and its dtype does not matter.
+    # Fit a copy, so that an error does not change the head, in float64 for any dtype of the head.
     fitted = copy.deepcopy(head).double().requires_grad_(True)
     if isinstance(fitted, nn.Linear):
         # In z = (x − mean)/scale, with W′ = W·scale, the same problem is well conditioned.
-        # A feature that hardly varies (a dead unit) is left as it is.
+        # A feature that is nearly constant (a dead unit) is not scaled.
         spread = features.std(0, unbiased=False)
         scale = torch.where(spread > 1e-6 * spread.max(), spread, torch.ones_like(spread))
         mean = features.mean(0) if fitted.bias is not None else torch.zeros_like(scale)
@@ -161,8 +160,8 @@ def linear_probe(
         final, gradient = _fit(fitted, features, labels, task, decay, max_iterations)
     if gradient > 1e-4:
         warnings.warn(
-            f"the probe is not at its minimum after {max_iterations} iterations (gradient "
-            f"{gradient:.1g}): give more max_iterations, or a larger l2",
+            f"the probe has not converged after {max_iterations} iterations (gradient "
+            f"{gradient:.1g}): increase max_iterations or l2",
             stacklevel=2,
         )
     with torch.no_grad():
@@ -174,7 +173,7 @@ def linear_probe(
 def _fit(
     head: nn.Module, features: Tensor, labels: Tensor, task: Task, decay: Tensor, iterations: int
 ) -> tuple[float, float]:
-    """Minimise loss + ½·decay·W² by L-BFGS. Returns the loss and the largest gradient left."""
+    """Minimise loss + ½·decay·W² by L-BFGS. Return the loss and the largest final gradient."""
     weights = [p for p in head.parameters() if p.dim() > 1]
     optimizer = torch.optim.LBFGS(
         head.parameters(),
@@ -193,7 +192,7 @@ def _fit(
         loss.backward()
         return loss
 
-    with evaluating(head):  # a dropout in the head would make the problem a moving one
+    with evaluating(head):  # dropout in the head would change the problem between evaluations
         optimizer.step(closure)
         closure()
         gradient = max(float(p.grad.abs().max()) for p in head.parameters() if p.grad is not None)
@@ -203,7 +202,7 @@ def _fit(
 
 @torch.no_grad()
 def _shift(head: nn.Linear, by: Tensor) -> None:
-    """Make the layer give the same outputs for features from which ``by`` is taken away."""
+    """Change the bias so that the outputs stay the same after subtracting ``by`` from features."""
     if head.bias is not None:
         head.bias.add_(head.weight @ by)
 
@@ -217,7 +216,7 @@ def _part(model: nn.Module, name: str) -> nn.Module:
 
 
 def _mean_loss(outputs: Tensor, labels: Tensor, task: Task) -> Tensor:
-    """The mean loss in the outputs' own dtype."""
+    """The mean loss, in the dtype of the outputs."""
     if task == "classification":
         return F.cross_entropy(outputs, labels.long())
     if task == "multi_label":
@@ -229,7 +228,7 @@ def _mean_loss(outputs: Tensor, labels: Tensor, task: Task) -> Tensor:
 def _features(
     model: nn.Module, head: nn.Module, source: Source, *, progress: bool
 ) -> tuple[Tensor, Tensor]:
-    """What the model feeds into the head (or returns, if the head is no part of it), and labels."""
+    """The input of the head (or the model's output, if the head is separate), and the labels."""
     device = next(model.parameters()).device
     within = any(module is head for module in model.modules())
     caught: list[Any] = []
@@ -246,7 +245,9 @@ def _features(
                 inputs, targets = inputs_and_labels(model, to_device(read(), device))
                 outputs = logits_of(model, inputs, features=True)
                 if within and not caught:
-                    raise ValueError("the model did not run its head: is it the right module?")
+                    raise ValueError(
+                        "the model did not run the head: check that head= is the right module"
+                    )
                 found = caught.pop() if within else outputs
                 if isinstance(head, nn.Linear) and found.dim() == 3 and isinstance(inputs, Mapping):
                     found = _last(found, inputs)
@@ -257,23 +258,23 @@ def _features(
         hook.remove()
         bar.close()
     if not features:
-        raise ValueError("there is nothing to probe with: the data is empty")
+        raise ValueError("the data is empty: there is nothing to fit")
     if features[0].dim() != 2:
         raise ValueError(
-            f"the head gets features of shape {tuple(features[0].shape)}, one row a sample is "
-            "needed: name the innermost linear layer, such as model.classifier.out_proj"
+            f"the head gets features of shape {tuple(features[0].shape)}, but needs one row per "
+            "sample: pass the innermost linear layer, such as model.classifier.out_proj"
         )
     found, targets = torch.cat(features).double(), torch.cat(labels)
     for what, values in (("features", found), ("labels", targets)):
         if not values.isfinite().all():
-            raise ValueError(f"the {what} hold infinite or not-a-number values: nothing was fitted")
+            raise ValueError(f"the {what} contain infinite or NaN values: nothing was fitted")
     return found, targets
 
 
 class PretrainedHead:
-    """The pretrained head and BatchNorm statistics, kept to see what a tuned body has forgotten.
+    """The pretrained head and BatchNorm statistics, to measure what a tuned body has forgotten.
 
-    Take it before the head is replaced. Later, put it on for a while:
+    Copy the head before it is replaced, and attach it later for an evaluation:
 
         kept = PretrainedHead.of(model, "classifier")
         model.classifier = nn.Linear(1280, 102)
@@ -283,7 +284,7 @@ class PretrainedHead:
 
     Args:
         name: the head's name in the model, such as ``"classifier"`` or ``"classifier.1"``.
-        head: a copy of it.
+        head: a copy of the head.
         buffers: the model's other floating-point buffers (running means and variances).
     """
 
@@ -306,11 +307,13 @@ class PretrainedHead:
 
     @contextlib.contextmanager
     def on(self, model: nn.Module) -> Iterator[nn.Module]:
-        """The model with its pretrained head and statistics, in eval mode; afterwards as before."""
+        """Attach the pretrained head and statistics, in eval mode; restore the model on exit."""
         head = model.get_submodule(self.name)
         here = {n: b for n, b in model.named_buffers() if n in self.buffers}
         if missing := sorted(set(self.buffers) - set(here)):
-            raise ValueError(f"the model has not the statistics that were kept: {shorten(missing)}")
+            raise ValueError(
+                f"the model has no buffers for the saved statistics: {shorten(missing)}"
+            )
         now = {n: b.detach().clone() for n, b in here.items()}
         like = next(model.parameters())
         try:
@@ -326,7 +329,7 @@ class PretrainedHead:
 
 
 def _last(features: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-    """Of each sequence the last position that is not padding: a decoder's head is read there."""
+    """The last position of each sequence that is not padding, which a decoder's head uses."""
     mask = inputs.get("attention_mask")
     if mask is None:
         return features[:, -1]
@@ -335,13 +338,13 @@ def _last(features: Tensor, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def heads_of(run: Run, head: str | None) -> tuple[str, ...]:
-    """The parts that are the head: the one named, those that are new, or what is found."""
+    """The names of the heads: the given one, the new parts, or the one found by structure."""
     found = (head,) if head is not None else run.new or head_of(run.model)
     if not found:
         children = ", ".join(n for n, _ in run.model.named_children())
         raise ValueError(
-            f"cannot tell which part of {type(run.model).__name__} is its head: pass head= (or "
-            f"new= if it is new) one of its parts; it has {children}"
+            f"the head of {type(run.model).__name__} is not known: pass one of its parts as head= "
+            f"(or new= if it is new): {children}"
         )
     heads = (found,) if isinstance(found, str) else tuple(found)
     for name in heads:

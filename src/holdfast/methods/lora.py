@@ -4,9 +4,9 @@ Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, https://arxiv.o
 
     W = W* + s·B A,   B = 0 at the start,   s = α/r  (rsLoRA: α/√r)
 
-The pretrained weights are in the model all the time, so no second copy is needed: B = 0 is W*.
-A pull acts on B toward 0 and leaves A alone, WiSE-FT scales B, and with the adapters off the model
-is the pretrained one. All of that holds for a quantised base too (QLoRA).
+The model keeps the pretrained weights, so no second copy is needed: B = 0 gives W*. A pull acts on
+B, toward 0, and not on A. WiSE-FT scales B. With the adapters off, the model is the pretrained one.
+All of this holds for a quantised base as well (QLoRA).
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ __all__ = ["LoRA"]
 
 @dataclass(frozen=True)
 class LoRA(Trainable):
-    """Train low-rank adapters of the linear layers; what is new in the model is trained in full.
+    """Train low-rank adapters of the linear layers. New parts of the model are trained in full.
 
-    All else is frozen, BatchNorm's statistics too. The result is PEFT's model:
-    ``save_pretrained`` writes the adapters, ``merge_and_unload()`` puts them into the weights.
+    Everything else is frozen, including BatchNorm's statistics. The result is a PEFT model:
+    ``save_pretrained`` writes the adapters, ``merge_and_unload()`` adds them to the weights.
 
     Args:
         r: the rank.
-        alpha: the scale α; None is 2·r, so that s = 2.
-        dropout: on the input of the adapters.
-        target: ``"all-linear"`` is every linear layer but the output embeddings and what is new;
-            a tuple holds names or their ends, such as ``("q_proj", "v_proj")``; another text is a
-            regular expression for whole names.
+        alpha: the scale α; None is 2·r, which gives s = 2.
+        dropout: the dropout on the input of the adapters.
+        target: ``"all-linear"`` is every linear layer except the output embeddings and new parts.
+            A tuple lists names or suffixes of names, such as ``("q_proj", "v_proj")``. Any other
+            string is a regular expression for whole names.
         rslora: scale by α/√r (https://arxiv.org/abs/2312.03732).
-        dora: train the columns' norms apart from their directions
-            (https://arxiv.org/abs/2402.09353). Pulls then draw the norms to their first values.
+        dora: train the norms of columns separately from their directions
+            (https://arxiv.org/abs/2402.09353). Pulls then lead the norms to their initial values.
 
     Example:
         >>> from holdfast import LoRA, Recipe
@@ -99,7 +99,7 @@ class LoRA(Trainable):
         return {"r": SearchRange(1, 128, 16)}
 
     def prepare(self, run: Run) -> nn.Module:
-        """The model inside PEFT's, with its weights frozen."""
+        """Wrap the model with PEFT and freeze its weights."""
         peft = require("peft", extra="peft", what="LoRA")
         model: nn.Module = run.model
         if hasattr(model, "peft_config"):
@@ -126,31 +126,33 @@ class LoRA(Trainable):
             task_type="CAUSAL_LM" if generates else None,
         )
         with seeded(run.seed), warnings.catch_warnings():
-            # Of GPT-2's layers, whose weight is (inputs, outputs), PEFT says that it has noticed.
+            # PEFT warns that it has detected GPT-2's layers, whose weight is (inputs, outputs).
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
             adapted: nn.Module = peft.get_peft_model(model, config)
         if wrong := [n for n, m in adapted.named_modules() if getattr(m, "lora_embedding_A", None)]:
-            raise ValueError(f"only linear layers can be adapted, not embeddings: {shorten(wrong)}")
-        # The base stays the base: its statistics do not move either.
+            raise ValueError(
+                f"target must match linear layers only, got embeddings: {shorten(wrong)}"
+            )
+        # The statistics of the base must not change either.
         new = [f"base_model.model.{part}" for part in run.new]
         statistics = [n for n, m in adapted.named_modules() if hasattr(m, "running_mean")]
         _eval.stay_in_eval(adapted, [n for n in statistics if not within(n, new)])
         return adapted
 
     def finish(self, model: nn.Module) -> nn.Module:
-        """PEFT's model, adapters and all."""
+        """The PEFT model with its adapters."""
         _eval.leave_eval(model)
         return model
 
     def anchors(self, run: Run) -> Reference | None:
-        """Zero, which takes no memory, for every B; DoRA's norms as they are now. Nothing else."""
+        """0 for every B, and the current norms of DoRA."""
         if not run.recipe.needs_reference:
             return None
         return Reference(adapter_origin(run.model)).bind(run.model)
 
 
 def linear_layers(model: nn.Module, new: Sequence[str] = ()) -> list[str]:
-    """The names of all linear layers (GPT-2's too) but for the output embeddings and new parts.
+    """The names of all linear layers, except the output embeddings and new parts.
 
     >>> linear_layers(nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)), new=["2"])
     ['0']
@@ -166,14 +168,12 @@ def linear_layers(model: nn.Module, new: Sequence[str] = ()) -> list[str]:
         and not within(name, new)
     ]
     if not names:
-        raise ValueError(
-            f"{type(model).__name__} has no linear layer for LoRA: name some in target="
-        )
+        raise ValueError(f"{type(model).__name__} has no linear layer for LoRA: pass target=")
     return names
 
 
 def _exactly(names: list[str], model: nn.Module) -> list[str] | str:
-    """What names these modules to PEFT, which also takes a name for the end of other names."""
+    """A target for exactly these modules: PEFT also treats a name as a suffix of other names."""
     known = set(names)
     others = [name for name, _ in model.named_modules() if name not in known]
     if any(other.endswith(f".{name}") for name in names for other in others):
@@ -182,13 +182,15 @@ def _exactly(names: list[str], model: nn.Module) -> list[str] | str:
 
 
 def _check_new(model: nn.Module, new: Sequence[str]) -> None:
-    """PEFT trains modules in full by name, and takes a name for the end of other names."""
+    """Check that PEFT, which treats a name as a suffix, can find the new parts."""
     names = [name for name, _ in model.named_modules()]
     for part in new:
         if part not in names:
-            raise ValueError(f"new={part!r} is no module of the model, which PEFT needs")
+            raise ValueError(
+                f"new={part!r} must be a module of the model, because PEFT trains whole modules"
+            )
         if others := [n for n in names if n.endswith(part) and not within(n, new)]:
             raise ValueError(
-                f"PEFT cannot tell {part!r} from {shorten(others)}, which ends alike: if that is "
-                "new too, add it to new=; else rename one of them"
+                f"PEFT cannot distinguish {part!r} from {shorten(others)}, which has the same "
+                "suffix: add that to new= if it is new too, or rename one of them"
             )

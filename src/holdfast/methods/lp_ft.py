@@ -2,8 +2,7 @@
 
 Kumar et al., *Fine-Tuning can Distort Pretrained Features and Underperform Out-of-Distribution*,
 ICLR 2022, https://arxiv.org/abs/2202.10054. The gradients of a random head distort the body while
-the head is being learned; those of a head at its minimum over the pretrained features are small
-and do not.
+the head is being learned. The gradients of a fitted head are small and do not.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ __all__ = ["LPFT"]
 
 @dataclass(frozen=True)
 class LPFT(Trainable):
-    """Fit the head before training, by :func:`holdfast.linear_probe`; then everything may change.
+    """Fit the head with :func:`holdfast.linear_probe`, then train everything.
 
     Args:
-        head: the name of the head. None takes what is new in the model (``new=`` of the run),
-            else the head that its structure shows.
-        l2: the strength of the probe's ridge penalty.
+        head: the name of the head. None takes the new part of the model (``new=`` of the run), or
+            finds the head by the model's structure.
+        l2: the strength of the ridge penalty.
 
     Example:
         >>> from holdfast import LPFT, Recipe
@@ -47,7 +46,7 @@ class LPFT(Trainable):
         object.__setattr__(self, "l2", at_least_zero("l2", self.l2))
 
     def fit(self, run: Run) -> None:
-        """Fit the head; the body stays as it is for now."""
+        """Fit the head; the body does not change."""
         task: Any = run.task
         if task not in ("classification", "regression", "multi_label"):
             what = f"the task is {task}" if isinstance(task, str) else "the task is a function"
@@ -59,7 +58,7 @@ class LPFT(Trainable):
         heads = heads_of(run, self.head)
         if len(heads) > 1:
             raise ValueError(
-                f"LPFT fits one head, but {', '.join(heads)} are new: name the one with head="
+                f"LPFT fits one head, but {', '.join(heads)} are new: choose one with head="
             )
         linear_probe(
             run.model,

@@ -1,14 +1,14 @@
-"""Mixout: in each forward pass a random share of the weights is the pretrained ones.
+"""Mixout: in each forward pass, set a random share of the weights to the pretrained ones.
 
 Lee, Cho and Kang, *Mixout: Effective Regularization to Finetune Large-scale Pretrained Language
 Models*, ICLR 2020, https://arxiv.org/abs/1909.11299. With m ~ Bernoulli(p) for each input neuron of
-a linear layer, the same for all its outgoing weights, in training
+a linear layer, equal for all its outgoing weights, the weights in training are
 
     θ̃ = (m·θ* + (1 − m)·θ − p·θ*) / (1 − p) = θ* + (1 − m)·(θ − θ*) / (1 − p)
 
-so that E θ̃ = θ. It is a dropout of θ − θ*; with θ* = 0 it is dropout. In the mean it penalises the
-distance to θ*: of a quadratic loss with curvature μ the expectation is larger by exactly
-½·μ·p/(1 − p)·‖θ − θ*‖², and of a more curved one by more.
+so that E θ̃ = θ. Mixout is dropout applied to θ − θ*, and plain dropout for θ* = 0. In expectation
+it penalises the distance to θ*: the expected value of a quadratic loss with curvature μ increases
+by ½·μ·p/(1 − p)·‖θ − θ*‖².
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ Per = Literal["neuron", "weight"]
 
 @dataclass(frozen=True)
 class Mixout(Trainable):
-    """Mix the weights of every linear layer with the pretrained ones, anew in each forward pass.
+    """In each forward pass, mix the weights of every linear layer with the pretrained ones.
 
-    Biases and parts that are new are not mixed. In eval mode the layers are plain ones. The masks
-    come from torch's global generator, as dropout's do. The model's own dropout stays as it is;
-    the paper switches it off, which is the model's setting.
+    Biases and new parts of the model are not mixed. In eval mode the layers do not mix. The masks
+    come from torch's global generator, as in dropout. The model's own dropout stays on; the paper
+    turns it off, which is a setting of the model.
 
     Args:
-        p: the probability that a weight is the pretrained one, in [0, 1). The paper finds 0.7 to
-            0.9 good; 0 is full fine-tuning.
-        per: draw m for each input ``"neuron"``, as the paper's released code does, or for each
-            ``"weight"`` (the paper's *mixconnect*).
+        p: the probability of the pretrained weight, in [0, 1). The paper recommends 0.7 to 0.9;
+            0 is full fine-tuning.
+        per: draw m per input ``"neuron"``, as in the paper's released code, or per ``"weight"``
+            (the paper's *mixconnect*).
 
     Example:
         >>> from holdfast import Mixout, Recipe
@@ -60,7 +60,7 @@ class Mixout(Trainable):
     def __post_init__(self) -> None:
         object.__setattr__(self, "p", share("p", self.p))
         if self.p == 1:
-            raise ValueError("p must be below 1: at 1 nothing is left of the tuned weights")
+            raise ValueError("p must be below 1: at 1 no tuned weight is used")
         if self.per not in get_args(Per):
             raise ValueError(f"per must be 'neuron' or 'weight', got {self.per!r}")
 
@@ -69,7 +69,7 @@ class Mixout(Trainable):
         return {"p": SearchRange(0.1, 0.95, 0.7, log=False)}
 
     def prepare(self, run: Run) -> nn.Module:
-        """Let every linear layer with pretrained weights mix. No parameter's name changes."""
+        """Make every linear layer with pretrained weights mix. Parameters keep their names."""
         model: nn.Module = run.model
         if self.p == 0:
             return model
@@ -85,8 +85,8 @@ class Mixout(Trainable):
         ]
         if not layers:
             raise ValueError(
-                f"{type(model).__name__} has no linear layer (nn.Linear) with pretrained weights: "
-                "Mixout has nothing to mix"
+                f"{type(model).__name__} has no linear layer (nn.Linear) with pretrained weights, "
+                "which Mixout needs"
             )
         for module, mixing, anchor in layers:
             module.__class__ = mixing
@@ -94,7 +94,7 @@ class Mixout(Trainable):
         return model
 
     def finish(self, model: nn.Module) -> nn.Module:
-        """The layers are plain ones again."""
+        """Restore the plain layers."""
         for module in model.modules():
             if isinstance(module, _Mixing):
                 module.__class__ = module.plain  # type: ignore[assignment]
@@ -103,13 +103,13 @@ class Mixout(Trainable):
 
 
 def mixout(weight: Tensor, anchor: Tensor, p: float, per: Per = "neuron") -> Tensor:
-    """θ̃ = θ* + (1 − m)·(θ − θ*)/(1 − p): weights with a random share at their anchor.
+    """θ̃ = θ* + (1 − m)·(θ − θ*)/(1 − p): a random share of the weights is at the anchor.
 
     Args:
         weight: θ, of shape (outputs, inputs).
         anchor: θ*.
         p: the probability of m = 1.
-        per: draw m for each input neuron, or for each weight.
+        per: draw m per input neuron, or per weight.
 
     Example:
         >>> import torch
@@ -124,7 +124,7 @@ def mixout(weight: Tensor, anchor: Tensor, p: float, per: Per = "neuron") -> Ten
 
 
 class _Mixing(nn.Module):
-    """What layers that mix have in common. ``anchor`` is no buffer: it is not in the state."""
+    """Base class of mixing layers. ``anchor`` is not a buffer, so it is not in the state dict."""
 
     plain: ClassVar[type[nn.Module]]
     p: float
@@ -133,18 +133,18 @@ class _Mixing(nn.Module):
     weight: Tensor
 
     def pair(self) -> tuple[Tensor, Tensor]:
-        """θ and θ*; the model may have moved since it was prepared."""
+        """θ and θ*, on the same device."""
         self.anchor = self.anchor.to(self.weight)
         return self.weight, self.anchor
 
 
 class MixLinear(_Mixing, nn.Linear):
-    """A linear layer that mixes. :class:`Mixout` makes it of an ``nn.Linear``, and back."""
+    """A mixing linear layer. :class:`Mixout` converts ``nn.Linear`` layers into it, and back."""
 
     plain = nn.Linear
 
     def forward(self, input: Tensor) -> Tensor:
-        """As ``nn.Linear``, in training with mixed weights."""
+        """``nn.Linear`` with mixed weights in training."""
         if not self.training:
             return super().forward(input)
         weight, anchor = self.pair()
@@ -152,10 +152,10 @@ class MixLinear(_Mixing, nn.Linear):
 
 
 def _mixing_class(module: nn.Module) -> type[_Mixing] | None:
-    """The class that makes a layer mix; None for what is no linear layer.
+    """The mixing class for a layer; None if it is not a linear layer.
 
-    Only for a plain ``nn.Linear``: a subclass has a forward of its own, or is not called at all,
-    such as the output projection in ``nn.MultiheadAttention``.
+    Subclasses of ``nn.Linear`` are excluded: they have their own forward, or are never called, such
+    as the output projection in ``nn.MultiheadAttention``.
     """
     kind = type(module)
     if kind is nn.Linear:
@@ -167,11 +167,11 @@ def _mixing_class(module: nn.Module) -> type[_Mixing] | None:
 
 @functools.cache
 def _mix_conv1d() -> type[_Mixing]:
-    """``MixConv1D``, made when it is needed: its base is in transformers."""
+    """``MixConv1D``, created on first use because its base class is in transformers."""
     from transformers.pytorch_utils import Conv1D
 
     class MixConv1D(_Mixing, Conv1D):  # type: ignore[misc]
-        """The linear layer of GPT-2, whose weight is (inputs, outputs), when it mixes."""
+        """A mixing linear layer of GPT-2, whose weight is (inputs, outputs)."""
 
         plain = Conv1D
 
@@ -186,7 +186,7 @@ def _mix_conv1d() -> type[_Mixing]:
 
 
 def __getattr__(name: str) -> Any:
-    """For pickle, which finds classes by their names."""
+    """Find ``MixConv1D`` for pickle, which looks up classes by name."""
     if name == "MixConv1D":
         return _mix_conv1d()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

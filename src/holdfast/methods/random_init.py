@@ -1,7 +1,7 @@
-"""Random initialisation: the RI start of the RecAdam paper.
+"""Random initialisation: the start RI of the RecAdam paper.
 
 The model starts from random weights and is pulled to the pretrained ones while λ is small, which
-lets it explore; the pretrained weights serve as anchors only (https://arxiv.org/abs/2004.12651).
+lets it explore. The pretrained weights are anchors only (https://arxiv.org/abs/2004.12651).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 @dataclass(frozen=True)
 class RandomInit(Start):
-    """Start from random weights; the pretrained ones are where the pull leads (the paper's RI).
+    """Start from random weights, with a pull to the pretrained ones.
 
     Args:
-        seed: of the weights; None is the run's.
+        seed: seeds the weights; None uses the run's seed.
 
     Example:
         >>> from holdfast import RandomInit, RecAdamUpdate, Recipe
@@ -68,22 +68,22 @@ class RandomInit(Start):
         )
 
     def apply(self, run: Run) -> None:
-        """Initialise what may change anew; all that is taken at θ* has been taken."""
+        """Initialise the trainable parameters."""
         frozen = [(p, p.detach().clone()) for p in run.model.parameters() if not p.requires_grad]
         random_init(run.model, seed=run.seed if self.seed is None else self.seed)
         with torch.no_grad():
-            for p, pretrained in frozen:  # by the user: nothing would ever bring it back
+            for p, pretrained in frozen:  # frozen by the user: they must stay pretrained
                 p.copy_(pretrained)
 
 
 def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
-    """Initialise all of a model's weights anew, in place, with the model's own initialiser.
+    """Initialise all weights of a model again, in place, with its own initialiser.
 
-    Take the anchors first: ``Reference.of(model)``, or the pretrained files.
+    Keep the pretrained weights first: ``Reference.of(model)``.
 
     Args:
         model: a transformers model, or a module whose layers have ``reset_parameters()``.
-        seed: makes the new weights reproducible without touching torch's global generators.
+        seed: seeds the new weights, without changing torch's global generators.
 
     Returns:
         The same model.
@@ -115,8 +115,7 @@ def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
     ]
     if same:
         warnings.warn(
-            f"the model's own initialiser left {len(same)} parameters as they were: "
-            f"{shorten(same)}",
+            f"the model's own initialiser did not change {len(same)} parameters: {shorten(same)}",
             stacklevel=2,
         )
     return model
@@ -127,7 +126,7 @@ def _is_transformers_model(module: nn.Module) -> bool:
 
 
 def _topmost(module: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:
-    """The wanted modules that lie in no other wanted one."""
+    """The wanted modules that are not inside another wanted one."""
     if is_wanted(module):
         yield module
     else:
@@ -136,8 +135,7 @@ def _topmost(module: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> Itera
 
 
 def _init_transformers(model: Any) -> None:
-    # from_pretrained marks modules and tensors as initialised, and init_weights() passes over
-    # what is marked: without this it would change nothing.
+    # from_pretrained marks modules and tensors as initialised, and init_weights() skips those.
     for marked in [*model.modules(), *model.parameters(), *model.buffers()]:
         if hasattr(marked, "_is_hf_initialized"):
             del marked._is_hf_initialized
@@ -145,10 +143,10 @@ def _init_transformers(model: Any) -> None:
 
 
 def _find_resets(model: nn.Module, covered: set[int]) -> list[Callable[[], object]]:
-    """The initialisers of all layers that are not covered yet. Raises if a parameter has none."""
+    """The initialisers of all layers that are not covered. Raises if a parameter has none."""
     resets = []
     reached = set(covered)
-    # Children first, as when the model is constructed: a parent has the last word.
+    # Children first, as in construction: a parent may initialise its children again.
     for module in reversed(list(model.modules())):
         # nn.MultiheadAttention spells it with an underscore.
         reset = getattr(module, "reset_parameters", None) or getattr(
@@ -160,7 +158,7 @@ def _find_resets(model: nn.Module, covered: set[int]) -> list[Callable[[], objec
     missed = [name for name, p in model.named_parameters() if id(p) not in reached]
     if missed:
         raise ValueError(
-            "no initialiser is known for these parameters (their modules have no "
-            f"reset_parameters()): {shorten(missed)}. Give the module that owns them one."
+            "these parameters have no initialiser, because their modules have no "
+            f"reset_parameters(): {shorten(missed)}. Add that method to their modules"
         )
     return resets

@@ -76,19 +76,19 @@ class Rehearsal(Objective):
             )
 
     def prepare(self, run: Run) -> Criterion:
-        """Mix the data of the two tasks."""
+        """Mix the data of both tasks."""
         if self.ratio == 0:
             return Criterion(run)
         if run.rehearsal is None:
             raise ValueError(
-                "Rehearsal needs data of the old task: pass it as rehearsal= beside the data of "
-                "the new one, or, if there is none, take RecAdam, FLOW or Distill, which need none"
+                "Rehearsal needs data of the old task: pass it as rehearsal=. If there is none, "
+                "use a method that does not need it, such as the preset recadam, flow or distill"
             )
         new = samples_of(run, run.data, "Rehearsal")
         old = samples_of(run, run.rehearsal, "Rehearsal", "rehearsal")
         for name, source in (("data", new), ("rehearsal data", old)):
             if len(source.data) == 0:
-                raise ValueError(f"there is nothing to train on: the {name} is empty")
+                raise ValueError(f"the {name} is empty: there is nothing to train on")
         count = max(1, round(self.ratio * len(new.data)))
         mix = mixed(new.data, old.data, draw(len(old.data), count, run.seed), run.model)
         is_old = [0] * len(new.data) + [1] * count
@@ -98,7 +98,7 @@ class Rehearsal(Objective):
 
 
 class RehearsalCriterion(Criterion):
-    """The loss of the mix. ``share`` of its targets are the old task's."""
+    """The loss of the mix, in which ``share`` of the targets belong to the old task."""
 
     column = _COLUMN
 
@@ -109,7 +109,7 @@ class RehearsalCriterion(Criterion):
     def weights(
         self, model: nn.Module, batch: Any, values: Tensor | None, update: int
     ) -> Tensor | None:
-        """By which task a sample is of."""
+        """The weights by task."""
         return None if values is None else mixing_weights(values, self.anneal(update), self.share)
 
 
@@ -127,7 +127,7 @@ def mixing_weights(is_old: Tensor, lam: float, share: float) -> Tensor:
 
 
 def draw(available: int, count: int, seed: int) -> list[int]:
-    """Which samples of the old task to take: each once before any is taken again.
+    """Draw samples of the old task: each once before any is drawn again.
 
     Example:
         >>> sorted(draw(3, 6, seed=0))
@@ -141,12 +141,12 @@ def draw(available: int, count: int, seed: int) -> list[int]:
 
 
 def mixed(new: Any, old: Any, chosen: Sequence[int], model: nn.Module) -> Any:
-    """All samples of ``new``, then the chosen ones of ``old``, with the columns that both have.
+    """All samples of ``new``, then the chosen ones of ``old``, with their common columns.
 
     Args:
-        new, old: a ``datasets.Dataset`` each, which gives another; or any datasets with an index.
+        new, old: two ``datasets.Dataset``, which give another one; or any indexed datasets.
         chosen: indices into ``old``.
-        model: its inputs, and the labels, must be columns of both or of none.
+        model: its inputs, and the labels, must be columns of both datasets or of none.
     """
     if _is_table(new) and _is_table(old):
         import datasets
@@ -164,7 +164,7 @@ def mixed(new: Any, old: Any, chosen: Sequence[int], model: nn.Module) -> Any:
             return datasets.concatenate_datasets([new, old])
         except (TypeError, ValueError, NotImplementedError) as error:
             raise ValueError(
-                "the columns of data and rehearsal are not of the same kind: "
+                "the columns of data and rehearsal have different types: "
                 + "; ".join(
                     f"{name} is {new.features[name]} and {old.features[name]}"
                     for name in common
@@ -184,9 +184,9 @@ class _Mixed(Dataset[Any]):
             self.columns = [name for name in first if name in other]
         elif type(first) is not type(other) or len(first) != len(other):
             raise ValueError(
-                "the samples of data and rehearsal must be alike, and collated alike: they are "
-                f"{type(first).__name__} and {type(other).__name__}, of length {len(first)} and "
-                f"{len(other)}"
+                "the samples of data and rehearsal must have the same type and length, got "
+                f"{type(first).__name__} of length {len(first)} and {type(other).__name__} of "
+                f"length {len(other)}"
             )
 
     def __len__(self) -> int:
@@ -199,27 +199,27 @@ class _Mixed(Dataset[Any]):
 
 
 def _is_table(data: Any) -> bool:
-    """A ``datasets.Dataset`` whose rows are its columns, not what a transform makes of them."""
+    """Whether data is a ``datasets.Dataset`` without a transform."""
     return hasattr(data, "add_column") and data.format["type"] != "custom"
 
 
 def _check_columns(new: Iterable[str], old: Iterable[str], model: nn.Module) -> set[str]:
-    """The columns that are trained on; those of one must be those of the other."""
+    """The columns to train on, which must be equal in both datasets."""
     # PEFT's own forward names no inputs.
     inputs = {*inspect.signature(without_peft(model).forward).parameters, *_LABELS}
     of_new, of_old = inputs & set(new), inputs & set(old)
     if of_new != of_old:
         raise ValueError(
             f"data and rehearsal must have the same inputs and labels: {sorted(of_new - of_old)} "
-            f"is only in data, {sorted(of_old - of_new)} only in rehearsal. Prepare both alike"
+            f"is only in data, {sorted(of_old - of_new)} only in rehearsal"
         )
     return of_new
 
 
 def _share_of_old(run: Run, mix: IndexedSource, new: int) -> float:
-    """The share of the targets of a mix that lies behind its first ``new`` samples."""
+    """The share of a mix's targets that come after its first ``new`` samples."""
     total = len(mix.data)
-    targets = [float(new), float(total - new)]  # one a sample, unless they are tokens
+    targets = [float(new), float(total - new)]  # one per sample, unless they are tokens
     if run.task in TOKEN_TASKS and isinstance(run.task, str):
         targets = [0.0, 0.0]
         for indices, read in mix:
@@ -228,5 +228,5 @@ def _share_of_old(run: Run, mix: IndexedSource, new: int) -> float:
                 targets[i >= new] += count
     if min(targets) == 0:
         which = "data" if targets[0] == 0 else "rehearsal data"
-        raise ValueError(f"no sample of the {which} has a target: are all labels −100?")
+        raise ValueError(f"no sample of the {which} has a target: all labels are −100")
     return targets[1] / sum(targets)

@@ -1,13 +1,13 @@
-"""WiSE-FT: keep a point between the pretrained and the tuned weights.
+"""WiSE-FT: interpolate between the pretrained and the tuned weights.
 
 Wortsman et al., *Robust fine-tuning of zero-shot models*, CVPR 2022,
 https://arxiv.org/abs/2109.01903.
 
     θ = α·θ₁ + (1−α)·θ*
 
-α = 1 is the tuned model, α = 0 the pretrained one, to the last bit. What has no pretrained
-counterpart (a new head) stays as tuned. It costs no training: sweep α and choose. With LoRA it is
-the effective weights that are interpolated, θ* + α·BA, by scaling B.
+α = 1 is the tuned model, α = 0 the pretrained one, to the last bit. Parameters without pretrained
+values (a new head) stay as tuned. Trying several α costs no training. With LoRA the effective
+weights are interpolated, θ* + α·BA, by scaling B.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class WiseFT(Merging):
 
     Args:
         alpha: the share of the tuned weights, between 0 and 1.
-        statistics: what to do with BatchNorm's running statistics and other floating-point
-            buffers: ``"interpolate"`` them as well, ``"keep"`` the tuned ones, or
-            ``"reestimate"`` BatchNorm's with a pass over data (and keep the others), unless α = 1.
-            Integer buffers are kept as tuned.
+        statistics: how to treat BatchNorm's running statistics and other floating-point buffers:
+            ``"interpolate"`` them as well, ``"keep"`` the tuned ones, or ``"reestimate"``
+            BatchNorm's with a pass over data (and keep the others), unless α = 1. Integer buffers
+            stay as tuned.
 
     Example:
         >>> import torch, holdfast
@@ -80,14 +80,12 @@ class WiseFT(Merging):
         data: Any = None,
         collate: Collate | None = None,
     ) -> nn.Module:
-        """Move a tuned model, in place, to its place between the two.
+        """Interpolate a tuned model in place.
 
         Args:
-            model: the tuned model. Of LoRA adapters B is scaled and A left alone, whatever the
-                reference says of them.
+            model: the tuned model. Of LoRA adapters, only B is scaled.
             reference: the pretrained weights; None if only LoRA adapters were trained.
-            data, collate: what to take BatchNorm's statistics on if they are re-estimated, as for
-                :func:`holdfast.score`.
+            data, collate: the data for ``statistics="reestimate"``, as for :func:`holdfast.score`.
         """
         self._check_data(model, data, [self.alpha])
         pairs = list(self._pairs(model, reference))
@@ -106,16 +104,15 @@ class WiseFT(Merging):
         data: Any = None,
         collate: Collate | None = None,
     ) -> dict[float, Result]:
-        """Evaluate the model at several α; afterwards it is as tuned again.
+        """Evaluate the model at several α, and restore the tuned model.
 
         Args:
-            model, reference, data, collate: as in :meth:`merge`; this object's own alpha is not
-                used.
-            values: the α to look at.
-            evaluate: called with the model at each point.
+            model, reference, data, collate: as in :meth:`merge`.
+            values: the values of α; the setting ``alpha`` is not used.
+            evaluate: called with the model at each α.
 
         Returns:
-            α → what ``evaluate`` returned.
+            α → the result of ``evaluate``.
         """
         for alpha in values:
             share("alpha", alpha)
@@ -144,13 +141,13 @@ class WiseFT(Merging):
         needed = self.statistics == "reestimate" and any(alpha != 1 for alpha in alphas)
         if needed and data is None and statistics_of(model):
             raise ValueError(
-                "statistics='reestimate' takes BatchNorm's statistics on data: pass data="
+                "statistics='reestimate' needs data for BatchNorm's statistics: pass data="
             )
 
     def _pairs(
         self, model: nn.Module, reference: Reference | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """What is interpolated: each tensor of the model, and where it is at α = 0."""
+        """The tensors to interpolate, each with its value at α = 0."""
         adapters = {name: (p, is_b) for name, p, is_b in adapter_parameters(model)}
         zero = torch.zeros(())
         scaled = [p for p, is_b in adapters.values() if is_b]
@@ -159,7 +156,7 @@ class WiseFT(Merging):
             if not scaled:
                 raise ValueError("WiSE-FT needs the pretrained weights: pass the Reference")
             return
-        # A quantised base is of integers. It is frozen: there is nothing to interpolate.
+        # A quantised base has integer weights. It is frozen and needs no interpolation.
         named: list[tuple[str, Tensor]] = [
             (n, p) for n, p in model.named_parameters() if n not in adapters
         ]
