@@ -242,7 +242,7 @@ def test_bad_input():
         LoRA().prepare(make_run(llama(), new=("header",)))
     with pytest.raises(ValueError, match="ResNet has no linear layer"):
         LoRA().prepare(make_run(ResNet(), new=("fc",)))
-    with pytest.raises(ValueError, match="not embeddings"):
+    with pytest.raises(ValueError, match="got embeddings"):
         LoRA(target=("embed_tokens",)).prepare(make_run(llama()))
 
 
