@@ -1,4 +1,4 @@
-"""Where results lie: a folder, an address of one, or what only fsspec can reach."""
+"""Where results are stored: a folder, its address, or an address of fsspec."""
 
 import pickle
 
@@ -9,6 +9,7 @@ from comparison.small_plan import make_plan, what_must_agree
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast.comparison.scheduler import compare
+from holdfast.comparison.worker import Worker
 from holdfast.io.storage import Place
 
 
@@ -58,18 +59,28 @@ def test_what_fails_elsewhere_names_the_place(tmp_path):
 
 def test_a_plan_elsewhere_gives_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
-    plan = make_plan(tmp_path, seeds=(0,))
+    plan = make_plan(tmp_path, recipes=("recadam+wise-ft",), seeds=(0,), updates=2)
+    (spec,) = plan.runs()
     address = f"dir::file://{tmp_path}/there"
-    here = compare(plan, tmp_path / "here", jobs=2)
-    there = compare(plan, address, jobs=2, config="model: small\n")
-    assert what_must_agree(there.to_json()) == what_must_agree(here.to_json())
-    written = {p.relative_to(tmp_path / "there").name for p in (tmp_path / "there").rglob("*.*")}
-    assert {"results.json", "result.json", "config.yaml"} <= written
-    assert "run.pt" not in written
-    left = [path.name for path in Place.at(address).folder.rglob("*")]
-    assert sorted(left) == [".lock", "runs"]
-    # All of it is read when it is asked for again.
+    places = [Place.at(tmp_path / "here"), Place.at(address)]
+    workers = [Worker(plan, place.folder / "runs") for place in places]
+    here, there = (
+        worker(spec, None, place / "runs") for worker, place in zip(workers, places, strict=True)
+    )
+    for worker in workers:
+        worker.close()
+    written = {path.name for path in (tmp_path / "there").rglob("*.*")}
+    assert written == {"result.json"}
+    assert [path.name for path in Place.at(address).folder.rglob("*")] == ["runs"]
+    # Both are read, and nothing is run again.
     told = []
-    again = compare(plan, address, jobs=2, on_finished=told.append)
-    assert again == there
+    both = [
+        compare(plan, place, on_finished=told.append, config="model: small\n")
+        for place in (tmp_path / "here", address)
+    ]
+    assert [results.runs for results in both] == [(here,), (there,)]
+    ours, theirs = (what_must_agree(results.to_json()) for results in both)
+    assert ours == theirs
     assert told == []
+    written = {path.name for path in (tmp_path / "there").rglob("*.*")}
+    assert written == {"results.json", "result.json", "config.yaml"}

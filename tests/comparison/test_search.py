@@ -4,7 +4,6 @@ import pytest
 
 from holdfast import RecAdamUpdate, Recipe
 from holdfast.anneal import Constant, Linear
-from holdfast.comparison.inputs import half_of_text
 from holdfast.comparison.search import space_of, suggest
 from holdfast.stages import SearchRange
 
@@ -74,8 +73,3 @@ def test_whole_numbers_are_drawn_whole():
     assert isinstance(rank, int)
     assert 1 <= rank <= 128
     assert isinstance(suggest(SearchRange(0.1, 1.0, 0.5), trial, "x"), float)
-
-
-@pytest.mark.parametrize("text", ["a\nb\nc\nd", "one line only", "", "\n\n", "x\nyyyyyyyyyyyyyyyy"])
-def test_the_halves_of_a_text_are_all_of_it(text):
-    assert half_of_text(text, 0) + half_of_text(text, 1) == text

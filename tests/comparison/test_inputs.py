@@ -1,4 +1,4 @@
-"""What every run would fail of is said before the first one."""
+"""The inputs of a plan are checked before the first run."""
 
 import json
 
@@ -8,7 +8,7 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 
 from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
 from holdfast.cli import main  # noqa: E402
-from holdfast.comparison.inputs import check_inputs  # noqa: E402
+from holdfast.comparison.inputs import check_inputs, half_of_text, measure_options  # noqa: E402
 from holdfast.comparison.plan import Measuring, Plan  # noqa: E402
 from holdfast.io.models import Loader  # noqa: E402
 
@@ -42,6 +42,7 @@ def test_an_adapter_is_to_be_merged_first(tmp_path, monkeypatch):
     check_inputs(plan_of("DIR", data, data))
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")
 def test_a_task_that_the_harness_does_not_have(tmp_path):
     pytest.importorskip("lm_eval", reason="the eval extra is not installed")
@@ -81,3 +82,24 @@ def test_a_folder_of_images_that_training_does_not_have(tmp_path):
         image.write_text("never decoded")
     with pytest.raises(ValueError, match="the label 'blue' is not one of the model's 2 classes"):
         check_inputs(plan_of(model, data, target))
+
+
+@pytest.mark.parametrize("text", ["a\nb\nc\nd", "one line only", "", "\n\n", "x\nyyyyyyyyyyyyyyyy"])
+def test_the_halves_of_a_text_are_all_of_it(text):
+    assert half_of_text(text, 0) + half_of_text(text, 1) == text
+
+
+def test_the_halves_share_nothing_and_are_all(tmp_path):
+    rows = [{"prompt": f"{i}", "completion": "x"} for i in range(7)]
+    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "wiki.txt").write_text("\n".join(map(str, range(100))))
+    halves = [
+        measure_options(
+            Plan("m", "d", str(tmp_path / "dev.jsonl"),
+                 measuring=Measuring(text=(str(tmp_path / "wiki.txt"),), half=half))
+        )
+        for half in (0, 1)
+    ]  # fmt: skip
+    both = [row["prompt"] for half in halves for row in half["target"]["dev"]]
+    assert sorted(both) == [str(i) for i in range(7)]
+    assert "".join(half["text"]["wiki"] for half in halves) == "\n".join(map(str, range(100)))

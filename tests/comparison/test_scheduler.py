@@ -1,4 +1,7 @@
-"""Runs in processes of this machine: once each, whatever happens to the others."""
+"""Runs in processes of this machine: once each, whatever happens to the others.
+
+The soak kills processes.
+"""
 
 import multiprocessing
 import shutil
@@ -15,14 +18,16 @@ from comparison.small_plan import make_plan, what_must_agree
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
+from holdfast import Recipe
 from holdfast.comparison import worker as runs
 from holdfast.comparison.results import Results
 from holdfast.comparison.scheduler import compare, run_one
+from holdfast.io.files import locked
 from holdfast.io.storage import Place
 
 
 class Told:
-    """What the engine tells: how often a run began, and what came of it."""
+    """Counts how often each run began and ended."""
 
     def __init__(self, then=None):
         self.begun, self.ended, self.errors, self.then = Counter(), Counter(), {}, then
@@ -51,24 +56,18 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    return make_plan(tmp_path_factory.mktemp("plan"))
+    return make_plan(tmp_path_factory.mktemp("plan"), seeds=(0,))
 
 
 @pytest.fixture(scope="module")
 def whole(plan, tmp_path_factory):
-    """The plan, done by three processes, and what they told."""
+    """The results of two processes, their messages, and the folder."""
     told, out = Told(), tmp_path_factory.mktemp("whole")
-    return told.run(plan, out, 3), told, out
-
-
-@pytest.fixture(scope="module")
-def few(plan):
-    """Its first two runs."""
-    return replace(plan, seeds=(0,))
+    return told.run(plan, out, 2), told, out
 
 
 def agrees(results, whole):
-    """Whether they are those of the undisturbed plan, as far as they go."""
+    """Whether the results equal those of the undisturbed plan, as far as they go."""
     runs = {run["id"]: run for run in what_must_agree(whole[0].to_json())["runs"]}
     ours = what_must_agree(results.to_json())["runs"]
     return ours == [runs[run["id"]] for run in ours]
@@ -77,26 +76,46 @@ def agrees(results, whole):
 def test_every_run_is_done_once(plan, whole):
     results, told, out = whole
     ids = [spec.id for spec in plan.runs()]
-    assert len(ids) == 4
+    assert len(ids) == 2
     assert [run.id for run in results.runs] == ids
     assert told.begun == told.ended == Counter(ids)
     assert {path.name for path in out.glob("runs/*")} == set(ids)
 
 
-def test_what_is_finished_is_not_done_again(plan, whole, tmp_path):
-    results, _, out = whole
-    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
-    gone, cut = (tmp_path / "runs" / run.id / "result.json" for run in results.runs[:2])
-    gone.unlink()
-    cut.write_text(cut.read_text()[:100])
+def test_only_unfinished_runs_are_done_and_a_run_that_raises_has_failed(plan, whole, tmp_path):
+    plan = replace(plan, recipes=(*plan.recipes, "l2-sp"))
+    finished, cut, wrong = (spec.id for spec in plan.runs())
+    shutil.copytree(whole[2], tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "runs" / cut / "result.json"
+    file.write_text(file.read_text()[:100])
+    (tmp_path / "runs" / wrong / "seconds").mkdir(parents=True)  # the log cannot write this file
     told = Told()
-    again = told.run(plan, tmp_path, 3)
-    assert told.begun == told.ended == Counter(run.id for run in results.runs[:2])
-    assert len(again.runs) == 4
-    assert agrees(again, whole)
+    results = told.run(plan, tmp_path, 1)
+    assert told.ended == Counter([cut, wrong])
+    assert told.begun[finished] == 0
+    assert list(results.failed) == [wrong]
+    assert "Traceback" in (tmp_path / "failed" / f"{wrong}.txt").read_text()
+    assert [run.id for run in results.runs] == [finished, cut]
+    assert agrees(results, whole)
 
 
-def test_a_process_that_dies_takes_no_other_with_it(few, whole, tmp_path):
+def test_a_result_holds_all_settings_of_its_recipe(plan, whole):
+    for spec, run in zip(plan.runs(), whole[0].runs, strict=True):
+        assert Recipe.from_dict(run.settings) == Recipe.from_dict(spec.settings)
+    assert whole[0].runs[1].settings["merging"]["alpha"] == 0.5
+
+
+def test_a_second_plan_in_the_same_folder_is_refused(plan, tmp_path):
+    with (
+        locked(tmp_path),
+        pytest.raises(ValueError, match=f"another holdfast process is writing to {tmp_path}"),
+    ):
+        compare(plan, tmp_path, config="model: x")
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+@pytest.mark.soak
+def test_a_process_that_dies_takes_no_other_with_it(plan, whole, tmp_path):
     killed = []
 
     def kill_one(spec, doing, done):
@@ -105,15 +124,16 @@ def test_a_process_that_dies_takes_no_other_with_it(few, whole, tmp_path):
             multiprocessing.active_children()[0].kill()
 
     told = Told(kill_one)
-    results = told.run(few, tmp_path, 2)
+    results = told.run(plan, tmp_path, 2)
     assert len(results.runs) == 2
     assert agrees(results, whole)
-    assert told.ended == Counter(spec.id for spec in few.runs())
+    assert told.ended == Counter(spec.id for spec in plan.runs())
     assert sum(told.begun.values()) <= 3  # it goes on, or begins again if there was nothing yet
 
 
-def test_a_run_that_kills_its_process_has_failed(few, whole, tmp_path):
-    victim, other = (spec.id for spec in few.runs())
+@pytest.mark.soak
+def test_a_run_that_kills_its_process_has_failed(plan, whole, tmp_path):
+    victim, other = (spec.id for spec in plan.runs())
 
     def kill(spec, doing, done):
         if spec.id == victim:
@@ -121,33 +141,22 @@ def test_a_run_that_kills_its_process_has_failed(few, whole, tmp_path):
                 process.kill()
 
     told = Told(kill)
-    results = told.run(few, tmp_path, 1)
+    results = told.run(plan, tmp_path, 1)
     assert told.ended == Counter([victim, other])
     assert results.failed == {victim: "its process died twice: was there enough memory?"}
     assert [run.id for run in results.runs] == [other]
-    again = Told().run(few, tmp_path, 1)
+    again = Told().run(plan, tmp_path, 1)
     assert [run.id for run in again.runs] == [victim, other]
     assert agrees(again, whole)
     assert list((tmp_path / "failed").iterdir()) == []
 
 
-def test_a_run_that_raises_has_failed_once(few, whole, tmp_path):
-    wrong, other = (spec.id for spec in few.runs())
-    (tmp_path / "runs" / wrong / "seconds").mkdir(parents=True)  # where its first row is timed
-    told = Told()
-    results = told.run(few, tmp_path, 2)
-    assert told.ended == Counter([wrong, other])
-    assert list(results.failed) == [wrong]
-    assert "Traceback" in (tmp_path / "failed" / f"{wrong}.txt").read_text()
-    assert [run.id for run in results.runs] == [other]
-    assert agrees(results, whole)
-
-
-def test_two_attempts_at_once_are_both_right(few, whole, tmp_path):
+@pytest.mark.soak
+def test_two_attempts_at_once_are_both_right(plan, whole, tmp_path):
     """As when a node was thought dead, and was not."""
-    spec = next(few.runs())
+    spec = next(plan.runs())
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        both = pool.starmap(run_one, [(few, spec, Place.at(tmp_path))] * 2, chunksize=1)
+        both = pool.starmap(run_one, [(plan, spec, Place.at(tmp_path))] * 2, chunksize=1)
     for result in both:
         assert agrees(Results(runs=(result,)), whole)
     assert [path.name for path in tmp_path.glob("runs/*/*")] == ["result.json"]
@@ -182,11 +191,18 @@ plan = Plan(
 {call}
 """
 COMPARE, TUNE = 'compare(plan, "out", jobs=2)', 'tune(plan, Tuning(trials=2), Path("out"))'
+FAILING = f"if __name__ != '__main__':\n    sys.exit(1)\n{COMPARE}"
 
 
 @pytest.mark.parametrize(
     "call",
-    [COMPARE, TUNE, f"if __name__ != '__main__':\n    sys.exit(1)\n{COMPARE}"],
+    [
+        COMPARE,
+        pytest.param(TUNE, marks=pytest.mark.soak),
+        pytest.param(
+            f"if __name__ != '__main__':\n    sys.exit(1)\n{COMPARE}", marks=pytest.mark.soak
+        ),
+    ],
     ids=["compare", "tune", "another failure"],
 )
 def test_a_script_without_the_guard_is_told_so(call, plan, tmp_path):
