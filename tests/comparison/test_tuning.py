@@ -290,7 +290,6 @@ def test_goals_are_less_is_better():
     ("given", "words"),
     [
         (["--recipe=recadm"], "did you mean 'recadam'"),
-        (["--space", "update.pul", "0.1", "0.2"], "did you mean 'update.pull'"),
         (["--trials=0"], "trials must be at least 1"),
         (["--alphas", "2"], "alphas"),
         (["--storage=nowhere://x"], "nowhere"),

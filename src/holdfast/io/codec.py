@@ -11,7 +11,7 @@ import math
 import numbers
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar, get_origin
+from typing import Any, Literal, TypeVar, get_origin
 
 from holdfast._torch.imports import require
 
@@ -61,6 +61,7 @@ def _converter() -> Any:
     made.register_unstructure_hook_func(_is_list, lambda given: [*map(encode, given)])
     made.register_unstructure_hook(str, _encode_text)
     made.register_unstructure_hook(type(None), lambda given: given)
+    made.register_unstructure_hook_func(_is_literal, lambda given: given)
     for plain in (str, int, bool):
         made.register_structure_hook(plain, _exactly)
     made.register_structure_hook(float, _decode_number)
@@ -104,6 +105,10 @@ def _is_number(cls: Any) -> bool:
 
 def _is_list(cls: Any) -> bool:
     return (get_origin(cls) or cls) in (tuple, list)
+
+
+def _is_literal(cls: Any) -> bool:
+    return bool(get_origin(cls) is Literal)
 
 
 def _is_dict(cls: Any) -> bool:
