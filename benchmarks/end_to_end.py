@@ -32,7 +32,8 @@ from torch import nn
 from holdfast import Recipe, score
 from holdfast._torch.batch import to_device
 from holdfast.data import pad_collate
-from holdfast.hosts._updates import Updates, order_of
+from holdfast.hosts._updates import Updates, labels_of, order_of, training_samples
+from holdfast.losses import count_all
 from holdfast.run import Run
 
 Sample = dict[str, Any]
@@ -90,7 +91,7 @@ class ByRecipe:
             Recipe.preset(RECIPES[name]), model, samples, lr=2e-5, collate=pad_collate, cache=False,
             progress=False,
         )  # fmt: skip
-        self.updates = Updates(self.run, batch, 1)
+        self.updates = Updates(training_samples(self.run, batch), 1, 0)
         self.optimizer = self.run.make_optimizer(10_000)
         self.device = next(model.parameters()).device
         self.run.model.train()
@@ -98,7 +99,8 @@ class ByRecipe:
     def __call__(self, update: int) -> None:
         self.run.advance(update)
         batches = list(self.updates.batches(update))
-        targets = self.updates.targets(batches)
+        task = self.run.task
+        targets = count_all([labels_of(batch, task) for batch in batches], task)
         for batch in (to_device(batch, self.device) for batch in batches):
             with torch.autocast(self.device.type, dtype=torch.bfloat16):
                 loss = self.run.loss(batch, targets, update)

@@ -203,6 +203,18 @@ class Recipe:
         return cls.from_dict({} if saved is None else saved)
 
 
+def as_recipe(recipe: Recipe | str) -> Recipe:
+    """Return a recipe as it is, or build the preset with this name."""
+    if isinstance(recipe, str):
+        return Recipe.preset(recipe)
+    if not isinstance(recipe, Recipe):
+        raise TypeError(
+            "recipe must be a Recipe or the name of a preset, as for "
+            f'Recipe.preset("recadam+flow"), got {recipe!r}'
+        )
+    return recipe
+
+
 _KINDS: dict[Stage, type] = {
     "trainable": Trainable,
     "start": Start,

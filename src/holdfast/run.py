@@ -27,7 +27,7 @@ from holdfast._torch.layers import discriminative_groups, within
 from holdfast._torch.names import shorten
 from holdfast.data import Collate
 from holdfast.losses import LossFunction, Task, infer_task
-from holdfast.recipe import Recipe
+from holdfast.recipe import Recipe, as_recipe
 from holdfast.reference import Reference, check_parts
 from holdfast.stages import Criterion, Penalty, Update
 
@@ -63,7 +63,7 @@ class Run:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: Recipe | str,
         model: nn.Module,
         data: Any = None,
         *,
@@ -78,11 +78,7 @@ class Run:
         cache: bool | str | os.PathLike[str] = True,
         progress: bool = True,
     ) -> None:
-        if not isinstance(recipe, Recipe):
-            raise TypeError(
-                f"recipe must be a Recipe, got {recipe!r}; build one with "
-                'Recipe.preset("recadam+flow")'
-            )
+        recipe = as_recipe(recipe)
         if reference is not None and not isinstance(reference, Reference):
             raise TypeError(
                 f"reference must be a Reference, got {reference!r}; read files with "

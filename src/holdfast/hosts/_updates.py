@@ -1,10 +1,10 @@
-"""The samples of each update: a function of the seed and the number of the update."""
+"""The updates of a run: the samples of each depend only on the seed and its number."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,38 +12,55 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from holdfast._torch.batch import batch_length, normalized, pad_id_of
-from holdfast._torch.checks import whole_number
+from holdfast._torch.checks import above_zero, whole_number
 from holdfast.columns import keeping
 from holdfast.data import Collate, IndexedSource, as_source
-from holdfast.losses import LossFunction, Task, count_all
+from holdfast.losses import LossFunction, Task
 from holdfast.run import Run
+
+#: A function (update, total updates) -> factor of the learning rate; updates count from 0.
+Schedule = Callable[[int, int], float]
 
 
 class Updates:
-    """The micro-batches of each update and the number of targets that divides their losses.
+    """The samples and the learning rate of each update.
 
-    Each epoch visits all samples in its own order. An update has ``accumulate`` micro-batches of
-    ``batch_size`` samples; the last update of an epoch may have fewer samples.
+    Each epoch visits all samples in its own order. An update has ``batch_size`` samples in each of
+    its ``parts``, the micro-batches of all ranks; the last update of an epoch may have fewer.
     """
 
-    def __init__(self, run: Run, batch_size: int, accumulate: int) -> None:
-        self.data, self.collate, self.batch_size = training_samples(run, batch_size)
-        self.task, self.seed, self.accumulate = run.task, run.seed, accumulate
-        self.per_epoch = math.ceil(len(self.data) / (self.batch_size * accumulate))
+    def __init__(
+        self, source: IndexedSource, parts: int, seed: int, *, epochs: float = 1.0,
+        max_updates: int | None = None, schedule: Schedule | None = None,
+    ) -> None:  # fmt: skip
+        self.data, self.collate, self.batch_size = source.data, source.collate, source.batch_size
+        self.size, self.seed = self.batch_size * parts, seed
+        self.per_epoch = math.ceil(len(self.data) / self.size)
+        if max_updates is None:
+            max_updates = math.ceil(above_zero("epochs", epochs) * self.per_epoch)
+        self.total = whole_number("max_updates", max_updates, 1)
+        self.factors = [schedule(t, self.total) for t in range(self.total)] if schedule else []
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
-    def batches(self, update: int) -> Iterator[Any]:
-        """The micro-batches of an update, counted from 1."""
+    def rows(self, update: int) -> Tensor:
+        """The indices of the samples of an update, counted from 1."""
         epoch, number = divmod(update - 1, self.per_epoch)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, order_of(epoch, len(self.data), self.seed)
-        size = self.batch_size * self.accumulate
-        for indices in self._order[number * size : (number + 1) * size].split(self.batch_size):
-            yield normalized(self.collate([self.data[i] for i in indices.tolist()]))
+        return self._order[number * self.size : (number + 1) * self.size]
 
-    def targets(self, batches: list[Any]) -> Tensor:
-        """The number of targets in all micro-batches of an update."""
-        return count_all([labels_of(batch, self.task) for batch in batches], self.task)
+    def batches(self, update: int) -> Iterator[Any]:
+        """The micro-batches of an update on one rank."""
+        for rows in self.rows(update).split(self.batch_size):
+            yield normalized(self.collate([self.data[i] for i in rows.tolist()]))
+
+    def settings(self, run: Run) -> dict[str, Any]:
+        """The settings that a resumed run must share."""
+        return {
+            "updates": self.total, "lr": run.lr, "weight_decay": run.weight_decay,
+            "batch": self.size, "samples": len(self.data), "seed": self.seed,
+            "schedule": self.factors,
+        }  # fmt: skip
 
 
 def order_of(epoch: int, size: int, seed: int) -> Tensor:
@@ -72,14 +89,14 @@ def labels_of(batch: Any, task: Task | LossFunction) -> Tensor:
     return labels
 
 
-def training_samples(run: Run, batch_size: int) -> tuple[Any, Collate, int]:
-    """The data of a run's criterion, its collate function, and its batch size."""
+def training_samples(run: Run, batch_size: int) -> IndexedSource:
+    """The data of a run's criterion, with a collate function that keeps the criterion's column."""
     if run.data is None:
         raise ValueError("the run has no data: pass it to Run, or call run.prepare_data")
     source, criterion = as_samples(run.data, run.collate, batch_size, run.model), run.criterion
     data = source.data if criterion.data is run.data else criterion.data
-    collate = keeping(source.collate, criterion.column)
-    return data, collate, whole_number("batch_size", source.batch_size, 1)
+    size = whole_number("batch_size", source.batch_size, 1)
+    return IndexedSource(data, keeping(source.collate, criterion.column), size)
 
 
 def as_samples(

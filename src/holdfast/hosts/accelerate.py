@@ -1,18 +1,5 @@
 """Recipes in your own loop with Hugging Face Accelerate, on one process or many.
 
-    accelerator = Accelerator(gradient_accumulation_steps=2)
-    model.to(accelerator.device)
-    run = Run(Recipe.preset("recadam+flow"), model, dataset, lr=2e-5)
-    loop = AccelerateLoop(accelerator, run, epochs=3, batch_size=16)
-    for update in loop:                # 1, 2, …; after accelerator.load_state, the remaining ones
-        loss = loop.backward()         # all micro-batches of the update
-        accelerator.clip_grad_norm_(loop.model.parameters(), 1.0)
-        loop.optimizer.step()
-        loop.optimizer.zero_grad()
-        if update % 100 == 0:
-            accelerator.save_state("checkpoint")
-    model = loop.finish()
-
 The same script runs under ``accelerate launch``: on one device, with DistributedDataParallel, with
 FSDP2 (``FullyShardedDataParallelPlugin(fsdp_version=2)``) and with DeepSpeed's ZeRO
 (``DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False)``). The result does not depend on the split
@@ -28,7 +15,6 @@ cannot find the pretrained ones.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from holdfast._torch.batch import normalized, to_device
-from holdfast._torch.checks import above_zero, whole_number
+from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
 from holdfast.hosts._checkpoints import check_settings, load_run_state
 from holdfast.hosts._deepspeed import (
@@ -47,8 +33,7 @@ from holdfast.hosts._deepspeed import (
     settle_deepspeed,
     whole_model,
 )
-from holdfast.hosts._updates import labels_of, order_of, training_samples
-from holdfast.hosts.raw import Schedule
+from holdfast.hosts._updates import Schedule, Updates, labels_of, training_samples
 from holdfast.io.files import write_whole
 from holdfast.losses import count_targets
 from holdfast.run import Run, same_run
@@ -90,13 +75,9 @@ class AccelerateLoop:
     Example:
         >>> import torch
         >>> from accelerate import Accelerator
-        >>> from holdfast import Recipe, Run
-        >>> from holdfast.hosts.accelerate import AccelerateLoop
         >>> data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.arange(32) % 2)
-        >>> run = Run(
-        ...     Recipe.preset("recadam"), torch.nn.Linear(4, 2), data, lr=1e-2,
-        ...     task="classification", progress=False,
-        ... )
+        >>> options = {"lr": 1e-2, "task": "classification", "progress": False}
+        >>> run = Run("recadam", torch.nn.Linear(4, 2), data, **options)
         >>> loop = AccelerateLoop(Accelerator(cpu=True), run, batch_size=8)
         >>> for update in loop:
         ...     loss = loop.backward()
@@ -125,30 +106,22 @@ class AccelerateLoop:
             check_deepspeed(accelerator, run)
         _check_ranks_agree(accelerator, run)
         self.accelerator, self.run = accelerator, run
-        self.data, self.collate, batch_size = training_samples(run, batch_size)
-        self.seed = run.seed if seed is None else seed
+        source = training_samples(run, batch_size)
         self.workers = whole_number("workers", workers, 0)
         if self.zero:
-            settle_deepspeed(accelerator, batch_size)
+            settle_deepspeed(accelerator, source.batch_size)
         self.accumulate: int = accelerator.gradient_accumulation_steps
         self.parts = self.accumulate * accelerator.num_processes
-        self.batch = batch_size * self.parts
-        self.per_epoch = math.ceil(len(self.data) / self.batch)
-        if max_updates is None:
-            max_updates = math.ceil(above_zero("epochs", epochs) * self.per_epoch)
-        self.total_updates = whole_number("max_updates", max_updates, 1)
+        self.updates = Updates(
+            source, self.parts, run.seed if seed is None else seed, epochs=epochs,
+            max_updates=max_updates, schedule=schedule,
+        )  # fmt: skip
+        self.total_updates = self.updates.total
         self.done = 0
 
         optimizer = (ZeroOptimizer if self.zero else Run.make_optimizer)(run, self.total_updates)
         self.peaks = [group["lr"] for group in optimizer.param_groups]
-        self.factors = (
-            [schedule(t, self.total_updates) for t in range(self.total_updates)] if schedule else []
-        )
-        self.settings = {
-            "updates": self.total_updates, "lr": run.lr, "weight_decay": run.weight_decay,
-            "batch": self.batch, "samples": len(self.data), "seed": self.seed,
-            "schedule": self.factors,
-        }  # fmt: skip
+        self.settings = self.updates.settings(run)
         self.model, self.optimizer = accelerator.prepare(run.model, optimizer)
         if isinstance(optimizer, ZeroOptimizer):
             optimizer.take_over(self.optimizer.optimizer)
@@ -165,9 +138,9 @@ class AccelerateLoop:
         self.model.train()
         self.optimizer.zero_grad()
         loader: Any = DataLoader(
-            self.data,
+            self.updates.data,
             batch_sampler=self._rows(first),
-            collate_fn=self.collate,
+            collate_fn=self.updates.collate,
             num_workers=self.workers,
             generator=torch.Generator(),  # so that it does not draw from dropout's
         )
@@ -178,9 +151,9 @@ class AccelerateLoop:
                 for batch in itertools.islice(batches, self.accumulate)
             ]
             self.run.advance(update)
-            if self.factors:
+            if self.updates.factors:
                 for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
-                    group["lr"] = peak * self.factors[update - 1]
+                    group["lr"] = peak * self.updates.factors[update - 1]
             yield update
             if self.done != update:
                 raise RuntimeError(
@@ -224,18 +197,15 @@ class AccelerateLoop:
         epoch, a rank without samples runs one that does not count.
         """
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        drawn, order = -1, torch.empty(0, dtype=torch.int64)
         for update in range(first, self.total_updates + 1):
-            epoch, number = divmod(update - 1, self.per_epoch)
-            if epoch != drawn:
-                drawn, order = epoch, order_of(epoch, len(self.data), self.seed)
-            samples = order[number * self.batch : (number + 1) * self.batch]
+            samples = self.updates.rows(update)
             for part in samples.tensor_split(self.parts)[rank::world]:
                 yield part.tolist() or samples[:1].tolist()
 
     def _counted(self, update: int) -> int:
         """The number of micro-batches of this rank that count."""
-        samples = len(self.data) - (update - 1) % self.per_epoch * self.batch
+        updates = self.updates
+        samples = len(updates.data) - (update - 1) % updates.per_epoch * updates.size
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         return len(range(rank, min(samples, self.parts), world))
 

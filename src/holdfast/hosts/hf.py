@@ -28,7 +28,7 @@ from holdfast.hosts._checkpoints import load_run_state, run_state
 from holdfast.hosts._updates import labels_of
 from holdfast.io.files import write_whole
 from holdfast.losses import count_all
-from holdfast.recipe import Recipe
+from holdfast.recipe import Recipe, as_recipe
 from holdfast.reference import Reference
 from holdfast.run import Run
 from holdfast.stages import Criterion
@@ -68,10 +68,11 @@ class WithRecipe(Trainer):
         **kwargs: Any,
     ) -> None:
         given = _arguments_by_name(type(self), args, kwargs)
-        recipe = Recipe.preset(recipe) if isinstance(recipe, str) else recipe
+        recipe = as_recipe(recipe)
         settings = given["args"] = given.get("args") or TrainingArguments("trainer_output")
         _check_arguments(given, settings, recipe)
-        if recipe.update.lr is not None and settings.learning_rate == _default_rate(settings):
+        default = next(f.default for f in fields(settings) if f.name == "learning_rate")
+        if recipe.update.lr is not None and settings.learning_rate == default:
             settings.learning_rate = recipe.update.lr
         self._total_updates: int | None = None
         self._finished = False
@@ -299,11 +300,6 @@ def _arguments_by_name(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _check_arguments(given: dict[str, Any], settings: TrainingArguments, recipe: Recipe) -> None:
     model = given.get("model")
-    if not isinstance(recipe, Recipe):
-        raise TypeError(
-            "recipe must be a Recipe or the name of a preset, such as "
-            f'Recipe.preset("recadam+flow"), got {recipe!r}'
-        )
     if not isinstance(model, nn.Module):
         raise TypeError(
             "model= must be the pretrained model itself, because the recipe uses it before "
@@ -326,7 +322,3 @@ def _check_arguments(given: dict[str, Any], settings: TrainingArguments, recipe:
 def _has_own_update(recipe: Recipe) -> bool:
     """Whether the recipe's update differs from the default in more than its learning rate."""
     return replace(recipe.update, lr=None) != Recipe().update
-
-
-def _default_rate(settings: TrainingArguments) -> Any:
-    return next(field.default for field in fields(settings) if field.name == "learning_rate")

@@ -32,8 +32,7 @@ from holdfast._torch.imports import require
 from holdfast.columns import keeping
 from holdfast.data import Collate
 from holdfast.hosts._checkpoints import load_run_state, run_state
-from holdfast.hosts._updates import as_samples, labels_of, order_of
-from holdfast.hosts.raw import Schedule
+from holdfast.hosts._updates import Schedule, as_samples, labels_of, order_of
 from holdfast.losses import count_all
 from holdfast.recipe import Recipe
 from holdfast.run import Run
@@ -84,7 +83,6 @@ class RecipeCallback(Callback):
         collate: Collate | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self._source = as_samples(data, collate, 16, model)
-        recipe = Recipe.preset(recipe) if isinstance(recipe, str) else recipe
         self.run = Run(recipe, model, **options)
         self._trainer: Trainer | None = None
         self._loader: ResumableLoader | None = None

@@ -5,7 +5,6 @@ model = finetune_loop(model, "recadam+flow", dataset, lr=2e-5, epochs=3)
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,16 +18,19 @@ from holdfast._torch.batch import to_device
 from holdfast._torch.checks import above_zero, whole_number
 from holdfast._torch.progress import progress_bar
 from holdfast.hosts import _checkpoints as checkpoints
-from holdfast.hosts._updates import Updates, as_samples
+from holdfast.hosts._updates import (
+    Schedule,
+    Updates,
+    as_samples,
+    labels_of,
+    training_samples,
+)
 from holdfast.hosts.watching import Observer
-from holdfast.losses import LossFunction, Task
+from holdfast.losses import LossFunction, Task, count_all
 from holdfast.recipe import Recipe
 from holdfast.run import Run
 
-__all__ = ["LoopSettings", "Schedule", "finetune_loop", "train_loop"]
-
-#: A function (update, total updates) -> factor of the learning rate; updates count from 0.
-Schedule = Callable[[int, int], float]
+__all__ = ["LoopSettings", "finetune_loop", "train_loop"]
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,8 @@ def finetune_loop(
     torch.manual_seed(seed)
     source = as_samples(data, None, batch_size, model)
     run = Run(
-        Recipe.preset(recipe) if isinstance(recipe, str) else recipe, model, source.data, lr=lr,
-        task=task, collate=source.collate, new=new, seed=seed, progress=progress,
+        recipe, model, source.data, lr=lr, task=task, collate=source.collate, new=new, seed=seed,
+        progress=progress,
     )  # fmt: skip
     train_loop(
         run, epochs=epochs, batch_size=source.batch_size, settings=settings, checkpoint=checkpoint,
@@ -159,31 +161,22 @@ def train_loop(
 
     Example:
         >>> import torch
-        >>> from holdfast import Recipe, Run
         >>> data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.arange(32) % 2)
-        >>> run = Run(
-        ...     Recipe.preset("flow"), torch.nn.Linear(4, 2), data, lr=1e-2,
-        ...     task="classification", cache=False, progress=False,
-        ... )
+        >>> options = {"lr": 1e-2, "task": "classification", "progress": False}
+        >>> run = Run("recadam", torch.nn.Linear(4, 2), data, **options)
         >>> train_loop(run, epochs=2)
         >>> model = run.finish()
     """
     _check_watch(watch, log)
-    updates = Updates(run, batch_size, settings.accumulate)
-    total = settings.max_updates
-    if total is None:
-        total = math.ceil(above_zero("epochs", epochs) * updates.per_epoch)
-    save_every = settings.save_every
+    updates = Updates(
+        training_samples(run, batch_size), settings.accumulate, run.seed, epochs=epochs,
+        max_updates=settings.max_updates, schedule=settings.schedule,
+    )  # fmt: skip
+    total, save_every = updates.total, settings.save_every
     due = checkpoints.Due(-(-total // 20) if save_every is None else save_every, total)
     optimizer = run.make_optimizer(total)
     peaks = [group["lr"] for group in optimizer.param_groups]
-    schedule = settings.schedule
-    factors = [schedule(update, total) if schedule else 1.0 for update in range(total)]
-    identity = {
-        "updates": total, "lr": run.lr, "weight_decay": run.weight_decay,
-        "clip_norm": settings.clip_norm, "batch": updates.batch_size * settings.accumulate,
-        "samples": len(updates.data), "seed": run.seed, "schedule": factors,
-    }  # fmt: skip
+    identity = updates.settings(run) | {"clip_norm": settings.clip_norm}
     done = checkpoints.load(checkpoint, run, identity) if checkpoint else 0
 
     device = next(run.model.parameters()).device
@@ -198,10 +191,12 @@ def train_loop(
     try:
         for update in range(done + 1, total + 1):
             run.advance(update)
-            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = peak * factors[update - 1]
+            if updates.factors:
+                for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                    group["lr"] = peak * updates.factors[update - 1]
             batches = list(updates.batches(update))
-            targets = updates.targets(batches)  # on the CPU: counting on a GPU takes longer
+            # On the CPU: counting on a GPU takes longer.
+            targets = count_all([labels_of(batch, run.task) for batch in batches], run.task)
             losses = []
             for batch in (to_device(batch, device) for batch in batches):
                 with precision:

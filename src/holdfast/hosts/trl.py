@@ -24,7 +24,7 @@ from holdfast._torch.rng import seeded
 from holdfast.columns import keeping, take_column
 from holdfast.data import pad_collate
 from holdfast.hosts.hf import WithRecipe
-from holdfast.recipe import Recipe
+from holdfast.recipe import Recipe, as_recipe
 from holdfast.stages import Criterion
 
 require("trl", extra="trl", what="The TRL host")
@@ -49,7 +49,7 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
     """
 
     def __init__(self, *args: Any, recipe: Recipe | str, **kwargs: Any) -> None:
-        recipe = Recipe.preset(recipe) if isinstance(recipe, str) else recipe
+        recipe = as_recipe(recipe)
         peft_config = kwargs.pop("peft_config", None)
         if peft_config is not None:  # before the recipe looks at the model
             if recipe.trainable.keeps_base:
