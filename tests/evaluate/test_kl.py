@@ -1,5 +1,6 @@
 """KL estimators against exact enumeration, on a vocabulary that can be enumerated."""
 
+import functools
 import itertools
 import tempfile
 from pathlib import Path
@@ -40,14 +41,15 @@ def exact(base, tuned, vocab):
     A text ends with END or at LENGTH tokens.
     """
     divergence, tokens = 0.0, 0.0
+    ahead = functools.cache(lambda model, prefix: next_tokens(model, list(prefix)))
     for text in itertools.product(range(vocab), repeat=LENGTH):
         cut = text.index(END) + 1 if END in text else LENGTH
         if any(token != 0 for token in text[cut:]):  # one filling for what comes after the end
             continue
         prefix, log_p, log_q = [START], 0.0, 0.0
         for token in text[:cut]:
-            log_p += float(next_tokens(base, prefix)[token])
-            log_q += float(next_tokens(tuned, prefix)[token])
+            log_p += float(ahead(base, tuple(prefix))[token])
+            log_q += float(ahead(tuned, tuple(prefix))[token])
             prefix.append(token)
         p = torch.tensor(log_p).exp().item()
         divergence += p * (log_p - log_q)

@@ -53,7 +53,8 @@ def test_everything_at_once(folders):
 def test_the_same_model_has_forgotten_nothing(folders):
     report = holdfast.measure(
         folders / "base", folders / "base", text=[folders / "text.txt"],
-        data=[folders / "choices.jsonl"], target=folders / "rows.jsonl", progress=False,
+        data=[folders / "choices.jsonl"], target=folders / "rows.jsonl", context_free=8,
+        progress=False,
     )  # fmt: skip
     assert report.drift.total.distance == 0
     assert all((d.kl.value, d.kl.low, d.kl.high) == (0, 0, 0) for d in report.divergences)
@@ -304,7 +305,8 @@ def test_weights_that_are_not_numbers_are_named(folders):
         broken.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
     save(broken, folders / "broken", make_tokenizer())
     report = holdfast.measure(
-        folders / "base", folders / "broken", text=[folders / "text.txt"], progress=False
-    )
+        folders / "base", folders / "broken", text=[folders / "text.txt"], context_free=2,
+        progress=False,
+    )  # fmt: skip
     assert report.drift.not_finite == ("model.layers.1.mlp.up_proj.weight",)
     assert "NaN" in report.to_markdown() or "not finite" in report.to_markdown()

@@ -270,6 +270,7 @@ def test_the_harness_gives_the_same_figures(harness, monkeypatch, tmp_path):
         assert rolling == pytest.approx(math.exp(total / len(TEXT)), rel=1e-6)
 
 
+@pytest.mark.soak  # indexes all tasks of the harness, as a test of comparison does too
 @pytest.mark.filterwarnings("ignore")
 def test_an_unknown_task(harness):
     from holdfast.evaluate.harness import Harness
