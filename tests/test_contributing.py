@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from holdfast.comparison.space import space_of
 
 from holdfast import Recipe, Run, registry
+from holdfast.comparison.search import space_of
 
 sys.path.insert(0, str(Path(__file__).parent / "contract"))
 import test_contract as contract
