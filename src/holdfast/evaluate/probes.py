@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -111,7 +111,12 @@ class Text:
     def scores(self, before: Outcomes, after: Outcomes) -> list[Score]:
         """Return one row."""
         transform = np.exp if self.metric == "perplexity" else None
-        return [_row(self, self.metric, before, after, lower=True, transform=transform)]
+        return [
+            compare(
+                self.name, self.metric, before, after,
+                lower_is_better=True, role=self.role, transform=transform,
+            )
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -151,9 +156,10 @@ class Completions:
         self, before: tuple[Outcomes, Outcomes], after: tuple[Outcomes, Outcomes]
     ) -> list[Score]:
         """Return two rows."""
+        nll, match = zip(before, after, strict=True)
         return [
-            _row(self, "nll", before[0], after[0], lower=True),
-            _row(self, "exact_match", before[1], after[1], lower=False),
+            compare(self.name, "nll", *nll, lower_is_better=True, role=self.role),
+            compare(self.name, "exact_match", *match, lower_is_better=False, role=self.role),
         ]
 
 
@@ -202,22 +208,9 @@ class MultipleChoice:
 
     def scores(self, before: Outcomes, after: Outcomes) -> list[Score]:
         """Return one row."""
-        return [_row(self, "accuracy", before, after, lower=False)]
-
-
-def _row(
-    probe: Text | Completions | MultipleChoice,
-    metric: str,
-    before: Outcomes,
-    after: Outcomes,
-    *,
-    lower: bool,
-    transform: Callable[..., Any] | None = None,
-) -> Score:
-    return compare(
-        probe.name, metric, before, after,
-        lower_is_better=lower, role=probe.role, transform=transform,
-    )  # fmt: skip
+        return [
+            compare(self.name, "accuracy", before, after, lower_is_better=False, role=self.role)
+        ]
 
 
 def _check_rows(name: str, rows: Rows) -> None:

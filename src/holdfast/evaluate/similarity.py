@@ -5,7 +5,7 @@ Similarity("stsb", rows)                       # Spearman correlation with human
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -126,12 +126,12 @@ def correlation(name: str, metric: str, before: Numbers, after: Numbers, role: s
         before, after: the predictions of the base and of the tuned model on the same samples.
     """
     measured = {"spearman": spearman, "pearson": pearson}[metric]
-    groups = [_arrays(numbers) for numbers in (before, after)]
+    pairs = [(np.asarray(n.predicted, float), np.asarray(n.true, float)) for n in (before, after)]
     n = len(before.predicted)
-    values = [measured(*group) for group in groups]
+    values = [measured(*pair) for pair in pairs]
     generator = np.random.default_rng(0)
     drawn = (generator.integers(0, n, size=n) for _ in range(RESAMPLES))
-    resampled = np.asarray([_both(measured, groups, rows) for rows in drawn])
+    resampled = np.asarray([[measured(p[rows], t[rows]) for p, t in pairs] for rows in drawn])
     old, new = (
         _interval(value, column, n) for value, column in zip(values, resampled.T, strict=True)
     )
@@ -159,16 +159,6 @@ def pearson(predicted: Array, true: Array) -> float:
     x, y = predicted - predicted.mean(), true - true.mean()
     scale = float(np.sqrt((x @ x) * (y @ y)))
     return float(x @ y) / scale if scale > 0 else float("nan")
-
-
-def _both(
-    measured: Callable[[Array, Array], float], groups: Sequence[tuple[Array, Array]], rows: Any
-) -> list[float]:
-    return [measured(predicted[rows], true[rows]) for predicted, true in groups]
-
-
-def _arrays(numbers: Numbers) -> tuple[Array, Array]:
-    return np.asarray(numbers.predicted, np.float64), np.asarray(numbers.true, np.float64)
 
 
 def _interval(value: float, resampled: Array, n: int) -> Estimate:

@@ -57,11 +57,7 @@ class AdaptedWeights(Weights):
         self.base, self._products = base, dict(products)
         self._replaced = LiveWeights(label, replaced)
 
-    def read(
-        self, name: str, begin: int = 0, end: int | None = None, scratch: Scratch | None = None
-    ) -> Tensor:
-        """Return the values ``begin`` to ``end`` of the flattened tensor."""
-        end = self[name].size if end is None else end
+    def _read(self, name: str, begin: int, end: int, scratch: Scratch | None) -> Tensor:
         part = self._replaced if name in self._replaced else self.base
         values = part.read(name, begin, end, scratch)
         if name not in self._products:

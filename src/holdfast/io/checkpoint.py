@@ -106,13 +106,8 @@ class StoredWeights(Weights):
         super().__init__(label, {n: Spec(s.shape, s.dtype) for n, s in stored.items()}, **about)
         self._stored = dict(stored)
 
-    def read(
-        self, name: str, begin: int = 0, end: int | None = None, scratch: Scratch | None = None
-    ) -> Tensor:
-        """Return the values ``begin`` to ``end`` of the flattened tensor."""
-        spec = self[name]
-        end = spec.size if end is None else end
-        into = scratch(f"read {id(self)}", end - begin, spec.dtype) if scratch else None
+    def _read(self, name: str, begin: int, end: int, scratch: Scratch | None) -> Tensor:
+        into = scratch(f"read {id(self)}", end - begin, self[name].dtype) if scratch else None
         return self._stored[name].read(begin, end, into)
 
 

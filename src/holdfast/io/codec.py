@@ -58,18 +58,18 @@ def _converter() -> Any:
     strategies = require("cattrs.strategies", extra="eval", what="JSON")
     made = cattrs.Converter(forbid_extra_keys=True, unstructure_fallback_factory=_refuse)
     made.register_unstructure_hook_func(_is_number, _encode_number)
-    made.register_unstructure_hook_func(_is_list, lambda given: [*map(encode, given)])
+    made.register_unstructure_hook_func(_is(tuple, list), lambda given: [*map(encode, given)])
     made.register_unstructure_hook(str, _encode_text)
     made.register_unstructure_hook(type(None), lambda given: given)
-    made.register_unstructure_hook_func(_is_literal, lambda given: given)
+    made.register_unstructure_hook_func(_is(Literal), lambda given: given)
     for plain in (str, int, bool):
         made.register_structure_hook(plain, _exactly)
     made.register_structure_hook(float, _decode_number)
     strategies.configure_union_passthrough(str | int | float | bool | None, made)
     for predicate, factory, kind in (
         (dataclasses.is_dataclass, cattrs.gen.make_dict_structure_fn, dict),
-        (_is_list, lists.homogenous_tuple_structure_factory, list),
-        (_is_dict, lists.mapping_structure_factory, dict),
+        (_is(tuple, list), lists.homogenous_tuple_structure_factory, list),
+        (_is(dict), lists.mapping_structure_factory, dict),
     ):
         made.register_structure_hook_factory(predicate, _checked(made, factory, kind))
     return made
@@ -103,16 +103,8 @@ def _is_number(cls: Any) -> bool:
     return isinstance(cls, type) and issubclass(cls, numbers.Real)  # numpy's too
 
 
-def _is_list(cls: Any) -> bool:
-    return (get_origin(cls) or cls) in (tuple, list)
-
-
-def _is_literal(cls: Any) -> bool:
-    return bool(get_origin(cls) is Literal)
-
-
-def _is_dict(cls: Any) -> bool:
-    return bool(get_origin(cls) is dict)
+def _is(*kinds: Any) -> Callable[[Any], bool]:
+    return lambda cls: (get_origin(cls) or cls) in kinds
 
 
 def _encode_number(given: Any) -> bool | int | float | str:

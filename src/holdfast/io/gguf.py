@@ -34,10 +34,7 @@ class GGUFWeights(Weights):
         self._lock = threading.Lock()
         self._last: tuple[str, Tensor] = ("", torch.empty(0))
 
-    def read(
-        self, name: str, begin: int = 0, end: int | None = None, scratch: Scratch | None = None
-    ) -> Tensor:
-        """Return the values ``begin`` to ``end`` of the flattened tensor."""
+    def _read(self, name: str, begin: int, end: int, scratch: Scratch | None) -> Tensor:
         with self._lock:
             if self._last[0] != name:
                 self._last = (name, torch.empty(0))  # free the old tensor first

@@ -164,15 +164,11 @@ class Loader:
         """Return this loader with one maximum length and one dtype that suit both models."""
         configs = []
         for source in (base, tuned):
-            try:
-                if isinstance(source, nn.Module) or is_adapter(source):
-                    continue
+            if not isinstance(source, nn.Module) and not is_adapter(source):
                 path = Path(source)
-                inside = path.suffix in (".safetensors", ".gguf") and path.is_file()
-                gguf = path.name if inside and path.suffix == ".gguf" else None
-                configs.append(config_of(str(path.parent if inside else source), gguf))
-            except (ImportError, ValueError):
-                continue
+                where, gguf = (path.parent, path.name) if path.is_file() else (source, "")
+                with contextlib.suppress(ImportError, ValueError):
+                    configs.append(config_of(str(where), gguf if path.suffix == ".gguf" else None))
         texts = [c.get_text_config() for c in configs]
         limits = [getattr(text, "max_position_embeddings", None) for text in texts]
         length = min([self.max_length, *(n for n in limits if isinstance(n, int) and n > 0)])

@@ -62,6 +62,9 @@ class Weights(Mapping[str, Spec]):
         They have the tensor's dtype, or float32 if they are computed (adapters, GGUF). With
         ``scratch``, this thread's next read of these weights may overwrite them.
         """
+        return self._read(name, begin, self[name].size if end is None else end, scratch)
+
+    def _read(self, name: str, begin: int, end: int, scratch: Scratch | None) -> Tensor:
         raise NotImplementedError
 
     def tensor(self, name: str) -> Tensor:
@@ -90,8 +93,5 @@ class LiveWeights(Weights):
         super().__init__(label, specs, **about)
         self.tensors = {name: tensor.detach() for name, tensor in tensors.items()}
 
-    def read(
-        self, name: str, begin: int = 0, end: int | None = None, scratch: Scratch | None = None
-    ) -> Tensor:
-        """Return the values ``begin`` to ``end`` of the flattened tensor."""
+    def _read(self, name: str, begin: int, end: int, scratch: Scratch | None) -> Tensor:
         return self.tensors[name].reshape(-1)[begin:end].cpu()
