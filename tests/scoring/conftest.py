@@ -10,7 +10,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def rows(shared_data):
-    return gsm8k(shared_data, 41)
+    return gsm8k(shared_data, 21)
 
 
 @pytest.fixture

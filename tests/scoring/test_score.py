@@ -23,7 +23,7 @@ MASKED = {"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}
 
 
 class TestAgainstALiteralComputation:
-    @pytest.mark.parametrize("n", [1, 40, 41], ids=["one", "even", "odd"])
+    @pytest.mark.parametrize("n", [1, 20, 21], ids=["one", "even", "odd"])
     def test_every_sample_of_real_text(self, model, rows, n):
         literal = [literal_token_losses(model, row) for row in rows[:n]]
         means = [statistics.fmean(tokens) for tokens in literal]
@@ -63,7 +63,7 @@ class TestIndependence:
     def expected(self, model, rows):
         return quiet(model, dataset(rows), batch_size=1).losses
 
-    @pytest.mark.parametrize("batch_size", [2, 7, 64])
+    @pytest.mark.parametrize("batch_size", [2, 7])
     def test_of_batch_size(self, model, rows, expected, batch_size):
         found = quiet(model, dataset(rows), batch_size=batch_size).losses
         assert torch.allclose(found, expected, rtol=1e-4, atol=0)
@@ -280,7 +280,7 @@ class TestOtherTasks:
         model = transformers.BertForSequenceClassification(config).eval()
         data = dataset([{"input_ids": r["input_ids"], "labels": i % 3} for i, r in enumerate(rows)])
         found = quiet(model, data)
-        for i in (0, 17, 40):
+        for i in (0, 7, 20):
             logits = model(input_ids=torch.tensor([rows[i]["input_ids"]])).logits
             expected = torch.nn.functional.cross_entropy(logits, torch.tensor([i % 3]))
             assert found.losses[i].item() == pytest.approx(expected.item(), rel=1e-4)
