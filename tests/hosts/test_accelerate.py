@@ -25,7 +25,7 @@ SAMPLES = 21  # no multiple of anything: the last update of an epoch leaves a ra
 
 
 @pytest.fixture(autouse=True)
-def _one_accelerator_a_test():
+def _one_accelerator_per_test():
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
 
@@ -142,7 +142,7 @@ def test_mixed_precision_leaves_a_plain_model():
     [Recipe.preset("recadam+l2-sp+wise-ft"), Recipe(objective=Flow(tau="running_median"))],
     ids=["recadam", "running-median"],
 )
-def test_a_stopped_run_goes_on_to_the_bit(recipe, tmp_path):
+def test_resume_is_exact(recipe, tmp_path):
     def model():
         model = make_model()
         model[2].p = 0.3
@@ -155,7 +155,7 @@ def test_a_stopped_run_goes_on_to_the_bit(recipe, tmp_path):
     train(loop)
     wanted = whole_state(loop.finish())
 
-    _one_accelerator_a_test.__wrapped__()
+    _one_accelerator_per_test.__wrapped__()
     torch.manual_seed(99)
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     again = make_loop(accelerator, recipe, model())
@@ -173,7 +173,7 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path):
     tuned = copy.deepcopy(loop.run.model)
 
     def refused(message, recipe="recadam", **options):
-        _one_accelerator_a_test.__wrapped__()
+        _one_accelerator_per_test.__wrapped__()
         other = make_loop(accelerate.Accelerator(cpu=True), recipe, **options)
         before = whole_state(other.run.model)
         with pytest.raises(ValueError, match=message):
@@ -189,7 +189,7 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path):
     refused("not a checkpoint of an AccelerateLoop")
 
 
-def test_what_is_not_done_right_is_said():
+def test_wrong_use_raises_helpful_errors():
     accelerator = accelerate.Accelerator(cpu=True)
     loop = make_loop(accelerator, "recadam")
     with pytest.raises(RuntimeError, match="no update is due"):
@@ -267,7 +267,7 @@ def test_two_ranks_are_one_process(kind, tmp_path):
         assert_close(state, expected(names, 4 * accumulate), 1e-9)
 
 
-def stops_and_goes_on(kind, names, folder, out):
+def stop_or_resume(kind, names, folder, out):
     loop = make_loop(ranks_accelerator(kind), names, batch_size=2)
     if out:
         loop.accelerator.load_state(folder)
@@ -282,8 +282,8 @@ def stops_and_goes_on(kind, names, folder, out):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_ranks_go_on(kind, tmp_path):
+def test_two_ranks_resume(kind, tmp_path):
     names, out = "recadam+l2-sp", tmp_path / "out.pt"
     for file in ("", out):
-        run_on_ranks(2, stops_and_goes_on, kind, names, tmp_path / "s", file, folder=tmp_path)
+        run_on_ranks(2, stop_or_resume, kind, names, tmp_path / "s", file, folder=tmp_path)
     assert_close(torch.load(out, weights_only=True), expected(names, 4), 1e-9)

@@ -160,7 +160,7 @@ def goes_on(folder, out):
         torch.save(states, out)
 
 
-def test_a_stopped_run_goes_on(tmp_path):
+def test_two_ranks_resume(tmp_path):
     run_on_ranks(2, stops, tmp_path / "saved", folder=tmp_path)
     run_on_ranks(2, goes_on, tmp_path / "saved", tmp_path / "out.pt", folder=tmp_path)
     for state in torch.load(tmp_path / "out.pt", weights_only=True):
@@ -190,5 +190,5 @@ def refuses():
         make_loop(accelerator, "standard")
 
 
-def test_what_zero_cannot_do_is_refused(tmp_path):
+def test_unsupported_settings_are_refused(tmp_path):
     run_on_ranks(2, refuses, folder=tmp_path)

@@ -140,7 +140,7 @@ def test_rehearsal(tmp_path):
     trainer.train()
 
 
-def test_the_log_tells_where_the_methods_stand(tmp_path):
+def test_the_log_contains_the_values_of_the_methods(tmp_path):
     recipe = Recipe(update=RecAdamUpdate(), penalties=[L2SP()])
     trainer = make_trainer(recipe, tmp_path)
     trainer.train()
@@ -216,7 +216,7 @@ def test_resume_is_exact(tmp_path, names):
     assert_same_bits(again.model, whole.model)
 
 
-def test_resume_with_something_else_is_refused(tmp_path):
+def test_resume_of_another_run_is_refused(tmp_path):
     options = {"save_strategy": "steps", "save_steps": 2}
     recipe = Recipe(update=RecAdamUpdate())
     make_trainer(recipe, tmp_path, options=options).train()
@@ -252,7 +252,7 @@ def test_any_trainer_can_have_a_recipe(tmp_path):
     assert trainer.called
 
 
-def test_wrong_use_says_what_to_do(tmp_path):
+def test_wrong_use_raises_helpful_errors(tmp_path):
     with pytest.raises(TypeError, match="the pretrained model itself"):
         HoldfastTrainer(recipe=Recipe(), model_init=make_model, args=make_args(tmp_path))
     with pytest.raises(ValueError, match="smoothing does not work with Flow"):
@@ -331,7 +331,7 @@ def test_a_model_whose_task_is_not_known(tmp_path):
         make_trainer(Recipe(objective=Flow()), tmp_path, body, datasets.Dataset.from_list(rows))
 
 
-def test_two_of_one_thing_are_refused(tmp_path):
+def test_second_losses_and_optimizers_are_refused(tmp_path):
     class Mine(Trainer):
         def __init__(self, *args, extra=1, **kwargs):
             super().__init__(*args, **kwargs)
@@ -394,12 +394,12 @@ def test_a_model_of_adapters_resumes_with_another_draw_of_a(tmp_path):
     assert_same_bits(again.model, whole.model)
 
 
-def test_a_length_that_is_found_out_later_is_refused(tmp_path):
+def test_auto_find_batch_size_is_refused(tmp_path):
     with pytest.raises(ValueError, match="auto_find_batch_size changes the number"):
         make_trainer(Recipe.preset("recadam"), tmp_path, options={"auto_find_batch_size": True})
 
 
-def test_a_checkpoint_of_the_model_only_is_told_so(tmp_path):
+def test_a_checkpoint_without_an_optimizer_is_refused(tmp_path):
     options = {"save_strategy": "steps", "save_steps": 2, "save_only_model": True}
     make_trainer(Recipe.preset("recadam"), tmp_path, options=options).train()
     with pytest.raises(ValueError, match="holds only a model"):

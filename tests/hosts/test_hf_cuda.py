@@ -46,7 +46,7 @@ def test_float16_resumes_to_the_bit(tmp_path):
     assert_same_bits(again.model, whole.model)
 
 
-def test_a_step_that_the_scaler_skips_is_no_update(tmp_path):
+def test_a_step_that_the_scaler_skips_does_not_count(tmp_path):
     calls = []
 
     def overflow(gradient):

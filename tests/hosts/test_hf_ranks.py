@@ -1,6 +1,6 @@
-"""The Trainer on two ranks, under DDP and FSDP2: an objective gives the weights of one process.
+"""The Trainer on two ranks, under DDP and FSDP2: an objective trains as on one process.
 
-(The Trainer's own loss does not, of a classifier: its two ranks differ from one by themselves.)
+(With the Trainer's own loss, two ranks of a classifier differ from one process.)
 """
 
 import pytest
@@ -88,7 +88,7 @@ def test_two_ranks_are_one_process(kind, names, tmp_path, monkeypatch):
     assert furthest(found, whole_state(single.model)) <= CLOSE
 
 
-def stops_and_goes_on(kind, names, folder, out):
+def stop_or_resume(kind, names, folder, out):
     callbacks = [] if out else [test_hf.StopAt(4)]
     trainer = make_trainer(names, folder, 6, kind, SAVING, callbacks=callbacks)
     if not out:
@@ -104,23 +104,23 @@ def stops_and_goes_on(kind, names, folder, out):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_ranks_go_on_after_a_stop(kind, tmp_path, monkeypatch):
+def test_two_ranks_resume(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
     names = "recadam+flow+wise-ft"
     single = make_trainer(names, tmp_path / "one", 12)
     single.train()
     for out in ("", tmp_path / "out.pt"):
-        run_on_ranks(2, stops_and_goes_on, kind, names, tmp_path / "two", out, folder=tmp_path)
+        run_on_ranks(2, stop_or_resume, kind, names, tmp_path / "two", out, folder=tmp_path)
     found = torch.load(tmp_path / "out.pt", weights_only=True)
     assert furthest(found, whole_state(single.model)) <= CLOSE
 
 
 @pytest.mark.soak
-def test_each_rank_goes_on_with_its_own_median(tmp_path, monkeypatch):
+def test_each_rank_resumes_with_its_own_median(tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
     names, found = "running median", []
     run_on_ranks(2, on_ranks, "ddp", names, tmp_path / "whole", tmp_path / "w.pt", folder=tmp_path)
     for out in ("", tmp_path / "out.pt"):
-        run_on_ranks(2, stops_and_goes_on, "ddp", names, tmp_path / "two", out, folder=tmp_path)
+        run_on_ranks(2, stop_or_resume, "ddp", names, tmp_path / "two", out, folder=tmp_path)
     found = [torch.load(tmp_path / name, weights_only=True) for name in ("out.pt", "w.pt")]
     assert furthest(*found) <= 1e-12

@@ -1,7 +1,7 @@
-"""Kill −9 at random moments, go on: the weights of a run that nobody stopped, to the bit.
+"""Kill runs with SIGKILL at random moments and resume: the weights equal an uninterrupted run's.
 
-A moment is a part of a second after a random update. A run that is to be killed waits before the
-end, so that every kill hits one that is still training.
+A kill comes a fraction of a second after a random update. A run that will be killed waits before
+its end, so that every kill hits a run that is still training.
 """
 
 import os
@@ -103,7 +103,7 @@ def kill(host, names, folder, update, later):
     return process.wait() == -signal.SIGKILL
 
 
-def kill_and_go_on(host, names, tmp_path):
+def kill_and_resume(host, names, tmp_path):
     draw = random.Random(f"{host} {names}")
     updates = sorted(draw.sample(range(1, UPDATES), KILLS))
     stopped = sum(kill(host, names, tmp_path / "cut", n, draw.random() / 10) for n in updates)
@@ -113,7 +113,7 @@ def kill_and_go_on(host, names, tmp_path):
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
 
 
-def test_there_are_twenty_kills_of_each_host():
+def test_each_host_is_killed_at_least_twenty_times():
     assert KILLS * len(METHODS) >= 20
     assert {"standard", "rehearsal", "l1-sp", "mas", "lp-ft", "random-init"} <= set(METHODS)
 
@@ -122,4 +122,4 @@ def test_there_are_twenty_kills_of_each_host():
 @pytest.mark.parametrize("names", METHODS)
 @pytest.mark.parametrize("host", HOSTS)
 def test_every_method(host, names, tmp_path):
-    kill_and_go_on(host, names, tmp_path)
+    kill_and_resume(host, names, tmp_path)

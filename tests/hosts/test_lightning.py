@@ -202,7 +202,7 @@ def test_rehearsal(tmp_path):
     assert len(module.holdfast.run.criterion.data) == 18
 
 
-def test_the_log_tells_where_the_methods_stand(tmp_path):
+def test_the_log_contains_the_values_of_the_methods(tmp_path):
     module = Mine(Recipe(update=RecAdamUpdate(), penalties=[L2SP()]), batch_size=6)
     logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
     trainer = make_trainer(tmp_path, logger=logger, log_every_n_steps=2)
@@ -276,7 +276,7 @@ def test_resume_is_exact(tmp_path, names, stop, resumed):
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-def test_resume_with_something_else_is_refused(tmp_path):
+def test_resume_of_another_run_is_refused(tmp_path):
     def fit(module, ckpt_path=None):
         options = {"enable_checkpointing": True, "callbacks": [save_every(tmp_path, 2)]}
         make_trainer(tmp_path, **options).fit(module, ckpt_path=ckpt_path)
@@ -322,7 +322,7 @@ def test_the_loader_gives_every_sample_once_an_epoch():
     assert epochs[0] != epochs[1]
 
 
-def test_an_epoch_that_is_cut_short_is_over():
+def test_an_interrupted_epoch_is_not_repeated():
     loader = ResumableLoader(list(range(6)), 1, list, seed=1, shuffle=False)
     next(iter(loader))
     assert [next(iter(loader)), loader.epoch] == [[0], 1]
@@ -334,7 +334,7 @@ def test_a_loaders_batch_size(tmp_path):
     assert module.trainer.global_step == 15
 
 
-def test_wrong_use_says_what_to_do(tmp_path):
+def test_wrong_use_raises_helpful_errors(tmp_path):
     class Forgets(Mine):
         def configure_callbacks(self):
             return []
@@ -366,7 +366,7 @@ def test_wrong_use_says_what_to_do(tmp_path):
         make_trainer(tmp_path).fit(Validates(Recipe()))
 
 
-def test_without_lightning_the_import_says_what_to_install(monkeypatch):
+def test_import_without_lightning_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
     monkeypatch.delitem(sys.modules, "holdfast.hosts.lightning")
     with pytest.raises(ImportError, match=r"holdfast\[lightning\]"):

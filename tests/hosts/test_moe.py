@@ -1,4 +1,4 @@
-"""Mixtures of experts: what the model adds to its own loss is not lost under an objective."""
+"""Mixtures of experts: objectives keep the auxiliary loss of the model."""
 
 import copy
 import itertools
@@ -104,7 +104,7 @@ def test_trls_own_loss(tmp_path, accumulate):
     assert apart(models[2], models[0]) < 1e-5
 
 
-def test_a_loop_counts_the_mean_of_its_micro_batches():
+def test_the_auxiliary_loss_is_the_mean_over_micro_batches():
     """As the model has it in one batch; of micro-batches their mean, by their targets."""
     recipe = Recipe()
     model, rows = make_model(), [{**row} for row in ROWS[:6]]

@@ -1,4 +1,4 @@
-"""A run that goes on with other data than it began with is refused, in every host."""
+"""Every host refuses to resume a run with other data."""
 
 import itertools
 import random
@@ -130,7 +130,7 @@ class Stream(IterableDataset):
         raise AssertionError
 
 
-def test_what_cannot_be_told_is_not_compared():
+def test_random_and_iterable_data_has_no_fingerprint():
     def draw():
         return float(torch.rand(())), np.random.rand(), random.random()
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_told_is_not_compared():
     assert draw() == found  # reading it has drawn nothing
 
 
-def test_of_much_data_some_is_read():
+def test_large_data_is_sampled():
     class Counted(list):
         read = 0
 
@@ -161,8 +161,8 @@ def test_of_much_data_some_is_read():
     assert sampled_fingerprint([1]) != sampled_fingerprint([1, 1])
 
 
-def test_a_part_of_the_data_is_not_the_whole(tmp_path):
-    """Nor is a dataset what it calls its ``dataset``."""
+def test_subsets_have_their_own_fingerprint(tmp_path):
+    """The data of a DataLoader is its dataset, but a Subset is not its dataset."""
     data = torch.utils.data.TensorDataset(torch.arange(24.0)[:, None], torch.arange(24) % 2)
     parts = [torch.utils.data.Subset(data, range(12)), torch.utils.data.Subset(data, range(12, 24))]
     one, other = (
@@ -175,7 +175,7 @@ def test_a_part_of_the_data_is_not_the_whole(tmp_path):
     of_loader.check_identity(one.identity(), "there")
 
 
-def test_what_cannot_be_told_is_not_doubted():
+def test_data_without_a_fingerprint_is_accepted():
     data = torch.utils.data.TensorDataset(torch.zeros(3, 1), torch.zeros(3).long())
     run = Run(Recipe(), torch.nn.Linear(1, 2), data, lr=0.1, task="classification")
     run.check_identity(run.identity() | {"data": None}, "there")

@@ -1,4 +1,4 @@
-"""finetune_loop: equal to a loop written by hand, and clear about what it cannot do."""
+"""finetune_loop equals a loop written by hand, and its errors are helpful."""
 
 import copy
 import inspect
@@ -206,7 +206,7 @@ def test_bad_settings(data, options, message):
         tune(make_model(), Recipe(merging=WiseFT()), data, **options)
 
 
-def test_wrong_types_say_what_to_pass(data):
+def test_wrong_types_raise_helpful_errors(data):
     with pytest.raises(TypeError, match=r"Recipe\.preset"):
         tune(make_model(), ["recadam"], data)
     with pytest.raises(TypeError, match=r"Reference\.open"):
@@ -256,7 +256,7 @@ def test_checkpoints_of_other_runs_are_refused(data, tmp_path):
     [{"lr": 0.02}, {"batch_size": 5}, {"seed": 1}, {"schedule": slanted_triangular}],
     ids=lambda changed: next(iter(changed)),
 )
-def test_going_on_with_other_settings_is_refused(data, tmp_path, changed):
+def test_resume_with_other_settings_is_refused(data, tmp_path, changed):
     options = {"checkpoint": tmp_path / "run.pt", "max_updates": 3}
     tune(make_model(), Recipe(), data, **options)
     with pytest.raises(ValueError, match="other settings"):
@@ -268,7 +268,7 @@ def test_going_on_with_other_settings_is_refused(data, tmp_path, changed):
 
 @pytest.mark.parametrize("objective", [Flow(), Distill()])
 def test_a_tuned_model_is_not_the_base(data, tmp_path, objective):
-    """Where no copy of the pretrained weights is kept, it is noticed too."""
+    """This is noticed even if no copy of the pretrained weights is kept."""
     recipe = Recipe(objective=objective)
     tuned = tune(make_model(), recipe, data, checkpoint=tmp_path / "run.pt")
     with pytest.raises(ValueError, match="other pretrained weights"):
@@ -287,7 +287,7 @@ def test_an_interrupted_run_leaves_a_plain_model(data):
         assert not model._forward_pre_hooks
 
 
-def test_gradients_of_before_do_not_count(data):
+def test_existing_gradients_are_cleared(data):
     model = make_model()
     model(data.tensors[0]).sum().backward()
     assert_close(tune(model, Recipe(), data), tune(make_model(), Recipe(), data), 0.0)
@@ -300,12 +300,12 @@ def test_a_live_reference_does_not_move_with_the_model(data):
     assert_close(tuned, make_model(), 0.0)
 
 
-def test_lora_comes_back_in_the_mode_it_came_in(data):
+def test_lora_keeps_eval_mode(data):
     assert not tune(make_model().eval(), Recipe(trainable=LoRA(r=2)), data).training
 
 
-def test_going_on_from_tuned_weights_is_refused(data, tmp_path):
-    """The model must be the pretrained one again: its weights are the anchors."""
+def test_resume_from_tuned_weights_is_refused(data, tmp_path):
+    """The model must hold the pretrained weights, which are the anchors."""
     path = tmp_path / "run.pt"
     recipe = Recipe(update=RecAdamUpdate())
     tuned = tune(make_model(), recipe, data, checkpoint=path)

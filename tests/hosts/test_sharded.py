@@ -57,7 +57,7 @@ def go_on(names, folder, begins_at, steps, out):
 @pytest.mark.soak
 @pytest.mark.parametrize("world", [1, 4])
 @pytest.mark.parametrize("names", ["recadam", "l2-sp", "mofo"])
-def test_a_checkpoint_of_two_ranks_goes_on_with_others(names, world, tmp_path):
+def test_a_checkpoint_of_two_ranks_resumes_on_other_numbers_of_ranks(names, world, tmp_path):
     single = begin(names, torch.float64)
     single.make_optimizer(STEPS)
     train(single, single.model, 20)

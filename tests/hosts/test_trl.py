@@ -167,7 +167,7 @@ def test_weights_reach_the_right_tokens_through_packing(tmp_path, shared_data, s
 
 
 def test_the_packed_loss_is_the_unpacked_one(tmp_path):
-    """All samples in one batch, packed or not: the same tokens, the same weights."""
+    """With all samples in one batch, packing changes neither tokens nor weights."""
     losses = []
     for options in ({}, {"packing": True}, {"padding_free": True, "max_length": None}):
         if options.get("packing"):
@@ -248,7 +248,7 @@ def test_conversations(tmp_path):
     trainer.train()
 
 
-def test_completion_only_loss_is_what_is_scored(tmp_path):
+def test_prompts_are_not_scored(tmp_path):
     trainer = make_trainer(Recipe(objective=Flow()), tmp_path)
     assert all(row["labels"][0] == -100 for row in trainer.train_dataset)
 
@@ -277,7 +277,7 @@ def test_the_collators_batch_is_what_the_loss_sees(tmp_path):
 
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("tau", ["batch_median", "running_median"])
-def test_medians_of_batches_are_refused_packed_or_not(tau, packing, tmp_path):
+def test_batch_medians_are_refused(tau, packing, tmp_path):
     with pytest.raises(ValueError, match=rf"Flow\(tau='{tau}'\) takes a median over") as no:
         make_trainer(Recipe(objective=Flow(tau=tau)), tmp_path, options={"packing": packing})
     assert "packed batch" not in str(no.value)

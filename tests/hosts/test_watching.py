@@ -1,4 +1,4 @@
-"""A watch in the real hosts: its figures are in their logs."""
+"""A watch in the real hosts: its values are in their logs."""
 
 import pytest
 import torch
@@ -74,7 +74,7 @@ def test_in_lightning(tmp_path):
 
 @pytest.mark.soak
 def test_adapters_on_two_ranks(tmp_path):
-    """FSDP2 shards A and B; the distance is of the whole."""
+    """FSDP2 shards A and B, but the distance covers all weights."""
     pytest.importorskip("peft", reason="the peft extra is not installed")
     model, watch = adapted()
     alone = watch(1, model)
