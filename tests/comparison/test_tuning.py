@@ -54,7 +54,7 @@ def _here(monkeypatch, tmp_path):
 def test_a_search_and_what_it_leaves(tmp_path, capsys):
     assert main(["tune", "--out=out", *FEW]) == 0
     said = capsys.readouterr().out
-    assert "Trials: 2 trained" in said or "given up" in said
+    assert "Trials: 2 trained" in said or "pruned" in said
     found = json.loads((tmp_path / "out" / "tune.json").read_text())
     assert found["default"]["values"]["update.pull"] == 0.1
     assert len(found["frontier"]) >= 1

@@ -25,17 +25,7 @@ from holdfast.report.shown import Shown
 if TYPE_CHECKING:
     from holdfast.comparison.plan import RunSpec
 
-__all__ = [
-    "Measured",
-    "Moved",
-    "Results",
-    "RunResult",
-    "Summary",
-    "measured",
-    "read_result",
-    "result_of",
-    "summarise",
-]
+__all__ = ["Measured", "Moved", "Results", "RunResult", "Summary", "summarise"]
 
 #: Version of the JSON form; raised when a field is renamed, removed or changes its meaning.
 SCHEMA_VERSION = 1

@@ -8,6 +8,7 @@ the other half, for the report. Machines that share the storage of a study share
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -39,17 +40,7 @@ from holdfast.run import Run
 from holdfast.scoring.scorer import score
 from holdfast.stages import MedianLoss, SearchRange, SearchSpace
 
-__all__ = [
-    "Search",
-    "Tuning",
-    "counted",
-    "goals_in",
-    "open_study",
-    "place_of",
-    "revive",
-    "space_of",
-    "swept_setting",
-]
+__all__ = ["Search", "Tuning", "space_of"]
 
 Halves = tuple[RunResult, RunResult]
 
@@ -168,11 +159,8 @@ class Search:
 
     def run(self) -> None:
         """Run trials until the study has enough."""
-        try:
+        with contextlib.closing(self.worker), contextlib.closing(self.reporter):
             self._run()
-        finally:
-            self.worker.close()
-            self.reporter.close()
 
     def _run(self) -> None:
         from optuna.trial import TrialState

@@ -29,7 +29,7 @@ from holdfast.comparison.search import (
     place_of,
     revive,
     swept_setting,
-)
+)  # fmt: skip
 from holdfast.io import codec as _codec
 from holdfast.io.files import locked
 from holdfast.recipe import Recipe, read_recipe
@@ -73,7 +73,7 @@ class Tuned:
         unmerged: the same training run at α = 1, or None.
         frontier: the points that no other point beats on the half that settings are chosen on.
         points: number of all points.
-        trained, given_up, failed: number of trials by outcome.
+        trained, pruned, failed: number of trials by outcome.
     """
 
     recipe: str
@@ -84,7 +84,7 @@ class Tuned:
     frontier: tuple[Point, ...]
     points: int
     trained: int
-    given_up: int
+    pruned: int
     failed: int
 
     def to_json(self) -> str:
@@ -104,40 +104,39 @@ class Tuned:
         )
 
     def sentences(self) -> list[str]:
-        """What it came to, on the half that nothing was chosen on."""
-        ended = [f"{self.trained} trained"]
-        ended += [f"{self.given_up} given up midway"] if self.given_up else []
-        ended += [f"{self.failed} failed"] if self.failed else []
-        said = [
-            f"Trials: {', '.join(ended)}; {self.points} models tested, {len(self.frontier)} of "
-            "them on the frontier."
-        ]
+        """Summarise the search; figures are of the half of the tests that nothing was chosen on."""
+        counts = {"trained": self.trained, "pruned": self.pruned, "failed": self.failed}
+        trials = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         settings = ", ".join(f"{name} = {value:.3g}" for name, value in self.taken.values.items())
+        said = [
+            f"Trials: {trials}; {self.points} models tested, {len(self.frontier)} of them on the "
+            "frontier.",
+            f"Found ({self.taken.chosen.label}): {settings}.",
+        ]
         if not self.taken.chosen.target.gain > 0:
-            said += ["No model is better on the target than the pretrained one: keep that."]
-        said += [f"Found ({self.taken.chosen.label}): {settings}."]
+            said.insert(1, "No model is better on the target than the pretrained one: keep that.")
         if self.default is None:
-            return [*said, "The defaults did not come to an end."]
+            return [*said, "The trial with the default settings did not complete."]
         mine, theirs = self.taken.reported, self.default.reported
         metric = mine.target.metric
         lost = f", and lost {percent(mine.loss)} ({percent(theirs.loss)})" if mine.retained else ""
-        beats = self.taken.beats(self.default, "reported")
-        better = sum(point.beats(self.default, "reported") for point in self.frontier)
+        beats = "beats" if self.taken.beats(self.default, "reported") else "does not beat"
+        better = f"{self._better_than(self.default)} beat them"
+        if self.unmerged:
+            better += (
+                f", and {self._better_than(self.unmerged)} the defaults without merging (α = 1)"
+            )
         return [
             *said,
             "On the half of the tests that nothing was chosen on, the recipe found has "
             f"{level(metric, mine.target.after)} {plain(metric)} (the defaults: "
-            f"{level(metric, theirs.target.after)}){lost}: it "
-            + ("beats the defaults in both." if beats else "does not beat the defaults in both."),
-            f"Of {len(self.frontier)} on the frontier {better} beat them{self._unmerged()}.",
+            f"{level(metric, theirs.target.after)}){lost}: it {beats} the defaults in both.",
+            f"Of {len(self.frontier)} on the frontier {better}.",
         ]
 
-    def _unmerged(self) -> str:
-        """How many beat the defaults without merging."""
-        if (plain_ones := self.unmerged) is None:
-            return ""
-        better = sum(point.beats(plain_ones, "reported") for point in self.frontier)
-        return f", and {better} the defaults without merging (α = 1)"
+    def _better_than(self, point: Point) -> int:
+        """How many points of the frontier beat a point on the half to report."""
+        return sum(other.beats(point, "reported") for other in self.frontier)
 
 
 def tune(
@@ -271,7 +270,7 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
         frontier=tuple(frontier),
         points=len(points),
         trained=states.count("COMPLETE"),
-        given_up=states.count("PRUNED"),
+        pruned=states.count("PRUNED"),
         failed=len(failed),
     )
 
