@@ -147,7 +147,7 @@ def spearman(predicted: Array, true: Array) -> float:
     1.0
     """
     rank = require("scipy.stats", extra="eval", what="rank correlation").rankdata
-    return pearson(rank(predicted), rank(true))
+    return pearson(*rank([predicted, true], axis=1))
 
 
 def pearson(predicted: Array, true: Array) -> float:

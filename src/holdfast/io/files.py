@@ -13,16 +13,15 @@ from filelock import FileLock, Timeout
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file atomically: ``write`` creates a temporary file, which is then renamed."""
-    beside = path.with_name(
-        f".{path.name}.{secrets.token_hex(4)}.tmp"
-    )  # unique, because machines share folders
+    # The name is random, because several machines may share the folder.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        write(beside)
-        with open(beside, "rb") as written:
+        write(temporary)
+        with open(temporary, "rb") as written:
             os.fsync(written.fileno())  # on disk before the rename
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except BaseException as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             error.filename = os.fspath(path)  # the error of a full disk does not name the file
         raise

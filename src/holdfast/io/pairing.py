@@ -128,12 +128,12 @@ def _ties(weights: Weights, other: Weights) -> bool:
     head, the head is tied here.
     """
     config = weights.config
-    said = config.get("tie_word_embeddings")
-    if said is None:
+    ties = config.get("tie_word_embeddings")
+    if ties is None:
         return bool(config.get("architectures")) and (
             config["architectures"] == other.config.get("architectures")
         )
-    return bool(said)
+    return bool(ties)
 
 
 def _shape(weights: Weights, name: str) -> str:
