@@ -93,7 +93,7 @@ CASES = [
     ("measure", ["MODEL=cut"], "cut/model.safetensors is not a readable safetensors file"),
     ("measure", ["MODEL=strange"], "zorg"),
     ("measure", ["MODEL=bare"], "bare has no config.json"),
-    ("merge", ["--alpha=2"], "alpha must lie in [0, 1]"),
+    ("merge", ["--alpha=2"], "alpha must be in [0, 1]"),
     ("merge", ["--alpha=half"], "--alpha must be a number, got 'half'"),
     ("merge", ["--alfa=1"], "unknown option --alfa; did you mean '--alpha'"),
     ("merge", ["more"], "'more'"),

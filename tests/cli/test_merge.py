@@ -37,7 +37,7 @@ def test_not_finite_is_told(tmp_path, pair, capsys):
 
 def test_errors_are_one_line(tmp_path, pair, capsys):
     assert run(*pair, "--alpha", "2", "--out", tmp_path / "out") == 1
-    assert "alpha must lie in [0, 1]" in capsys.readouterr().err
+    assert "alpha must be in [0, 1]" in capsys.readouterr().err
     assert run(pair[0], tmp_path / "nowhere", "--out", tmp_path / "out") == 1
     err = capsys.readouterr().err
     assert "no such file or directory" in err

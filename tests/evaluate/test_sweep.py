@@ -126,7 +126,7 @@ def test_a_model_that_fails_leaves_nothing(folders, monkeypatch):
     ("change", "error", "words"),
     [
         ({"alphas": []}, ValueError, "at least one α"),
-        ({"alphas": [0, 1.5]}, ValueError, r"alpha must lie in \[0, 1\], got 1.5"),
+        ({"alphas": [0, 1.5]}, ValueError, r"alpha must be in \[0, 1\], got 1.5"),
         ({"alphas": [float("nan")]}, ValueError, "alpha must be"),
         ({"keep": True}, ValueError, "keep=True needs out="),
         ({"tuned": torch.nn.Linear(1, 1)}, ValueError, "save_pretrained"),

@@ -115,7 +115,7 @@ def test_frozen_layers_keep_their_weights():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match=r"until must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"until must be in \[0, 1\]"):
         GradualUnfreezing(until=2)
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         GradualUnfreezing().prepare(make_run(nn.Linear(2, 2).requires_grad_(False)))

@@ -212,7 +212,7 @@ def test_each_matrix_is_as_likely_as_another():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match=r"frozen must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"frozen must be in \[0, 1\]"):
         HFT(frozen=1.5)
     with pytest.raises(ValueError, match="rounds must be at least 1"):
         HFT(rounds=0)

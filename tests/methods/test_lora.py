@@ -231,7 +231,7 @@ def test_bad_input():
         LoRA(r=1.5)
     with pytest.raises(ValueError, match="alpha must be a finite number > 0"):
         LoRA(alpha=0)
-    with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\]"):
         LoRA(dropout=2)
     with pytest.raises(ValueError, match="target must be"):
         LoRA(target=())

@@ -185,7 +185,7 @@ def test_it_draws_toward_the_anchor():
 def test_bad_input():
     with pytest.raises(ValueError, match="p must be below 1"):
         Mixout(p=1.0)
-    with pytest.raises(ValueError, match=r"p must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"p must be in \[0, 1\]"):
         Mixout(p=1.5)
     with pytest.raises(TypeError, match="p must be a number"):
         Mixout(p="0.5")

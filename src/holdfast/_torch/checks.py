@@ -28,7 +28,7 @@ def share(name: str, value: Any) -> float:
     """A number in [0, 1], as a plain float."""
     number = at_least_zero(name, value)
     if number > 1:
-        raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
+        raise ValueError(f"{name} must be in [0, 1], got {value!r}")
     return number
 
 

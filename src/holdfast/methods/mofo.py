@@ -237,5 +237,5 @@ def largest(values: Tensor, k: int) -> Tensor:
 
 def _share(fraction: Any) -> float:
     if above_zero("fraction", fraction) > 1:
-        raise ValueError(f"fraction must lie in (0, 1], got {fraction!r}")
+        raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
     return float(fraction)

@@ -1,14 +1,14 @@
-r"""Rehearsal: train on data of the old task as well, for those who have some.
+r"""Rehearsal: train on data of the old task as well.
 
 The multi-task objective that RecAdam simulates without data, Chen et al., *Recall and Learn*,
 EMNLP 2020, https://arxiv.org/abs/2004.12651, equation 1 with the annealing of equation 8:
 
     λ(t)·Loss_T + (1 − λ(t))·Loss_S
 
-with Loss_T the mean loss over all targets of the new task's data and Loss_S that of the old one's.
-The two are mixed into one dataset, in which a share s of the targets is the old task's. A sample of
-the new task weighs λ/(1−s) and one of the old task (1−λ)/s: summed over all samples and divided by
-all targets, that is the objective exactly, and over random batches it is in expectation.
+with Loss_T the mean loss over all targets of the new task and Loss_S that of the old task. Both are
+mixed into one dataset, in which a share s of the targets belongs to the old task. A sample of the
+new task has weight λ/(1−s), and one of the old task (1−λ)/s. The weighted mean over the dataset is
+the objective, and random batches give it in expectation.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ _LABELS = ("labels", "label", "label_ids")
 
 @dataclass(frozen=True)
 class Rehearsal(Objective):
-    """The loss on the new data and the loss on data of the old task, mixed.
+    """A mix of the losses on the new data and on data of the old task.
 
-    The host is given the old task's data as ``rehearsal=``, of the same form as the new task's:
-    the same model and the same ``collate`` must understand it. Train on the mix in random order.
+    Pass the old task's data to the host as ``rehearsal=``, in the same format as the new data: both
+    use the same model and the same ``collate``. Train on the mix in random order.
 
     Args:
-        ratio: how many samples of the old task there are in the mix for each of the new task,
-            drawn once by the run's seed; if there are not as many, they come several times.
-            0 is none. It says how often the old task is seen, not how much it counts.
-        anneal: λ(t), how much the new task counts at update t; None is ½ throughout. An annealing
-            that ends at 1, such as :class:`~holdfast.anneal.Sigmoid`, ends with the new task alone.
+        ratio: the number of old samples per new sample in the mix, drawn once with the run's seed,
+            repeatedly if there are too few. 0 turns rehearsal off. The ratio changes how often old
+            samples are seen, not their total weight.
+        anneal: λ(t), the weight of the new task at update t; None is ½ throughout. With an annealing
+            that ends at 1, such as :class:`~holdfast.anneal.Sigmoid`, the run ends with the new
+            task alone.
 
     Example:
         >>> from holdfast import Recipe, Rehearsal
