@@ -204,7 +204,7 @@ class Parser(argparse.ArgumentParser):
             if not name.startswith("-"):
                 self.error(f"unexpected argument {name!r}")
             known = [name for name in self._option_string_actions if name.startswith("--")]
-            raise UsageError(f"unknown option {name}{did_you_mean(name, known)}")
+            raise UsageError(f"unknown option {name}{did_you_mean(name, known, cutoff=0.7)}")
         if missing := [f"--{name}" for name in self.needed if getattr(options, name) is None]:
             self.error(f"{' and '.join(missing)} must be given")
         return options
@@ -232,7 +232,9 @@ class Parser(argparse.ArgumentParser):
         for key, value in given.items():
             name = str(key).replace("-", "_")
             if name not in actions:
-                raise UsageError(f"{file}: unknown option {key!r}{did_you_mean(name, actions)}")
+                raise UsageError(
+                    f"{file}: unknown option {key!r}{did_you_mean(name, actions, cutoff=0.7)}"
+                )
             try:
                 yield name, _from_yaml(actions[name], value)
             except argparse.ArgumentTypeError as error:

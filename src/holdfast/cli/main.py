@@ -75,7 +75,9 @@ def _run(words: Sequence[str]) -> None:
     elif words[0].startswith("-"):
         parser.parse(words)
     else:
-        raise UsageError(f"unknown command {words[0]!r}{did_you_mean(words[0], COMMANDS)}")
+        raise UsageError(
+            f"unknown command {words[0]!r}{did_you_mean(words[0], COMMANDS, cutoff=0.7)}"
+        )
 
 
 def make_parser(complete: Collection[str] = tuple(COMMANDS)) -> tuple[Parser, dict[str, Parser]]:
