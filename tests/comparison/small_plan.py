@@ -1,4 +1,4 @@
-"""A plan on the embedded model that takes seconds, and what its results have in common."""
+"""A plan on the embedded model that takes seconds, and the comparable part of its results."""
 
 import gzip
 import json
@@ -9,7 +9,7 @@ from holdfast.comparison.plan import Measuring, Plan, Training
 
 
 def make_plan(folder, *, recipes=("standard", "recadam+wise-ft"), seeds=(0, 1), updates=6):
-    """Of a few rows and one short text, which are written to the folder."""
+    """Write a few rows and one short text to the folder, and return a plan on them."""
     folder = Path(folder)
     here = paths()
     for name, source in (("train", here.train), ("dev", here.dev)):
@@ -46,7 +46,7 @@ def settings_of(plan):
 
 
 def what_must_agree(text):
-    """A results.json without what no two runs share: how long it took, and in how much memory."""
+    """A results.json without time and memory, which differ from run to run."""
     results = json.loads(text)
     for run in results["runs"]:
         del run["seconds"], run["peak_memory"]

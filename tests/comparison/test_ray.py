@@ -1,4 +1,4 @@
-"""Runs as tasks of a real Ray cluster of three nodes on this machine, of which one dies."""
+"""Runs as tasks of a Ray cluster of three nodes on this machine; the soak kills one of them."""
 
 import json
 import os
@@ -36,7 +36,7 @@ needs_ray = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Its address, and the processes of its two nodes that work."""
+    """The address of the cluster, and the processes of its two worker nodes."""
     pytest.importorskip("ray", reason="the ray extra is not installed")
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", CLUSTER],
@@ -60,7 +60,7 @@ def on_ray(plan, out, cluster):
 
 
 def at_work(cluster):
-    """The processes that do runs."""
+    """The processes that currently do runs."""
     found = []
     for pid in [child for node in cluster["nodes"] for child in children_of(node)]:
         try:

@@ -1,8 +1,7 @@
 """A small language model and its data, for a comparison without downloads.
 
-A Llama of two million parameters that was pretrained on prose, verse and code; maths problems to
-fine-tune it on; and text of the three kinds that it has not seen. README.md tells where all of it
-comes from.
+The model is a Llama of two million parameters, pretrained on prose, verse and code. The data are
+maths problems to fine-tune it on, and unseen text of the three kinds. README.md names the sources.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ __all__ = ["Paths", "paths"]
 
 @dataclass(frozen=True)
 class Paths:
-    """Where the files lie.
+    """The paths of the files.
 
     Attributes:
-        model: the folder of the model and its tokenizer.
-        train: problems to learn: ``question`` and ``answer``.
-        dev: problems to be tested on.
-        retained: text of each kind that the model knows, by name.
+        model: folder of the model and its tokenizer.
+        train: problems to learn, with ``question`` and ``answer``.
+        dev: problems for the test.
+        retained: text of each kind that the model was pretrained on, by name.
     """
 
     model: Path
@@ -32,7 +31,7 @@ class Paths:
 
 
 def paths() -> Paths:
-    """The files in the installed package.
+    """Return the paths in the installed package.
 
     >>> sorted(paths().retained)
     ['code', 'prose', 'verse']
