@@ -138,7 +138,7 @@ def test_the_recipe_file_says_all_of_it(entry):
 @every_method
 def test_the_preset_of_its_name(entry):
     if entry.name == "random-init":
-        with pytest.raises(ValueError, match="RecAdam"):
+        with pytest.raises(ValueError, match="presets recadam"):
             Recipe.preset(entry.name)
         recipe = Recipe.preset("random-init+recadam")
     else:
