@@ -1,5 +1,6 @@
 """RecAdam's fused step on the CPU, part by part: nothing but the order in memory may change."""
 
+import itertools
 import multiprocessing
 import sys
 
@@ -12,8 +13,15 @@ from holdfast._optim import backends
 from holdfast._optim.backends import STRIDE, cache_sized_parts
 from holdfast.anneal import Constant
 from holdfast.methods import recadam
+from matrices import sampled
 
 SIZE = 4 * STRIDE
+SETTINGS = list(
+    itertools.product(
+        [torch.float32, torch.float64, torch.bfloat16, torch.float16],
+        [{}, {"maximize": True}, {"weight_decay": 0.1}],
+    )
+)
 LENGTHS = [0, 1, 63, SIZE - 1, SIZE, SIZE + 1, 2 * SIZE, 3 * SIZE + 17, 10 * SIZE + 1]
 
 
@@ -131,8 +139,10 @@ class TestParts:
 
 @pytest.mark.usefixtures("small_parts")
 class TestTheSameToTheBit:
-    @pytest.mark.parametrize("options", [{}, {"maximize": True}, {"weight_decay": 0.1}], ids=str)
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize(
+        ("dtype", "options"),
+        sampled(SETTINGS, [(d, o) for d, o in SETTINGS if not o or d == torch.float32]),
+    )
     def test_lengths_and_dtypes(self, monkeypatch, count_calls, dtype, options):
         shapes = [(n,) for n in LENGTHS] + [(), (3, SIZE), (0, 5)]
         ours = run(shapes, dtype=dtype, **options)
