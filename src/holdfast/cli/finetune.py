@@ -148,10 +148,12 @@ def check_unfinished(out: Path, options: argparse.Namespace) -> None:
 
 def save(tuned: Any, task: Any, out: Path) -> None:
     """Save the model, or its adapter, and the tokenizer or image processor."""
+    from holdfast._torch.adapters import has_adapters, without_peft
+
     tuned.save_pretrained(out)
-    if task.head is not None and hasattr(tuned, "get_base_model"):
+    if task.head is not None and has_adapters(tuned):
         # An adapter's files do not describe the new head of its base.
-        base = tuned.get_base_model()
+        base = without_peft(tuned)
         base.config.architectures = [type(base).__name__]
         base.config.save_pretrained(out)
     if task.tokenizer is not None:

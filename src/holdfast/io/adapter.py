@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from holdfast._torch.adapters import base_name
+from holdfast._torch.imports import require
 from holdfast._torch.names import align, shorten
 from holdfast.io.safetensors_files import map_safetensors
 from holdfast.io.slices import Scratch
@@ -162,17 +163,16 @@ def _product(
 
 def of_peft_model(model: nn.Module, label: str, about: Mapping[str, Any] | None) -> Weights:
     """Return the effective weights of a PEFT model in memory."""
-    try:
-        from peft import get_peft_model_state_dict
-    except ImportError as error:
-        raise ImportError('adapters are read with PEFT: pip install "holdfast[peft]"') from error
+    peft = require("peft", extra="peft", what="reading adapters")
     live: Any = model
     active = live.active_adapter
     if not isinstance(active, str):
         raise ValueError(f"{label} has several active adapters: activate one with set_adapter")
     if any(getattr(module, "merged", False) for module in model.modules()):
         raise ValueError(f"the adapters of {label} are merged into its weights: unmerge them first")
-    tensors = get_peft_model_state_dict(model, adapter_name=active, save_embedding_layers=False)
+    tensors = peft.get_peft_model_state_dict(
+        model, adapter_name=active, save_embedding_layers=False
+    )
     own = {
         base_name(name): tensor
         for name, tensor in model.state_dict().items()
