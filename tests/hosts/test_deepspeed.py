@@ -169,7 +169,7 @@ def test_two_ranks_resume(tmp_path):
 
 def refuses():
     for message, recipe, stage, config in [
-        ("MoFO compares all weights", "mofo", 2, {}),
+        ("MoFOUpdate compares the weights of a whole matrix", "mofo", 2, {}),
         ("GradualUnfreezing freezes parts", "gradual-unfreezing", 3, {}),
         ("stage 0 shards nothing", "recadam", 0, {}),
         ("NVMe is not supported", "recadam", 3, {"offload": "nvme"}),
