@@ -205,7 +205,7 @@ def test_a_base_with_as_many_other_classes_gets_the_head_that_was_tuned(tmp_path
     report = holdfast.measure(
         base, tmp_path / "tuned", target=data, drift=False, context_free=0, progress=False
     )
-    assert any("tested with a new one (3 classes)" in note for note in report.notes)
+    assert any("new, untrained head (3 classes)" in note for note in report.notes)
 
 
 def test_a_regression_is_like_another(tmp_path):
