@@ -37,7 +37,7 @@ class TestWhateverCallsTheStep:
         assert far(net, other) == 0.0
         assert attached.updates == 10
 
-    @pytest.mark.parametrize("path", ["single", "foreach"])
+    @pytest.mark.parametrize("path", [pytest.param("single", marks=pytest.mark.soak), "foreach"])
     @pytest.mark.parametrize("penalties", SETS)
     @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
     def test_a_compiled_step(self, path, penalties):
