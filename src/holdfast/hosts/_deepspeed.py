@@ -187,8 +187,10 @@ class ZeroOptimizer(Optimizer):
         values: dict[str, float] = {}
         for row in (row for rows, _ in everyone for row in rows):
             for name, value in row.items():
-                amounts = name.startswith("penalty/")
-                values[name] = values.get(name, 0.0) + value if amounts else value
+                if name.startswith("penalty/"):
+                    values[name] = values.get(name, 0.0) + value
+                else:  # of the first group that is pulled, as without ZeRO
+                    values.setdefault(name, value)
         if distance and self.run.anchors is not None:
             values["distance"] = math.hypot(*(d for _, found in everyone for d in found))
         return values
