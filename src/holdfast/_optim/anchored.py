@@ -156,7 +156,9 @@ class AnchoredOptimizer(Optimizer):
 
     def _shard_anchors(self) -> bool:
         """Shard the anchors as their parameters now are. True if any anchor changed."""
-        if not any(is_sharded(p) for group in self.param_groups for p in group["params"]):
+        params = [p for group in self.param_groups for p in group["params"]]
+        self._sharded = any(map(is_sharded, params))
+        if not self._sharded:
             return False
         changed = [shard(found, self.param_groups) for found in (self._anchors, self._weights)]
         return any(changed)

@@ -45,7 +45,7 @@ from holdfast._optim.backends import (
 )
 from holdfast._optim.importance import measured
 from holdfast._torch.checks import at_least_zero
-from holdfast._torch.layout import dense, is_sharded, local, whole
+from holdfast._torch.layout import dense, local, whole
 from holdfast.anneal import Anneal, Constant, Linear, Sigmoid
 from holdfast.methods.adamw import AdamUpdate
 from holdfast.methods.ewc import fisher_importance
@@ -253,7 +253,7 @@ class RecAdam(AnchoredOptimizer):
         states = [self._state_of(p, group) for p in params]
         if torch.compiler.is_compiling():  # identities are unknown, and the graph is the cache
             return _Plan.make(number, group, self._columns(number, params, states, pulled), [])
-        key = _key(params, states, pulled)
+        key = _key(params, states, pulled, self._sharded)
         plan = self._plans.get(number)
         if plan is None or plan.key != key:
             if plan is not None:
@@ -359,24 +359,23 @@ def current_lambda(group: dict[str, Any]) -> Scalar:
 # --- The plan of a group -------------------------------------------------------------------------
 
 
-def _key(params: list[Tensor], states: list[dict[str, Tensor]], pulled: bool) -> list[Any]:
+def _key(
+    params: list[Tensor], states: list[dict[str, Tensor]], pulled: bool, sharded: bool
+) -> list[Any]:
     """What a plan depends on: which tensors, where their memory is, and their step count.
 
     Hosts replace tensors (FSDP2), or move their memory and change their dtype in place
     (``Module.to``, DeepSpeed). The last entry is the version of the first step count: the kernel
     keeps the counts as Python numbers, so setting them from outside must be noticed.
     """
-    tensors = [*params, *(state[n] for n in ("exp_avg", "exp_avg_sq") for state in states)]
-    if any(map(is_sharded, params)):
+    held = [t for state in states for t in state.values()]
+    tensors = [
+        *params, *[state["exp_avg"] for state in states], *[state["exp_avg_sq"] for state in states]
+    ]  # fmt: skip
+    if sharded:
         tensors = [local(t) for t in tensors]
-    return [
-        pulled,
-        *map(id, params),
-        *(id(t) for state in states for t in state.values()),
-        *(t.data_ptr() for t in tensors),
-        *(p.dtype for p in params),
-        states[0]["step"]._version if states else 0,
-    ]
+    version = states[0]["step"]._version if states else 0
+    return [pulled, *map(id, params), *map(id, held), *map(Tensor.data_ptr, tensors), version]
 
 
 @dataclass
