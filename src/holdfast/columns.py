@@ -18,8 +18,6 @@ from torch.utils.data import Dataset
 from holdfast.data import Collate
 from holdfast.losses import Task, target_mask
 
-__all__ = ["keeping", "take_column", "with_column", "with_weights"]
-
 
 def with_column(dataset: Any, values: Sequence[Any], column: str) -> Any:
     """Add a value to each sample: a number, or a list or vector of numbers.

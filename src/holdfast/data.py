@@ -19,8 +19,6 @@ from holdfast._torch.batch import batch_length, normalized
 from holdfast._torch.content import arrow_fingerprint, content_fingerprint
 from holdfast.losses import IGNORED
 
-__all__ = ["IndexedSource", "Source", "StreamSource", "as_source", "pad_collate"]
-
 Collate = Callable[[list[Any]], Any]
 IndexedBatch = tuple[list[int], Callable[[], Any]]  # indices of samples; reads the batch
 

@@ -16,17 +16,6 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.adapters import without_peft
 
-__all__ = [
-    "Task",
-    "TokenLosses",
-    "count_targets",
-    "global_targets",
-    "per_sample_loss",
-    "target_outputs",
-    "token_losses",
-    "weighted_loss",
-]
-
 Task = Literal["causal_lm", "classification", "regression", "multi_label", "token_classification"]
 LossFunction = Callable[[nn.Module, Any], Tensor]  # the user's: one loss per sample
 TOKEN_TASKS = ("causal_lm", "token_classification")

@@ -26,8 +26,6 @@ from holdfast.methods.identity import Full, Keep, Pretrained, Uniform
 from holdfast.registry import STAGES, Stage, entry_of
 from holdfast.stages import Merging, Method, Objective, Penalty, Start, Trainable, Update
 
-__all__ = ["Recipe", "read_recipe"]
-
 
 @dataclass(frozen=True)
 class Recipe:

@@ -31,8 +31,6 @@ from holdfast.recipe import Recipe, as_recipe
 from holdfast.reference import Reference, check_parts
 from holdfast.stages import Criterion, Penalty, Update
 
-__all__ = ["Run"]
-
 
 class Run:
     """A recipe applied to a pretrained model. The constructor runs stage 1, and stage 2 with data.

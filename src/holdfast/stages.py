@@ -46,11 +46,6 @@ if TYPE_CHECKING:
     from holdfast.recipe import Recipe
     from holdfast.run import Run
 
-__all__ = [
-    "Criterion", "Merging", "Method", "Objective", "Penalty", "SearchRange", "Start", "Trainable",
-    "Update",
-]  # fmt: skip
-
 Result = TypeVar("Result")
 
 

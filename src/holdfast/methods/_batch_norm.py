@@ -16,8 +16,6 @@ from holdfast._torch.batch import batch_length, evaluating, inputs_and_labels, t
 from holdfast._torch.eval_mode import held_in_eval
 from holdfast.data import Collate, as_source
 
-__all__ = ["reestimate_statistics"]
-
 
 def statistics_of(model: nn.Module) -> list[_BatchNorm]:
     """The layers with running statistics."""

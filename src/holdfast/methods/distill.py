@@ -39,8 +39,6 @@ from holdfast.stages import Criterion, MedianLoss, Objective, SearchRange, Searc
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["Distill", "divergence"]
-
 _COLUMN = "base_logits"
 _MOST_KEPT = 1 << 30  # bytes of cached outputs
 

@@ -37,8 +37,6 @@ from holdfast.stages import Criterion, MedianLoss, Objective, SearchRange, Searc
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["Flow"]
-
 TauRule = Literal["median", "batch_median", "running_median"]
 Level = Literal["sequence", "token"]
 

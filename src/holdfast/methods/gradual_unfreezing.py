@@ -23,8 +23,6 @@ from holdfast.stages import Trainable
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["GradualUnfreezing", "layers_free"]
-
 
 @dataclass(frozen=True)
 class GradualUnfreezing(Trainable):

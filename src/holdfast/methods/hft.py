@@ -27,8 +27,6 @@ from holdfast.stages import Trainable
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["HFT", "draw_frozen"]
-
 _CONVOLUTIONS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
 )  # fmt: skip

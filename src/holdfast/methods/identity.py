@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from holdfast.stages import Merging, Objective, Start, Trainable
 
-__all__ = ["Full", "Keep", "Pretrained", "Uniform"]
-
 
 @dataclass(frozen=True)
 class Full(Trainable):

@@ -34,8 +34,6 @@ from holdfast.stages import Trainable
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["LinearProbe", "PretrainedHead", "linear_probe"]
-
 
 @dataclass(frozen=True)
 class LinearProbe(Trainable):

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from holdfast.recipe import Recipe
     from holdfast.run import Run
 
-__all__ = ["LoRA"]
-
 
 @dataclass(frozen=True)
 class LoRA(Trainable):

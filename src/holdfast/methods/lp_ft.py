@@ -17,8 +17,6 @@ from holdfast.stages import Trainable
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["LPFT"]
-
 
 @dataclass(frozen=True)
 class LPFT(Trainable):

@@ -26,8 +26,6 @@ from holdfast.stages import MedianLoss, SearchRange, SearchSpace, Trainable
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["MixLinear", "Mixout", "mixout"]
-
 Per = Literal["neuron", "weight"]
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from holdfast.recipe import Recipe
     from holdfast.run import Run
 
-__all__ = ["RandomInit", "random_init"]
-
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 

@@ -35,8 +35,6 @@ from holdfast.stages import Criterion, Objective
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["Rehearsal", "mixing_weights"]
-
 _COLUMN = "rehearsal"  # 1 for samples of the old task, 0 for those of the new one
 _LABELS = ("labels", "label", "label_ids")
 

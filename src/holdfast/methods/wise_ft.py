@@ -27,8 +27,6 @@ from holdfast.methods._batch_norm import reestimate_statistics, statistics_of
 from holdfast.reference import Reference
 from holdfast.stages import MedianLoss, Merging, Result, SearchRange, SearchSpace
 
-__all__ = ["WiseFT"]
-
 Statistics = Literal["interpolate", "keep", "reestimate"]
 
 

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["draw_texts"]
-
 
 @torch.inference_mode()
 def draw_texts(

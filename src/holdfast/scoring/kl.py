@@ -16,8 +16,6 @@ from torch import Tensor
 from holdfast.io.models import Loaded
 from holdfast.scoring.likelihood import Runner
 
-__all__ = ["StoredPredictions", "kl_divergence", "next_token_log_probs"]
-
 #: The maximum size of stored predictions, in bytes.
 DISK = 4 << 30
 

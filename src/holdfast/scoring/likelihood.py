@@ -18,8 +18,6 @@ from holdfast.data import pad_collate
 from holdfast.io.encoding import Continuation
 from holdfast.io.models import Loaded
 
-__all__ = ["Likelihood", "Runner", "log_likelihoods"]
-
 _TOKENS, _TOKENS_ON_A_CPU = 1 << 14, 1 << 11  # per forward pass; a CPU is faster within its cache
 _LOGITS = 1 << 27  # per forward pass: half a gigabyte of float32
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from holdfast._torch.batch import logits_of
 from holdfast.io.models import Loaded
 
-__all__ = ["masked_log_probs"]
-
 #: The share of tokens that is masked.
 SHARE = 0.15
 

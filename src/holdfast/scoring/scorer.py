@@ -46,8 +46,6 @@ from holdfast.losses import (
 from holdfast.scoring.cache import PartialScores, SampleScore, ScoreCache
 from holdfast.scoring.scores import Scores
 
-__all__ = ["score"]
-
 Found = TypeVar("Found")
 _SAVE_SECONDS = 10.0
 

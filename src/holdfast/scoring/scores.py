@@ -16,8 +16,6 @@ from torch import Tensor
 
 from holdfast.io.files import write_whole
 
-__all__ = ["Scores"]
-
 
 @dataclass(frozen=True, repr=False)
 class Scores:
