@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from holdfast._torch.batch import batch_length, normalized
-from holdfast._torch.content import arrow_fingerprint, content_fingerprint
+from holdfast._torch.fingerprint import arrow_fingerprint, content_fingerprint
 from holdfast.losses import IGNORED
 
 Collate = Callable[[list[Any]], Any]

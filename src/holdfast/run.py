@@ -21,8 +21,7 @@ from torch.utils.data import DataLoader
 from holdfast._optim.penalties import AttachedPenalties, attach_penalties
 from holdfast._torch.adapters import has_adapters, is_drawn_at_random
 from holdfast._torch.checks import at_least_zero
-from holdfast._torch.content import same_content, sampled_fingerprint
-from holdfast._torch.fingerprint import fingerprint
+from holdfast._torch.fingerprint import fingerprint, same_content, sampled_fingerprint
 from holdfast._torch.layers import discriminative_groups, within
 from holdfast._torch.names import shorten
 from holdfast.data import Collate

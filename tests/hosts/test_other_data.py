@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from holdfast import Recipe, Rehearsal, Run
-from holdfast._torch.content import sampled_fingerprint
+from holdfast._torch.fingerprint import sampled_fingerprint
 from matrices import sampled
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")

@@ -11,7 +11,7 @@ from typing import Any
 def at_least_zero(name: str, value: Any) -> float:
     """A finite number ≥ 0, as a plain float."""
     number = _number(name, value)
-    if not (math.isfinite(number) and number >= 0):
+    if not 0 <= number < math.inf:
         raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")
     return number
 
@@ -19,7 +19,7 @@ def at_least_zero(name: str, value: Any) -> float:
 def above_zero(name: str, value: Any) -> float:
     """A finite number > 0, as a plain float."""
     number = _number(name, value)
-    if not (math.isfinite(number) and number > 0):
+    if not 0 < number < math.inf:
         raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
     return number
 

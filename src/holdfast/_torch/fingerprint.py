@@ -1,14 +1,24 @@
-"""A fingerprint of tensors, equal on every device, computed on the device in one pass."""
+"""Fingerprints of tensors, data, functions and models."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterable
+import itertools
+import json
+import re
+from array import array
+from collections.abc import Iterable, Mapping
+from types import CodeType
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from holdfast._torch.adapters import unwrapped
 from holdfast._torch.layout import whole
+from holdfast._torch.rng import preserve_rng
 
 # Odd 64-bit constants that mix well (the golden ratio; two of splitmix64's finaliser), as signed
 # numbers.
@@ -20,7 +30,7 @@ _CHUNK_CPU, _CHUNK_DEVICE = 1 << 18, 1 << 24
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:
-    """One fingerprint of several tensors; their order matters."""
+    """One fingerprint of several tensors in order, equal on every device."""
     text = " ".join(tensor_fingerprint(tensor.shape, tensor) for tensor in tensors)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -48,3 +58,149 @@ def _digest(tensor: Tensor) -> int:
         h = h.bitwise_xor_(h >> 27).mul_(_MIX_2)
         total += h.bitwise_xor_(h >> 31).sum()
     return int(total) % 2**64
+
+
+def content_fingerprint(items: Iterable[Any]) -> str | None:
+    """A fingerprint of types, shapes and values of items, in order; None if none is stable."""
+    digest = hashlib.sha256()
+    try:
+        for item in items:
+            _feed(digest, item)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return digest.hexdigest()[:32]
+
+
+def sampled_fingerprint(data: Any, most: int = 256) -> str | None:
+    """A fingerprint of the number of samples and of evenly spaced samples, in order.
+
+    None for a stream, and for samples that change each time they are read.
+    """
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        return None
+    rows = np.linspace(0, len(data) - 1, min(most, len(data))).round().astype(int).tolist()
+    few = rows[:: max(1, len(rows) // 16)]  # read twice, to see whether they change
+    with preserve_rng():
+        try:
+            once, again = (content_fingerprint(data[i] for i in few) for _ in range(2))
+            found = content_fingerprint(itertools.chain([len(data)], (data[i] for i in rows)))
+        except (OSError, LookupError):  # an unreadable sample
+            return None
+    return found if once == again else None
+
+
+def same_content(one: str | None, other: str | None) -> bool:
+    """Whether two fingerprints are equal; None counts as equal to all."""
+    return one is None or other is None or one == other
+
+
+def arrow_fingerprint(dataset: Any) -> str:
+    """A fingerprint of a ``datasets.Dataset``; its own one differs between processes."""
+    import pyarrow as pa  # comes with datasets
+
+    digest = hashlib.sha256(repr(dataset.format["columns"]).encode())
+    for table in dataset.select_columns(dataset.format["columns"]).with_format("arrow").iter(1000):
+        bare = table.replace_schema_metadata(None).combine_chunks()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, bare.schema) as writer:
+            writer.write_table(bare)
+        digest.update(sink.getvalue())
+    return digest.hexdigest()[:32]
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """A fingerprint of a model's architecture, weights, buffers and configuration."""
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    weights = fingerprint(state[name] for name in sorted(state))
+    inner: Any = unwrapped(model)
+    config: Any = getattr(inner, "config", None)
+    settings = dict(config.to_dict()) if hasattr(config, "to_dict") else {}
+    for volatile in ("problem_type", "_name_or_path", "transformers_version"):
+        settings.pop(volatile, None)  # changed by a forward pass or by loading
+    adapters = [
+        (getattr(m, "_disable_adapters", None), str(getattr(m, "_active_adapter", None)))
+        for m in inner.modules()
+        if hasattr(m, "_disable_adapters")
+    ]
+    about = (
+        re.sub("0x[0-9a-f]+", "", repr(inner)),
+        [(name, str(state[name].dtype)) for name in sorted(state)],
+        json.dumps(settings, sort_keys=True, default=str),
+        adapters,
+    )
+    return f"{weights}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
+
+
+def _feed(digest: Any, item: Any) -> None:
+    """Feed a value to the digest. Raises TypeError if its content cannot be read."""
+    if isinstance(item, Mapping):
+        for name in sorted(item, key=str):
+            digest.update(f"{{{name}:".encode())
+            _feed(digest, item[name])
+    elif isinstance(item, Tensor):
+        digest.update(f"{item.dtype}{tuple(item.shape)}".encode())
+        values = item.detach().cpu().contiguous().reshape(-1)
+        digest.update(values.view(torch.uint8).numpy().tobytes())
+    elif isinstance(item, str | int | float | bool | bytes | type | torch.dtype | None):
+        digest.update(f"{type(item).__name__}{item!r};".encode())
+    elif isinstance(item, list | tuple):
+        try:  # usually token ids: fast
+            digest.update(array("q", item).tobytes())
+        except (TypeError, OverflowError):
+            for x in item:
+                _feed(digest, x)
+        digest.update(b"]")
+    elif isinstance(item, set | frozenset):
+        _feed(digest, sorted(map(repr, item)))
+    elif isinstance(item, np.ndarray | np.generic) or hasattr(item, "__array_interface__"):
+        values_ = np.ascontiguousarray(item)
+        digest.update(f"{values_.dtype}{values_.shape}".encode())
+        digest.update(values_.tobytes())
+    elif isinstance(item, nn.Module):
+        digest.update(model_fingerprint(item).encode())
+    elif callable(item):
+        _feed_function(digest, item)
+    else:
+        _feed_repr(digest, item)
+
+
+def _feed_function(digest: Any, function: Any) -> None:
+    """Feed a function: its code, and the values that its result depends on."""
+    if isinstance(function, functools.partial):
+        _feed(digest, ["partial", function.func, function.args, function.keywords])
+    elif hasattr(function, "__func__"):  # a method: the function and its object
+        _feed(digest, [function.__func__, function.__self__])
+    elif code := getattr(function, "__code__", None):
+        digest.update(f"{function.__qualname__}{_code_text(code)}".encode())
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        simple = {
+            name: value
+            for name in code.co_names
+            if isinstance(value := function.__globals__.get(name), str | int | float | bool)
+        }
+        _feed(digest, [function.__defaults__, function.__kwdefaults__, cells, simple])
+    elif code := getattr(type(function).__call__, "__code__", None):  # an object: class and state
+        digest.update(f"{type(function).__qualname__}{_code_text(code)}".encode())
+        _feed(digest, vars(function))
+    else:
+        _feed_repr(digest, function)
+
+
+def _feed_repr(digest: Any, item: Any) -> None:
+    """Feed the repr of any other object (a tokenizer, a dataclass), unless it has an address."""
+    text = repr(item)
+    if re.search("0x[0-9a-f]{6}", text):
+        raise TypeError(f"the content of {type(item).__name__} cannot be read")
+    digest.update(text.encode())
+
+
+def _code_text(code: Any) -> str:
+    """A function's code, or a constant in it, as text that is equal in every process."""
+    if not isinstance(code, CodeType):
+        return repr(code)
+    constants = [
+        # A set has no order of its own.
+        repr(sorted(map(repr, c))) if isinstance(c, frozenset) else _code_text(c)
+        for c in code.co_consts
+    ]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"

@@ -22,7 +22,7 @@ def is_sharded(tensor: Any) -> bool:
     return DTensor is not None and isinstance(tensor, DTensor)
 
 
-def like(tensor: Tensor, p: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def like(tensor: Tensor, p: Any, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor on a parameter's device, in its dtype (or ``dtype``), sharded as it is.
 
     Every rank has the full tensor, so sharding it takes no communication. The early return avoids
@@ -30,9 +30,8 @@ def like(tensor: Tensor, p: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """
     dtype = p.dtype if dtype is None else dtype
     if is_sharded(p) and not is_sharded(tensor):
-        here: Any = p
-        full = tensor.to(here.device_mesh.device_type)
-        tensor = distribute_tensor(full, here.device_mesh, here.placements, src_data_rank=None)
+        full = tensor.to(p.device_mesh.device_type)
+        tensor = distribute_tensor(full, p.device_mesh, p.placements, src_data_rank=None)
     if tensor.dtype == dtype and tensor.device == p.device:
         return tensor
     return tensor.to(p.device, dtype, non_blocking=True)
@@ -48,20 +47,14 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def alike(tensor: Tensor, p: Tensor) -> bool:
+def alike(tensor: Any, p: Any) -> bool:
     """Whether a tensor is sharded as a parameter is; a gradient may still have to be reduced."""
-    mine: Any = tensor
-    theirs: Any = p
-    return not is_sharded(p) or (is_sharded(tensor) and mine.placements == theirs.placements)
+    return not is_sharded(p) or (is_sharded(tensor) and tensor.placements == p.placements)
 
 
-def local_like(tensor: Tensor, p: Tensor) -> Tensor:
+def local_like(tensor: Any, p: Any) -> Tensor:
     """This rank's shard of a tensor, sharded as a parameter is."""
-    if not alike(tensor, p):
-        mine: Any = tensor
-        theirs: Any = p
-        tensor = mine.redistribute(theirs.device_mesh, theirs.placements)
-    return local(tensor)
+    return local(tensor if alike(tensor, p) else tensor.redistribute(p.device_mesh, p.placements))
 
 
 def storage_of(tensor: Tensor) -> int:

@@ -26,15 +26,9 @@ def preserve_rng(devices: Sequence[torch.device] = ()) -> Iterator[None]:
 def seeded(seed: int | None) -> Iterator[None]:
     """Seed torch's generators on all devices, and restore them on exit; None does nothing."""
     kinds = [kind for kind in ("cuda", "xpu", "mps") if getattr(torch, kind).is_available()]
-    with contextlib.ExitStack() as stack:
-        for kind in kinds or ["cpu"]:
-            count = 0 if kind == "cpu" else getattr(torch, kind).device_count()
-            device_type = "cuda" if kind == "cpu" else kind
-            stack.enter_context(
-                torch.random.fork_rng(
-                    range(count), enabled=seed is not None, device_type=device_type
-                )
-            )
+    devices = range(getattr(torch, kinds[0]).device_count() if kinds else 0)
+    kind = kinds[0] if kinds else "cuda"
+    with torch.random.fork_rng(devices, enabled=seed is not None, device_type=kind):
         if seed is not None:
             torch.manual_seed(seed)
         yield

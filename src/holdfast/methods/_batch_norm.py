@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from holdfast._torch.batch import batch_length, evaluating, inputs_and_labels, to_device
-from holdfast._torch.eval_mode import held_in_eval
 from holdfast.data import Collate, as_source
+from holdfast.methods._freezing import held_in_eval
 
 
 def statistics_of(model: nn.Module) -> list[_BatchNorm]:

@@ -170,6 +170,7 @@ class Frozen:
                 vars(module).pop("forward", None)
 
     def __call__(self, model: nn.Module, inputs: Any) -> Tensor:
+        """z* of a batch."""
         first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
         if next(self.model.parameters()).device != first.device:
             self.model.to(first.device)  # a host has moved the model

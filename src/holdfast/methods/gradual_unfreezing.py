@@ -17,15 +17,14 @@ from torch import nn
 
 from holdfast._torch.checks import share
 from holdfast._torch.layers import head_of, layer_of, within
-from holdfast.methods import _phases
-from holdfast.stages import Trainable
+from holdfast.methods._freezing import Freezing, enter, number_of_phases, plan, trainable_names
 
 if TYPE_CHECKING:
     from holdfast.run import Run
 
 
 @dataclass(frozen=True)
-class GradualUnfreezing(Trainable):
+class GradualUnfreezing(Freezing):
     """First train only the top layer, then unfreeze one layer at a time from the top down.
 
     The top layer is everything after the last numbered layer: the last norm, the pooler, the head.
@@ -55,7 +54,7 @@ class GradualUnfreezing(Trainable):
         model: nn.Module = run.model
         head = head_of(model)
         always = (*run.new, *([head] if head else []))
-        trainable = _phases.trainable_names(model)
+        trainable = trainable_names(model)
         layers = {n: layer for n, layer in layer_of(model).items() if n in set(trainable)}
         from_the_top = sorted(set(layers.values()), reverse=True)
         if not from_the_top:
@@ -66,7 +65,7 @@ class GradualUnfreezing(Trainable):
                 "one trainable layer (layers are the children of an nn.ModuleList or "
                 "nn.Sequential, and the parts before and after them). Leave it out"
             )
-        _phases.plan(
+        plan(
             model,
             [
                 [n for n, layer in layers.items() if layer < lowest and not within(n, always)]
@@ -77,13 +76,8 @@ class GradualUnfreezing(Trainable):
 
     def advance(self, model: nn.Module, update: int, total_updates: int) -> None:
         """Unfreeze the layers of this phase."""
-        layers = _phases.number_of_phases(model)
-        _phases.enter(model, layers_free(update, total_updates, layers, self.until) - 1)
-
-    def finish(self, model: nn.Module) -> nn.Module:
-        """Undo the freezing."""
-        _phases.unfreeze(model)
-        return model
+        layers = number_of_phases(model)
+        enter(model, layers_free(update, total_updates, layers, self.until) - 1)
 
 
 def layers_free(update: int, total_updates: int, layers: int, until: float) -> int:

@@ -21,8 +21,7 @@ from torch import nn
 
 from holdfast._torch.checks import share, whole_number
 from holdfast._torch.layers import block_of, head_of, within
-from holdfast.methods import _phases
-from holdfast.stages import Trainable
+from holdfast.methods._freezing import Freezing, enter, plan, trainable_names
 
 if TYPE_CHECKING:
     from holdfast.run import Run
@@ -33,7 +32,7 @@ _CONVOLUTIONS = (
 
 
 @dataclass(frozen=True)
-class HFT(Trainable):
+class HFT(Freezing):
     """Freeze half of the parameter matrices of each category and layer.
 
     A matrix is frozen together with its bias. Parameters outside of the numbered layers
@@ -82,17 +81,12 @@ class HFT(Trainable):
         for _ in range(self.rounds):
             drawn = draw_frozen(groups, self.frozen, generator)
             phases.append([name for name in owner if owner[name] in drawn])
-        _phases.plan(model, phases)
+        plan(model, phases)
         return model
 
     def advance(self, model: nn.Module, update: int, total_updates: int) -> None:
         """Freeze this round's half."""
-        _phases.enter(model, min((update - 1) * self.rounds // total_updates, self.rounds - 1))
-
-    def finish(self, model: nn.Module) -> nn.Module:
-        """Undo the freezing."""
-        _phases.unfreeze(model)
-        return model
+        enter(model, min((update - 1) * self.rounds // total_updates, self.rounds - 1))
 
 
 def draw_frozen(
@@ -136,7 +130,7 @@ def matrices(model: nn.Module, keep: Sequence[str] = ()) -> dict[tuple[str, int]
         model: a model with layers in ``ModuleList`` or ``Sequential`` containers.
         keep: parts to leave out; embeddings are always left out.
     """
-    trainable = set(_phases.trainable_names(model))
+    trainable = set(trainable_names(model))
     groups: dict[tuple[str, int], list[str]] = {}
     numbers: dict[str, int] = {}
     for name, block in block_of(model).items():

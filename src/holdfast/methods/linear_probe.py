@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast._torch import eval_mode as _eval
 from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, pad_id_of, to_device
 from holdfast._torch.checks import at_least_zero
 from holdfast._torch.layers import head_of, within
@@ -28,15 +27,14 @@ from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar
 from holdfast.data import Collate, Source, as_source
 from holdfast.losses import Task
-from holdfast.methods import _phases
-from holdfast.stages import Trainable
+from holdfast.methods._freezing import Freezing, plan, stay_in_eval
 
 if TYPE_CHECKING:
     from holdfast.run import Run
 
 
 @dataclass(frozen=True)
-class LinearProbe(Trainable):
+class LinearProbe(Freezing):
     """Train only the head: the model forgets nothing, and learns the least.
 
     The features stay the pretrained ones to the last bit: the body also stays in eval mode, so that
@@ -78,14 +76,8 @@ class LinearProbe(Trainable):
                 f"{shorten(left)} is new, but is not part of the head {', '.join(heads)}: it "
                 "would be frozen at random values. Choose a head= that contains it"
             )
-        _phases.plan(model, [[n for n, _ in model.named_parameters() if not within(n, heads)]])
-        _eval.stay_in_eval(model, [n for n, _ in model.named_modules() if not within(n, heads)])
-        return model
-
-    def finish(self, model: nn.Module) -> nn.Module:
-        """Undo the freezing."""
-        _phases.unfreeze(model)
-        _eval.leave_eval(model)
+        plan(model, [[n for n, _ in model.named_parameters() if not within(n, heads)]])
+        stay_in_eval(model, [n for n, _ in model.named_modules() if not within(n, heads)])
         return model
 
 

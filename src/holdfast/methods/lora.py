@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
-from holdfast._torch import eval_mode as _eval
 from holdfast._torch.adapters import adapter_origin
 from holdfast._torch.checks import above_zero, share, whole_number
 from holdfast._torch.imports import require
 from holdfast._torch.layers import within
 from holdfast._torch.names import shorten
 from holdfast._torch.rng import seeded
+from holdfast.methods._freezing import Freezing, stay_in_eval
 from holdfast.reference import Reference
-from holdfast.stages import MedianLoss, SearchRange, SearchSpace, Trainable
+from holdfast.stages import MedianLoss, SearchRange, SearchSpace
 
 if TYPE_CHECKING:
     from holdfast.recipe import Recipe
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LoRA(Trainable):
+class LoRA(Freezing):
     """Train low-rank adapters of the linear layers. New parts of the model are trained in full.
 
     Everything else is frozen, including BatchNorm's statistics. The result is a PEFT model:
@@ -134,13 +134,8 @@ class LoRA(Trainable):
         # The statistics of the base must not change either.
         new = [f"base_model.model.{part}" for part in run.new]
         statistics = [n for n, m in adapted.named_modules() if hasattr(m, "running_mean")]
-        _eval.stay_in_eval(adapted, [n for n in statistics if not within(n, new)])
+        stay_in_eval(adapted, [n for n in statistics if not within(n, new)])
         return adapted
-
-    def finish(self, model: nn.Module) -> nn.Module:
-        """The PEFT model with its adapters."""
-        _eval.leave_eval(model)
-        return model
 
     def anchors(self, run: Run) -> Reference | None:
         """0 for every B, and the current norms of DoRA."""

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from holdfast._torch.content import model_fingerprint
+from holdfast._torch.fingerprint import model_fingerprint
 from holdfast.data import Source
 from holdfast.io.files import write_whole
 from holdfast.scoring.scores import Scores

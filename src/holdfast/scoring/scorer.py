@@ -28,7 +28,7 @@ from holdfast._torch.batch import (
     take,
     to_device,
 )
-from holdfast._torch.content import content_fingerprint
+from holdfast._torch.fingerprint import content_fingerprint
 from holdfast._torch.lm_head import Split, is_out_of_memory, predict
 from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar

@@ -1,12 +1,12 @@
-"""Runs in phases, with different frozen parameters in each phase.
+"""Freeze parts of a model: their weights, phase by phase, and their mode.
 
-The plan is an attribute of the model: methods stay plain settings, and a copied or unpickled model
-keeps its plan.
+Plan and mode are attributes of the model: methods stay plain settings, and a copied or unpickled
+model keeps them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from holdfast._torch.adapters import unwrapped
 from holdfast._torch.names import plain_name
+from holdfast.stages import Trainable
 
 _PLAN = "_holdfast_phases"
 
@@ -25,6 +26,19 @@ class Plan:
     trainable: frozenset[str]
     frozen: tuple[frozenset[str], ...]
     now: int | None = None
+
+
+class Freezing(Trainable):
+    """A method that freezes parts of the model until training is finished."""
+
+    def finish(self, model: nn.Module) -> nn.Module:
+        """Remove the plan and undo all freezing."""
+        inner = unwrapped(model)
+        if hasattr(inner, _PLAN):
+            _freeze(inner, _plan_of(inner).trainable, frozenset())
+            delattr(inner, _PLAN)
+        leave_eval(model)
+        return model
 
 
 def trainable_names(model: nn.Module) -> list[str]:
@@ -55,14 +69,6 @@ def number_of_phases(model: nn.Module) -> int:
     return len(_plan_of(unwrapped(model)).frozen)
 
 
-def unfreeze(model: nn.Module) -> None:
-    """Remove the plan and undo its freezing. Does nothing without a plan."""
-    model = unwrapped(model)
-    if hasattr(model, _PLAN):
-        _freeze(model, _plan_of(model).trainable, frozenset())
-        delattr(model, _PLAN)
-
-
 def _plan_of(model: nn.Module) -> Plan:
     known: Any = getattr(model, _PLAN, None)
     if not isinstance(known, Plan):
@@ -76,3 +82,42 @@ def _freeze(model: nn.Module, trainable: frozenset[str], frozen: frozenset[str])
             p.requires_grad_(plain not in frozen)
             if plain in frozen:
                 p.grad = None  # a remaining gradient would move it once more
+
+
+@dataclass(frozen=True)
+class StayInEval:
+    """A forward pre-hook that keeps modules in eval mode, even after ``model.train()``.
+
+    Frozen weights are not enough: in training mode BatchNorm updates its statistics, and dropout
+    acts. Unlike an overridden ``train()``, a hook can be copied and pickled.
+    """
+
+    names: frozenset[str]
+
+    def __call__(self, model: nn.Module, _: Any) -> None:
+        """Put the modules with these names into eval mode, but not their children."""
+        for name, module in model.named_modules():
+            if module.training and name in self.names:
+                module.training = False
+
+
+def stay_in_eval(model: nn.Module, names: Iterable[str]) -> None:
+    """Keep the modules with these names in eval mode."""
+    model.register_forward_pre_hook(StayInEval(frozenset(names)))
+
+
+def leave_eval(model: nn.Module) -> None:
+    """Undo :func:`stay_in_eval`."""
+    hooks = model._forward_pre_hooks
+    for key in [key for key, hook in hooks.items() if isinstance(hook, StayInEval)]:
+        del hooks[key]
+
+
+def held_in_eval(model: nn.Module) -> set[nn.Module]:
+    """The modules that are kept in eval mode."""
+    held: set[nn.Module] = set()
+    for part in model.modules():
+        for hook in part._forward_pre_hooks.values():
+            if isinstance(hook, StayInEval):
+                held |= {m for name, m in part.named_modules() if name in hook.names}
+    return held
