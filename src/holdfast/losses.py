@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.adapters import without_peft
+from holdfast._torch.layout import rank_and_world
 
 Task = Literal["causal_lm", "classification", "regression", "multi_label", "token_classification"]
 LossFunction = Callable[[nn.Module, Any], Tensor]  # the user's: one loss per sample
@@ -80,8 +81,12 @@ def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> _Losses:
         return _Losses(nll)
     if task in ("regression", "multi_label"):
         outputs = target_outputs(logits, labels, task)
-        _check_same_shape(outputs, labels.reshape(len(labels), -1), task)
         wanted = labels.to(outputs).reshape(len(labels), -1)
+        if outputs.shape != wanted.shape:
+            raise ValueError(
+                f"{task} compares outputs {tuple(outputs.shape)} with labels "
+                f"{tuple(wanted.shape)}: the shapes must be equal"
+            )
         if task == "regression":
             return _Losses((outputs - wanted).square().mean(1))
         loss = F.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
@@ -132,14 +137,6 @@ def count_targets(labels: Tensor, task: Task) -> Tensor:
 def _wide(tensor: Tensor) -> Tensor:
     """At least float32, also for half-precision logits."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-def _check_same_shape(outputs: Tensor, labels: Tensor, task: str) -> None:
-    if outputs.shape != labels.shape:
-        raise ValueError(
-            f"{task} compares outputs {tuple(outputs.shape)} with labels {tuple(labels.shape)}: "
-            "the shapes must be equal"
-        )
 
 
 def weighted_loss(
@@ -204,9 +201,8 @@ def global_targets(micro_batches: Iterable[Tensor], task: Task) -> Tensor:
     if not counts:
         raise ValueError("no micro-batches to count targets in")
     total = torch.stack(counts).sum()
-    world = 1
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        world = torch.distributed.get_world_size()
+    _, world = rank_and_world()
+    if world > 1:
         if torch.distributed.get_backend() == "nccl":  # NCCL cannot reduce CPU tensors
             total = total.cuda()
         torch.distributed.all_reduce(total)

@@ -13,7 +13,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
@@ -23,6 +22,7 @@ from holdfast._torch.adapters import has_adapters, is_drawn_at_random
 from holdfast._torch.checks import at_least_zero
 from holdfast._torch.fingerprint import fingerprint, same_content, sampled_fingerprint
 from holdfast._torch.layers import discriminative_groups, within
+from holdfast._torch.layout import gathered
 from holdfast._torch.names import shorten
 from holdfast.data import Collate
 from holdfast.losses import LossFunction, Task, infer_task
@@ -196,11 +196,7 @@ class Run:
 
     def _check_that_ranks_agree(self) -> None:
         """θ* must be equal on all ranks: some hosts load the weights on rank 0 only."""
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return
-        everyone: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everyone, self._base)
-        if len(set(everyone)) > 1:
+        if len(set(gathered(self._base))) > 1:
             raise ValueError(
                 "the ranks have different pretrained weights. Load them on every rank, without "
                 "cpu_ram_efficient_loading, and name a new head in new="

@@ -35,10 +35,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from holdfast._torch.adapters import adapter_origin, has_adapters
-from holdfast._torch.batch import batch_length, inputs_and_labels, logits_and_auxiliary
+from holdfast._torch.batch import batch_length, inputs_and_labels, logits_and_auxiliary, pad_id_of
 from holdfast._torch.checks import above_zero, at_least_zero
 from holdfast.columns import take_column
-from holdfast.data import Collate
+from holdfast.data import Collate, IndexedSource, as_source
 from holdfast.losses import LossFunction, Task, count_targets, weighted_loss
 from holdfast.reference import Reference
 
@@ -189,6 +189,17 @@ class Objective(Method):
     def prepare(self, run: Run) -> Criterion:
         """Build the criterion; the model still holds θ*."""
         return Criterion(run)
+
+    def samples(self, run: Run, data: Any, name: str = "data") -> IndexedSource:
+        """The source for data that is read by index; raises ValueError for a stream."""
+        source = as_source(data, run.collate, 32, pad_id_of(run.model))
+        if isinstance(source, IndexedSource):
+            return source
+        raise ValueError(
+            f"{type(self).__name__} adds a value to each sample, so {name} must be indexed "
+            f"samples, not a stream or batches: pass a dataset as {name}= and its collate function "
+            "as collate="
+        )
 
     def packing_conflict(self) -> str | None:
         """Return why the objective cannot be used where a host packs samples, or None if it can.

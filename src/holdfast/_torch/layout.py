@@ -6,15 +6,32 @@ sharded in the same way; measurements need the full tensor.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 try:
     from torch.distributed.tensor import DTensor, distribute_tensor
 except ImportError:  # a torch without torch.distributed
     DTensor = distribute_tensor = None  # type: ignore[assignment,misc]
+
+Value = TypeVar("Value")
+
+
+def rank_and_world() -> tuple[int, int]:
+    """The number of this rank, and the number of ranks."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def gathered(value: Value) -> list[Value]:
+    """The values of all ranks, in order. All ranks must call it."""
+    everyone = [value] * rank_and_world()[1]
+    if len(everyone) > 1:
+        distributed.all_gather_object(everyone, value)
+    return everyone
 
 
 def is_sharded(tensor: Any) -> bool:

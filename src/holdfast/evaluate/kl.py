@@ -21,8 +21,7 @@ from holdfast.evaluate.report import Divergence
 from holdfast.evaluate.stats import Outcomes, estimate
 from holdfast.io.models import Loaded
 from holdfast.scoring.draw import draw_texts
-from holdfast.scoring.kl import StoredPredictions, next_token_log_probs
-from holdfast.scoring.masked import masked_log_probs
+from holdfast.scoring.kl import StoredPredictions, masked_log_probs, next_token_log_probs
 
 __all__ = ["KL", "ContextFreeKL", "class_kl", "masked_kl", "token_kl"]
 

@@ -30,8 +30,8 @@ from holdfast.io.encoding import (
 )
 from holdfast.io.models import Loaded
 from holdfast.io.rows import Rows
+from holdfast.scoring.kl import masked_log_probs
 from holdfast.scoring.likelihood import log_likelihoods
-from holdfast.scoring.masked import masked_log_probs
 
 __all__ = ["Completions", "MultipleChoice", "Probe", "Role", "Text"]
 

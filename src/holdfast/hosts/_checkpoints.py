@@ -11,17 +11,14 @@ from typing import Any
 
 import torch
 
+from holdfast._torch.layout import gathered, rank_and_world
 from holdfast.io.files import write_whole
 from holdfast.run import Run
 
 
 def run_state(run: Run) -> dict[str, Any]:
     """The state that a host saves beside model and optimizer. All ranks must call it."""
-    states: list[Any] = [run.criterion.state_dict()]
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        states *= torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(states, run.criterion.state_dict())
-    return {"run": run.identity(), "criteria": states}
+    return {"run": run.identity(), "criteria": gathered(run.criterion.state_dict())}
 
 
 def load_run_state(run: Run, state: dict[str, Any], where: str) -> None:
@@ -30,8 +27,7 @@ def load_run_state(run: Run, state: dict[str, Any], where: str) -> None:
     If there were fewer ranks, the new ones take the criterion of rank 0.
     """
     run.check_identity(state["run"], where)
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    rank, criteria = torch.distributed.get_rank() if distributed else 0, state["criteria"]
+    (rank, _), criteria = rank_and_world(), state["criteria"]
     run.criterion.load_state_dict(criteria[rank if rank < len(criteria) else 0])
 
 

@@ -23,17 +23,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.adapters import adapters_are_removable, adapters_off, unwrapped
-from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, to_device
+from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, pad_id_of, to_device
 from holdfast._torch.checks import above_zero, at_least_zero
+from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.progress import progress_bar
 from holdfast.columns import take_column, with_column
-from holdfast.data import IndexedSource
+from holdfast.data import IndexedSource, as_source
 from holdfast.losses import TOKEN_TASKS, Task, target_outputs, weighted_loss
-from holdfast.methods._base import source_of
 from holdfast.stages import Criterion, MedianLoss, Objective, SearchRange, SearchSpace
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Distill(Objective):
                 "return: pass the name of a task as task=, or use another objective"
             )
         if self.cache and run.task not in TOKEN_TASKS:
-            source = source_of(run, run.data)
+            source = as_source(run.data, run.collate, 32, pad_id_of(run.model))
             outputs = outputs_of_base(run, source) if isinstance(source, IndexedSource) else None
             if outputs is not None:
                 return DistillCriterion(run, self, data=with_column(source.data, outputs, _COLUMN))
@@ -190,9 +190,7 @@ def outputs_of_base(run: Run, source: IndexedSource) -> list[Tensor] | None:
 
     On several ranks, each rank computes its share and all ranks get all outputs.
     """
-    rank, world = 0, 1
-    if distributed.is_available() and distributed.is_initialized():
-        rank, world = distributed.get_rank(), distributed.get_world_size()
+    rank, world = rank_and_world()
     found: dict[int, Tensor] = {}
     model, device = run.model, next(run.model.parameters()).device
     with contextlib.ExitStack() as stack:
@@ -203,16 +201,12 @@ def outputs_of_base(run: Run, source: IndexedSource) -> list[Tensor] | None:
             if number == 0 or number % world == rank:  # all ranks need the size of the first
                 inputs, labels = inputs_and_labels(model, to_device(read(), device))
                 predict = adapters_off_base if run.recipe.trainable.keeps_base else logits_of
-                z = predict(model, inputs)
-                z = z.reshape(len(labels), -1)
+                z = predict(model, inputs).reshape(len(labels), -1)
                 z = (z if z.dtype == torch.float64 else z.float()).cpu()
                 if number == 0 and len(source.data) * z[0].nbytes > _MOST_KEPT:
                     return None
                 # Copies: pickling a view would pickle the whole tensor.
                 found.update(zip(indices, (row.clone() for row in z), strict=True))
             bar.update(len(indices))
-    if world > 1:
-        everyone: list[dict[int, Tensor]] = [{} for _ in range(world)]
-        distributed.all_gather_object(everyone, found)
-        found = {i: row for theirs in everyone for i, row in theirs.items()}
+    found = {i: row for theirs in gathered(found) for i, row in theirs.items()}
     return [found[i] for i in range(len(source.data))]

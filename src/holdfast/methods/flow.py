@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from holdfast._torch.batch import inputs_and_labels
 from holdfast.columns import with_weights
 from holdfast.losses import TOKEN_TASKS, target_mask
-from holdfast.methods._base import samples_of
 from holdfast.scoring.scorer import score
 from holdfast.scoring.scores import Scores
 from holdfast.stages import Criterion, MedianLoss, Objective, SearchRange, SearchSpace
@@ -136,7 +135,7 @@ class Flow(Objective):
             return Criterion(run)
         if self.level == "token" and run.task not in TOKEN_TASKS:
             raise ValueError(f'Flow(level="token") needs a task with tokens, not {run.task!r}')
-        data = samples_of(run, run.data, "Flow").data
+        data = self.samples(run, run.data).data
         scores = score(
             run.model,
             run.data,

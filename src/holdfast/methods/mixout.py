@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -125,28 +125,28 @@ class _Mixing(nn.Module):
     """Base class of mixing layers. ``anchor`` is not a buffer, so it is not in the state dict."""
 
     plain: ClassVar[type[nn.Module]]
+    inputs_first: ClassVar[bool] = False  # whether the weight is (inputs, outputs)
     p: float
     per: Per
     anchor: Tensor
     weight: Tensor
+    bias: Any
 
-    def pair(self) -> tuple[Tensor, Tensor]:
-        """θ and θ*, on the same device."""
+    def forward(self, x: Tensor) -> Tensor:
+        """The plain layer, with mixed weights in training."""
+        if not self.training:
+            return cast(Tensor, super().forward(x))
         self.anchor = self.anchor.to(self.weight)
-        return self.weight, self.anchor
+        weight, anchor = self.weight, self.anchor
+        if self.inputs_first:
+            weight, anchor = weight.T, anchor.T
+        return F.linear(x, mixout(weight, anchor, self.p, self.per), self.bias)
 
 
 class MixLinear(_Mixing, nn.Linear):
     """A mixing linear layer. :class:`Mixout` converts ``nn.Linear`` layers into it, and back."""
 
     plain = nn.Linear
-
-    def forward(self, input: Tensor) -> Tensor:
-        """``nn.Linear`` with mixed weights in training."""
-        if not self.training:
-            return super().forward(input)
-        weight, anchor = self.pair()
-        return F.linear(input, mixout(weight, anchor, self.p, self.per), self.bias)
 
 
 def _mixing_class(module: nn.Module) -> type[_Mixing] | None:
@@ -169,15 +169,10 @@ def _mix_conv1d() -> type[_Mixing]:
     from transformers.pytorch_utils import Conv1D
 
     class MixConv1D(_Mixing, Conv1D):  # type: ignore[misc]
-        """A mixing linear layer of GPT-2, whose weight is (inputs, outputs)."""
+        """A mixing linear layer of GPT-2."""
 
         plain = Conv1D
-
-        def forward(self, x: Tensor) -> Tensor:
-            if not self.training:
-                return super().forward(x)  # type: ignore[no-any-return,no-untyped-call]
-            weight, anchor = self.pair()
-            return F.linear(x, mixout(weight.T, anchor.T, self.p, self.per), self.bias)
+        inputs_first = True
 
     MixConv1D.__qualname__ = "MixConv1D"
     return MixConv1D

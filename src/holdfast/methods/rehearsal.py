@@ -29,7 +29,6 @@ from holdfast.anneal import Anneal, Constant
 from holdfast.columns import with_column
 from holdfast.data import IndexedSource
 from holdfast.losses import TOKEN_TASKS, count_targets
-from holdfast.methods._base import samples_of
 from holdfast.stages import Criterion, Objective
 
 if TYPE_CHECKING:
@@ -83,8 +82,8 @@ class Rehearsal(Objective):
                 "Rehearsal needs data of the old task: pass it as rehearsal=. If there is none, "
                 "use a method that does not need it, such as the preset recadam, flow or distill"
             )
-        new = samples_of(run, run.data, "Rehearsal")
-        old = samples_of(run, run.rehearsal, "Rehearsal", "rehearsal")
+        new = self.samples(run, run.data)
+        old = self.samples(run, run.rehearsal, "rehearsal")
         for name, source in (("data", new), ("rehearsal data", old)):
             if len(source.data) == 0:
                 raise ValueError(f"the {name} is empty: there is nothing to train on")

@@ -69,5 +69,4 @@ def _draw(model: Any, drawn: Tensor, tokens: int, ends: Tensor) -> list[list[int
 def _end_tokens(model: Any) -> Tensor:
     config = getattr(model, "generation_config", None) or model.config
     end = getattr(config, "eos_token_id", None)
-    ends = end if isinstance(end, list) else [] if end is None else [end]
-    return torch.tensor(ends, dtype=torch.long)
+    return torch.tensor([] if end is None else end, dtype=torch.long).reshape(-1)

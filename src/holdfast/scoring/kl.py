@@ -1,6 +1,7 @@
-"""KL(base‖tuned) between the predictions of two models that are never in memory together.
+"""Predictions of language models, and KL(base‖tuned) between those of two models.
 
-The base's log-probabilities are stored on disk until the tuned model has made its own.
+The two models are never in memory together: the base's log-probabilities are stored on disk until
+the tuned model has made its own.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast._torch.batch import logits_of
 from holdfast.io.models import Loaded
 from holdfast.scoring.likelihood import Runner
 
-#: The maximum size of stored predictions, in bytes.
-DISK = 4 << 30
+DISK = 4 << 30  # the maximum size of stored predictions, in bytes
+SHARE = 0.15  # of the tokens are masked
 
 
 def kl_divergence(base: Tensor, tuned: Tensor) -> Tensor:
@@ -53,6 +55,30 @@ def next_token_log_probs(loaded: Loaded, sequences: Sequence[Sequence[int]]) -> 
             predictions, place = found.pop(number)
             yield predictions.log_probs(place, len(ids))
         left = left[len(some) :]
+
+
+@torch.inference_mode()
+def masked_log_probs(loaded: Loaded, text: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the log-probabilities at the masked tokens of each window, and the true tokens.
+
+    The choice of tokens depends only on the text, so all models predict the same tokens.
+    """
+    tokenizer = loaded.need_tokenizer("a text")
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    front = [t for t in [tokenizer.cls_token_id] if t is not None]
+    back = [t for t in [tokenizer.sep_token_id] if t is not None]
+    room = loaded.limit - len(front) - len(back)
+    generator = torch.Generator().manual_seed(0)
+    for start in range(0, len(ids), room):
+        piece = torch.tensor(ids[start : start + room])
+        chosen = torch.rand(len(piece), generator=generator) < SHARE
+        chosen[torch.randint(len(piece), (1,), generator=generator)] |= not chosen.any()
+        shown = piece.masked_fill(chosen, tokenizer.mask_token_id)
+        row = torch.tensor([*front, *shown.tolist(), *back], device=loaded.device)[None]
+        inputs = {"input_ids": row, "attention_mask": torch.ones_like(row)}
+        logits = logits_of(loaded.model, inputs)[0, len(front) :][: len(piece)]
+        log_probs = logits[chosen.to(logits.device)].float().log_softmax(-1)
+        yield log_probs, piece[chosen].to(logits.device)
 
 
 class StoredPredictions:

@@ -29,6 +29,7 @@ from holdfast._torch.batch import (
     to_device,
 )
 from holdfast._torch.fingerprint import content_fingerprint
+from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.lm_head import Split, is_out_of_memory, predict
 from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar
@@ -110,7 +111,7 @@ def score(
         "collate": content_fingerprint([source.collate]),
     }
     store = ScoreCache.open(cache, model, source, options, data_key)
-    rank, world = _rank_and_world()
+    rank, world = rank_and_world()
 
     # Rank 0 reads the cache for all: ranks that decide for themselves could deadlock.
     scores, known = _from_rank_0(lambda: _look_up(store, source), rank, world)
@@ -136,15 +137,10 @@ class Scorer:
     """Computes the losses of one batch, and halves the batch until it fits into memory."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        task: Task | LossFunction,
-        tokens: bool,
-        autocast: torch.dtype | None,
+        self, model: nn.Module, task: Task | LossFunction, tokens: bool, autocast: Any
     ) -> None:
-        self.model, self.task, self.tokens = model, task, tokens
+        self.model, self.task, self.tokens, self.autocast = model, task, tokens, autocast
         self.device = next(model.parameters()).device
-        self.autocast = autocast
         self.too_much = float("inf")  # elements of the smallest batch that did not fit
         self.split = Split(model)
         config = getattr(unwrapped(model), "config", None)
@@ -198,9 +194,8 @@ class Scorer:
         if self.tokens:
             # Copies: pickling a view would pickle the whole tensor.
             pieces = [piece.clone() for piece in values.split(counts.tolist())]
-        return list(
-            map(SampleScore._make, zip(means.tolist(), counts.tolist(), pieces, strict=True))
-        )
+        rows = zip(means.tolist(), counts.tolist(), pieces, strict=True)
+        return [SampleScore(*row) for row in rows]
 
     def _token_losses(self, inputs: Any, labels: Tensor) -> TokenLosses:
         if self.task not in TOKEN_TASKS:
@@ -223,7 +218,7 @@ def _score_rest(
     progress: bool,
 ) -> PartialScores:
     """Score this rank's share of the samples that are not known yet, and gather all ranks'."""
-    rank, world = _rank_and_world()
+    rank, world = rank_and_world()
     fresh, unsaved, saved_at = PartialScores(), PartialScores(), time.monotonic()
     bar = progress_bar(source.total, "scoring", shown=progress and rank == 0)
     bar.update(len(known))
@@ -247,11 +242,7 @@ def _score_rest(
     finally:
         bar.close()
     fresh.update(unsaved)
-    everyone = [fresh]
-    if world > 1:
-        everyone = [PartialScores() for _ in range(world)]
-        distributed.all_gather_object(everyone, fresh)
-    for theirs in everyone:
+    for theirs in gathered(fresh):
         known.update(theirs)
     return known
 
@@ -279,12 +270,6 @@ def _from_rank_0(function: Callable[[], Found], rank: int, world: int) -> Found:
     if isinstance(found, Exception):
         raise found
     return cast(Found, found)
-
-
-def _rank_and_world() -> tuple[int, int]:
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
 
 
 def _numel(batch: Any) -> int:
