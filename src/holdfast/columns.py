@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import Dataset
 
 from holdfast.data import Collate
@@ -20,11 +20,7 @@ from holdfast.losses import Task, target_mask
 
 
 def with_column(dataset: Any, values: Sequence[Any], column: str) -> Any:
-    """Add a value to each sample: a number, or a list or vector of numbers.
-
-    Args:
-        dataset, column: as for :func:`holdfast.with_weights`.
-        values: one per sample, in the dataset's order.
+    """Add a value to each sample, in the dataset's order: a number, or a vector of numbers.
 
     Example:
         >>> with_column([("a", 0), ("b", 1)], [[0.1, 0.2], [0.3, 0.4]], "logits")[1]
@@ -81,14 +77,12 @@ def with_weights(
             "now, and add the weights before you add or remove samples. Split token weights by "
             "sample first: scores.split(weights)"
         )
-    values: list[Any]
     if isinstance(weights, Tensor):
-        values = weights.double().tolist()
-    else:
-        values = [
-            _along_labels(i, torch.as_tensor(w), dataset[i], task).tolist()
-            for i, w in enumerate(weights)
-        ]
+        return with_column(dataset, weights.double().tolist(), column)
+    values = [
+        _along_labels(i, torch.as_tensor(w), dataset[i], task).tolist()
+        for i, w in enumerate(weights)
+    ]
     return with_column(dataset, values, column)
 
 
@@ -121,21 +115,30 @@ def take_column(batch: Any, column: str) -> tuple[Any, Tensor]:
         >>> take_column({"x": 1, "weight": torch.ones(2)}, "weight")
         ({'x': 1}, tensor([1., 1.]))
     """
-    if isinstance(batch, Mapping) and isinstance(batch.get(column), Tensor):
-        return {name: value for name, value in batch.items() if name != column}, batch[column]
-    if isinstance(batch, tuple | list) and len(batch) > 2 and isinstance(batch[-1], Tensor):
-        return tuple(batch[:-1]), batch[-1]
-    what = f" of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
+    rest, values = _split(batch, column)
+    if isinstance(values, Tensor):
+        return rest, values
     raise ValueError(
-        f"the batch{what} has no {column!r}: train on criterion.data, and collate it with "
+        f"the batch{_names(batch)} has no {column!r}: train on criterion.data, and collate it with "
         f"holdfast.columns.keeping(collate, {column!r})"
     )
 
 
+def _split(item: Any, column: str) -> tuple[Any, Any]:
+    """A sample or batch without the column, and the column; None if there is none."""
+    if isinstance(item, Mapping):
+        return {name: x for name, x in item.items() if name != column}, item.get(column)
+    if isinstance(item, tuple | list) and len(item) > 2:  # inputs, labels, value
+        return tuple(item[:-1]), item[-1]
+    return item, None
+
+
+def _names(item: Any) -> str:
+    return f" of {', '.join(map(str, item))}" if isinstance(item, Mapping) else ""
+
+
 class _WithColumn(Dataset[Any]):
     def __init__(self, dataset: Any, values: Any, column: str) -> None:
-        if isinstance(values, Tensor) and values.dim() == 1 and values.device.type == "cpu":
-            values = values.numpy()  # faster to index
         self.dataset, self.values, self.column = dataset, values, column
 
     def __len__(self) -> int:
@@ -164,9 +167,16 @@ class _Keeping:
     def __call__(self, samples: Sequence[Any]) -> Any:
         if self.optional and not any(self.column in sample for sample in samples):
             return self.collate(list(samples))
-        parts = [self._part(sample) for sample in samples]
-        batch = self.collate([rest for rest, _ in parts])
-        values = _batched([value for _, value in parts], batch, self.column)
+        rests, given = zip(*(_split(sample, self.column) for sample in samples), strict=True)
+        for sample, value in zip(samples, given, strict=True):
+            if value is None:
+                raise ValueError(
+                    f"the sample{_names(sample)} has no {self.column!r}, which the objective "
+                    "needs. If a trainer dropped the column, set remove_unused_columns=False; a "
+                    "map() or transform of the dataset must return it"
+                )
+        batch = self.collate(list(rests))
+        values = _batched(given, batch, self.column)
         if isinstance(batch, MutableMapping):
             batch[self.column] = values
             return batch
@@ -177,25 +187,9 @@ class _Keeping:
             f"{type(batch).__name__}"
         )
 
-    def _part(self, sample: Any) -> tuple[Any, Any]:
-        """Split a sample into the rest and its value."""
-        if isinstance(sample, Mapping) and self.column in sample:
-            rest = {name: value for name, value in sample.items() if name != self.column}
-            return rest, sample[self.column]
-        if isinstance(sample, tuple | list) and len(sample) > 2:  # inputs, labels, value
-            return tuple(sample[:-1]), sample[-1]
-        what = f" of {', '.join(sample)}" if isinstance(sample, Mapping) else ""
-        raise ValueError(
-            f"the sample{what} has no {self.column!r}, which the objective needs. If a trainer "
-            "dropped the column, set remove_unused_columns=False; a map() or transform of the "
-            "dataset must return it"
-        )
 
-
-def _batched(given: list[Any], batch: Any, column: str) -> Tensor:
+def _batched(given: Sequence[Any], batch: Any, column: str) -> Tensor:
     """One tensor: numbers and vectors are stacked, token values are padded like the labels."""
-    if isinstance(given[0], np.generic):
-        return torch.from_numpy(np.asarray(given))
     values = [torch.as_tensor(value) for value in given]
     labels = batch.get("labels") if isinstance(batch, Mapping) else batch[-1]
     if values[0].dim() == 0 or not isinstance(labels, Tensor) or labels.dim() != 2:
@@ -208,19 +202,21 @@ def _batched(given: list[Any], batch: Any, column: str) -> Tensor:
             f"{column!r} has {[len(value) for value in values]} values for labels of shape "
             f"{tuple(labels.shape)}: truncate or pack samples before you add the column"
         )
-    left = _padded_on_the_left(batch, [len(value) for value in values], width)
-    padded = values[0].new_zeros(len(values), width)
-    for row, value in zip(padded, values, strict=True):
-        start = width - len(value) if left else 0
-        row[start : start + len(value)] = value
-    return padded
+    gaps = [width - len(value) for value in values]
+    left = _padded_on_the_left(batch, gaps)
+    return torch.stack(
+        [
+            F.pad(value, (gap, 0) if left else (0, gap))
+            for value, gap in zip(values, gaps, strict=True)
+        ]
+    )
 
 
-def _padded_on_the_left(batch: Any, lengths: list[int], width: int) -> bool:
+def _padded_on_the_left(batch: Any, gaps: list[int]) -> bool:
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return False
-    return any(n < width and row[0] == 0 for n, row in zip(lengths, mask, strict=True))
+    return any(gap and row[0] == 0 for gap, row in zip(gaps, mask, strict=True))
 
 
 def _along_labels(index: int, weights: Tensor, sample: Any, task: Task) -> Tensor:

@@ -38,18 +38,16 @@ class IndexedSource:
         start = 0
         while start < len(order):
             size = max(1, budget // max(1, lengths[order[start]]))
-            yield (indices := order[start : start + size]), self._reader(indices)
+            indices = order[start : start + size]
+            yield indices, partial(self._read, indices)
             start += size
 
-    def _reader(self, indices: list[int]) -> Callable[[], Any]:
-        return lambda: normalized(self.collate([self.data[i] for i in indices]))
+    def _read(self, indices: list[int]) -> Any:
+        return normalized(self.collate([self.data[i] for i in indices]))
 
     def _lengths(self) -> list[int]:
-        columns = getattr(
-            self.data, "column_names", None
-        )  # datasets.Dataset: read only that column
-        if columns is not None and "input_ids" in columns:
-            return [len(ids) for ids in self.data["input_ids"]]
+        if "input_ids" in (getattr(self.data, "column_names", None) or ()):
+            return [len(ids) for ids in self.data["input_ids"]]  # reads only that column
         if len(self.data) and _token_count(self.data[0]) is not None:
             return [_token_count(self.data[i]) or 1 for i in range(len(self.data))]
         return [1] * len(self.data)
@@ -81,9 +79,8 @@ class StreamSource:
     def __iter__(self) -> Iterator[IndexedBatch]:
         start = 0
         for batch in self.data:
-            batch = normalized(batch)
             indices = list(range(start, start + batch_length(batch)))
-            yield indices, partial(_identity, batch)
+            yield indices, partial(normalized, batch)
             start += len(indices)
 
     def fingerprint(self) -> str | None:
@@ -183,10 +180,6 @@ class _Chunks:
         samples = iter(self.data)
         while chunk := list(itertools.islice(samples, self.batch_size)):
             yield self.collate(chunk)
-
-
-def _identity(batch: Any) -> Any:
-    return batch
 
 
 def _token_count(sample: Any) -> int | None:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from holdfast import registry
 from holdfast._torch.checks import did_you_mean
@@ -113,7 +113,9 @@ class Recipe:
         lines = []
         for stage, method in self:
             entry = entry_of(method)
-            lines.append(f"{stage:<10} {entry.name}{_settings(method)}: {entry.summary}")
+            given = [f"{name}={x!r}" for name, x in _settings(method).items() if x is not None]
+            settings = f"({', '.join(given)})" if given else ""
+            lines.append(f"{stage:<10} {entry.name}{settings}: {entry.summary}")
         return "\n".join(lines)
 
     @classmethod
@@ -151,14 +153,14 @@ class Recipe:
         """Return plain values: the name and all settings of each method."""
         saved: dict[str, Any] = {"penalties": []}
         for stage, method in self:
-            fields = {f.name: getattr(method, f.name) for f in _fields(method)}
-            plain = {n: v.to_dict() if isinstance(v, Anneal) else v for n, v in fields.items()}
-            one = {"name": entry_of(method).name, **plain}
+            one: dict[str, Any] = {"name": entry_of(method).name}
+            for name, value in _settings(method).items():
+                one[name] = value.to_dict() if isinstance(value, Anneal) else value
             saved[stage] = [*saved[stage], one] if stage == "penalties" else one
         return {stage: saved[stage] for stage in STAGES}
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Recipe:
+    def from_dict(cls, saved: Mapping[Any, Any]) -> Recipe:
         """Build a recipe from :meth:`to_dict`'s values. Missing stages and settings get defaults.
 
         A method may be given by name: ``{"update": "recadam", "merging": {"name": "wise-ft"}}``.
@@ -172,11 +174,10 @@ class Recipe:
                 )
         slots: dict[str, Any] = {}
         for stage, given in saved.items():
-            if stage == "penalties":
-                several = given if isinstance(given, list | tuple) else [given]
-                slots[stage] = tuple(_method("penalties", one) for one in several)
+            if stage == "penalties" and isinstance(given, list | tuple):
+                slots[stage] = tuple(_method(stage, one) for one in given)
             else:
-                slots[stage] = _method(cast(Stage, stage), given)
+                slots[stage] = _method(stage, given)
         return cls(**slots)
 
     def to_yaml(self) -> str:
@@ -240,18 +241,8 @@ def read_recipe(name: str) -> tuple[str, Recipe]:
         raise ValueError(f"{name}: {error}") from error
 
 
-def _fields(method: Method) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(method) if field.init]
-
-
-def _settings(method: Method) -> str:
-    """All settings that are not None, in parentheses."""
-    given = [
-        f"{f.name}={value!r}"
-        for f in _fields(method)
-        if (value := getattr(method, f.name)) is not None
-    ]
-    return f"({', '.join(given)})" if given else ""
+def _settings(method: Method) -> dict[str, Any]:
+    return {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.init}
 
 
 def _wrong_kind(stage: Stage, given: Any) -> str:

@@ -83,9 +83,8 @@ class Run:
             )
         self.recipe, self.model, self.data, self.collate = recipe, model, data, collate
         self.lr = _one_of("lr", recipe.update.lr, lr)
-        self.weight_decay = recipe.update.weight_decay
-        if self.weight_decay is None:
-            self.weight_decay = weight_decay
+        decay = recipe.update.weight_decay
+        self.weight_decay = weight_decay if decay is None else decay
         self._task = task
         self.new = (new,) if isinstance(new, str) else tuple(new)
         self.rehearsal, self.seed, self.cache, self.progress = rehearsal, seed, cache, progress
@@ -203,34 +202,33 @@ class Run:
             )
 
     def _check_that_something_is_pulled(self) -> None:
-        recipe = self.recipe
-        if self.anchors is None or not (recipe.update.needs_reference or recipe.penalties):
+        pulling = [m for m in (self.recipe.update, *self.recipe.penalties) if m.needs_reference]
+        if self.anchors is None or not pulling:
             return
-        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        named = self._trained()
         anchors = self.anchors.match([p for _, p in named], [name for name, _ in named])
         if all(anchor is None for anchor in anchors):
-            pulling = [m for m in (recipe.update, *recipe.penalties) if m.needs_reference]
-            names = ", ".join(type(method).__name__ for method in pulling)
             raise ValueError(
-                f"{names} would have no effect: all trained parameters "
-                f"({shorten([n for n, _ in named])}) are new and have no pretrained weights"
+                f"{', '.join(type(m).__name__ for m in pulling)} would have no effect: all trained "
+                f"parameters ({shorten([n for n, _ in named])}) are new and have no pretrained "
+                "weights"
             )
+
+    def _trained(self) -> list[tuple[str, Tensor]]:
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
     def identity(self) -> dict[str, Any]:
         """Plain values that must be equal for a run to resume a checkpoint."""
-        data, rehearsal = self._content
-        return {
-            "recipe": self.recipe.to_dict(), "pretrained": self._base, "data": data,
-            "rehearsal": rehearsal,
-        }  # fmt: skip
+        return {"recipe": self.recipe.to_dict(), "pretrained": self._base, **self._content}
 
     @functools.cached_property
-    def _content(self) -> tuple[str | None, str | None]:
+    def _content(self) -> dict[str, str | None]:
         """Fingerprints of the data and the rehearsal data, computed on first use."""
-        data, rehearsal = (
-            x.dataset if isinstance(x, DataLoader) else x for x in (self.data, self.rehearsal)
-        )
-        return sampled_fingerprint(data), sampled_fingerprint(rehearsal)
+        given = {"data": self.data, "rehearsal": self.rehearsal}
+        return {
+            name: sampled_fingerprint(x.dataset if isinstance(x, DataLoader) else x)
+            for name, x in given.items()
+        }
 
     def check_identity(self, saved: dict[str, Any], where: str) -> None:
         """Raise ValueError if a checkpoint belongs to another run."""
@@ -255,7 +253,7 @@ class Run:
                 )
 
     def _groups(self) -> list[dict[str, Any]]:
-        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        named = self._trained()
         if not named:
             raise ValueError(
                 "no parameter of the model requires a gradient: there is nothing to train"
@@ -264,11 +262,8 @@ class Run:
             return [{"params": named, "weight_decay": 0.0}]  # each group costs one launch per step
         matrices = [row for row in named if row[1].dim() > 1]
         others = [row for row in named if row[1].dim() <= 1]
-        groups: list[dict[str, Any]] = [
-            {"params": matrices, "weight_decay": self.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        return [group for group in groups if group["params"]]
+        groups = [(matrices, self.weight_decay), (others, 0.0)]
+        return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
 
 
 def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:

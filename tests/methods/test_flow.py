@@ -136,12 +136,10 @@ class TestScores:
 
 class TestRefused:
     @pytest.mark.parametrize(
-        ("bad", "what"), [(math.nan, "not a number"), (math.inf, "infinite"), (-0.1, "negative")]
+        ("bad", "what"), [(math.nan, "nan"), (math.inf, "inf"), (-0.1, "-0.1")]
     )
     def test_losses(self, bad, what):
-        with pytest.raises(
-            ValueError, match=rf"the loss of sample 2 is {what} .* and those of 1 more"
-        ):
+        with pytest.raises(ValueError, match=rf"2 of \d+ are not: the loss of sample 2 is {what}"):
             Flow().weigh(torch.tensor([1.0, 2.0, bad, bad]))
 
     def test_no_losses(self):
@@ -163,7 +161,7 @@ class TestRefused:
 
     def test_scores(self):
         bad = Scores(torch.tensor([math.nan, 1.0, math.nan]), torch.tensor([0, 1, 1]))
-        with pytest.raises(ValueError, match="the loss of sample 2 is not a number"):
+        with pytest.raises(ValueError, match="the loss of sample 2 is nan"):
             Flow().weigh(bad)
         with pytest.raises(ValueError, match="no sample has a target"):
             Flow().weigh(Scores(torch.tensor([math.nan]), torch.tensor([0])))

@@ -85,13 +85,8 @@ def discriminative_groups(
 ) -> list[dict[str, Any]]:
     """Split groups by layer, with learning rate lr / layer_decayᵈ at d layers below the top.
 
-    The discriminative fine-tuning of ULMFiT, https://arxiv.org/abs/1801.06146.
-
-    Args:
-        groups: groups of named parameters.
-        model: the model of the parameters.
-        lr: the learning rate of the top layer.
-        layer_decay: 1 does not split the groups.
+    The discriminative fine-tuning of ULMFiT, https://arxiv.org/abs/1801.06146. A decay of 1 does
+    not split the groups.
     """
     if layer_decay == 1:
         return [{"lr": lr, **group} for group in groups]

@@ -41,15 +41,9 @@ Level = Literal["sequence", "token"]
 
 
 class RunningMedian:
-    """The median of the most recent values of a stream. Its state is saved with the run.
-
-    Args:
-        window: the number of values.
-    """
+    """The median of the ``window`` most recent values. Its state is saved with the run."""
 
     def __init__(self, window: int = 10_000) -> None:
-        if window < 1:
-            raise ValueError(f"window must be at least 1, got {window}")
         self.window = window
         self.values = np.empty(0)
 
@@ -248,16 +242,10 @@ class FlowCriterion(Criterion):
 def _check_losses(f: Tensor) -> None:
     if f.numel() == 0:
         raise ValueError("the data is empty: there are no losses to weigh")
-    for what, bad in (
-        ("not a number", f.isnan()),
-        ("infinite", f.isinf()),
-        ("negative", f < 0),
-    ):
-        if bad.any():
-            index = int(bad.flatten().nonzero()[0])
-            more = int(bad.sum()) - 1
-            raise ValueError(
-                f"the loss of sample {index} is {what} ({f.flatten()[index].item()})"
-                + (f", and those of {more} more" if more else "")
-                + "; FLOW needs finite losses ≥ 0"
-            )
+    bad = ~(f.isfinite() & (f >= 0)).flatten()
+    if bad.any():
+        index = int(bad.nonzero()[0])
+        raise ValueError(
+            f"FLOW needs finite losses ≥ 0, but {int(bad.sum())} of {f.numel()} are not: the loss "
+            f"of sample {index} is {f.flatten()[index]:g}"
+        )

@@ -97,11 +97,6 @@ def draw_frozen(
     If a layer's share is not an integer, layers alternate: up to each layer, the number of drawn
     names of a category is the fraction, rounded up or down.
 
-    Args:
-        groups: (category, layer) → names.
-        fraction: between 0 and 1.
-        generator: a CPU generator.
-
     Example:
         >>> groups = {("ffn", layer): [f"{layer}.up", f"{layer}.down", f"{layer}.gate"]
         ...           for layer in range(4)}
@@ -126,9 +121,7 @@ def draw_frozen(
 def matrices(model: nn.Module, keep: Sequence[str] = ()) -> dict[tuple[str, int], list[str]]:
     """The modules with trainable parameters in the numbered layers, by (category, layer).
 
-    Args:
-        model: a model with layers in ``ModuleList`` or ``Sequential`` containers.
-        keep: parts to leave out; embeddings are always left out.
+    Embeddings and the parts in ``keep`` are left out.
     """
     trainable = set(trainable_names(model))
     groups: dict[tuple[str, int], list[str]] = {}

@@ -154,9 +154,7 @@ def linear_probe(
             f"{gradient:.1g}): increase max_iterations or l2",
             stacklevel=2,
         )
-    with torch.no_grad():
-        for ours, theirs in zip(head.parameters(), fitted.parameters(), strict=True):
-            ours.copy_(theirs)
+    head.load_state_dict(fitted.state_dict())
     return final
 
 
@@ -220,7 +218,7 @@ def _features(
 ) -> tuple[Tensor, Tensor]:
     """The input of the head (or the model's output, if the head is separate), and the labels."""
     device = next(model.parameters()).device
-    within = any(module is head for module in model.modules())
+    inside = any(module is head for module in model.modules())
     caught: list[Any] = []
 
     def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -234,11 +232,11 @@ def _features(
             for indices, read in source:
                 inputs, targets = inputs_and_labels(model, to_device(read(), device))
                 outputs = logits_of(model, inputs, features=True)
-                if within and not caught:
+                if inside and not caught:
                     raise ValueError(
                         "the model did not run the head: check that head= is the right module"
                     )
-                found = caught.pop() if within else outputs
+                found = caught.pop() if inside else outputs
                 if isinstance(head, nn.Linear) and found.dim() == 3 and isinstance(inputs, Mapping):
                     found = _last(found, inputs)
                 features.append(found)
@@ -338,11 +336,6 @@ def heads_of(run: Run, head: str | None) -> tuple[str, ...]:
         )
     heads = (found,) if isinstance(found, str) else tuple(found)
     for name in heads:
-        try:
-            module = run.model.get_submodule(name)
-        except AttributeError:
-            children = ", ".join(n for n, _ in run.model.named_children())
-            raise ValueError(f"the model has no part {name!r}; it has {children}") from None
-        if not name or not any(True for _ in module.parameters()):
+        if not any(True for _ in _part(run.model, name).parameters()) or not name:
             raise ValueError(f"the head {name!r} must be a part of the model with parameters")
     return heads

@@ -101,13 +101,7 @@ class Mixout(Trainable):
 
 
 def mixout(weight: Tensor, anchor: Tensor, p: float, per: Per = "neuron") -> Tensor:
-    """θ̃ = θ* + (1 − m)·(θ − θ*)/(1 − p): a random share of the weights is at the anchor.
-
-    Args:
-        weight: θ, of shape (outputs, inputs).
-        anchor: θ*.
-        p: the probability of m = 1.
-        per: draw m per input neuron, or per weight.
+    """θ̃ = θ* + (1 − m)·(θ − θ*)/(1 − p) for θ of shape (outputs, inputs); m = 1 has probability p.
 
     Example:
         >>> import torch

@@ -97,7 +97,7 @@ def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
         raise TypeError(f"random_init needs a model, got {type(model).__name__}")
     before = {name: tensor_fingerprint(p.shape, p) for name, p in model.named_parameters()}
     with seeded(seed), torch.no_grad():
-        transformers_models = list(_topmost(model, _is_transformers_model))
+        transformers_models = list(_transformers_models(model))
         covered = {id(p) for m in transformers_models for p in m.parameters()}
         resets = _find_resets(model, covered)
         for part in transformers_models:
@@ -119,17 +119,13 @@ def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
     return model
 
 
-def _is_transformers_model(module: nn.Module) -> bool:
-    return hasattr(module, "_init_weights") and hasattr(module, "init_weights")
-
-
-def _topmost(module: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:
-    """The wanted modules that are not inside another wanted one."""
-    if is_wanted(module):
+def _transformers_models(module: nn.Module) -> Iterator[nn.Module]:
+    """The transformers models that are not inside another one."""
+    if hasattr(module, "_init_weights") and hasattr(module, "init_weights"):
         yield module
     else:
         for child in module.children():
-            yield from _topmost(child, is_wanted)
+            yield from _transformers_models(child)
 
 
 def _init_transformers(model: Any) -> None:
@@ -147,9 +143,8 @@ def _find_resets(model: nn.Module, covered: set[int]) -> list[Callable[[], objec
     # Children first, as in construction: a parent may initialise its children again.
     for module in reversed(list(model.modules())):
         # nn.MultiheadAttention spells it with an underscore.
-        reset = getattr(module, "reset_parameters", None) or getattr(
-            module, "_reset_parameters", None
-        )
+        underscored = getattr(module, "_reset_parameters", None)
+        reset = getattr(module, "reset_parameters", underscored)
         if callable(reset) and not all(id(p) in covered for p in module.parameters()):
             resets.append(reset)
             reached.update(id(p) for p in module.parameters(recurse=False))

@@ -141,33 +141,25 @@ def draw(available: int, count: int, seed: int) -> list[int]:
 def mixed(new: Any, old: Any, chosen: Sequence[int], model: nn.Module) -> Any:
     """All samples of ``new``, then the chosen ones of ``old``, with their common columns.
 
-    Args:
-        new, old: two ``datasets.Dataset``, which give another one; or any indexed datasets.
-        chosen: indices into ``old``.
-        model: its inputs, and the labels, must be columns of both datasets or of none.
+    Two ``datasets.Dataset`` give another one. The inputs of the model, and the labels, must be
+    columns of both datasets or of none.
     """
     if _is_table(new) and _is_table(old):
         import datasets
 
         old = old.select(chosen)
         needed = _check_columns(new.column_names, old.column_names, model)
-        common = [
-            name
-            for name in new.column_names
-            if name in needed or new.features[name] == old.features.get(name)
-        ]
+        same = {name for name in new.column_names if new.features[name] == old.features.get(name)}
+        common = [name for name in new.column_names if name in needed | same]
         new, old = new.select_columns(common), old.select_columns(common)
         try:
             old = old if old.features == new.features else old.cast(new.features)
             return datasets.concatenate_datasets([new, old])
         except (TypeError, ValueError, NotImplementedError) as error:
+            differing = [n for n in common if n not in same]
+            types = [f"{n} is {new.features[n]} and {old.features[n]}" for n in differing]
             raise ValueError(
-                "the columns of data and rehearsal have different types: "
-                + "; ".join(
-                    f"{name} is {new.features[name]} and {old.features[name]}"
-                    for name in common
-                    if new.features[name] != old.features[name]
-                )
+                f"the columns of data and rehearsal have different types: {'; '.join(types)}"
             ) from error
     return _Mixed(new, old, chosen, model)
 

@@ -78,12 +78,10 @@ class WiseFT(Merging):
         data: Any = None,
         collate: Collate | None = None,
     ) -> nn.Module:
-        """Interpolate a tuned model in place.
+        """Interpolate a tuned model in place; of LoRA adapters, only B is scaled.
 
-        Args:
-            model: the tuned model. Of LoRA adapters, only B is scaled.
-            reference: the pretrained weights; None if only LoRA adapters were trained.
-            data, collate: the data for ``statistics="reestimate"``, as for :func:`holdfast.score`.
+        The reference may be None if only LoRA adapters were trained. The data is for
+        ``statistics="reestimate"``, as for :func:`holdfast.score`.
         """
         self._check_data(model, data, [self.alpha])
         pairs = list(self._pairs(model, reference))
@@ -104,13 +102,7 @@ class WiseFT(Merging):
     ) -> dict[float, Result]:
         """Evaluate the model at several α, and restore the tuned model.
 
-        Args:
-            model, reference, data, collate: as in :meth:`merge`.
-            values: the values of α; the setting ``alpha`` is not used.
-            evaluate: called with the model at each α.
-
-        Returns:
-            α → the result of ``evaluate``.
+        The setting ``alpha`` is not used; the other arguments are as in :meth:`merge`.
         """
         for alpha in values:
             share("alpha", alpha)
@@ -147,9 +139,8 @@ class WiseFT(Merging):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The tensors to interpolate, each with its value at α = 0."""
         adapters = {name: (p, is_b) for name, p, is_b in adapter_parameters(model)}
-        zero = torch.zeros(())
         scaled = [p for p, is_b in adapters.values() if is_b]
-        yield from ((b, zero.expand_as(b)) for b in scaled)
+        yield from ((b, torch.zeros(()).expand_as(b)) for b in scaled)
         if reference is None:
             if not scaled:
                 raise ValueError("WiSE-FT needs the pretrained weights: pass the Reference")
@@ -165,9 +156,7 @@ class WiseFT(Merging):
         bases = reference.match(tensors, names)
         if not scaled and all(base is None for base in bases):
             raise ValueError(reference.nothing_matches(names))
-        yield from (
-            (tensor, base) for tensor, base in zip(tensors, bases, strict=True) if base is not None
-        )
+        yield from ((t, base) for t, base in zip(tensors, bases, strict=True) if base is not None)
 
 
 @torch.no_grad()

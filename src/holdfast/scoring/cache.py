@@ -68,15 +68,13 @@ class PartialScores(dict[int, SampleScore]):
         """Return all scores, after a check that no sample is missing and all losses are valid."""
         if not self:
             raise ValueError("the data is empty: there is nothing to score")
-        missing = next((i for i in range(len(self)) if i not in self), None)
-        if missing is not None:
-            raise ValueError(f"sample {missing} was not scored: the data changed during the pass")
         for i in range(len(self)):
-            row = self[i]
-            if row.targets and not 0 <= row.loss < float("inf"):
+            if i not in self:
+                raise ValueError(f"sample {i} was not scored: the data changed during the pass")
+            if self[i].targets and not 0 <= self[i].loss < float("inf"):
                 raise ValueError(
-                    f"the loss of sample {i} is {row.loss}: losses must be finite and ≥ 0. Check "
-                    "the sample and the model's dtype"
+                    f"the loss of sample {i} is {self[i].loss}: losses must be finite and ≥ 0. "
+                    "Check the sample and the model's dtype"
                 )
         rows = [self[i] for i in range(len(self))]
         return Scores(
