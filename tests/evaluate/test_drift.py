@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from holdfast.evaluate.drift import drift, square_sum
-from holdfast.io import slices
+from holdfast.io import weights as slicing
 
 SHAPES = {
     "lm_head.weight": (11, 4),
@@ -48,7 +48,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 @pytest.mark.parametrize("of_base", DTYPES, ids=str)
 @pytest.mark.parametrize("of_tuned", DTYPES, ids=str)
 def test_distances_of_files(tmp_path, monkeypatch, threads, of_base, of_tuned):
-    monkeypatch.setattr(slices, "SLICE", 7)
+    monkeypatch.setattr(slicing, "SLICE", 7)
     base, tuned = weights(of_base), weights(of_tuned)
     found = drift(saved(tmp_path / "base", base), saved(tmp_path / "tuned", tuned))
     expected = {n: (tuned[n].double() - base[n].double()).norm().item() for n in base}

@@ -9,7 +9,8 @@ import torch
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 import holdfast  # noqa: E402
-from holdfast.evaluate.similarity import Numbers, Similarity, correlation, spearman  # noqa: E402
+from holdfast.evaluate.probes import Similarity  # noqa: E402
+from holdfast.evaluate.stats import Numbers, correlation, spearman  # noqa: E402
 from holdfast.io.models import Loader  # noqa: E402
 from holdfast.io.rows import read_rows  # noqa: E402
 from small import make_tokenizer  # noqa: E402

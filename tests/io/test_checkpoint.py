@@ -6,13 +6,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from holdfast.io import slices
+from holdfast.io import weights as slicing
 from holdfast.io.checkpoint import open_weights
 
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch):
-    monkeypatch.setattr(slices, "SLICE", 7)
+    monkeypatch.setattr(slicing, "SLICE", 7)
 
 
 def write_shards(directory, tensors, files=2, config=None):
@@ -180,7 +180,7 @@ class TestAdapter:
         assert set(live) == set(merged)
         for name, tensor in merged.items():
             torch.testing.assert_close(live[name], tensor)
-            flat = torch.cat([weights.read(name, *s) for s in slices.slices(tensor.numel())])
+            flat = torch.cat([weights.read(name, *s) for s in slicing.slices(tensor.numel())])
             torch.testing.assert_close(flat.view(tensor.shape), tensor)
 
     @pytest.mark.filterwarnings("ignore:fan_in_fan_out")

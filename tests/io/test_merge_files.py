@@ -7,7 +7,7 @@ from torch import nn
 
 from holdfast import Reference, WiseFT
 from holdfast.io import merge as on_disk
-from holdfast.io import slices
+from holdfast.io import weights as slicing
 from holdfast.io.merge import merge_on_disk
 
 SHAPES = {"model.embed_tokens.weight": (9, 4), "model.layers.0.x.weight": (5, 4), "norm": (4,)}
@@ -15,7 +15,7 @@ SHAPES = {"model.embed_tokens.weight": (9, 4), "model.layers.0.x.weight": (5, 4)
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch):
-    monkeypatch.setattr(slices, "SLICE", 7)
+    monkeypatch.setattr(slicing, "SLICE", 7)
 
 
 def weights(dtype=torch.float32):

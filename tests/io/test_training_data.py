@@ -8,8 +8,8 @@ import torch
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
+from holdfast.io.encoding import TrainingData  # noqa: E402
 from holdfast.io.models import Loader  # noqa: E402
-from holdfast.io.training_data import TrainingData  # noqa: E402
 
 CLASSES = [{"text": "the cat sat", "label": "cat"}, {"text": "a dog ran", "label": "dog"}] * 6
 

@@ -76,9 +76,9 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     """Train in a folder that no other process uses."""
     from holdfast.evaluate.watch import watch_distance
     from holdfast.hosts.job import train
+    from holdfast.io.encoding import TrainingData
     from holdfast.io.files import write_whole
     from holdfast.io.models import Loader
-    from holdfast.io.training_data import TrainingData
     from holdfast.recipe import read_recipe
 
     check_unfinished(out, options)

@@ -59,8 +59,8 @@ def run(options: argparse.Namespace) -> None:
     import torch
 
     from holdfast.cli._scored import Scored
+    from holdfast.io.encoding import TrainingData
     from holdfast.io.models import Loader
-    from holdfast.io.training_data import TrainingData
     from holdfast.report.text import to_terminal
     from holdfast.scoring.scorer import score
 

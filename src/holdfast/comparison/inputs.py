@@ -12,11 +12,11 @@ from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.suite import Suite, named
 from holdfast.io.checkpoint import open_weights
-from holdfast.io.kinds import config_of
+from holdfast.io.encoding import TrainingData
+from holdfast.io.heads import config_of
 from holdfast.io.labels import target_of
 from holdfast.io.models import Loader
 from holdfast.io.rows import is_text, labels_of, open_rows, read_text
-from holdfast.io.training_data import TrainingData
 
 __all__ = ["check_inputs", "half_of_text", "measure_options"]
 

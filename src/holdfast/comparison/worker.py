@@ -23,9 +23,9 @@ from holdfast.evaluate.measure import measure_many
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.watch import Watch, curves_of, watch_distance
 from holdfast.hosts.job import Progress, spent_before, train
+from holdfast.io.encoding import TrainingData
 from holdfast.io.models import Loader
 from holdfast.io.storage import Place
-from holdfast.io.training_data import TrainingData
 from holdfast.recipe import Recipe
 from holdfast.run import Run
 

@@ -18,14 +18,11 @@ from holdfast._torch.progress import progress_bar
 from holdfast.data import Collate, Source, as_source, pad_collate
 from holdfast.evaluate import stats
 from holdfast.evaluate.report import Score
-from holdfast.evaluate.similarity import Numbers, correlation
-from holdfast.io.encoding import encode_labelled
-from holdfast.io.images import Images, image_column
+from holdfast.evaluate.stats import Numbers, correlation
+from holdfast.io.encoding import Images, encode_labelled, image_column
 from holdfast.io.labels import is_regression, text_columns
 from holdfast.io.models import Loaded
 from holdfast.methods.linear_probe import PretrainedHead
-
-__all__ = ["Classification", "HeadAgreement"]
 
 
 class Answers(NamedTuple):

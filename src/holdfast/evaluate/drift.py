@@ -16,11 +16,9 @@ from torch import Tensor
 
 from holdfast._torch.progress import progress_bar
 from holdfast.evaluate.report import Drift, DriftRow
-from holdfast.io.checkpoint import Weights, WeightsSource, open_weights
+from holdfast.io.checkpoint import WeightsSource, open_weights
 from holdfast.io.pairing import Pair, pair
-from holdfast.io.slices import Scratch, in_parallel, slices, widened
-
-__all__ = ["drift"]
+from holdfast.io.weights import Scratch, Weights, in_parallel, slices, widened
 
 #: Common names of modules at the input and at the output of a model.
 _INPUT = re.compile(r"embed|wte|wpe|shared|stem|cls_token|(^|\.)(conv1|bn1)$")

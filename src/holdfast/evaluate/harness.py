@@ -17,8 +17,6 @@ from holdfast.evaluate.report import Estimate, Score
 from holdfast.evaluate.stats import Outcomes, compare
 from holdfast.io.models import Loaded
 
-__all__ = ["Harness"]
-
 
 @dataclass(frozen=True)
 class Harness:

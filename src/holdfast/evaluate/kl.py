@@ -23,8 +23,6 @@ from holdfast.io.models import Loaded
 from holdfast.scoring.draw import draw_texts
 from holdfast.scoring.kl import StoredPredictions, masked_log_probs, next_token_log_probs
 
-__all__ = ["KL", "ContextFreeKL", "class_kl", "masked_kl", "token_kl"]
-
 Tables = Iterable[Tensor]
 
 

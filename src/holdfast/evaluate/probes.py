@@ -1,8 +1,9 @@
-"""Tests of language models: texts, completions, multiple choice. Each runs one model at a time.
+"""Tests of language models and encoders. Each runs one model at a time.
 
 Text("wikitext", text)                         # perplexity
 Completions("gsm8k", rows)                     # loss of the reference answer, and exact match
 MultipleChoice("piqa", rows)                   # accuracy
+Similarity("stsb", rows)                       # Spearman correlation with human ratings
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from holdfast._torch.adapters import without_peft
+from holdfast._torch.batch import pad_id_of, to_device
 from holdfast._torch.progress import progress_bar
+from holdfast.data import IndexedSource, pad_collate
 from holdfast.evaluate.report import Score
-from holdfast.evaluate.stats import Outcomes, compare
+from holdfast.evaluate.stats import Numbers, Outcomes, compare, correlation
 from holdfast.io.encoding import (
     column_of,
     encode,
@@ -28,14 +34,14 @@ from holdfast.io.encoding import (
     prompt_of,
     windows,
 )
+from holdfast.io.labels import as_number, text_columns
 from holdfast.io.models import Loaded
 from holdfast.io.rows import Rows
 from holdfast.scoring.kl import masked_log_probs
 from holdfast.scoring.likelihood import log_likelihoods
 
-__all__ = ["Completions", "MultipleChoice", "Probe", "Role", "Text"]
-
 Role = Literal["retained", "target"]
+_SCORES = ("label", "score", "similarity")
 #: Tokens of a running text that count as one sample.
 BLOCK = 128
 
@@ -211,6 +217,81 @@ class MultipleChoice:
         return [
             compare(self.name, "accuracy", before, after, lower_is_better=False, role=self.role)
         ]
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """How well the similarity of embeddings agrees with human ratings.
+
+    The embedding of a text is the mean of the body's last hidden states over its tokens. Two texts
+    are compared by their cosine similarity. The model's head, if any, is not used.
+
+    Args:
+        name: the name in the report.
+        rows: each with two texts (``sentence1`` and ``sentence2``, …) and a number (``label``,
+            ``score`` or ``similarity``) that grows with the similarity.
+        batch_size: texts per batch.
+        role: the role in the report.
+    """
+
+    name: str
+    rows: Rows
+    batch_size: int = 64
+    role: Role = "retained"
+
+    def __post_init__(self) -> None:
+        _check_rows(self.name, self.rows)
+        for number in range(len(self.rows)):
+            self._row(number)
+
+    def run(self, loaded: Loaded, *, progress: bool) -> Numbers:
+        """Return the cosine similarity of each pair."""
+        tokenizer = loaded.need_tokenizer(f"the similarity of {self.name}")
+        pairs = [self._row(i) for i in range(len(self.rows))]
+        texts = sorted({text for one, other, _ in pairs for text in (one, other)})
+        ids = [
+            {"input_ids": list(tokenizer(t, truncation=True, max_length=loaded.limit)["input_ids"])}
+            for t in texts
+        ]
+        found = dict(zip(texts, self._embedded(loaded, ids, progress), strict=True))
+        predicted = [F.cosine_similarity(found[a], found[b], dim=0).item() for a, b, _ in pairs]
+        return Numbers(predicted, [number for *_, number in pairs])
+
+    def scores(self, before: Numbers, after: Numbers) -> list[Score]:
+        """Return one row."""
+        return [correlation(self.name, "spearman", before, after, self.role)]
+
+    @torch.inference_mode()
+    def _embedded(self, loaded: Loaded, ids: list[Any], progress: bool) -> list[Tensor]:
+        model = without_peft(loaded.model)  # PEFT's own base_model is not the body
+        body: Any = getattr(model, "base_model", model)
+        collate = partial(pad_collate, pad_id=pad_id_of(loaded.model) or 0)
+        found: dict[int, Tensor] = {}
+        bar = progress_bar(len(ids), self.name, shown=progress)
+        for indices, read in IndexedSource(ids, collate, self.batch_size):
+            batch = to_device(read(), loaded.device)
+            states = getattr(body(**batch), "last_hidden_state", None)
+            if states is None:
+                raise ValueError(
+                    f"{self.name} needs hidden states, which {type(body).__name__} does not return"
+                )
+            mask = batch["attention_mask"][:, :, None].to(torch.float32)
+            means = (states.float() * mask).sum(1) / mask.sum(1)
+            found |= dict(zip(indices, means.cpu(), strict=True))
+            bar.update(len(indices))
+        bar.close()
+        return [found[i] for i in range(len(ids))]
+
+    def _row(self, number: int) -> tuple[str, str, float]:
+        row = self.rows[number]
+        columns = text_columns(row)
+        score = next((as_number(row[c]) for c in _SCORES if row.get(c) is not None), None)
+        if len(columns) != 2 or score is None:
+            raise ValueError(
+                f"{self.name}: row {number} needs two texts (sentence1, sentence2) and a number "
+                f"({', '.join(_SCORES)}), but has {', '.join(map(str, row)) or 'no columns'}"
+            )
+        return row[columns[0]], row[columns[1]], score
 
 
 def _check_rows(name: str, rows: Rows) -> None:

@@ -14,16 +14,6 @@ from holdfast.report.document import Document
 from holdfast.report.shown import Shown
 from holdfast.report.verdict import Verdict, verdict
 
-__all__ = [
-    "Curve",
-    "Divergence",
-    "Drift",
-    "DriftRow",
-    "Estimate",
-    "ForgettingReport",
-    "Score",
-]
-
 ROLES = ("retained", "target")
 
 #: Version of the JSON form. It grows when a field is renamed, removed or changes its meaning.

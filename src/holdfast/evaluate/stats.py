@@ -1,7 +1,8 @@
-"""Figures with their uncertainty: ratios of sums over samples, and the bootstrap.
+"""Figures with their uncertainty: ratios of sums over samples, correlations, and the bootstrap.
 
-Every figure is Σ values / Σ counts over independent samples: a mean (all counts are 1), a mean over
-tokens (a sample is a window of text, its count the number of tokens), or a share.
+Every figure but a correlation is Σ values / Σ counts over independent samples: a mean (all counts
+are 1), a mean over tokens (a sample is a window of text, its count the number of tokens), or a
+share.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from holdfast._torch.imports import require
 from holdfast.evaluate.report import Estimate, Score
-
-__all__ = ["Outcomes", "compare", "estimate"]
 
 Array = npt.NDArray[np.float64]
 RESAMPLES = 2000
@@ -37,6 +37,14 @@ class Outcomes:
         values = np.asarray(self.values, dtype=np.float64)
         counts = np.ones_like(values) if self.counts is None else np.asarray(self.counts, float)
         return values, counts
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The prediction of a model for each sample, and the true value."""
+
+    predicted: Sequence[float]
+    true: Sequence[float]
 
 
 def estimate(outcomes: Outcomes, transform: Callable[[Array], Array] | None = None) -> Estimate:
@@ -132,4 +140,58 @@ def _estimate(groups: Sequence[Outcomes], combine: Callable[[list[Array]], Array
         drawn = generator.integers(0, n, size=(rows, n))
         found.append(combine([v[drawn].sum(1) / c[drawn].sum(1) for v, c in arrays]))
     low, high = np.percentile(np.concatenate(found), [2.5, 97.5])
+    return Estimate(value, float(low), float(high), n)
+
+
+def correlation(name: str, metric: str, before: Numbers, after: Numbers, role: str) -> Score:
+    """Return the correlation of two models' predictions with the truth as a score.
+
+    The bootstrap intervals resample the same samples for both models.
+
+    Args:
+        name, role: name and role of the score.
+        metric: ``"spearman"`` or ``"pearson"``.
+        before, after: the predictions of the base and of the tuned model on the same samples.
+    """
+    measured = {"spearman": spearman, "pearson": pearson}[metric]
+    pairs = [(np.asarray(n.predicted, float), np.asarray(n.true, float)) for n in (before, after)]
+    n = len(before.predicted)
+    values = [measured(*pair) for pair in pairs]
+    generator = np.random.default_rng(0)
+    drawn = (generator.integers(0, n, size=n) for _ in range(RESAMPLES))
+    resampled = np.asarray([[measured(p[rows], t[rows]) for p, t in pairs] for rows in drawn])
+    old, new = (
+        _interval(value, column, n) for value, column in zip(values, resampled.T, strict=True)
+    )
+    change = _interval(values[1] - values[0], resampled[:, 1] - resampled[:, 0], n)
+    return Score(name, metric, lower_is_better=False, before=old, after=new, change=change,
+                 role=role)  # fmt: skip
+
+
+def spearman(predicted: Array, true: Array) -> float:
+    """Return Spearman's ρ, with average ranks for ties.
+
+    >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 9.0]))
+    1.0
+    """
+    rank = require("scipy.stats", extra="eval", what="rank correlation").rankdata
+    return pearson(*rank([predicted, true], axis=1))
+
+
+def pearson(predicted: Array, true: Array) -> float:
+    """Return Pearson's r; NaN if one of the two is constant.
+
+    >>> round(pearson(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0])), 6)
+    -1.0
+    """
+    x, y = predicted - predicted.mean(), true - true.mean()
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    return float(x @ y) / scale if scale > 0 else float("nan")
+
+
+def _interval(value: float, resampled: Array, n: int) -> Estimate:
+    known = resampled[np.isfinite(resampled)]
+    if not np.isfinite(value) or not len(known):
+        return Estimate(value, None, None, n)
+    low, high = np.percentile(known, [2.5, 97.5])
     return Estimate(value, float(low), float(high), n)

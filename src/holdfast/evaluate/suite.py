@@ -12,8 +12,7 @@ from holdfast._torch.checks import whole_number
 from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.kl import KL, ContextFreeKL, class_kl, masked_kl, token_kl
-from holdfast.evaluate.probes import Completions, MultipleChoice, Probe, Role, Text
-from holdfast.evaluate.similarity import Similarity
+from holdfast.evaluate.probes import Completions, MultipleChoice, Probe, Role, Similarity, Text
 from holdfast.io.encoding import ANSWERS, QUESTIONS, encode, encode_pair, pieces
 from holdfast.io.labels import is_regression, text_columns
 from holdfast.io.models import Loaded
@@ -26,8 +25,6 @@ from holdfast.io.rows import (
     open_rows,
     read_text,
 )
-
-__all__ = ["Data", "Suite", "kl_of", "named"]
 
 PathLike = str | os.PathLike[str]
 Data = PathLike | Sequence[Mapping[str, Any]]

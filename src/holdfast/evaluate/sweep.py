@@ -23,14 +23,13 @@ from torch import nn
 from holdfast._torch.checks import share
 from holdfast.evaluate.measure import measure_many
 from holdfast.evaluate.report import ForgettingReport
+from holdfast.io.heads import ModelSource
 from holdfast.io.merge import merge_on_disk
-from holdfast.io.models import Loader, ModelSource
+from holdfast.io.models import Loader
 from holdfast.report import sweep as _shown
 from holdfast.report.document import Document
 from holdfast.report.recommend import AlphaRecommendation, recommend_alpha
 from holdfast.report.shown import Shown
-
-__all__ = ["Sweep", "SweepPoint", "sweep"]
 
 #: Version of the JSON form. It grows when a field is renamed, removed or changes its meaning.
 SCHEMA_VERSION = 1

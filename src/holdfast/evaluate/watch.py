@@ -23,13 +23,11 @@ from torch import nn
 from holdfast._torch.adapters import adapter_norms, base_name, unwrapped
 from holdfast._torch.checks import whole_number
 from holdfast._torch.rng import preserve_rng
-from holdfast.evaluate.examine import Answers, Examination
+from holdfast.evaluate.measure import Answers, Examination
 from holdfast.evaluate.report import Curve
 from holdfast.evaluate.suite import Suite
 from holdfast.io.models import Loader
 from holdfast.reference import Reference, distance
-
-__all__ = ["Watch", "curves_of", "effective_distance", "watch_distance"]
 
 #: The prefix of the figures' names in a host's log.
 PREFIX = "forgetting/"

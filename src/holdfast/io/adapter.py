@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +17,7 @@ from holdfast._torch.adapters import base_name
 from holdfast._torch.imports import require
 from holdfast._torch.names import align, shorten
 from holdfast.io.safetensors_files import map_safetensors
-from holdfast.io.slices import Scratch
-from holdfast.io.weights import LiveWeights, Spec, Weights
+from holdfast.io.weights import LiveWeights, Scratch, Spec, Weights
 
 _PART = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<letter>[AB])(\.weight)?")
 
@@ -64,6 +64,11 @@ class AdaptedWeights(Weights):
         if name not in self._products:
             return values
         return self._products[name].read(begin, end).add_(values)
+
+
+def is_adapter(source: str | os.PathLike[str] | nn.Module) -> bool:
+    """Whether a source is the directory of a PEFT adapter."""
+    return not isinstance(source, nn.Module) and (Path(source) / "adapter_config.json").is_file()
 
 
 def adapter_config(path: Path) -> dict[str, Any]:

@@ -13,14 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from holdfast._torch.names import shorten
-from holdfast.io.adapter import adapter_config, of_peft_model, open_adapter
+from holdfast.io.adapter import adapter_config, is_adapter, of_peft_model, open_adapter
 from holdfast.io.gguf import open_gguf
-from holdfast.io.kinds import is_adapter
 from holdfast.io.safetensors_files import Stored, read_header, safetensors_files
-from holdfast.io.slices import Scratch
-from holdfast.io.weights import LiveWeights, Spec, Weights
-
-__all__ = ["Weights", "WeightsSource", "open_weights"]
+from holdfast.io.weights import LiveWeights, Scratch, Spec, Weights
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 

@@ -15,8 +15,6 @@ from typing import Any, Literal, TypeVar, get_origin
 
 from holdfast._torch.imports import require
 
-__all__ = ["decode", "encode"]
-
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 _WORDS = {

@@ -1,4 +1,4 @@
-"""Rows and texts as the inputs of a model. Training and evaluation share these functions.
+"""Rows, texts and images as the inputs of a model, for training and for evaluation.
 
 The split between context and target follows lm-evaluation-harness, so that the same task gives the
 same figure.
@@ -6,19 +6,21 @@ same figure.
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from holdfast.io.images import Images, image_column
-from holdfast.io.labels import target_of, text_columns
-from holdfast.io.models import Loaded
-from holdfast.io.rows import LABEL_COLUMNS, Rows, labels_of
-from holdfast.losses import IGNORED
+from torch import nn
+from torch.utils.data import Dataset
 
-__all__ = [
-    "ANSWERS", "QUESTIONS", "Continuation", "column_of", "encode", "encode_labelled", "encode_pair",
-    "pieces", "prompt_and_answer", "prompt_of", "training_samples", "windows",
-]  # fmt: skip
+from holdfast._torch.imports import require
+from holdfast.io.heads import NewHead, head_for
+from holdfast.io.labels import target_of, text_columns
+from holdfast.io.models import Loaded, Loader
+from holdfast.io.rows import IMAGE_COLUMNS, LABEL_COLUMNS, Rows, labels_of, open_rows
+from holdfast.losses import IGNORED
 
 #: Common names of the columns that hold a prompt and its answer.
 QUESTIONS = ("prompt", "question", "goal", "query", "ctx", "instruction")
@@ -206,3 +208,119 @@ def _conversation(
         labels += [IGNORED] * (len(before) - len(ids)) + after[len(before) :]
         ids = after
     return {"input_ids": ids[: loaded.limit], "labels": labels[: loaded.limit]}
+
+
+def image_column(row: Mapping[str, Any]) -> str | None:
+    """Return the column of a row that holds an image; None if there is none."""
+    return next((column for column in IMAGE_COLUMNS if column in row), None)
+
+
+class Images(Dataset[dict[str, Any]]):
+    """Rows with an image and a label, as inputs of an image classifier.
+
+    Args:
+        loaded: the model, with its image processor as ``tokenizer``.
+        rows: each with an ``image`` (a file, its bytes, or a PIL image) and a ``label``.
+        name: the data's name, for errors.
+    """
+
+    def __init__(self, loaded: Loaded, rows: Rows, name: str) -> None:
+        labels = labels_of(rows, name)
+        column = image_column(rows[0])
+        if labels is None or column is None:
+            columns = ", ".join(map(str, rows[0])) or "no columns"
+            raise ValueError(f"{name}: a row needs an image and a label, but it has {columns}")
+        if not hasattr(loaded.tokenizer, "image_mean") and not hasattr(loaded.tokenizer, "size"):
+            raise ValueError(
+                f"{name} holds images, but {type(loaded.model).__name__} has no image processor: "
+                "save its preprocessor_config.json next to its weights"
+            )
+        self.rows, self.name, self.column = rows, name, column
+        self.processor = loaded.tokenizer
+        config = getattr(loaded.model, "config", None)
+        self.labels: Sequence[int | float] = [target_of(config, x, name) for x in labels]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image = open_image(self.rows[index][self.column], f"{self.name}, row {index}")
+        made = self.processor(images=image, return_tensors="pt")
+        return {"pixel_values": made["pixel_values"][0], "labels": self.labels[index]}
+
+
+def open_image(given: Any, name: str) -> Any:
+    """Open an RGB image from a file, its bytes, an array or a PIL image."""
+    pillow = require("PIL.Image", extra="hf", what="reading images")
+    if isinstance(given, Mapping):  # the form in Parquet files of datasets
+        given = given.get("bytes") or given.get("path")
+    try:
+        if isinstance(given, bytes):
+            given = pillow.open(io.BytesIO(given))
+        elif isinstance(given, str | os.PathLike):
+            name = str(given)
+            given = pillow.open(given)
+        elif not isinstance(given, pillow.Image):
+            given = pillow.fromarray(given)
+        return given.convert("RGB")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no such file: {name}") from None
+    except Exception as error:  # a damaged file makes Pillow raise many types
+        raise ValueError(f"{name} cannot be read as an image: {error}") from error
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """A pretrained model by name, and the rows to fine-tune it on.
+
+    Attributes:
+        source: directory or hub name of a transformers model.
+        data: name of the rows, for errors.
+        rows: the training rows.
+        loader: loads the model.
+        tokenizer: the model's tokenizer or image processor.
+        head: the new head, if the rows have labels that the model has no head for.
+        given: parts of the model that the user declared new.
+    """
+
+    source: str
+    data: str
+    rows: Rows
+    loader: Loader
+    tokenizer: Any
+    head: NewHead | None = None
+    given: tuple[str, ...] = ()
+
+    @classmethod
+    def open(
+        cls, source: str, data: str, loader: Loader, *, head: str = "auto", new: Sequence[str] = ()
+    ) -> TrainingData:
+        """Read the rows, and decide whether the model needs a new head for them.
+
+        Args:
+            source: directory or hub name of the model.
+            data: as for :func:`holdfast.io.rows.open_rows`.
+            loader: loads the model.
+            head: as for :func:`holdfast.io.heads.head_for`.
+            new: parts of the model without pretrained weights.
+        """
+        rows = open_rows(data)
+        needed = head_for(head, source, rows, data)
+        tokenizer = loader.tokenizer_of(source)
+        if needed is not None and not needed.images and tokenizer is not None:
+            if tokenizer.pad_token is None:
+                tokenizer.pad_token = tokenizer.eos_token
+            needed = replace(needed, pad=tokenizer.pad_token_id)
+        return cls(source, data, rows, loader, tokenizer, needed, tuple(new))
+
+    def load(self) -> tuple[nn.Module, tuple[str, ...]]:
+        """Load the pretrained model; also return its new parts, the new head among them."""
+        if self.head is None:
+            return self.loader.load(self.source), self.given
+        model, new = self.loader.load_with_head(self.source, self.head)
+        return model, tuple(dict.fromkeys((*self.given, *new)))
+
+    def samples(self, model: nn.Module, max_length: int | None = None) -> Sequence[Any]:
+        """Encode the rows as training samples of the model."""
+        loader = replace(self.loader, max_length=max_length or self.loader.max_length)
+        return training_samples(loader.ready(model, self.tokenizer), self.rows, self.data)

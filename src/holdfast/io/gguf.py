@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast._torch.imports import require
-from holdfast.io.slices import Scratch
-from holdfast.io.weights import LiveWeights, Spec, Weights
+from holdfast.io.weights import LiveWeights, Scratch, Spec, Weights
 
 #: Processors that merge several tensors into one, such as experts: these files are loaded whole.
 _MANY_TO_ONE = ("Qwen2MoeTensorProcessor", "GptOssTensorProcessor", "MiniMaxM2TensorProcessor")

@@ -1,4 +1,4 @@
-"""New heads for models that have no head for a task.
+"""The heads of models: what a model predicts, and new heads for models that have none for a task.
 
 A new head's weights are drawn from a fixed seed. The same model with the same head therefore has
 the same weights in every process.
@@ -6,21 +6,87 @@ the same weights in every process.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from posixpath import commonpath
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from holdfast._torch.adapters import without_peft
+from holdfast._torch.imports import require
 from holdfast._torch.layers import head_of
-from holdfast.io.kinds import ModelSource, config_of, is_adapter, kind_of_config
+from holdfast.io.adapter import is_adapter
 from holdfast.io.labels import as_number, class_index, class_names, is_regression, text_columns
 from holdfast.io.rows import IMAGE_COLUMNS, DatasetRows, Rows, labels_of
 
-__all__ = ["NewHead", "check_head", "head_for", "head_like"]
+#: A directory, file or hub name of a model, or a module in memory.
+ModelSource = str | os.PathLike[str] | nn.Module
+Kind = Literal["causal_lm", "masked_lm", "classifier", "image_classifier", "other"]
+_KINDS: dict[str, Kind] = {
+    "ForCausalLM": "causal_lm",
+    "LMHeadModel": "causal_lm",
+    "ForMaskedLM": "masked_lm",
+    "ForSequenceClassification": "classifier",
+    "ForImageClassification": "image_classifier",
+}
+
+
+def kind_of(model: nn.Module) -> Kind:
+    """Return what a model predicts, judged by the name of its class."""
+    inner = without_peft(model)
+    kind = kind_named(type(inner).__name__)
+    config = getattr(inner, "config", None)
+    encodes = hasattr(inner, "bert") or hasattr(inner, "roberta")
+    if kind == "causal_lm" and encodes and not getattr(config, "is_decoder", True):
+        return "other"  # its attention is bidirectional
+    return kind
+
+
+def kind_named(name: str) -> Kind:
+    """Return what a model of this class name predicts."""
+    if name.startswith("XLNet"):  # it does not read from left to right
+        return "other"
+    return next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), "other")
+
+
+def kind_of_config(config: Any) -> Kind:
+    """Return what the model of a configuration predicts."""
+    return kind_named((config.architectures or [""])[0])
+
+
+def is_headless(model: nn.Module) -> bool:
+    """Whether a transformers model has no head: its class is named ``…Model``."""
+    name = type(model).__name__
+    return name.endswith("Model") and kind_named(name) == "other"
+
+
+def config_of(where: str, gguf_file: str | None = None) -> Any:
+    """Load a model's configuration. A ValueError gives the reason in one sentence."""
+    transformers = import_transformers()
+    options = {} if gguf_file is None else {"gguf_file": gguf_file}
+    if gguf_file is None and Path(where).is_dir() and not (Path(where) / "config.json").is_file():
+        raise ValueError(f"{where} has no config.json: without it only the drift can be measured")
+    if Path(where).is_absolute() and not Path(where).exists():
+        raise ValueError(f"no such model directory: {where}")
+    try:
+        return transformers.AutoConfig.from_pretrained(where, **options)
+    except Exception as error:  # invalid values in the file raise many types
+        raise ValueError(f"{where} is not a model: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error message."""
+    return str(error).strip().split("\n")[0][:300]
+
+
+def import_transformers() -> Any:
+    """Import transformers, or say how to install it."""
+    return require("transformers", extra="eval", what="running models (all but the drift)")
+
 
 _CHOICES = ("auto", "classification", "regression", "none")
 _CLASSIFIERS = ("classifier", "image_classifier")

@@ -13,8 +13,6 @@ from typing import Any
 
 from holdfast._torch.names import shorten
 
-__all__ = ["as_number", "class_index", "is_regression", "target_of", "text_columns"]
-
 #: Pairs of columns that hold the two texts of one sample.
 _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "sentence"))
 

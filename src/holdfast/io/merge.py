@@ -19,12 +19,10 @@ import torch
 from holdfast._torch.checks import share
 from holdfast._torch.progress import progress_bar
 from holdfast.io.adapter import AdaptedWeights
-from holdfast.io.checkpoint import PICKLES, Weights, WeightsSource, open_weights
+from holdfast.io.checkpoint import PICKLES, WeightsSource, open_weights
 from holdfast.io.pairing import pair
 from holdfast.io.safetensors_files import header_for
-from holdfast.io.slices import Scratch, in_parallel, slices, widened
-
-__all__ = ["merge_on_disk"]
+from holdfast.io.weights import Scratch, Weights, in_parallel, slices, widened
 
 #: Weights of any format and their indices are not copied, nor are files of trainers.
 _NOT_COPIED = (".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json", *PICKLES)

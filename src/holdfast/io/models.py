@@ -22,21 +22,21 @@ from holdfast._torch.batch import evaluating
 from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
-from holdfast.io.heads import NewHead, draw_weights, head_like, new_parts
-from holdfast.io.hub import check_hub
-from holdfast.io.kinds import (
+from holdfast.io.adapter import is_adapter
+from holdfast.io.heads import (
     Kind,
     ModelSource,
+    NewHead,
     config_of,
+    draw_weights,
     first_line,
+    head_like,
     import_transformers,
-    is_adapter,
-    is_headless,
     kind_named,
     kind_of,
+    new_parts,
 )
-
-__all__ = ["Kind", "Loaded", "Loader", "ModelSource", "is_headless", "kind_of"]
+from holdfast.io.rows import check_hub
 
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model",

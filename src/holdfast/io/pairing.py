@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from holdfast._torch.names import align, plain_name, shorten
-from holdfast.io.slices import slices
-from holdfast.io.weights import Weights
+from holdfast.io.weights import Weights, slices
 
 _EMBEDDING = re.compile(r"embed|wte|tok|shared")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|decoder|output|output_layer)\.weight$")

@@ -16,18 +16,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, overload
 
 from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
-from holdfast.io.hub import check_hub
 from holdfast.io.labels import as_number
-
-__all__ = [
-    "IMAGE_COLUMNS", "LABEL_COLUMNS", "DatasetRows", "Rows", "is_text", "labels_of", "open_rows",
-    "read_rows", "read_text",
-]  # fmt: skip
 
 Rows = Sequence[Mapping[str, Any]]
 IMAGE_COLUMNS = ("image", "img")
@@ -263,3 +258,46 @@ def _select_split(found: Any, split: str | None, name: str) -> DatasetRows:
     if not len(found):
         raise ValueError(f"{name} has no rows")
     return DatasetRows(found)
+
+
+def check_hub(name: str, kind: str) -> None:
+    """Raise OSError if a name is neither in the local hub cache nor can the hub be reached.
+
+    Args:
+        name: the name of a model or dataset that is not a local path.
+        kind: ``"model"`` or ``"dataset"``.
+    """
+    if not _HUB_NAME.fullmatch(name) or _is_cached(name, kind) or _is_reachable():
+        return
+    raise OSError(
+        f"there is no local file or folder {name}, and the Hugging Face hub, which may have a "
+        f"{kind} of that name, cannot be reached"
+    )
+
+
+def _is_cached(name: str, kind: str) -> bool:
+    try:
+        from huggingface_hub import constants, snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    except ImportError:
+        return True  # the loader names the missing package
+    if constants.HF_HUB_OFFLINE:
+        return True  # the clients do not retry
+    if kind == "dataset":  # datasets keeps its own cache
+        return False
+    try:
+        snapshot_download(name, local_files_only=True)
+    except (HFValidationError, LocalEntryNotFoundError):
+        return False
+    return True
+
+
+@lru_cache(maxsize=1)
+def _is_reachable() -> bool:
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception:  # the session's own types differ between versions (requests, httpx)
+        return False
+    return True

@@ -15,8 +15,6 @@ from fsspec.implementations.local import LocalFileSystem
 
 from holdfast.io.files import write_whole
 
-__all__ = ["Place"]
-
 
 @dataclass(frozen=True)
 class Place:

@@ -1,19 +1,101 @@
-"""The interface to the named tensors of a model, which are read in slices."""
+"""The named tensors of a model, which are read in slices, on all cores, in bounded memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from holdfast.io.slices import Scratch
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
-__all__ = ["LiveWeights", "Spec", "Weights"]
+#: Values per slice. A few float32 slices fit into a processor's cache.
+SLICE = 2**19
+_MOST_THREADS = 16  # more do not read faster, and each holds its own slice
+
+
+def slices(size: int) -> Iterator[tuple[int, int]]:
+    """Yield the begin and end of each slice of a tensor.
+
+    >>> [end - begin for begin, end in slices(2 * SLICE + 3)]
+    [524288, 524288, 3]
+    """
+    for begin in range(0, size, SLICE):
+        yield begin, min(begin + SLICE, size)
+
+
+class Scratch(threading.local):
+    """Buffers that each thread reuses for every slice.
+
+    New memory is mapped page by page by the system, which takes as long as reading a file.
+
+    >>> scratch = Scratch()
+    >>> one = scratch("sum", 3, torch.float32)
+    >>> scratch("sum", 2, torch.float64).data_ptr() == one.data_ptr()
+    False
+    >>> scratch("sum", 2, torch.int64).data_ptr() == scratch("sum", 2, torch.float64).data_ptr()
+    True
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def __call__(self, use: str, size: int, dtype: torch.dtype) -> Tensor:
+        """Return a flat tensor; it overwrites the previous tensor of the same use."""
+        needed = size * dtype.itemsize
+        buffer = self._buffers.get(use)
+        if buffer is None or len(buffer) < needed:
+            buffer = self._buffers[use] = torch.empty(needed, dtype=torch.uint8)
+        return buffer[:needed].view(dtype)
+
+    def cast(self, use: str, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the values in another dtype; unchanged if they have it already."""
+        if values.dtype == dtype:
+            return values
+        return self(use, len(values), dtype).copy_(values)
+
+
+def widened(before: Tensor, after: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
+    """Return two slices in their common dtype, at least float32."""
+    wide = torch.promote_types(torch.promote_types(before.dtype, after.dtype), torch.float32)
+    return scratch.cast("before", before, wide), scratch.cast("after", after, wide)
+
+
+def in_parallel(do: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Map a function over items in as many threads as torch uses, with a bounded queue.
+
+    One thread processes a slice completely, so reading, arithmetic and writing overlap and a slice
+    stays in its core's cache. Results are in the order of the items.
+
+    >>> list(in_parallel(lambda n: n * n, range(4)))
+    [0, 1, 4, 9]
+    """
+    set_before = torch.get_num_threads()
+    threads = min(set_before, _MOST_THREADS)
+    if threads == 1:
+        yield from map(do, items)
+        return
+    pending: deque[Future[Result]] = deque()
+    # Within a slice torch must use one thread, because all cores are busy with slices.
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        for item in items:
+            pending.append(pool.submit(do, item))
+            if len(pending) > 2 * threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(set_before)  # new threads inherit the number that was set last
 
 
 @dataclass(frozen=True)
