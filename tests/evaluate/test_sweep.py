@@ -165,7 +165,7 @@ def test_json_comes_back():
         (found.points[0].report.to_json(), "the key 'points' is missing"),
         (found.to_json().replace('"schema_version": 1', '"schema_version": 9'), "update holdfast"),
         (found.to_json().replace('"alpha": 1.0', '"alpha": 0.1'), "increase"),
-        (found.to_json().replace('"alpha": 1.0', '"alpha": 3'), r"lie in \[0, 1\]"),
+        (found.to_json().replace('"alpha": 1.0', '"alpha": 3'), r"be in \[0, 1\]"),
     ]:
         with pytest.raises(ValueError, match=words):
             Sweep.from_json(text)

@@ -51,8 +51,8 @@ def check_inputs(plan: Plan) -> None:
         )
     loader = Loader(max_length=plan.training.max_length)
     training = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
-    where, options = loader.location(plan.model)
-    config_of(where, options.get("gguf_file"))
+    where, _ = loader.location(plan.model)
+    config_of(plan.model)
     if Path(where).is_dir():
         open_weights(plan.model)
     probes, _ = Suite(**measure_options(plan)).build()

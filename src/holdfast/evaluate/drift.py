@@ -61,17 +61,9 @@ def drift(
     for p, distance, norm in _measured(before, after, counted, progress):
         if not math.isfinite(distance + norm):
             not_finite.append(p.name)
-        layer, kind = layer_and_kind(p.name)
-        rows.append(
-            DriftRow(
-                name=p.name,
-                distance=distance if math.isfinite(distance + norm) else 0.0,
-                norm=norm if math.isfinite(norm) else 0.0,
-                size=before[p.base].size,
-                layer=layer,
-                kind=kind,
-            )
-        )
+            distance, norm = 0.0, norm if math.isfinite(norm) else 0.0
+        size = before[p.base].size
+        rows.append(DriftRow(p.name, distance, norm, size, *layer_and_kind(p.name)))
     rows.sort(key=lambda row: (_place(row.layer), row.kind))
     return Drift(
         total=_together("total", rows),
@@ -86,8 +78,6 @@ def drift(
 
 @dataclass(frozen=True)
 class _Slice:
-    """A slice of a pair of tensors."""
-
     pair: Pair
     begin: int
     end: int
@@ -95,18 +85,17 @@ class _Slice:
 
 
 def _measured(
-    base: Weights, tuned: Weights, pairs: Iterable[Pair], progress: bool
+    base: Weights, tuned: Weights, pairs: list[Pair], progress: bool
 ) -> Iterator[tuple[Pair, float, float]]:
     """Yield the distance and the pretrained norm of each pair, in order."""
-    pairs = list(pairs)
-    sizes = [base[p.base].size for p in pairs]
+    sizes = {p: base[p.base].size for p in pairs}
     parts = (
         _Slice(p, begin, end, last=end == size)
-        for p, size in zip(pairs, sizes, strict=True)
+        for p, size in sizes.items()
         for begin, end in slices(size)
     )
     work = partial(_sums, base, tuned, Scratch())
-    bar = progress_bar(sum(sizes), "drift", shown=progress, unit="weight")
+    bar = progress_bar(sum(sizes.values()), "drift", shown=progress, unit="weight")
     moved = pretrained = 0.0
     for part, d, n in in_parallel(work, parts):
         moved, pretrained = moved + d, pretrained + n
@@ -187,9 +176,6 @@ def _grouped(rows: Iterable[DriftRow], by: str) -> tuple[DriftRow, ...]:
 
 
 def _together(name: str, rows: list[DriftRow]) -> DriftRow:
-    return DriftRow(
-        name=name,
-        distance=math.hypot(*(row.distance for row in rows)),
-        norm=math.hypot(*(row.norm for row in rows)),
-        size=sum(row.size for row in rows),
-    )
+    distance = math.hypot(*(row.distance for row in rows))
+    norm = math.hypot(*(row.norm for row in rows))
+    return DriftRow(name, distance, norm, sum(row.size for row in rows))

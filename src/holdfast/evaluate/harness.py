@@ -94,22 +94,16 @@ class Harness:
                 metric, _, kind = key.partition(",")
                 if not isinstance(value, float | int) or metric.endswith("_stderr") or not kind:
                     continue
-                higher = directions.get(metric)
-                rows.append(self._score(task, metric, kind, higher is False, before, after))
+                lower = directions.get(metric) is False
+                rows.append(self._score(task, metric, kind, lower, [before, after]))
         return rows
 
     def _score(
-        self,
-        task: str,
-        metric: str,
-        kind: str,
-        lower: bool,
-        before: Mapping[str, Any],
-        after: Mapping[str, Any],
+        self, task: str, metric: str, kind: str, lower: bool, both: list[Mapping[str, Any]]
     ) -> Score:
-        values = [float(r["results"][task][f"{metric},{kind}"]) for r in (before, after)]
+        values = [float(results["results"][task][f"{metric},{kind}"]) for results in both]
         name = metric if kind == "none" else f"{metric} ({kind})"
-        old, new = (_outcomes(r, task, metric, kind) for r in (before, after))
+        old, new = (_outcomes(results, task, metric, kind) for results in both)
         if old is not None and new is not None:
             transform = np.exp if old.counts is not None else None
             score = compare(
@@ -119,7 +113,7 @@ class Harness:
             # metrics in other ways.
             if np.allclose([score.before.value, score.after.value], values, rtol=0, atol=1e-9):
                 return score
-        n = int(before.get("n-samples", {}).get(task, {}).get("effective", 0))
+        n = int(both[0].get("n-samples", {}).get(task, {}).get("effective", 0))
         first, second = (Estimate(value, None, None, n) for value in values)
         change = Estimate(values[1] - values[0], None, None, n)
         return Score(task, name, lower, first, second, change, self.role)

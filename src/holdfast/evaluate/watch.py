@@ -121,9 +121,8 @@ def curves_of(history: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:
             watched = name.startswith(PREFIX) or name in ("loss", "eval_loss", "distance", "lam")
             if step is not None and watched and isinstance(value, int | float):
                 found.setdefault(name, {})[int(step)] = float(value)
-    if (
-        f"{PREFIX}distance" in found
-    ):  # of the effective weights; a host's own may be that of LoRA's B
+    # The watch measures the effective weights; a host's own distance may be that of LoRA's B.
+    if f"{PREFIX}distance" in found:
         found.pop("distance", None)
     return tuple(
         Curve(name.removeprefix(PREFIX), *zip(*sorted(points.items()), strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -31,7 +30,6 @@ class _Product:
     scale: float
 
     def read(self, begin: int, end: int) -> Tensor:
-        """Return the values ``begin`` to ``end`` of the flattened product."""
         columns = self.right.shape[1]
         first, last = begin // columns, -(-end // columns)
         rows = self.left[first:last].float() @ self.right.float()
@@ -69,15 +67,6 @@ class AdaptedWeights(Weights):
 def is_adapter(source: str | os.PathLike[str] | nn.Module) -> bool:
     """Whether a source is the directory of a PEFT adapter."""
     return not isinstance(source, nn.Module) and (Path(source) / "adapter_config.json").is_file()
-
-
-def adapter_config(path: Path) -> dict[str, Any]:
-    """Read the configuration in the directory of an adapter."""
-    try:
-        config: dict[str, Any] = json.loads((path / "adapter_config.json").read_text())
-    except ValueError as error:
-        raise ValueError(f"{path / 'adapter_config.json'} is not JSON: {error}") from error
-    return config
 
 
 def open_adapter(path: Path, config: Mapping[str, Any], base: Weights) -> Weights:

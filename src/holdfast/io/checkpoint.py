@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -13,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from holdfast._torch.names import shorten
-from holdfast.io.adapter import adapter_config, is_adapter, of_peft_model, open_adapter
+from holdfast.io.adapter import is_adapter, of_peft_model, open_adapter
+from holdfast.io.files import first_line, read_json
 from holdfast.io.gguf import open_gguf
-from holdfast.io.safetensors_files import Stored, read_header, safetensors_files
+from holdfast.io.safetensors_files import Stored, read_header, safetensors_files, wanted_names
 from holdfast.io.weights import LiveWeights, Scratch, Spec, Weights
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -50,7 +50,7 @@ def open_weights(
         return _of_model(source)
     path = _local_path(source)
     if is_adapter(path):
-        config = adapter_config(path)
+        config = read_json(path / "adapter_config.json")
         under = open_weights(base or _base_named_in(config, path), allow_pickle=allow_pickle)
         return open_adapter(path, config, under)
     if path.is_file() and path.suffix == ".gguf":
@@ -66,7 +66,6 @@ def open_weights(
 
 
 def _local_path(source: str | os.PathLike[str]) -> Path:
-    """Return the path of a checkpoint; download it first if it is on the hub."""
     path = Path(source)
     looks_like_a_name = isinstance(source, str) and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source)
     if path.exists() or not looks_like_a_name:
@@ -79,19 +78,18 @@ def _local_path(source: str | os.PathLike[str]) -> Path:
     try:
         return Path(snapshot_download(str(source), allow_patterns=wanted))
     except Exception as error:  # no such name, no network, no permission: each has its own type
-        first = str(error).strip().split("\n")[0]
+        reason = first_line(error)
         raise FileNotFoundError(
-            f"{source} is neither a local file or directory nor a model on the hub: {first[:200]}"
+            f"{source} is neither a local file or directory nor a model on the hub: {reason}"
         ) from error
 
 
 def _base_named_in(config: Mapping[str, Any], adapter: Path) -> str:
     base = str(config.get("base_model_name_or_path") or "")
-    if not base or not Path(base).exists():
-        named = (
-            f"names the base {base}, which is not a local directory" if base else "names no base"
-        )
-        raise FileNotFoundError(f"the adapter {adapter} {named}: pass its base model")
+    if not base:
+        raise FileNotFoundError(f"the adapter {adapter} names no base: pass its base model")
+    if not Path(base).exists():
+        raise FileNotFoundError(f"the base {base} of {adapter} is not on disk: pass its base model")
     return base
 
 
@@ -112,9 +110,7 @@ def _of_safetensors(path: Path) -> Weights:
     shards: dict[str, list[str]] = {}
     for file, wanted in safetensors_files(path).items():
         here = read_header(file)
-        if wanted is not None and (missing := sorted(wanted - set(here))):
-            raise ValueError(f"{file} lacks the tensors {shorten(missing)}")
-        shards[file.name] = [name for name in here if wanted is None or name in wanted]
+        shards[file.name] = wanted_names(file, here, wanted)
         stored.update((name, here[name]) for name in shards[file.name])
     return StoredWeights(str(path), stored, shards=shards, path=path, config=_config_in(path))
 
@@ -130,31 +126,26 @@ def _of_model(model: nn.Module) -> Weights:
 
 def _without_aliases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Keep only the first name of each tensor."""
-    seen: set[tuple[Any, ...]] = set()
-    kept: dict[str, Tensor] = {}
+    first: dict[Any, tuple[str, Tensor]] = {}
     for name, tensor in tensors.items():
         place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device)
-        if tensor.numel() == 0 or place not in seen:
-            kept[name] = tensor
-        seen.add(place)
-    return kept
+        first.setdefault(place if tensor.numel() else name, (name, tensor))
+    return dict(first.values())
 
 
 def _pickles(path: Path) -> list[Path]:
     """Return the files of pickled weights, unless there are safetensors."""
     if path.is_file():
         return [path] if path.suffix in PICKLES else []
-    index = path / "pytorch_model.bin.index.json"
+    whole, index = path / "pytorch_model.bin", path / "pytorch_model.bin.index.json"
     if any(path.glob("model.safetensors*")):
         return []
-    if index.is_file():
-        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        missing = [file for file in files if not (path / Path(file).name).is_file()]
-        if missing:
-            raise FileNotFoundError(f"{path} lacks the shards {shorten(missing)} of its index")
-        return [path / Path(file).name for file in files]
-    whole = path / "pytorch_model.bin"
-    return [whole] if whole.is_file() else []
+    if not index.is_file():
+        return [whole] if whole.is_file() else []
+    names = sorted({Path(file).name for file in read_json(index)["weight_map"].values()})
+    if missing := [name for name in names if not (path / name).is_file()]:
+        raise FileNotFoundError(f"{path} lacks the shards {shorten(missing)} of its index")
+    return [path / name for name in names]
 
 
 def _of_pickles(path: Path, files: list[Path]) -> Weights:
@@ -166,16 +157,13 @@ def _of_pickles(path: Path, files: list[Path]) -> Weights:
         except Exception as error:  # damaged bytes make it raise many types
             raise ValueError(
                 f"{file} is not a readable file of tensors (truncated, an old format, or other "
-                f"objects in it): {str(error).splitlines()[0]}"
+                f"objects in it): {first_line(error)}"
             ) from error
         for key in ("state_dict", "model"):  # where training scripts put the weights
             if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
                 loaded = loaded[key]
-        found = {
-            name: value
-            for name, value in (loaded.items() if isinstance(loaded, dict) else ())
-            if isinstance(value, Tensor)
-        }
+        named = loaded if isinstance(loaded, dict) else {}
+        found = {name: value for name, value in named.items() if isinstance(value, Tensor)}
         if not found:
             raise ValueError(f"{file} holds no named tensors")
         stem = file.name.replace("pytorch_model", "model").removesuffix(file.suffix)
@@ -186,7 +174,4 @@ def _of_pickles(path: Path, files: list[Path]) -> Weights:
 
 def _config_in(path: Path) -> dict[str, Any]:
     file = path / "config.json"
-    try:
-        return json.loads(file.read_text()) if file.is_file() else {}
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
+    return read_json(file) if file.is_file() else {}

@@ -140,8 +140,7 @@ def training_samples(loaded: Loaded, rows: Rows, name: str) -> Sequence[Any]:
     if loaded.kind == "image_classifier" or image_column(rows[0]):
         if loaded.kind != "image_classifier":
             raise ValueError(f"{name} holds images, but {model} is not an image classifier")
-        images: Any = Images(loaded, rows, name)
-        return images  # type: ignore[no-any-return]
+        return Images(loaded, rows, name)  # type: ignore[return-value]
     if loaded.kind == "classifier":
         labels_of(rows, name)
         return [encode_labelled(loaded, row, name) for row in rows]
@@ -297,12 +296,8 @@ class TrainingData:
     ) -> TrainingData:
         """Read the rows, and decide whether the model needs a new head for them.
 
-        Args:
-            source: directory or hub name of the model.
-            data: as for :func:`holdfast.io.rows.open_rows`.
-            loader: loads the model.
-            head: as for :func:`holdfast.io.heads.head_for`.
-            new: parts of the model without pretrained weights.
+        ``data`` is as for :func:`holdfast.io.rows.open_rows`, ``head`` as for
+        :func:`holdfast.io.heads.head_for`. ``new`` are parts without pretrained weights.
         """
         rows = open_rows(data)
         needed = head_for(head, source, rows, data)

@@ -1,12 +1,14 @@
-"""Atomic writing of files, and checks of output folders."""
+"""Files: atomic writing, JSON, and checks of output folders."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -25,6 +27,19 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             error.filename = os.fspath(path)  # the error of a full disk does not name the file
         raise
+
+
+def read_json(file: Path) -> Any:
+    """Read a JSON file. A ValueError names it."""
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error message."""
+    return str(error).strip().split("\n")[0][:300]
 
 
 def check_folder(folder: Path, option: str = "--out") -> None:

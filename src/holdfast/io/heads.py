@@ -20,6 +20,7 @@ from holdfast._torch.adapters import without_peft
 from holdfast._torch.imports import require
 from holdfast._torch.layers import head_of
 from holdfast.io.adapter import is_adapter
+from holdfast.io.files import first_line
 from holdfast.io.labels import as_number, class_index, class_names, is_regression, text_columns
 from holdfast.io.rows import IMAGE_COLUMNS, DatasetRows, Rows, labels_of
 
@@ -64,11 +65,14 @@ def is_headless(model: nn.Module) -> bool:
     return name.endswith("Model") and kind_named(name) == "other"
 
 
-def config_of(where: str, gguf_file: str | None = None) -> Any:
+def config_of(source: str | os.PathLike[str]) -> Any:
     """Load a model's configuration. A ValueError gives the reason in one sentence."""
     transformers = import_transformers()
-    options = {} if gguf_file is None else {"gguf_file": gguf_file}
-    if gguf_file is None and Path(where).is_dir() and not (Path(where) / "config.json").is_file():
+    path = Path(source)
+    options = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
+    bare = path.suffix == ".safetensors" and path.is_file()
+    where = str(path.parent if options or bare else source)
+    if not options and Path(where).is_dir() and not Path(where, "config.json").is_file():
         raise ValueError(f"{where} has no config.json: without it only the drift can be measured")
     if Path(where).is_absolute() and not Path(where).exists():
         raise ValueError(f"no such model directory: {where}")
@@ -76,11 +80,6 @@ def config_of(where: str, gguf_file: str | None = None) -> Any:
         return transformers.AutoConfig.from_pretrained(where, **options)
     except Exception as error:  # invalid values in the file raise many types
         raise ValueError(f"{where} is not a model: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error message."""
-    return str(error).strip().split("\n")[0][:300]
 
 
 def import_transformers() -> Any:
@@ -181,12 +180,13 @@ def head_like(base: ModelSource, tuned: ModelSource) -> NewHead | None:
     A base on disk with no classes, or with other classes, got a new head when it was tuned. None
     means that the base needs no new head.
     """
-    if isinstance(base, nn.Module) or is_adapter(base):
+    on_disk = [source for source in (base, tuned) if not isinstance(source, nn.Module)]
+    if isinstance(base, nn.Module) or is_adapter(base) or any(Path(s).is_file() for s in on_disk):
         return None
     try:
-        before = config_of(str(base))
-        after: Any = tuned.config if isinstance(tuned, nn.Module) else config_of(str(tuned))
-    except (AttributeError, ImportError, ValueError):  # GGUF files, bare weights
+        before = config_of(base)
+        after: Any = tuned.config if isinstance(tuned, nn.Module) else config_of(tuned)
+    except (AttributeError, ImportError, ValueError):  # bare weights
         return None
     kinds = kind_of_config(before), kind_of_config(after)
     if kinds[1] not in _CLASSIFIERS:
@@ -197,7 +197,6 @@ def head_like(base: ModelSource, tuned: ModelSource) -> NewHead | None:
 
 
 def _head_in(config: Any) -> NewHead:
-    """Return the head that a configuration describes."""
     names = sorted((int(i), str(name)) for i, name in config.id2label.items())
     classes = () if is_regression(config) else tuple(name for _, name in names)
     images = kind_of_config(config) == "image_classifier"
@@ -210,7 +209,7 @@ def _has_suitable_head(
     """Whether a model's own head fits the labels, or must not be replaced without being asked."""
     if source.endswith(".gguf") or is_adapter(source):
         return True
-    config = config_of(str(Path(source).parent) if source.endswith(".safetensors") else source)
+    config = config_of(source)
     kind = kind_of_config(config)
     if kind not in _CLASSIFIERS:
         return kind == "causal_lm"
@@ -230,38 +229,27 @@ def _given_names(rows: Rows) -> list[str] | None:
 
 
 def new_parts(model: nn.Module, missing: Sequence[str], body: str) -> tuple[str, ...]:
-    """Return the modules that form the new head of a model.
+    """Return the modules of a new head: those whose parameters the checkpoint does not hold.
 
-    Args:
-        model: with the new head.
-        missing: the parameters that the checkpoint does not hold.
-        body: the prefix of the pretrained body's parameters.
-    """
-    return _group(missing, body) or (_last_linear(model),)
+    The parameters outside of the body, whose prefix is ``body``, form one module per head. If
+    nothing is missing, the new module is the output layer of the head.
 
-
-def _group(keys: Sequence[str], body: str) -> tuple[str, ...]:
-    """Group parameters into modules; the parameters of one head form one group.
-
-    >>> _group(["head.dense.weight", "head.out.bias", "bert.pooler.dense.bias"], "bert.")
+    >>> missing = ["head.dense.weight", "head.out.bias", "bert.pooler.dense.bias"]
+    >>> new_parts(nn.Module(), missing, "bert.")
     ('bert.pooler.dense', 'head')
     """
     groups: dict[str, list[str]] = {}
-    for key in keys:
+    for key in missing:
         path = key.split(".")[:-1]
-        groups.setdefault(".".join(path) if key.startswith(body) else path[0], []).append(
-            "/".join(path)
-        )
-    return tuple(sorted(commonpath(paths).replace("/", ".") for paths in groups.values()))
-
-
-def _last_linear(model: nn.Module) -> str:
-    """Return the output layer of a head whose shapes already fit."""
+        group = ".".join(path) if key.startswith(body) else path[0]
+        groups.setdefault(group, []).append("/".join(path))
+    if groups:
+        return tuple(sorted(commonpath(paths).replace("/", ".") for paths in groups.values()))
     head = head_of(model)
-    inside = [] if head is None else list(model.get_submodule(head).named_modules())
+    inside = [] if head is None else list(model.get_submodule(head).named_modules(prefix=head))
     for name, module in reversed(inside):
         if isinstance(module, nn.Linear):
-            return f"{head}.{name}" if name else str(head)
+            return (name,)
     raise ValueError(f"cannot find the head of {type(model).__name__}")
 
 

@@ -75,8 +75,7 @@ def merge_on_disk(
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
-        for directory in _directories(after):
-            _copy_companions(directory, aside)
+        _copy_companions(after, aside)
         bar = progress_bar(merge.bytes, "merge", shown=progress, unit="B")
         for file, names in merge.files().items():
             for written in merge.write(aside / file, names):
@@ -102,11 +101,9 @@ class _Merge:
 
     @property
     def bytes(self) -> int:
-        """The size of the result."""
         return sum(spec.size * spec.dtype.itemsize for spec in self.tuned.values())
 
     def files(self) -> dict[str, list[str]]:
-        """Return the files to write with their tensors."""
         files = self.tuned.shards
         return files if len(files) > 1 else {"model.safetensors": next(iter(files.values()))}
 
@@ -171,20 +168,13 @@ def _check_room(directory: Path, needed: int) -> None:
         )
 
 
-def _directories(tuned: Weights) -> list[Path]:
-    """Return the directories with configuration and tokenizer; later ones take precedence."""
+def _copy_companions(tuned: Weights, to: Path) -> None:
+    """Copy configuration and tokenizer; those of an adapter replace those of its base."""
     chain = [tuned.base, tuned] if isinstance(tuned, AdaptedWeights) else [tuned]
-    return [weights.path for weights in chain if weights.path is not None and weights.path.is_dir()]
-
-
-def _copy_companions(directory: Path, to: Path) -> None:
-    for file in directory.iterdir():
-        if (
-            file.is_file()
-            and not file.name.endswith(_NOT_COPIED)
-            and file.name not in _NOT_COPIED_NAMES
-            and not file.name.startswith(".")
-        ):
+    directories = [w.path for w in chain if w.path is not None and w.path.is_dir()]
+    for file in (file for directory in directories for file in directory.iterdir()):
+        skipped = file.name in _NOT_COPIED_NAMES or file.name.endswith(_NOT_COPIED)
+        if file.is_file() and not skipped and not file.name.startswith("."):
             shutil.copyfile(file, to / file.name)
 
 
@@ -192,11 +182,8 @@ def _write_index(directory: Path, merge: _Merge) -> None:
     files = merge.files()
     if len(files) == 1:
         return
-    weight_map = {name: file for file, names in files.items() for name in names}
-    index = {
-        "metadata": {"total_size": merge.bytes},
-        "weight_map": dict(sorted(weight_map.items())),
-    }
+    weight_map = sorted((name, file) for file, names in files.items() for name in names)
+    index = {"metadata": {"total_size": merge.bytes}, "weight_map": dict(weight_map)}
     text = json.dumps(index, indent=2, ensure_ascii=False) + "\n"
     (directory / "model.safetensors.index.json").write_text(text, encoding="utf-8")
 

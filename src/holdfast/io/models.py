@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,13 @@ from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
 from holdfast.io.adapter import is_adapter
+from holdfast.io.files import first_line, read_json
 from holdfast.io.heads import (
     Kind,
     ModelSource,
     NewHead,
     config_of,
     draw_weights,
-    first_line,
     head_like,
     import_transformers,
     kind_named,
@@ -165,10 +164,8 @@ class Loader:
         configs = []
         for source in (base, tuned):
             if not isinstance(source, nn.Module) and not is_adapter(source):
-                path = Path(source)
-                where, gguf = (path.parent, path.name) if path.is_file() else (source, "")
                 with contextlib.suppress(ImportError, ValueError):
-                    configs.append(config_of(str(where), gguf if path.suffix == ".gguf" else None))
+                    configs.append(config_of(source))
         texts = [c.get_text_config() for c in configs]
         limits = [getattr(text, "max_position_embeddings", None) for text in texts]
         length = min([self.max_length, *(n for n in limits if isinstance(n, int) and n > 0)])
@@ -181,11 +178,10 @@ class Loader:
         """Return why a model cannot generate texts, without loading it; None if it can."""
         if isinstance(source, nn.Module):
             return None if kind_of(source) == "causal_lm" else "the model does not generate texts"
-        path = Path(source)
-        if is_adapter(source) or path.suffix == ".gguf":
+        if is_adapter(source) or Path(source).suffix == ".gguf":
             return None
         try:
-            config = config_of(str(path.parent if path.is_file() else source), None)
+            config = config_of(source)
         except (ImportError, ValueError) as error:
             return str(error)
         name = (config.architectures or ["a model of unknown class"])[0]
@@ -207,7 +203,7 @@ class Loader:
         if is_adapter(source):
             return self._load_adapted(Path(source), base)
         where, options = self.location(source)
-        config = config_of(where, options.get("gguf_file"))
+        config = config_of(source)
         name = (config.architectures or [None])[0]
         cls: Any = getattr(transformers, name or "", None)
         if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
@@ -215,22 +211,20 @@ class Loader:
             cls = transformers.AutoModelForCausalLM if gguf else transformers.AutoModel
         device = self.target_device()
         dtype = self.dtype or (torch.float32 if device.type == "cpu" else "auto")
+        options |= {"dtype": dtype, "output_loading_info": True}
         model: nn.Module
         try:
-            model, info = cls.from_pretrained(
-                where, dtype=dtype, output_loading_info=True, **options
-            )
+            model, info = cls.from_pretrained(where, **options)
         except Exception as error:  # safetensors, torch and transformers raise their own types
             raise ValueError(f"{source} cannot be loaded: {first_line(error)}") from error
-        missing = [*info["missing_keys"], *info["mismatched_keys"]]
-        _refuse_random(source, model, map(str, missing))
+        _refuse_random(source, model, [*info["missing_keys"], *info["mismatched_keys"]])
         return model.to(device).eval()
 
     def load_with_head(self, source: str, head: NewHead) -> tuple[nn.Module, tuple[str, ...]]:
         """Load a model with a new head; also return the names of its new modules."""
         transformers = import_transformers()
         where, options = self.location(source)
-        config = config_of(where, options.get("gguf_file"))
+        config = config_of(source)
         auto = transformers.AutoModelForSequenceClassification
         if head.images:
             auto = transformers.AutoModelForImageClassification
@@ -250,9 +244,8 @@ class Loader:
         missing = [str(key) for key in info["missing_keys"]]
         missing += [str(k[0] if isinstance(k, tuple) else k) for k in info["mismatched_keys"]]
         body = f"{model.base_model_prefix}."
-        _refuse_random(
-            source, model, (k for k in missing if k.startswith(body) and "pooler" not in k)
-        )
+        in_body = [k for k in missing if k.startswith(body) and "pooler" not in k]
+        _refuse_random(source, model, in_body)
         new = new_parts(model, missing, body)
         draw_weights(model, new)
         return model.to(self.target_device()).eval(), new
@@ -278,7 +271,7 @@ class Loader:
 
     def _load_adapted(self, path: Path, base: ModelSource | None) -> nn.Module:
         peft = require("peft", extra="peft", what=f"the LoRA adapter {path}")
-        own = json.loads((path / "adapter_config.json").read_text()).get("base_model_name_or_path")
+        own = read_json(path / "adapter_config.json").get("base_model_name_or_path")
         under = own if base is None or isinstance(base, nn.Module) else base
         if not under:
             raise ValueError(f"{path} is an adapter that does not name its base model: pass base")
@@ -292,11 +285,10 @@ class Loader:
         """Return the tokenizer or image processor of a model or its base; None if there is none."""
         transformers = import_transformers()
         path = Path(source)
-        places: list[tuple[str, dict[str, str]]] = [(source, {})]
+        inside = path.is_file() or path.suffix == ".gguf"
+        places: list[tuple[str, dict[str, str]]] = [(str(path.parent) if inside else source, {})]
         if path.suffix == ".gguf":
-            places = [(str(path.parent), {}), (str(path.parent), {"gguf_file": path.name})]
-        elif path.is_file():
-            places = [(str(path.parent), {})]
+            places.append((str(path.parent), {"gguf_file": path.name}))
         if isinstance(base, str | os.PathLike):
             places.append((str(base), {}))
         for place, options in places:
@@ -317,9 +309,8 @@ class Loader:
         return None
 
 
-def _refuse_random(source: str, model: nn.Module, missing: Iterator[str]) -> None:
-    """Raise ValueError if weights that should be pretrained are missing."""
-    if names := sorted(missing):
+def _refuse_random(source: str, model: nn.Module, missing: Iterable[Any]) -> None:
+    if names := sorted(map(str, missing)):
         raise ValueError(
             f"{source} does not hold these weights of {type(model).__name__}, which would be "
             f"random: {shorten(names)}"

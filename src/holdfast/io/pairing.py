@@ -43,8 +43,8 @@ class Pairing:
 
 def pair(base: Weights, tuned: Weights) -> Pairing:
     """Find the pairs despite prefixes and tied weights; refuse different architectures."""
-    for weights in (base, tuned):
-        _check_not_packed(weights)
+    _check_not_packed(base)
+    _check_not_packed(tuned)
     named = align(tuned, base)
     partner = {name: own for name in tuned if (own := named(name)) is not None}
     if not partner:
@@ -100,16 +100,12 @@ def _twin(weights: Weights, name: str, among: Iterable[str]) -> str | None:
     for other in among:
         if other == name or weights[other] != spec or len(spec.shape) < 2:
             continue
-        if _EMBEDDING.search(other) and _equal(weights, name, other):
+        if _EMBEDDING.search(other) and all(
+            torch.equal(weights.read(name, *part), weights.read(other, *part))
+            for part in slices(spec.size)
+        ):
             return other
     return None
-
-
-def _equal(weights: Weights, one: str, other: str) -> bool:
-    return all(
-        torch.equal(weights.read(one, begin, end), weights.read(other, begin, end))
-        for begin, end in slices(weights[one].size)
-    )
 
 
 def _untied_from(without: Weights, other: Weights, head: str) -> str | None:
@@ -126,13 +122,9 @@ def _ties(weights: Weights, other: Weights) -> bool:
     A configuration may omit the default. Then a model of the same architecture decides: if it has a
     head, the head is tied here.
     """
-    config = weights.config
-    ties = config.get("tie_word_embeddings")
-    if ties is None:
-        return bool(config.get("architectures")) and (
-            config["architectures"] == other.config.get("architectures")
-        )
-    return bool(ties)
+    ties = weights.config.get("tie_word_embeddings")
+    own, others = (w.config.get("architectures") for w in (weights, other))
+    return bool(own) and own == others if ties is None else bool(ties)
 
 
 def _shape(weights: Weights, name: str) -> str:
@@ -140,12 +132,9 @@ def _shape(weights: Weights, name: str) -> str:
 
 
 def _check_not_packed(weights: Weights) -> None:
-    packed = sum(
-        s.size
-        for s in weights.values()
-        if not s.dtype.is_floating_point or s.dtype.itemsize == 1  # FP8 needs its scales
-    )
-    if packed > sum(s.size for s in weights.values()) / 2:
+    plain = [s for s in weights.values() if s.dtype.is_floating_point and s.dtype.itemsize > 1]
+    # Integers are packed weights; FP8 needs its scales.
+    if sum(s.size for s in plain) < sum(s.size for s in weights.values()) / 2:
         raise ValueError(
             f"{weights.label} holds quantised weights, which cannot be compared or merged: use the "
             "checkpoint before quantisation, or dequantise and save it"

@@ -22,6 +22,7 @@ from typing import Any, overload
 
 from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
+from holdfast.io.files import first_line
 from holdfast.io.labels import as_number
 
 Rows = Sequence[Mapping[str, Any]]
@@ -235,7 +236,7 @@ def _open_hub(name: str, dataset: str, *more: str) -> Rows:
     try:
         found = datasets.load_dataset(dataset, configuration, split=split)
     except Exception as error:  # datasets raises many types: no network, no such name or split
-        reason = str(error).strip().split("\n")[0][:300]
+        reason = first_line(error)
         raise ValueError(
             f"{name} is neither a local file or directory nor a dataset on the hub: {reason}"
         ) from error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -58,27 +60,19 @@ class Stored:
 
 def read_header(file: Path) -> dict[str, Stored]:
     """Return every tensor of a file by name, in the order of the file."""
-    try:
-        with safetensors.safe_open(file, framework="pt"):  # validates the whole file
-            pass
-    except safetensors.SafetensorError as error:
-        raise _unreadable(file, error) from error
+    with _opened(file):  # validates the whole file
+        pass
     with open(file, "rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(length))
     header.pop("__metadata__", None)
-    unknown = sorted({entry["dtype"] for entry in header.values()} - set(_DTYPES))
-    if unknown:
+    if unknown := sorted({entry["dtype"] for entry in header.values()} - set(_DTYPES)):
         raise ValueError(f"{file} holds tensors of unsupported dtypes: {shorten(unknown)}")
-    return {
-        name: Stored(
-            file,
-            8 + length + entry["data_offsets"][0],
-            _DTYPES[entry["dtype"]],
-            tuple(entry["shape"]),
-        )
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-    }
+    stored = {}
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        offset = 8 + length + entry["data_offsets"][0]
+        stored[name] = Stored(file, offset, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
+    return stored
 
 
 def header_for(
@@ -105,8 +99,18 @@ def map_safetensors(root: Path) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     for file, wanted in safetensors_files(root).items():
-        tensors.update(_map_file(file, wanted))
+        with _opened(file) as opened:
+            names = wanted_names(file, opened.keys(), wanted)
+            tensors |= {name: opened.get_tensor(name) for name in sorted(names)}
     return tensors
+
+
+def wanted_names(file: Path, held: Iterable[str], wanted: set[str] | None) -> list[str]:
+    """Return the tensors to read from a file, in its order; raise ValueError if one is missing."""
+    held = list(held)
+    if missing := sorted((wanted or set()) - set(held)):
+        raise ValueError(f"{file} lacks the tensors {shorten(missing)}")
+    return [name for name in held if wanted is None or name in wanted]
 
 
 def safetensors_files(root: Path) -> dict[Path, set[str] | None]:
@@ -136,24 +140,17 @@ def safetensors_files(root: Path) -> dict[Path, set[str] | None]:
         if Path(file).name != file:
             raise ValueError(f"{index} names a shard outside its directory: {file!r}")
         files.setdefault(root / file, set()).add(name)
-    missing = sorted(file.name for file in files if not file.is_file())
-    if missing:
+    if missing := sorted(file.name for file in files if not file.is_file()):
         raise FileNotFoundError(f"{root} lacks the shards {shorten(missing)} of its index")
     return {**files}
 
 
-def _map_file(file: Path, wanted: set[str] | None) -> dict[str, Tensor]:
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
-            names = set(opened.keys())
-            if wanted is not None and not wanted <= names:
-                raise ValueError(f"{file} lacks the tensors {shorten(sorted(wanted - names))}")
-            return {name: opened.get_tensor(name) for name in sorted(wanted or names)}
+            yield opened
     except safetensors.SafetensorError as error:
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(file: Path, error: Exception) -> ValueError:
-    return ValueError(
-        f"{file} is not a readable safetensors file (truncated, or another format): {error}"
-    )
+        raise ValueError(
+            f"{file} is not a readable safetensors file (truncated, or another format): {error}"
+        ) from error
