@@ -1,8 +1,8 @@
 """The optimizers and the functions around them, each useful without a recipe."""
 
 from holdfast._optim.penalties import attach_penalties
-from holdfast._optim.schedules import slanted_triangular
 from holdfast.methods.ewc import fisher_importance
+from holdfast.methods.gradual_unfreezing import slanted_triangular
 from holdfast.methods.mas import mas_importance
 from holdfast.methods.mofo import MoFO
 from holdfast.methods.recadam import RecAdam

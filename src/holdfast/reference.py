@@ -30,8 +30,6 @@ from holdfast._torch.names import Alignment, align, shorten
 from holdfast.io.files import write_whole
 from holdfast.io.safetensors_files import map_safetensors
 
-__all__ = ["Distance", "Reference"]
-
 
 @dataclass(frozen=True)
 class Distance:
@@ -108,10 +106,10 @@ class Reference(Mapping[str, Tensor]):
         buffers = {name: b for name, b in model.named_buffers() if name in saved}
         kept = _leave_out({**parameters, **buffers}, without)
         reference = cls({name: t.detach().to(device=device, copy=True) for name, t in kept.items()})
-        reference._owners = WeakTensorKeyDictionary()
-        reference._owners.update((p, name) for name, p in parameters.items() if name in kept)
-        reference._names = WeakTensorKeyDictionary()
-        reference._names.update((p, name) for name, p in parameters.items())
+        names = {p: name for name, p in parameters.items()}
+        owners = {p: name for p, name in names.items() if name in kept}
+        reference._owners = WeakTensorKeyDictionary(owners)
+        reference._names = WeakTensorKeyDictionary(names)
         return reference
 
     @classmethod
@@ -146,8 +144,8 @@ class Reference(Mapping[str, Tensor]):
     def without(self, parts: str | Sequence[str]) -> Reference:
         """The same tensors without some parts."""
         kept = Reference(_leave_out(self, parts, missing_ok=True))
-        kept._owners, kept._names = WeakTensorKeyDictionary(), self._names
-        kept._owners.update((p, name) for p, name in self._owners.items() if name in kept)
+        owners = {p: name for p, name in self._owners.items() if name in kept}
+        kept._owners, kept._names = WeakTensorKeyDictionary(owners), self._names
         kept._path = self._path
         return kept
 
@@ -161,9 +159,7 @@ class Reference(Mapping[str, Tensor]):
             anchors = Reference.open("pretrained", device="cpu").pinned()
         """
         if not torch.cuda.is_available():
-            raise RuntimeError(
-                "page-locked memory needs a GPU, and there is none: leave out .pinned()"
-            )
+            raise RuntimeError("page-locked memory needs a GPU: leave out .pinned()")
         kept = self.without(())
         for name, tensor in self.items():
             kept._tensors[name] = tensor.cpu().pin_memory()
@@ -197,17 +193,13 @@ class Reference(Mapping[str, Tensor]):
         >>> pretrained.match([model.weight, model.bias], None)[1] is None
         True
         """
-        names = [name for name, _ in model.named_parameters()]
-        alignment = align(names, self)
-        owners = WeakTensorKeyDictionary()
-        for name, p in model.named_parameters():
-            if (anchor := alignment(name)) is not None:
-                owners[p] = anchor
+        names = {p: name for name, p in model.named_parameters()}
+        alignment = align(list(names.values()), self)
+        anchors = {p: alignment(name) for p, name in names.items()}
+        owners = {p: anchor for p, anchor in anchors.items() if anchor is not None}
         if not owners:
             raise ValueError(f"{type(model).__name__} shares no parameter name with the reference")
-        self._owners = owners
-        self._names = WeakTensorKeyDictionary()
-        self._names.update((p, name) for name, p in model.named_parameters())
+        self._owners, self._names = WeakTensorKeyDictionary(owners), WeakTensorKeyDictionary(names)
         return self
 
     def name_of(self, param: Tensor) -> str | None:
@@ -264,13 +256,8 @@ class Reference(Mapping[str, Tensor]):
         distances = {n: distance(p, a) for n, p, a in pairs}
         norms = {n: distance(torch.zeros_like(a), a) for n, _, a in pairs}
         total, norm = math.hypot(*distances.values()), math.hypot(*norms.values())
-        return Distance(
-            total=total,
-            relative=_ratio(total, norm),
-            per_parameter=distances,
-            relative_per_parameter={n: _ratio(d, norms[n]) for n, d in distances.items()},
-            without_anchor=without,
-        )
+        relative = {n: _ratio(d, norms[n]) for n, d in distances.items()}
+        return Distance(total, _ratio(total, norm), distances, relative, without)
 
     def total_distance(self, model: nn.Module) -> float:
         """``distance(model).total`` alone, in one pass, for a log."""
@@ -326,10 +313,8 @@ class Reference(Mapping[str, Tensor]):
 
     def nothing_matches(self, names: Sequence[str]) -> str:
         """The error message if no parameter has an anchor."""
-        return (
-            f"no parameter has an anchor. Parameters: {shorten(names)}. "
-            f"Anchors: {shorten(list(self))}"
-        )
+        known = shorten(list(self))
+        return f"no parameter has an anchor. Parameters: {shorten(names)}. Anchors: {known}"
 
 
 def distance(param: Tensor, anchor: Tensor) -> float:

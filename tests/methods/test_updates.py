@@ -291,7 +291,7 @@ def test_recipes_round_trip(recipe):
         (lambda: SGDUpdate(momentum=0.0, nesterov=True), "nesterov=True needs a momentum"),
         (lambda: SGDUpdate(nesterov="yes"), "nesterov must be"),
         (lambda: MoFOUpdate(fraction=0.0), "fraction must be"),
-        (lambda: MoFOUpdate(fraction=1.5), "fraction must lie"),
+        (lambda: MoFOUpdate(fraction=1.5), "fraction must be in"),
         (lambda: EWC(kind="false"), "kind must be"),
         (lambda: EWC(samples=0), "samples must be"),
         (lambda: MAS(samples=1.5), "samples must be"),

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from holdfast._torch.checks import at_least_zero
+from holdfast._torch.checks import at_least_zero, flag
 from holdfast._torch.fingerprint import tensor_fingerprint
 from holdfast._torch.layout import is_sharded, like, storage_of, whole
 from holdfast._torch.names import Alignment, align, shorten
@@ -96,8 +96,7 @@ class AnchoredOptimizer(Optimizer):
     def _check_group(self, group: Group) -> None:
         """Validate the newest group; extended by each method."""
         at_least_zero("lr", group["lr"])
-        if not isinstance(group["anchored"], bool):
-            raise TypeError(f"anchored must be True or False, got {group['anchored']!r}")
+        flag("anchored", group["anchored"])
         if unfit := [p.dtype for p in group["params"] if not p.is_floating_point()]:
             raise ValueError(
                 f"{type(self).__name__} takes real floating-point parameters, got {unfit[0]}"
@@ -117,11 +116,10 @@ class AnchoredOptimizer(Optimizer):
                 "the anchors were released, so a new group cannot have any: add it with "
                 "anchored=False, or make the optimizer with release=False"
             )
-        anchors: Found = []
         if self._matcher is None:
-            anchors = [[p.detach().clone() for p in group["params"]] for group in pulled]
-        elif pulled:
-            anchors = self._matcher(pulled)
+            anchors: Found = [[p.detach().clone() for p in group["params"]] for group in pulled]
+        else:
+            anchors = self._matcher(pulled) if pulled else []
         weights: Found = [[None] * len(group["params"]) for group in pulled]
         if self._importances is not None and pulled:
             weights = self._importances(pulled)
@@ -138,7 +136,7 @@ class AnchoredOptimizer(Optimizer):
                 stacklevel=4,
             )
         for group in new:
-            group["anchor_fingerprint"] = None  # computed when first needed: it reads every anchor
+            group["anchor_fingerprint"] = None  # see take_fingerprints
             for found, kept in ((anchors, self._anchors), (weights, self._weights)):
                 kept.append(found.pop(0) if group["anchored"] else [None] * len(group["params"]))
 
@@ -194,20 +192,15 @@ class AnchoredOptimizer(Optimizer):
 
     def _release_anchors(self) -> None:
         """Drop the anchors for good; checkpoints keep their fingerprint."""
-        self._take_fingerprints()
+        take_fingerprints(self.param_groups, self._anchors, "anchor_fingerprint")
         for found in (*self._anchors, *self._weights):
             found[:] = [None] * len(found)
         self._matcher = self._importances = None
         self._released = True
 
-    def _take_fingerprints(self) -> None:
-        for group, anchors in zip(self.param_groups, self._anchors, strict=True):
-            if group["anchor_fingerprint"] is None:
-                group["anchor_fingerprint"] = group_fingerprint(group, anchors)
-
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain Python values, with a fingerprint in place of the anchors."""
-        self._take_fingerprints()
+        take_fingerprints(self.param_groups, self._anchors, "anchor_fingerprint")
         # Before the user's own hooks, so that they see the final values.
         handle = self.register_state_dict_post_hook(_make_plain, prepend=True)
         try:
@@ -298,9 +291,8 @@ class Matcher:
             for group in groups
         ]
         if not self.began and not any(t is not None for tensors in found for t in tensors):
-            raise ValueError(
-                self.nothing_matches([n for g in groups for n in labels(g, self.reference)])
-            )
+            known = [name for group in groups for name in labels(group, self.reference)]
+            raise ValueError(self.nothing_matches(known))
         self.began = True
         # A mapping may hold the live tensors (model.state_dict()), which move with the weights.
         live = {storage_of(p) for group in groups for p in group["params"]}
@@ -310,7 +302,6 @@ class Matcher:
         ]
 
     def nothing_matches(self, names: Sequence[str]) -> str:
-        """The error message if no parameter has a tensor."""
         return self.reference.nothing_matches(names)
 
 
@@ -329,7 +320,6 @@ class Importances(Matcher):
         return found
 
     def nothing_matches(self, names: Sequence[str]) -> str:
-        """The error message if no parameter has an importance."""
         known = shorten(list(self.reference))
         return f"no parameter has one. Parameters: {shorten(names)}. Importance of: {known}"
 
@@ -347,6 +337,13 @@ def group_fingerprint(group: Group, anchors: Sequence[Tensor | None]) -> str:
     return " ".join(
         tensor_fingerprint(p.shape, a) for p, a in zip(group["params"], anchors, strict=True)
     )
+
+
+def take_fingerprints(groups: Sequence[Group], anchors: Found, key: str) -> None:
+    """Store the fingerprints that are still None. Call it late: it reads every anchor."""
+    for group, found in zip(groups, anchors, strict=True):
+        if group[key] is None:
+            group[key] = group_fingerprint(group, found)
 
 
 def refuse_other_groups(saved: Sequence[Group], own: Sequence[Group]) -> None:

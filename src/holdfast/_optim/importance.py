@@ -65,9 +65,11 @@ def mean_over_samples(
     source = drawn(as_source(data, collate, batch_size, pad_id_of(model)), samples, seed)
 
     def of_one(weights: dict[str, Tensor], inputs: Any, labels: Tensor) -> Tensor:
-        one = _map(inputs, lambda t: t.unsqueeze(0))
-        args, kwargs = ((), dict(one)) if isinstance(one, Mapping) else ((one,), {})
-        outputs = functional_call(model, (weights, buffers), args, kwargs)
+        if isinstance(inputs, Mapping):
+            one = {name: t.unsqueeze(0) for name, t in inputs.items()}
+            outputs = functional_call(model, (weights, buffers), kwargs=one)
+        else:
+            outputs = functional_call(model, (weights, buffers), inputs.unsqueeze(0))
         logits = outputs if isinstance(outputs, Tensor) else outputs.logits
         return scalar(logits, labels.unsqueeze(0))
 
@@ -175,13 +177,6 @@ def samples_at_a_time(totals: Iterable[Tensor]) -> int:
 
 def check_samples(samples: Any) -> None:
     """Raise unless samples is None or a whole number above 0."""
-    if samples is None:
-        return
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+    whole = isinstance(samples, int) and not isinstance(samples, bool)
+    if samples is not None and not (whole and samples > 0):
         raise ValueError(f"samples must be a whole number above 0, or None (all), got {samples!r}")
-
-
-def _map(inputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(inputs, Mapping):
-        return {name: function(t) for name, t in inputs.items()}
-    return function(inputs)

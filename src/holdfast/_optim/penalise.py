@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -42,8 +42,7 @@ class Penalised(NamedTuple):
     @property
     def grad(self) -> Tensor:
         """The gradient of a graded parameter."""
-        grad: Any = self.p.grad
-        return grad  # type: ignore[no-any-return]
+        return cast(Tensor, self.p.grad)
 
     def way(self) -> Tensor:
         """θ − θ*."""

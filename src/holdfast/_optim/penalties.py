@@ -22,6 +22,7 @@ from holdfast._optim.anchored import (
     refuse_other_anchors,
     refuse_other_groups,
     shard,
+    take_fingerprints,
 )
 from holdfast._optim.penalise import Acting, Penalised, Penaliser
 from holdfast._torch.layout import whole
@@ -60,8 +61,7 @@ def attach_penalties(
 
     Example:
         >>> import torch
-        >>> from holdfast import Reference
-        >>> from holdfast import L2SP
+        >>> from holdfast import L2SP, Reference
         >>> from holdfast.optim import attach_penalties
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -100,7 +100,7 @@ class AttachedPenalties:
         self._anchors: Found = []
         self._weights: list[Found] = [[] for _ in self.penalties]
         # Of the latest step: the parameters, which had a gradient, and how they are penalised.
-        self._params: list[list[Tensor]] = []
+        self._params: list[Tensor] = []
         self._graded: list[bool] = []
         self._penaliser: Penaliser | None = None
         self._match_new_groups()
@@ -215,17 +215,16 @@ class AttachedPenalties:
         """Match the anchors of new groups, and shard them if the parameters were sharded."""
         self._match_new_groups()
         groups = self.optimizer.param_groups
-        params = [list(group["params"]) for group in groups]
-        if len(params) != len(self._params) or not all(map(_same, params, self._params)):
+        params = [p for group in groups for p in group["params"]]
+        if len(params) != len(self._params) or any(map(operator.is_not, params, self._params)):
             for found in (self._anchors, *self._weights):
                 shard(found, groups)
             self._params, self._penaliser = params, None
 
     def _begin_update(self) -> Penaliser | None:
         """The parameters to penalise, planned anew if anything changed; None without an update."""
-        grads = [p.grad for params in self._params for p in params]
-        graded = [grad is not None for grad in grads]
-        given = [grad for grad in grads if grad is not None]
+        graded = [p.grad is not None for p in self._params]
+        given = [p.grad for p in self._params if p.grad is not None]
         if not given or only_makes_state(self.optimizer, given):
             return None
         if self._penaliser is None or graded != self._graded or not self._penaliser.fits():
@@ -274,16 +273,9 @@ class AttachedPenalties:
         if decoupled:
             penaliser.move(decoupled, [float(group["lr"]) for group in optimizer.param_groups])
 
-    def _fingerprints(self) -> list[str]:
-        groups = self.optimizer.param_groups
-        for group, anchors in zip(groups, self._anchors, strict=True):
-            if group[FINGERPRINT] is None:
-                group[FINGERPRINT] = group_fingerprint(group, anchors)
-        return [group[FINGERPRINT] for group in groups]
-
     def _before_save(self, _: Optimizer) -> None:
         self._match_new_groups()
-        self._fingerprints()  # not before: they read every anchor
+        take_fingerprints(self.optimizer.param_groups, self._anchors, FINGERPRINT)
 
     def _before_load(self, _: Optimizer, state: dict[str, Any]) -> None:
         self._match_new_groups()
@@ -310,10 +302,6 @@ class AttachedPenalties:
         count = max(int(group[COUNT]) for group in optimizer.param_groups)
         for group in optimizer.param_groups:
             group[COUNT] = count
-
-
-def _same(params: Sequence[Tensor], known: Sequence[Tensor]) -> bool:
-    return len(params) == len(known) and all(map(operator.is_, params, known))
 
 
 def _keep_hooks(optimizer: Optimizer) -> None:

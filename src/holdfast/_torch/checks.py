@@ -42,6 +42,13 @@ def whole_number(name: str, value: Any, least: int) -> int:
     return number
 
 
+def flag(name: str, value: Any) -> bool:
+    """True or False, and no other value."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
     """Return the end of an error message about an unknown name: similar names, or all names.
 

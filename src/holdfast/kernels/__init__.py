@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["available", "wanted"]
-
 
 def wanted(group: dict[str, Any], device: torch.device) -> bool:
     """Whether to update a group by a kernel: with ``fused=True``, and by default on a GPU."""

@@ -21,8 +21,6 @@ from torch import Tensor
 
 from holdfast._torch.layout import flat
 
-__all__ = ["Fetching", "Piece"]
-
 #: Bytes per chunk.
 CHUNK = 32 * 2**20
 #: Chunks that are fetched ahead of the gradients in the backward pass, and of the update.
@@ -71,7 +69,8 @@ class Fetching:
                 for row, chunk in last.items()
                 if tensors[row][0].requires_grad and tensors[row][0].is_leaf
             ]
-            weakref.finalize(self, _remove, handles)
+            for handle in handles:
+                weakref.finalize(self, handle.remove)
 
     def arrived(self, chunk: int) -> None:
         """Called when the gradient of the first parameter in a chunk has arrived."""
@@ -173,8 +172,3 @@ def _calling(fetching: Fetching, chunk: int) -> Callable[[Tensor], None]:
             fetching.arrived(chunk)
 
     return arrived
-
-
-def _remove(handles: list[torch.utils.hooks.RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()

@@ -4,8 +4,17 @@
     θᵢ ← θᵢ·keep − step·mᵢ / (√vᵢ·r + ε)        for i among the k largest |mᵢ|
 
 with keep = 1 − lr·wd, step = lr/(1−β₁ᵗ) and r = 1/√(1−β₂ᵗ). The arithmetic is in float32, whatever
-the dtypes of the tensors. *learn* writes the moments and begins the search for the k-th largest;
-:mod:`holdfast.kernels.mofo_search` continues it; *move* moves the weights.
+the dtypes of the tensors. *learn* writes the moments and begins the search for the k-th largest,
+*narrow* and *ties* continue it, and *move* moves the weights.
+
+The search counts instead of sorting. The bits of |m| as a float32, read as an integer, have the
+order of |m|. The search keeps an interval of integers that contains the k-th largest, and splits it
+into 256 bins: first in *learn*, then *narrow* splits the bin found. The search is over if all
+elements in the interval are wanted, or if the interval is a single value. Then *ties* finds the
+index up to which this value is wanted. Only |m| is read again, a few times.
+
+A program processes a chunk of a tensor, LOOPS blocks. The last program of a tensor evaluates the
+counts of all its programs and clears them for the next kernel.
 
 :class:`MoFOStep` keeps tables, step counts and the results of the searches from one step to the
 next. It reads nothing from the device but the step counts, once.
@@ -24,26 +33,16 @@ from torch import Tensor
 
 from holdfast._torch.layout import dense, is_sharded
 from holdfast.kernels import available
-from holdfast.kernels.mofo_search import (
-    BINS,
-    FIELDS,
-    add,
-    as_integer,
-    chunk_of,
-    is_last,
-    narrow_kernel,
-    pick,
-    pointer_to,
-    read,
-    state_of,
-    ties_kernel,
-)
-from holdfast.kernels.tables import TYPES, Table, on_device
-
-__all__ = ["MoFOStep", "takes"]
+from holdfast.kernels.tables import TYPES, Table, load, on_device, pointer_to, store
 
 #: Elements per block, blocks per program, and warps: the best of six on an H200 at 1.2 G.
 BLOCK, LOOPS, WARPS = 1024, 16, 4
+
+#: More bins mean fewer rounds, but before Triton 3.7 a histogram's cost grows with its bins.
+BINS = tl.constexpr(256)
+#: Of a search: the interval's first value and width, the number of wanted and of all elements in
+#: it, the shift to its bins, and the index of the last wanted element.
+FIELDS = tl.constexpr(6)
 
 #: Before Triton 3.4 a histogram has no mask.
 _MASKED = "mask" in inspect.signature(tl.histogram).parameters
@@ -117,7 +116,7 @@ class _Launch:
         self.rows, self.count = rows, count
         self.params, ms, vs, self.steps = columns
         self.kept = [self.params, ms, vs]
-        self.table = Table([self.params, *self.kept], BLOCK * LOOPS)
+        self.table = Table.of([self.params, *self.kept], BLOCK * LOOPS)
         self.dtype, device = self.params[0].dtype, self.params[0].device
         sizes = [p.numel() for p in self.params]
         wanted = [
@@ -204,9 +203,8 @@ def learn_kernel(
     one bin per exponent.
 
     Args:
-        table: addresses, one row each for gradients, weights and both moments.
-        sizes: of the tensors. owner, part: the tensor of each program and its chunk of it.
-        tensors: how many there are.
+        table, sizes, owner, part, tensors: see :class:`Table`. The rows are gradients, weights and
+            both moments.
         wanted: k of each tensor; no search if k is its size.
         search: FIELDS per tensor. counts: BINS per tensor, 0 between kernels.
         ticket: the number of finished programs per tensor, 0 between kernels.
@@ -215,7 +213,7 @@ def learn_kernel(
         ALIGNED, G_ALIGNED: whether the addresses of weights and moments, and of gradients, are
             multiples of 16 bytes.
     """
-    own, size, begin, end, full = chunk_of(sizes, owner, part, BLOCK, LOOPS)
+    own, size, begin, end, full = _chunk_of(sizes, owner, part, BLOCK, LOOPS)
     g_ = pointer_to(table + own, P, G_ALIGNED)
     m_ = pointer_to(table + 2 * tensors + own, S, ALIGNED)
     v_ = pointer_to(table + 3 * tensors + own, S, ALIGNED)
@@ -237,10 +235,89 @@ def learn_kernel(
             inside = full + tl.arange(0, BLOCK) < size
             found += tl.histogram(tl.minimum(bins, BINS - 1), BINS, mask=inside)
     if searched:
-        add(counts, own, found)
-        if is_last(ticket, own, size, BLOCK * LOOPS):
+        _add(counts, own, found)
+        if _is_last(ticket, own, size, BLOCK * LOOPS):
             base = first.to(tl.int64) - (tl.full([], 1, tl.int64) << shift)
-            pick(counts, search, own, size, 0, 1 << 31, base, shift, want)
+            _pick(counts, search, own, size, 0, 1 << 31, base, shift, want)
+
+
+@triton.jit
+def narrow_kernel(
+    table, sizes, owner, part, tensors, search, counts, ticket,
+    S: tl.constexpr, GRAIN: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr,
+):  # fmt: skip
+    """Split the interval further, unless the search is over.
+
+    Args:
+        GRAIN: the distance of two values of the moments' dtype, as integers. The other arguments
+            are as in :func:`learn_kernel`.
+    """
+    own, size, begin, end, full = _chunk_of(sizes, owner, part, BLOCK, LOOPS)
+    first, width, want, have, shift, _ = _state_of(search, own)
+    if (want < have) & (width > GRAIN):
+        # Not marked as aligned: wide loads would have to be redistributed for the atomics.
+        m_ = pointer_to(table + 2 * tensors + own, S, False)
+        low, high = first.to(tl.int32), (first + width - 1).to(tl.int32)
+        by = shift.to(tl.int32)
+        few = have * 32 < size
+        found = tl.zeros([BINS], tl.int32)
+        for at in range(begin, full, BLOCK):
+            found += _part(m_, at, size, low, high, by, counts + own * BINS, few, BLOCK, True)
+        if full < end:
+            found += _part(m_, full, size, low, high, by, counts + own * BINS, few, BLOCK, False)
+        _add(counts, own, found)
+        if _is_last(ticket, own, size, BLOCK * LOOPS):
+            _pick(counts, search, own, size, first, first + width, first, by, want.to(tl.int32))
+
+
+@triton.jit
+def ties_kernel(
+    table, sizes, owner, part, tensors, search, tallies, ticket,
+    S: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Find the index up to which the value in the interval is wanted, if not all of it is.
+
+    Args:
+        tallies: the count of each program. The other arguments are as above.
+        ALIGNED: whether the addresses of the moments are multiples of 16 bytes.
+    """
+    own, size, begin, end, full = _chunk_of(sizes, owner, part, BLOCK, LOOPS)
+    first, width, want, have, _, _ = _state_of(search, own)
+    if want < have:
+        m_ = pointer_to(table + 2 * tensors + own, S, ALIGNED)
+        low, high = first.to(tl.int32), (first + width - 1).to(tl.int32)
+        ties = tl.zeros([BLOCK], tl.int32)
+        for at in range(begin, full, BLOCK):
+            bits = _bits(m_, at + tl.arange(0, BLOCK), size, True)
+            ties += ((bits >= low) & (bits <= high)).to(tl.int32)
+        if full < end:
+            bits = _bits(m_, full + tl.arange(0, BLOCK), size, False)
+            ties += ((bits >= low) & (bits <= high)).to(tl.int32)
+        program = tl.program_id(0)
+        tl.store(tallies + program, tl.sum(ties))
+        if _is_last(ticket, own, size, BLOCK * LOOPS):
+            wanted = want.to(tl.int32)
+            mine = tallies + program - tl.load(part + program)
+            chunks, chunk = tl.cdiv(size, BLOCK * LOOPS), 0
+            before, total = 0, 0  # ties before the chunk with the last wanted one, and so far
+            for at in range(0, chunks, BLOCK):
+                j = at + tl.arange(0, BLOCK)
+                tally = tl.load(mine + j, j < chunks, other=0, volatile=True)
+                upto = total + tl.cumsum(tally, 0)
+                short = (upto < wanted) & (j < chunks)
+                chunk += tl.sum(short.to(tl.int32))
+                before = tl.maximum(before, tl.max(tl.where(short, upto, 0)))
+                total += tl.sum(tally)
+            start = chunk * (BLOCK * LOOPS)
+            last = start
+            for at in range(start, tl.minimum(start + BLOCK * LOOPS, size), BLOCK):
+                i = at + tl.arange(0, BLOCK)
+                bits = _bits(m_, i, size, False)
+                tie = ((bits >= low) & (bits <= high)).to(tl.int32)
+                upto = before + tl.cumsum(tie, 0)
+                last += tl.sum(((upto < wanted) & (i < size)).to(tl.int32))
+                before += tl.sum(tie)
+            tl.store(search + own * FIELDS + 5, last.to(tl.int64))
 
 
 @triton.jit
@@ -257,11 +334,11 @@ def move_kernel(
         rates: step, r and keep in memory if ON_DEVICE; otherwise they are arguments. The other
             arguments are as above.
     """
-    own, size, begin, end, full = chunk_of(sizes, owner, part, BLOCK, LOOPS)
+    own, size, begin, end, full = _chunk_of(sizes, owner, part, BLOCK, LOOPS)
     p_ = pointer_to(table + tensors + own, P, ALIGNED)
     m_ = pointer_to(table + 2 * tensors + own, S, ALIGNED)
     v_ = pointer_to(table + 3 * tensors + own, S, ALIGNED)
-    first, width, _, _, _, last = state_of(search, own)
+    first, width, _, _, _, last = _state_of(search, own)
     low, high, last = first.to(tl.int32), (first + width - 1).to(tl.int32), last.to(tl.int32)
     if ON_DEVICE:
         step, r, keep = tl.load(rates), tl.load(rates + 1), tl.load(rates + 2)
@@ -280,18 +357,14 @@ def _learn(
 ):  # fmt: skip
     """Write the moments of a block; returns the new |m| as integers."""
     i = at + tl.arange(0, BLOCK)
-    g, m, v = read(g_, i, size, FULL), read(m_, i, size, FULL), read(v_, i, size, FULL)
+    g, m, v = _read(g_, i, size, FULL), _read(m_, i, size, FULL), _read(v_, i, size, FULL)
     if MAXIMIZE:
         g = -g
     new = (m + new1 * (g - m)).to(S)
     v = (beta2 * v + new2 * g * g).to(S)
-    if FULL:
-        tl.store(m_ + i, new)
-        tl.store(v_ + i, v)
-    else:
-        tl.store(m_ + i, new, i < size)
-        tl.store(v_ + i, v, i < size)
-    return as_integer(new.to(tl.float32))
+    store(m_, i, new, size, FULL)
+    store(v_, i, v, size, FULL)
+    return _as_integer(new.to(tl.float32))
 
 
 @triton.jit
@@ -299,8 +372,8 @@ def _move(
     p_, m_, v_, i, size, low, high, last, step, r, keep, eps,
     P: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    m = read(m_, i, size, FULL)
-    bits = as_integer(m)
+    m = _read(m_, i, size, FULL)
+    bits = _as_integer(m)
     moves = (bits > high) | ((bits >= low) & (i <= last))
     if FULL:
         p, v = tl.load(p_ + i), tl.load(v_ + i).to(tl.float32)
@@ -311,3 +384,100 @@ def _move(
         p = tl.load(p_ + i, moves, other=0.0).to(tl.float32)
         v = tl.load(v_ + i, moves, other=1.0).to(tl.float32)
         tl.store(p_ + i, (p * keep - step * m / (tl.sqrt(v) * r + eps)).to(P), moves)
+
+
+@triton.jit
+def _chunk_of(sizes, owner, part, BLOCK: tl.constexpr, LOOPS: tl.constexpr):
+    """A program's tensor and its size; the begin and end of its chunk and of its full blocks."""
+    program = tl.program_id(0)
+    own = tl.load(owner + program)
+    size = tl.load(sizes + own).to(tl.int32)
+    begin = tl.multiple_of(tl.load(part + program) * (BLOCK * LOOPS), BLOCK)
+    end = tl.minimum(begin + BLOCK * LOOPS, size)
+    return own, size, begin, end, begin + (end - begin) // BLOCK * BLOCK
+
+
+@triton.jit
+def _state_of(search, own):
+    """The FIELDS of a tensor's search."""
+    s = search + own * FIELDS
+    first, width, want = tl.load(s), tl.load(s + 1), tl.load(s + 2)
+    return first, width, want, tl.load(s + 3), tl.load(s + 4), tl.load(s + 5)
+
+
+@triton.jit
+def _read(pointer, i, size, FULL: tl.constexpr):
+    return load(pointer, i, size, FULL).to(tl.float32)
+
+
+@triton.jit
+def _as_integer(m):
+    """|m| of a float32 m, as an integer."""
+    return m.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _bits(m_, i, size, FULL: tl.constexpr):
+    """A block of |m| as integers; −1 beyond the tensor."""
+    bits = _as_integer(_read(m_, i, size, FULL))
+    if not FULL:
+        bits = tl.where(i < size, bits, -1)
+    return bits
+
+
+@triton.jit
+def _part(
+    m_, at, size, low, high, by, place, few, BLOCK: tl.constexpr, FULL: tl.constexpr
+):  # fmt: skip
+    """Count a block's elements per bin; few elements are counted in memory directly."""
+    bits = _bits(m_, at + tl.arange(0, BLOCK), size, FULL)
+    inside = (bits >= low) & (bits <= high)
+    bins = tl.where(inside, (bits - low) >> by, 0)
+    found = tl.zeros([BINS], tl.int32)
+    if few:
+        tl.atomic_add(place + bins, 1, mask=inside, sem="relaxed")
+    else:
+        found = tl.histogram(bins, BINS, mask=inside)
+    return found
+
+
+@triton.jit
+def _add(counts, own, found):
+    """Add the counts of a program to those of its tensor."""
+    tl.atomic_add(counts + own * BINS + tl.arange(0, BINS), found, mask=found > 0, sem="relaxed")
+
+
+@triton.jit
+def _is_last(ticket, own, size, CHUNK: tl.constexpr):
+    """Whether all other programs of the tensor are done; then their counts can be read."""
+    tl.debug_barrier()  # all threads write before the first one takes the ticket
+    last = tl.atomic_add(ticket + own, 1, sem="acq_rel") == tl.cdiv(size, CHUNK) - 1
+    if last:
+        tl.store(ticket + own, 0)
+    return last
+
+
+@triton.jit
+def _pick(counts, search, own, size, first, end, base, shift, want):
+    """Continue in the bin with the ``want``-th largest: bin b begins at ``base`` + b·2^``shift``.
+
+    The first bin begins at ``first``, and the last one ends at ``end``.
+    """
+    b = tl.arange(0, BINS)
+    place = counts + own * BINS + b
+    count = tl.load(place, volatile=True)
+    tl.store(place, tl.zeros([BINS], tl.int32))
+    above = tl.sum(count) - tl.cumsum(count, 0)
+    here = (above < want) & (above + count >= want)
+    wide = b.to(tl.int64)
+    low = tl.where(b == 0, first, base + (wide << shift))
+    high = tl.where(b == BINS - 1, end, tl.minimum(base + ((wide + 1) << shift), end))
+    width = tl.sum(tl.where(here, high - low, 0))
+    reach = (tl.zeros([32], tl.int64) + BINS) << tl.arange(0, 32).to(tl.int64)
+    s = search + own * FIELDS
+    tl.store(s, tl.sum(tl.where(here, low, 0)))
+    tl.store(s + 1, width)
+    tl.store(s + 2, (want - tl.sum(tl.where(here, above, 0))).to(tl.int64))
+    tl.store(s + 3, tl.sum(tl.where(here, count, 0)).to(tl.int64))
+    tl.store(s + 4, tl.sum((reach < width).to(tl.int64)))
+    tl.store(s + 5, size.to(tl.int64))

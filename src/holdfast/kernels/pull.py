@@ -20,9 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast._torch.layout import dense, is_dense
-from holdfast.kernels.tables import TYPES, Table, toward
-
-__all__ = ["PullStep", "Pulled", "takes"]
+from holdfast.kernels.tables import TYPES, Table, pointer_to, toward
 
 #: Elements per program, and its warps.
 BLOCK, WARPS = 512, 4
@@ -44,10 +42,6 @@ class Pulled(NamedTuple):
     weight: Tensor | None = None
     grad: Tensor | None = None
 
-    def others(self) -> list[Tensor]:
-        """All tensors but the weights."""
-        return [t for t in self[2:] if t is not None]
-
 
 def takes(row: Pulled) -> bool:
     """Whether the kernel supports a parameter: all tensors on one device, in known dtypes.
@@ -55,14 +49,11 @@ def takes(row: Pulled) -> bool:
     The weights must be dense, and the gradient must have the same strides. Other tensors with
     other strides are copied.
     """
-    p, others = row.p, row.others()
-    known = all(t.dtype in TYPES and t.device == p.device for t in (p, *others))
-    strided = all(t.layout is torch.strided for t in (p, *others))
-    if not (known and strided):
+    p, tensors = row.p, [t for t in row[1:] if t is not None]
+    known = all(t.dtype in TYPES and t.device == p.device for t in tensors)
+    if not known or any(t.layout is not torch.strided for t in tensors):
         return False
-    if row.grad is not None and row.grad.stride() != p.stride():
-        return False
-    return is_dense(p)
+    return (row.grad is None or row.grad.stride() == p.stride()) and is_dense(p)
 
 
 class PullStep:
@@ -109,7 +100,7 @@ class _Launch:
         weights = [row.p if row.weight is None else dense(row.weight, row.p) for row in rows]
         grads = [row.p if row.grad is None else row.grad for row in rows]
         self.held = (ps, anchors, weights)
-        self.table = Table([grads, ps, anchors, weights], BLOCK)
+        self.table = Table.of([grads, ps, anchors, weights], BLOCK)
         self.options = {
             "G": TYPES[grads[0].dtype],
             "P": TYPES[first.p.dtype],
@@ -142,9 +133,8 @@ def pull_kernel(
     """One block of one tensor.
 
     Args:
-        table: addresses, one row each for gradients, weights, anchors and importances.
-        sizes: of the tensors. owner, part: the tensor of each program and its block of it.
-        tensors: how many there are.
+        table, sizes, owner, part, tensors: see :class:`Table`. The rows are gradients, weights,
+            anchors and importances.
         c: the rate.
         scale: of the gradients if SCALED; the pull is scaled too.
         G, P, A, F: dtypes of gradients, weights, anchors, importances.
@@ -155,13 +145,10 @@ def pull_kernel(
     own = tl.load(owner + program)
     begin = tl.load(part + program).to(tl.int64) * BLOCK
     size = tl.load(sizes + own)
-    g_ = tl.load(table + own).to(tl.pointer_type(G))
-    p_ = tl.load(table + tensors + own).to(tl.pointer_type(P))
-    a_ = tl.load(table + 2 * tensors + own).to(tl.pointer_type(A))
-    f_ = tl.load(table + 3 * tensors + own).to(tl.pointer_type(F))
-    if ALIGNED:
-        g_, p_ = tl.multiple_of(g_, 16), tl.multiple_of(p_, 16)
-        a_, f_ = tl.multiple_of(a_, 16), tl.multiple_of(f_, 16)
+    g_ = pointer_to(table + own, G, ALIGNED)
+    p_ = pointer_to(table + tensors + own, P, ALIGNED)
+    a_ = pointer_to(table + 2 * tensors + own, A, ALIGNED)
+    f_ = pointer_to(table + 3 * tensors + own, F, ALIGNED)
     if SCALED:
         c = c * tl.load(scale)
     i = tl.multiple_of(begin, BLOCK) + tl.arange(0, BLOCK)

@@ -25,9 +25,7 @@ from torch import Tensor
 from holdfast._torch.layout import dense, is_dense, is_sharded, like, local, local_like
 from holdfast.kernels import available
 from holdfast.kernels.fetching import Fetching, Piece
-from holdfast.kernels.tables import TYPES, Table, on_device, toward
-
-__all__ = ["Operands", "RecAdamStep", "recadam_kernel", "takes"]
+from holdfast.kernels.tables import TYPES, Table, load, on_device, pointer_to, store, toward
 
 #: Elements per program, and its warps: the best of nine on an H200, from 5 M to 1.2 G weights.
 BLOCK, WARPS = 512, 4
@@ -146,20 +144,14 @@ class _Launch:
         self.held = {piece.row: _columns(rows[piece.row], kind) for piece in pieces}
         eight = kind.m == torch.uint8
         block = BLOCK_8BIT if eight else BLOCK
+        strides = [1] * 6 + [block] * 2  # one scale per block
         places = [
-            [_address(self.held[piece.row][column], piece.begin) for piece in pieces]
-            for column in range(6)
+            [_address(self.held[piece.row][column], piece.begin // stride) for piece in pieces]
+            for column, stride in enumerate(strides)
         ]
-        scales = [
-            [_address(self.held[piece.row][column], piece.begin // block) if eight else 0
-             for piece in pieces]
-            for column in (6, 7)
-        ]  # fmt: skip
         named = [[piece.row for piece in pieces], [piece.begin for piece in pieces]]
-        self.table = Table.at(
-            places + scales + named, [piece.end - piece.begin for piece in pieces], block,
-            kind.device,
-        )  # fmt: skip
+        sizes = [piece.end - piece.begin for piece in pieces]
+        self.table = Table(places + named, sizes, block, kind.device)
         self.options = {
             "P": _TYPES[kind.p],
             "S": _TYPES[kind.m],
@@ -282,11 +274,10 @@ def recadam_kernel(
     """One block of one tensor.
 
     Args:
-        table: addresses, one row each for gradients, weights, both moments, anchors, importances
-            and both moments' scales; then the parameter's number and the element at which this
-            tensor begins, so that random bits do not depend on how parameters are split.
-        sizes: of the tensors. owner, part: the tensor of each program and its block of it.
-        tensors: how many there are.
+        table, sizes, owner, part, tensors: see :class:`Table`. The rows are gradients, weights,
+            both moments, anchors, importances and both moments' scales; then the parameter's number
+            and the element at which this tensor begins, so that random bits do not depend on how
+            parameters are split.
         rates: c, step, r and keep in memory if ON_DEVICE; otherwise they are arguments.
         new1, new2: 1 − β₁ and 1 − β₂, computed in float64.
         scale: of the gradients if SCALED. found_inf: not 0 if the step is skipped, if SKIPS.
@@ -304,22 +295,15 @@ def recadam_kernel(
     block = tl.load(part + program).to(tl.int64)
     begin = block * BLOCK
     size = tl.load(sizes + own)
-    g_ = tl.load(table + own).to(tl.pointer_type(P))
-    p_ = tl.load(table + tensors + own).to(tl.pointer_type(P))
-    m_ = tl.load(table + 2 * tensors + own).to(tl.pointer_type(S))
-    v_ = tl.load(table + 3 * tensors + own).to(tl.pointer_type(S))
-    a_ = tl.load(table + 4 * tensors + own).to(tl.pointer_type(A))
-    f_ = tl.load(table + 5 * tensors + own).to(tl.pointer_type(F))
-    tops = tl.load(table + 6 * tensors + own).to(tl.pointer_type(tl.float32)) + block
-    roots = tl.load(table + 7 * tensors + own).to(tl.pointer_type(tl.float32)) + block
+    g_ = pointer_to(table + own, P, G_ALIGNED)
+    p_ = pointer_to(table + tensors + own, P, ALIGNED)
+    m_ = pointer_to(table + 2 * tensors + own, S, ALIGNED)
+    v_ = pointer_to(table + 3 * tensors + own, S, ALIGNED)
+    a_ = pointer_to(table + 4 * tensors + own, A, A_ALIGNED)
+    f_ = pointer_to(table + 5 * tensors + own, F, False)
+    tops = pointer_to(table + 6 * tensors + own, tl.float32, False) + block
+    roots = pointer_to(table + 7 * tensors + own, tl.float32, False) + block
     name, start = tl.load(table + 8 * tensors + own), tl.load(table + 9 * tensors + own)
-    if ALIGNED:
-        p_ = tl.multiple_of(p_, 16)
-        m_, v_ = tl.multiple_of(m_, 16), tl.multiple_of(v_, 16)
-    if G_ALIGNED:
-        g_ = tl.multiple_of(g_, 16)
-    if A_ALIGNED:
-        a_ = tl.multiple_of(a_, 16)
     if ON_DEVICE:
         c, step = tl.load(rates), tl.load(rates + 1)
         r, keep = tl.load(rates + 2), tl.load(rates + 3)
@@ -332,7 +316,7 @@ def recadam_kernel(
     if MAXIMIZE:
         factor = -factor
     i = tl.multiple_of(begin, BLOCK) + tl.arange(0, BLOCK)
-    if begin + BLOCK <= size:  # without a mask, loads are as wide as possible
+    if begin + BLOCK <= size:
         _block(
             g_, p_, m_, v_, a_, f_, tops, roots, i, size, name, start, seed,
             factor, c, step, r, keep, new1, beta2, new2, eps,
@@ -354,26 +338,26 @@ def _block(
     CONSTANT: tl.constexpr, WEIGHTED: tl.constexpr, STOCHASTIC: tl.constexpr,
     EIGHT_BIT: tl.constexpr,
 ):  # fmt: skip
-    p = _load(p_, i, size, FULL).to(tl.float32)
-    g = _load(g_, i, size, FULL).to(tl.float32) * factor
+    p = load(p_, i, size, FULL).to(tl.float32)
+    g = load(g_, i, size, FULL).to(tl.float32) * factor
     if EIGHT_BIT:
-        m = _signed(_load(m_, i, size, FULL), tl.load(tops))
-        root = _unsigned(_load(v_, i, size, FULL), tl.load(roots))
+        m = _signed(load(m_, i, size, FULL), tl.load(tops))
+        root = _unsigned(load(v_, i, size, FULL), tl.load(roots))
         v = root * root
     else:
-        m = _load(m_, i, size, FULL).to(tl.float32)
-        v = _load(v_, i, size, FULL).to(tl.float32)
+        m = load(m_, i, size, FULL).to(tl.float32)
+        v = load(v_, i, size, FULL).to(tl.float32)
     m = m + new1 * (g - m)
     v = beta2 * v + new2 * g * g
     root = tl.sqrt(v)
     p = p * keep - step * m / (root * r + eps)
     if PULLED:
         if WEIGHTED:
-            c = c * _load(f_, i, size, FULL).to(tl.float32)
+            c = c * load(f_, i, size, FULL).to(tl.float32)
         if CONSTANT:
             anchor = tl.load(a_).to(tl.float32)
         else:
-            anchor = _load(a_, i, size, FULL).to(tl.float32)
+            anchor = load(a_, i, size, FULL).to(tl.float32)
         p = toward(p, anchor, tl.minimum(c, 1.0))
     if EIGHT_BIT:
         noise = _noise(seed, name, start + i)
@@ -382,36 +366,19 @@ def _block(
         v8 = _encode(root, most, noise >> 16, _V_SHIFT, _V_ZERO, _V_MOST)
         m8 = tl.where(m < 0, m8 + 128, m8)
         v8 = tl.where((v8 == 0) & (root > 0), 1, v8)  # m is divided by it
-        _store(m_, i, m8.to(tl.uint8), size, FULL)
-        _store(v_, i, v8.to(tl.uint8), size, FULL)
+        store(m_, i, m8.to(tl.uint8), size, FULL)
+        store(v_, i, v8.to(tl.uint8), size, FULL)
         tl.store(tops, top)
         tl.store(roots, most)
     else:
-        _store(m_, i, m.to(S), size, FULL)
-        _store(v_, i, v.to(S), size, FULL)
+        store(m_, i, m.to(S), size, FULL)
+        store(v_, i, v.to(S), size, FULL)
     if STOCHASTIC:
         bits = p.to(tl.int32, bitcast=True)
         some = (_noise(seed + 1, name, start + i) & 0xFFFF).to(tl.int32)
         finite = (bits & 0x7F800000) != 0x7F800000
         p = tl.where(finite, (bits + some) & -65536, bits).to(tl.float32, bitcast=True)
-    _store(p_, i, p.to(P), size, FULL)
-
-
-@triton.jit
-def _load(pointer, i, size, FULL: tl.constexpr):
-    if FULL:
-        x = tl.load(pointer + i)
-    else:
-        x = tl.load(pointer + i, i < size, other=0)
-    return x
-
-
-@triton.jit
-def _store(pointer, i, x, size, FULL: tl.constexpr):
-    if FULL:
-        tl.store(pointer + i, x)
-    else:
-        tl.store(pointer + i, x, i < size)
+    store(p_, i, p.to(P), size, FULL)
 
 
 @triton.jit

@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["TYPES", "Table", "on_device", "toward", "try_it"]
-
 #: The dtypes that kernels support.
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -26,33 +24,20 @@ class Table:
     """The addresses of the tensors of one launch.
 
     Args:
-        columns: lists of tensors of equal length, one per argument of the kernel; the i-th tensors
-            have the same size.
+        places: lists of addresses, one per argument of the kernel.
+        sizes: of the tensors, which all lists have in common.
         block: elements per program.
+        device: of the tensors.
 
     Attributes:
-        addresses: on the device, one row per column.
+        addresses: on the device, one row per column; a kernel's ``table``.
         sizes: of the tensors, on the device.
         owner, part: the tensor of each program, and its block of it.
-        programs, count: the numbers of programs and tensors.
+        programs, count: the numbers of programs and of tensors (a kernel's ``tensors``).
         aligned: for each column, whether all addresses are multiples of 16 bytes.
     """
 
-    def __init__(self, columns: Sequence[Sequence[Tensor]], block: int) -> None:
-        sizes = [t.numel() for t in columns[0]]
-        places = [[t.data_ptr() for t in column] for column in columns]
-        self._fill(places, sizes, block, columns[0][0].device)
-
-    @classmethod
-    def at(
-        cls, places: list[list[int]], sizes: list[int], block: int, device: torch.device
-    ) -> Table:
-        """A table of given addresses, for parts of tensors."""
-        table = cls.__new__(cls)
-        table._fill(places, sizes, block, device)
-        return table
-
-    def _fill(
+    def __init__(
         self, places: list[list[int]], sizes: list[int], block: int, device: torch.device
     ) -> None:
         self.device = device
@@ -68,6 +53,13 @@ class Table:
         self.addresses = torch.tensor(places, device=self.device)
         self._messages: list[_Message] = []
         self._captured: list[_Message] = []
+
+    @classmethod
+    def of(cls, columns: Sequence[Sequence[Tensor]], block: int) -> Table:
+        """The table of whole tensors."""
+        sizes = [t.numel() for t in columns[0]]
+        places = [[t.data_ptr() for t in column] for column in columns]
+        return cls(places, sizes, block, columns[0][0].device)
 
     def find(self, columns: Sequence[Sequence[Tensor]]) -> None:
         """Update the addresses of tensors of the same sizes as before."""
@@ -126,6 +118,34 @@ def on_device(numbers: Sequence[float | Tensor], device: torch.device) -> Tensor
         for x in numbers
     ]
     return torch.stack(made)
+
+
+@triton.jit
+def pointer_to(place, T: tl.constexpr, ALIGNED: tl.constexpr):
+    """An address in the table as a pointer to a dtype."""
+    pointer = tl.load(place).to(tl.pointer_type(T))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def load(pointer, i, size, FULL: tl.constexpr):
+    """A block, 0 beyond the tensor. FULL, if all of it is inside: then loads are the widest."""
+    if FULL:
+        x = tl.load(pointer + i)
+    else:
+        x = tl.load(pointer + i, i < size, other=0)
+    return x
+
+
+@triton.jit
+def store(pointer, i, x, size, FULL: tl.constexpr):
+    """The counterpart of :func:`load`."""
+    if FULL:
+        tl.store(pointer + i, x)
+    else:
+        tl.store(pointer + i, x, i < size)
 
 
 @triton.jit

@@ -20,8 +20,6 @@ from holdfast.stages import Update
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["AdamUpdate", "AdamWUpdate"]
-
 
 @dataclass(frozen=True)
 class AdamUpdate(Update, ABC):

@@ -29,8 +29,6 @@ from holdfast.reference import Reference
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["EWC", "fisher_importance"]
-
 
 @dataclass(frozen=True)
 class EWC(QuadraticPenalty):

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from holdfast.methods.l2_sp import ScaledPenalty
 
-__all__ = ["L1SP"]
-
 
 @dataclass(frozen=True)
 class L1SP(ScaledPenalty):

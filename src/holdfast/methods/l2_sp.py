@@ -12,10 +12,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from holdfast._torch.checks import at_least_zero
+from holdfast._torch.checks import at_least_zero, flag
 from holdfast.stages import MedianLoss, Penalty, SearchRange, SearchSpace
-
-__all__ = ["L2SP", "QuadraticPenalty", "ScaledPenalty"]
 
 #: The share of the way back to θ* per update, for penalties without a given strength.
 SHARE = 0.01
@@ -41,8 +39,7 @@ class ScaledPenalty(Penalty, ABC):
     def __post_init__(self) -> None:
         if self.strength is not None:
             object.__setattr__(self, "strength", at_least_zero("strength", self.strength))
-        if not isinstance(self.coupled, bool):
-            raise TypeError(f"coupled must be True or False, got {self.coupled!r}")
+        flag("coupled", self.coupled)
 
     @property
     def acts(self) -> bool:

@@ -24,8 +24,6 @@ from holdfast.reference import Reference
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["MAS", "mas_importance"]
-
 
 @dataclass(frozen=True)
 class MAS(QuadraticPenalty):

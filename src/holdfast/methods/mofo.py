@@ -32,10 +32,6 @@ from holdfast.stages import MedianLoss, SearchRange, SearchSpace
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["MoFO", "MoFOUpdate"]
-
-_OPTIONS = ("lr", "eps", "weight_decay", "maximize", "capturable")
-
 
 class MoFO(Optimizer):
     """Adam with a momentum filter.
@@ -118,25 +114,19 @@ class MoFO(Optimizer):
                 [s["exp_avg_sq"] for s in states],
                 [s["step"] for s in states],
             ]
-            beta1, beta2 = group["betas"]
-            options = {"fraction": group["fraction"], "beta1": beta1, "beta2": beta2}
-            options |= {name: group[name] for name in _OPTIONS}
+            names = ("fraction", "lr", "eps", "weight_decay", "maximize", "capturable")
+            options = {name: group[name] for name in names}
+            options["beta1"], options["beta2"] = group["betas"]
             if by_kernel:
-                rest = self._by_kernel(number, columns, options)
+                from holdfast.kernels.mofo import MoFOStep  # needs Triton
+
+                if number not in self._kernels:
+                    self._kernels[number] = MoFOStep()
+                rest = self._kernels[number](*columns, **options)
                 columns = [[column[i] for i in rest] for column in columns]
             if columns[0]:
                 mofo(*columns, **options, foreach=group["foreach"], fused=group["fused"])
         return loss
-
-    def _by_kernel(
-        self, number: int, columns: list[list[Tensor]], options: dict[str, Any]
-    ) -> list[int]:
-        """Update the parameters that the kernels support; returns the numbers of the others."""
-        from holdfast.kernels.mofo import MoFOStep
-
-        if number not in self._kernels:
-            self._kernels[number] = MoFOStep()
-        return cast(list[int], self._kernels[number](*columns, **options))
 
     def _make_state(self, p: Tensor, group: dict[str, Any], by_kernel: bool) -> None:
         if by_kernel:

@@ -44,7 +44,7 @@ from holdfast._optim.backends import (
     unpack,
 )
 from holdfast._optim.importance import measured
-from holdfast._torch.checks import at_least_zero
+from holdfast._torch.checks import at_least_zero, flag
 from holdfast._torch.layout import dense, local, whole
 from holdfast.anneal import Anneal, Constant, Linear, Sigmoid
 from holdfast.methods.adamw import AdamUpdate
@@ -55,8 +55,6 @@ from holdfast.stages import MedianLoss, SearchRange, SearchSpace
 
 if TYPE_CHECKING:
     from holdfast.run import Run
-
-__all__ = ["RecAdam", "RecAdamUpdate", "recadam"]
 
 Scalar = float | Tensor
 
@@ -143,9 +141,7 @@ class RecAdam(AnchoredOptimizer):
             "gamma": gamma, "anneal": anneal, "stochastic_rounding": stochastic_rounding,
             "foreach": foreach, "fused": fused, "maximize": maximize, "capturable": capturable,
         }  # fmt: skip
-        if not isinstance(release, bool):
-            raise TypeError(f"release must be True or False, got {release!r}")
-        self.release = release
+        self.release = flag("release", release)
         self._plans: dict[int, _Plan] = {}
         self._peaks: dict[int, float] = {}
         super().__init__(params, defaults, anchors, state_dtype, importance)
@@ -161,10 +157,7 @@ class RecAdam(AnchoredOptimizer):
         super()._check_group(group)
         check_adam_group(group)
         at_least_zero("gamma", group["gamma"])
-        if not isinstance(group["stochastic_rounding"], bool):
-            raise TypeError(
-                f"stochastic_rounding must be True or False, got {group['stochastic_rounding']!r}"
-            )
+        flag("stochastic_rounding", group["stochastic_rounding"])
         if not isinstance(group["anneal"], Anneal):
             raise TypeError(
                 "anneal must be Sigmoid, Linear or Constant of holdfast.anneal, or an Anneal of "
@@ -217,7 +210,9 @@ class RecAdam(AnchoredOptimizer):
             self.param_groups[0]["updates"].sub_(found_inf.to(torch.int64))
         over = moves
         for number, group in enumerate(self.param_groups):
-            lam = current_lambda(group)
+            # A tensor where a Python number would be baked into the graph.
+            on_device = group["capturable"] or torch.compiler.is_compiling()
+            lam = group["anneal"](group["updates"] if on_device else int(group["updates"]))
             done = self._pull_is_over(number, group, lam)
             plan = self._plan(number, group, pulled=not done)
             if moves:
@@ -235,17 +230,13 @@ class RecAdam(AnchoredOptimizer):
             return False
         # The peak of the learning rate, which schedulers store.
         lr = max(float(group["lr"]), float(group.get("initial_lr", 0.0)))
-        left: float = (1 - lam) * max(1.0, lr * group["gamma"] * self._peak_importance(number))
+        if number not in self._peaks:  # the largest importance, at least 1: read once
+            found = [w for w in self._weights[number] if w is not None and w.numel()]
+            self._peaks[number] = max([1.0, *(float(whole(w.max())) for w in found)])
+        left: float = (1 - lam) * max(1.0, lr * group["gamma"] * self._peaks[number])
         narrow = not group["stochastic_rounding"]
         dtypes = (p.dtype if narrow else torch.float32 for p in group["params"])
         return left < min((torch.finfo(dtype).eps for dtype in dtypes), default=1.0) / 64
-
-    def _peak_importance(self, number: int) -> float:
-        """The largest importance in a group, at least 1; read once, when λ nears 1."""
-        if number not in self._peaks:
-            found = [w for w in self._weights[number] if w is not None and w.numel()]
-            self._peaks[number] = max([1.0, *(float(whole(w.max())) for w in found)])
-        return self._peaks[number]
 
     def _plan(self, number: int, group: dict[str, Any], *, pulled: bool) -> _Plan:
         """How to update a group: the plan of the last step if no tensor was replaced since."""
@@ -265,19 +256,17 @@ class RecAdam(AnchoredOptimizer):
     def _columns(
         self, number: int, params: list[Tensor], states: list[dict[str, Tensor]], pulled: bool
     ) -> Columns:
-        anchors: dict[Tensor, Tensor | None] = {}
-        weights: dict[Tensor, Tensor | None] = {}
-        if pulled:
-            of_group = self.param_groups[number]["params"]
-            anchors = dict(zip(of_group, self._anchors[number], strict=True))
-            weights = dict(zip(of_group, self._weights[number], strict=True))
+        of_group = self.param_groups[number]["params"]
+        pulls = zip(of_group, self._anchors[number], self._weights[number], strict=True)
+        known = {p: (anchor, weight) for p, anchor, weight in pulls if pulled}
+        found = [known.get(p, (None, None)) for p in params]
         return Columns(
             params,
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [state["step"] for state in states],
-            [anchors.get(p) for p in params],
-            [weights.get(p) for p in params],
+            [anchor for anchor, _ in found],
+            [weight for _, weight in found],
             [state.get("exp_avg_scale") for state in states],
             [state.get("exp_avg_sq_scale") for state in states],
         )
@@ -347,13 +336,6 @@ class RecAdam(AnchoredOptimizer):
         if distance:
             state["distance"] = math.nan if self._released else self.distance()
         return state
-
-
-def current_lambda(group: dict[str, Any]) -> Scalar:
-    """λ(t): a float in eager runs; a tensor where Python numbers would be baked into the graph."""
-    updates: Tensor = group["updates"]
-    on_device = group["capturable"] or torch.compiler.is_compiling()
-    return cast(Scalar, group["anneal"](updates if on_device else int(updates)))
 
 
 # --- The plan of a group -------------------------------------------------------------------------
@@ -651,8 +633,7 @@ class RecAdamUpdate(AdamUpdate):
             raise TypeError(f"anneal must be an annealing of holdfast.anneal, got {self.anneal!r}")
         if self.importance not in (None, "fisher", "mas"):
             raise ValueError(f"importance must be None, 'fisher' or 'mas', got {self.importance!r}")
-        if not isinstance(self.eight_bit, bool):
-            raise TypeError(f"eight_bit must be True or False, got {self.eight_bit!r}")
+        flag("eight_bit", self.eight_bit)
 
     @property
     def pulls(self) -> bool:

@@ -16,8 +16,6 @@ from typing import Any, ClassVar
 from holdfast._torch.checks import above_zero, share
 from holdfast.stages import MedianLoss, Penalty, SearchRange, SearchSpace
 
-__all__ = ["SFA"]
-
 
 @dataclass(frozen=True)
 class SFA(Penalty):

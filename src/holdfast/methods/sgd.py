@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.optim.optimizer import Optimizer
 
-from holdfast._torch.checks import share
+from holdfast._torch.checks import flag, share
 from holdfast.stages import Update
 
 if TYPE_CHECKING:
     from holdfast.run import Run
-
-__all__ = ["SGDUpdate"]
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,7 @@ class SGDUpdate(Update):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "momentum", share("momentum", self.momentum))
-        if not isinstance(self.nesterov, bool):
-            raise TypeError(f"nesterov must be True or False, got {self.nesterov!r}")
-        if self.nesterov and self.momentum == 0:
+        if flag("nesterov", self.nesterov) and self.momentum == 0:
             raise ValueError("nesterov=True needs a momentum above 0")
 
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
