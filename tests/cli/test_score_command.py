@@ -10,8 +10,8 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast import Flow, Scores
 from holdfast.cli import main
-from holdfast.cli._scored import Scored
 from holdfast.comparison.default import paths
+from holdfast.report.scored import Sample, Scored
 from holdfast.report.text import to_markdown
 
 ROWS = [
@@ -131,18 +131,25 @@ def test_finetune_by_flow_reads_what_was_scored(tmp_path):
 
 
 def test_extremes_are_shown():
-    one = Scored("m", "d", 1, 0.5, [0.5], [0.37], [3], None, ["a" * 200])
+    one = Scored("m", "d", 1, 0.5, [Sample(0, 0, 0.5, 0.37, 3)], ["a" * 200])
     assert one.summary()["histogram"] == [{"low": 0.5, "high": 0.5, "samples": 1}]
-    text = to_markdown(one.document())
-    assert "aaa…" in text
-    assert "| sample |" in text
+    assert "aaa…" in to_markdown(one.document())
     losses = [1.0] * 99 + [50.0]
-    many = Scored("m", "d", 100, 1.0, losses, [0.4] * 100, [1] * 100, list(range(100)), ["x"] * 100)
+    samples = [Sample(i, i, loss, 0.4, 1) for i, loss in enumerate(losses)]
+    many = Scored("m", "d", 100, 1.0, samples, ["x"] * 100)
     assert sum(row["samples"] for row in many.summary()["histogram"]) == 100
     assert many.summary()["effective_size"] == pytest.approx(100)
-    nothing = Scored("m", "d", 2, 1.0, [1.0, float("nan")], [0.4, 0.0], [1, 0], [0, 1], ["x", "y"])
-    assert nothing.summary()["without_targets"] == 1
-    assert nothing.samples()[1].loss is None
+    nothing = Scored(
+        "m", "d", 3, 1.0, [Sample(0, 0, 1.0, 0.4, 1), Sample(1, 1, None, 0.0, 0)], "xy"
+    )
+    assert nothing.summary()["without_targets"] == 2  # the third row gave no sample
+
+
+def test_rows_of_other_columns_have_their_samples():
+    rows = [{"prompt": "two plus two is", "completion": "four"}, {"question": "a", "answer": "b"}]
+    write("train.jsonl", rows)
+    assert score("--weighted=weighted.jsonl") == 0
+    assert [row["weight"] > 0 for row in read("weighted.jsonl")] == [True, True]
 
 
 def test_a_classifier_and_one_without_a_head(tmp_path, capsys):

@@ -1,9 +1,9 @@
-"""Guards of all commands: where they write, which results they read, what they print."""
+"""What all commands do alike: check where they write, write and print their results."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,9 +13,8 @@ from holdfast.io.files import check_folder
 from holdfast.report.words import plain
 
 if TYPE_CHECKING:
+    from holdfast.io.storage import Place
     from holdfast.report.shown import Shown
-
-__all__ = ["claim", "open_results", "say"]
 
 
 def say(message: object, start: str = "holdfast") -> None:
@@ -43,23 +42,18 @@ def claim(
         raise ImportError('the HTML page needs the package plotly: pip install "holdfast[eval]"')
 
 
-def open_results(file: Path) -> Shown:
-    """Read the results of compare, measure or merge --sweep from their JSON file."""
-    from holdfast.comparison.results import Results
-    from holdfast.evaluate.report import ForgettingReport
-    from holdfast.evaluate.sweep import Sweep
-
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
-    # A sweep also has a tuned model, so its own key comes first.
-    kinds: dict[str, type[Shown]] = {"points": Sweep, "runs": Results, "tuned": ForgettingReport}
-    keys = value if isinstance(value, dict) else {}
-    kind = next((kind for key, kind in kinds.items() if key in keys), None)
-    if kind is None:
-        raise ValueError(
-            f"{file} was not written by holdfast: expected results.json of compare, report.json "
-            "of measure or sweep.json of merge --sweep"
-        )
-    return kind.load(file)
+def show(shown: Shown, options: argparse.Namespace, out: Place | None, *files: str) -> None:
+    """Write results to these files of ``out``, the page last, and print them."""
+    forms = {"json": shown.to_json, "md": shown.to_markdown, "html": shown.to_html}
+    if out is not None:
+        for file in files:
+            (out / file).write_text(forms[file.rpartition(".")[2]]())
+    if options.json:
+        print(shown.to_json(), end="")
+    elif vars(options).get("markdown"):
+        print(shown.to_markdown(), end="")
+    else:
+        shown.to_terminal()
+    if out is not None:
+        name = files[-1].partition(".")[0].capitalize()
+        print(f"{name}: {(out / files[-1]).name}", file=sys.stderr)

@@ -20,8 +20,6 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 from holdfast._torch.checks import did_you_mean
 from holdfast._torch.imports import require
 
-__all__ = ["Parser", "UsageError", "add", "add_settings", "config_text", "settings_from"]
-
 T = TypeVar("T")
 
 #: Options whose name differs from the name of their field, because another option has that name.
@@ -94,7 +92,13 @@ _KINDS: dict[Any, tuple[str, str | None]] = {
 _WORDS: dict[Any, dict[str, Any]] = {NoneType: {"none": None}, bool: {"true": True, "false": False}}
 
 WHOLE, NUMBER = Convert((int,)), Convert((float,))
-HEADS = ("auto", "classification", "regression", "none")
+
+
+def one_of(*words: str) -> dict[str, Any]:
+    """Return the arguments of an option that takes one of several words."""
+    return {"type": Convert(words), "choices": words}
+
+
 #: What options of a dataclass take, where their own name says less.
 METAVARS = {
     "text": "FILE", "retained": "FILE", "similarity": "FILE", "include_path": "DIR",
@@ -114,7 +118,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "target": {"metavar": "FILE", "help": "data of the new task to test on"},
     "recipe": {"help": "preset names joined by +, or a YAML file"},
     "head": {
-        "type": Convert(HEADS), "choices": HEADS, "default": "auto",
+        **one_of("auto", "classification", "regression", "none"), "default": "auto",
         "help": "new head of the model; auto adds one if the data has labels that the model has "
         "no head for (a causal language model keeps its own)",
     },
@@ -181,12 +185,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{**ours, **options})
 
     def describe(
-        self, description: str, examples: str, *, usage: str = "[options]",
-        needed: Sequence[str] = (),
-    ) -> None:  # fmt: skip
-        """Set the texts around the options, and the options that must be given."""
-        self.description, self.epilog, self.needed = description, examples, needed
-        self.usage = f"{self.prog} {usage}"
+        self, text: str | None, usage: str = "[options]", needed: Sequence[str] = ()
+    ) -> None:
+        """Set the texts around the options: the first paragraph of a docstring, and the rest."""
+        self.description, _, self.epilog = (text or "").partition("\n\n")
+        self.usage, self.needed = f"{self.prog} {usage}", needed
 
     def error(self, message: str) -> NoReturn:
         """Raise the error instead of printing the usage."""

@@ -8,8 +8,6 @@ from typing import Any
 
 from holdfast.report.words import plain, seconds
 
-__all__ = ["Progress"]
-
 #: Seconds between two lines about a running part, without a terminal.
 QUIET = 30.0
 

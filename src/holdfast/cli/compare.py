@@ -1,21 +1,31 @@
-"""``holdfast compare``: which recipe, for my model and my data?"""
+"""Fine-tune with many recipes and compare what they learn and forget.
+Without --model and --config, it runs on a small model that comes with holdfast, offline.
+
+examples:
+  holdfast compare
+  holdfast compare --model DIR --data train.jsonl --target dev.jsonl --text wiki.txt \\
+      --recipes standard recadam flow --seeds 0 1 2 --lr 1e-4 --grid merging.alpha 0.3 0.5
+  holdfast compare --config plan.yaml --out s3://bucket/results --engine ray --gpus 1
+
+The same command continues a stopped comparison. --out may be an address that fsspec can write.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from holdfast.cli._default import default_jobs, demo_settings
-from holdfast.cli._guard import claim
+import torch
+
+from holdfast.cli._guard import claim, show
 from holdfast.cli._options import (
     NUMBER,
-    Convert,
     Parser,
     add,
     add_settings,
     config_text,
+    one_of,
     settings_from,
 )
 from holdfast.cli._progress import Progress
@@ -27,26 +37,11 @@ if TYPE_CHECKING:
     from holdfast.comparison.plan import RunSpec
     from holdfast.comparison.scheduler import Finished
 
-EXAMPLES = """\
-examples:
-  holdfast compare
-  holdfast compare --model DIR --data train.jsonl --target dev.jsonl --text wiki.txt \\
-      --recipes standard recadam flow --seeds 0 1 2 --lr 1e-4 --grid merging.alpha 0.3 0.5
-  holdfast compare --config plan.yaml --out s3://bucket/results --engine ray --gpus 1
-
-The same command continues a stopped comparison. --out may be an address that fsspec can write.
-"""
-
 
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.describe(
-        "Fine-tune with many recipes and compare what they learn and forget. Without --model and "
-        "--config, it\nruns on a small model that comes with holdfast, offline.",
-        EXAMPLES,
-        needed=("model", "data", "target"),
-    )
-    parser.demo = _demo
+    parser.describe(__doc__, needed=("model", "data", "target"))
+    parser.demo = lambda: {**demo_settings(), "set": {"penalties.samples": 64}}  # 1000 takes long
     add(parser, "config", "print_config")
     add_plan_options(parser)
     recipes = parser.add_argument_group("recipes")
@@ -55,8 +50,8 @@ def add_options(parser: Parser) -> None:
     add(output, "out", default="runs/compare")
     add(output, "json", "jobs")
     output.add_argument(
-        "--engine", type=Convert(("local", "ray")), choices=("local", "ray"),
-        default="local", help="run in local processes, or on a Ray cluster",
+        "--engine", **one_of("local", "ray"), default="local",
+        help="run in local processes, or on a Ray cluster",
     )  # fmt: skip
     output.add_argument("--gpus", type=NUMBER, default=0.0, metavar="N", help="GPUs per run on Ray")
     output.add_argument("--address", help="address of the Ray cluster")
@@ -71,8 +66,17 @@ def add_plan_options(parser: Parser) -> None:
     add_settings(tests, Measuring)
 
 
-def _demo() -> dict[str, object]:
-    return {**demo_settings(), "set": {"penalties.samples": 64}}  # 1000 by default takes long
+def demo_settings() -> dict[str, Any]:
+    """Return options for a small model, maths problems to learn, and texts to retain."""
+    from holdfast.comparison.default import paths
+
+    here = paths()
+    return {
+        "model": str(here.model), "data": str(here.train), "target": str(here.dev),
+        "text": [str(path) for path in here.retained.values()], "test_max_length": 256,
+        "limit": 100, "context_free": 8, "lr": 3e-3, "max_updates": 40, "batch_size": 8,
+        "max_length": 176,
+    }  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> None:
@@ -96,23 +100,26 @@ def run(options: argparse.Namespace) -> None:
             progress.finished(_name(run.spec), f"failed: {last[:200]}" if run.error else "done")
 
         results = compare(
-            plan, out.name, jobs=default_jobs() if options.jobs is None else options.jobs,
-            engine=options.engine, gpus=options.gpus, address=options.address,
-            config=config_text(options), on_finished=finished, on_progress=under_way,
+            plan, out.name, jobs=jobs_of(options), engine=options.engine, gpus=options.gpus,
+            address=options.address, config=config_text(options), on_finished=finished,
+            on_progress=under_way,
         )  # fmt: skip
     if not results.runs:
         reason = next(iter(results.failed.values()), "")
         raise ValueError(f"all runs failed; the first: {reason} ({(out / 'failed').name})")
-    (out / "report.md").write_text(results.to_markdown())
-    (out / "report.html").write_text(results.to_html())
-    print(results.to_json()) if options.json else results.to_terminal()
-    print(f"Report: {(out / 'report.html').name}", file=sys.stderr)
+    show(results, options, out, "report.md", "report.html")
 
 
 def inputs_of(plan: Plan) -> list[str]:
     """Return the files and directories that a plan reads."""
     tests = plan.measuring
     return [plan.model, plan.data, plan.target, *tests.text, *tests.data, *tests.similarity]
+
+
+def jobs_of(options: argparse.Namespace) -> int:
+    """Return the number of trainings at a time: by default one per GPU, or one per CPU core."""
+    default = torch.cuda.device_count() or os.cpu_count() or 1
+    return default if options.jobs is None else int(options.jobs)
 
 
 def _name(spec: RunSpec) -> str:

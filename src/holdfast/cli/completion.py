@@ -1,4 +1,9 @@
-"""``holdfast completion``: the completion script of a shell."""
+"""Print a script that completes commands, options, files and recipes in a shell.
+
+examples:
+  source <(holdfast completion bash)                                 in ~/.bashrc
+  holdfast completion zsh > "${fpath[1]}/_holdfast"                  once, for zsh
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,8 @@ import argparse
 
 from holdfast import registry
 from holdfast._torch.imports import require
-from holdfast.cli._options import Convert, Parser
+from holdfast.cli._options import Parser, one_of
 
-EXAMPLES = """\
-examples:
-  source <(holdfast completion bash)                                 in ~/.bashrc
-  holdfast completion zsh > "${fpath[1]}/_holdfast"                  once, for zsh
-"""
-SHELLS = ("bash", "zsh")
 #: Options and arguments that take files or directories.
 FILES = {
     "base", "config", "data", "model", "retained", "similarity", "sources", "target", "text",
@@ -25,12 +24,8 @@ RECIPES = {"recipe", "recipes"}
 
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.describe(
-        "Print a script that completes commands, options, files and recipes in a shell.",
-        EXAMPLES,
-        usage="SHELL",
-    )
-    parser.add_argument("shell", choices=SHELLS, type=Convert(SHELLS), help="the shell")
+    parser.describe(__doc__, "SHELL")
+    parser.add_argument("shell", **one_of("bash", "zsh"), help="the shell")
 
 
 def run(options: argparse.Namespace) -> None:

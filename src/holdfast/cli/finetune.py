@@ -1,4 +1,15 @@
-"""``holdfast finetune``: train a model with one recipe."""
+"""Fine-tune a model with one recipe.
+
+examples:
+  holdfast finetune --model DIR --data train.jsonl --recipe recadam+flow --lr 1e-4 --out tuned
+  holdfast finetune --config tuned/config.yaml           continues a stopped run
+
+--data takes a file of rows (JSON lines, JSON, CSV, TSV, Parquet) or text, a directory written by
+datasets.save_to_disk (DIR:SPLIT), a folder of images with one folder per class, or a hub dataset
+(NAME, NAME:SPLIT, NAME:CONFIGURATION:SPLIT). Rows are conversations (messages), prompt and
+completion, text, or text or image and label. The result is a transformers model, or an adapter for
+LoRA. `holdfast measure` shows what it forgot, `holdfast compare` which recipe to take.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +31,7 @@ from holdfast.cli._options import (
 )
 from holdfast.cli._progress import Progress
 from holdfast.hosts.job import Training
-
-EXAMPLES = """\
-examples:
-  holdfast finetune --model DIR --data train.jsonl --recipe recadam+flow --lr 1e-4 --out tuned
-  holdfast finetune --config tuned/config.yaml           continues a stopped run
-
---data takes a file of rows (JSON lines, JSON, CSV, TSV, Parquet) or text, a directory written by
-datasets.save_to_disk (DIR:SPLIT), a folder of images with one folder per class, or a hub dataset
-(NAME, NAME:SPLIT, NAME:CONFIGURATION:SPLIT). Rows are conversations (messages), prompt and
-completion, text, or text or image and label. The result is a transformers model, or an adapter for
-LoRA. `holdfast measure` shows what it forgot, `holdfast compare` which recipe to take.
-"""
+from holdfast.io.storage import Place
 
 #: Files that only an unfinished run has; the first one is its checkpoint.
 UNFINISHED = ("run.pt", "history.jsonl", "seconds")
@@ -40,10 +40,7 @@ UNFINISHED = ("run.pt", "history.jsonl", "seconds")
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
     parser.describe(
-        "Fine-tune a model with one recipe.",
-        EXAMPLES,
-        usage="--model MODEL --data DATA --out DIR [options]",
-        needed=("model", "data", "out"),
+        __doc__, "--model MODEL --data DATA --out DIR [options]", needed=("model", "data", "out")
     )
     add(parser, "config", "print_config")
     data = parser.add_argument_group("model and data")
@@ -76,8 +73,6 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     """Train in a folder that no other process uses."""
     from holdfast.evaluate.watch import watch_distance
     from holdfast.hosts.job import train
-    from holdfast.io.encoding import TrainingData
-    from holdfast.io.files import write_whole
     from holdfast.io.models import Loader
     from holdfast.recipe import read_recipe
 
@@ -95,7 +90,7 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     if (out / "config.yaml").exists() and not (out / UNFINISHED[0]).exists():
         for left in UNFINISHED:  # of a run that was stopped before its first checkpoint
             (out / left).unlink(missing_ok=True)
-    write_whole(out / "config.yaml", lambda path: path.write_text(config, encoding="utf-8"))
+    Place.at(out / "config.yaml").write_text(config)
     print(recipe.describe(), file=sys.stderr)
     head = f", new head ({task.head}): {', '.join(new)}" if task.head else ""
     print(f"{len(samples)} samples{head}", file=sys.stderr)
@@ -107,7 +102,7 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
             progress=lambda doing, done, total: progress.update(name, done, total, doing),
         )  # fmt: skip
     save(tuned, task, out)
-    write_whole(out / "training.json", lambda path: path.write_text(json.dumps(history, indent=1)))
+    Place.at(out / "training.json").write_text(json.dumps(history, indent=1))
     for left in reversed(UNFINISHED):
         (out / left).unlink(missing_ok=True)
     losses = [row["loss"] for row in history if "loss" in row]

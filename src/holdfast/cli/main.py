@@ -16,8 +16,6 @@ from holdfast._torch.checks import did_you_mean
 from holdfast.cli._guard import say
 from holdfast.cli._options import Parser, UsageError, config_text
 
-__all__ = ["COMMANDS", "main", "make_parser"]
-
 #: Each command is a module of this package with ``add_options`` and ``run``.
 COMMANDS = {
     "compare": "fine-tune with many recipes and compare them on your data",

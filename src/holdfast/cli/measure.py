@@ -1,17 +1,6 @@
-"""``holdfast measure``: what did a fine-tuned model forget?"""
+"""Compare a tuned model with its base: how far the weights and the predictions moved, and the test
+scores before and after.
 
-from __future__ import annotations
-
-import argparse
-import sys
-from pathlib import Path
-from typing import Any
-
-from holdfast.cli._guard import claim
-from holdfast.cli._options import Convert, Parser, add, add_settings
-from holdfast.comparison.plan import Measuring
-
-EXAMPLES = """\
 examples:
   holdfast measure BASE TUNED                        needs no data
   holdfast measure BASE TUNED --text wiki.txt --retained piqa.jsonl --target gsm.jsonl --out report
@@ -25,17 +14,23 @@ datasets.save_to_disk (DIR:SPLIT), a folder of images, or a hub dataset (NAME:SP
 NAME:CONFIGURATION:SPLIT). Their columns decide the test: question, choices and label (multiple
 choice), prompt and completion, text or image and label, or text.
 """
-DTYPES = ("float32", "bfloat16", "float16")
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli._guard import claim, show
+from holdfast.cli._options import Parser, add, add_settings, one_of
+from holdfast.comparison.plan import Measuring
+from holdfast.io.storage import Place
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.describe(
-        "Compare a tuned model with its base: how far the weights and the predictions moved, and "
-        "the test\nscores before and after.",
-        EXAMPLES,
-        usage="BASE TUNED [options]",
-    )
+    parser.describe(__doc__, "BASE TUNED [options]")
     add_models(parser)
     add_tests(parser)
     output = parser.add_argument_group("output")
@@ -62,7 +57,7 @@ def add_tests(parser: argparse.ArgumentParser, title: str = "tests") -> None:
         "--device", help="device of the models, such as cuda:1 (default: a GPU if there is one)"
     )
     tests.add_argument(
-        "--dtype", type=Convert(DTYPES), choices=DTYPES,
+        "--dtype", **one_of("float32", "bfloat16", "float16"),
         help="dtype of the models (default: float32 on the CPU, else the checkpoint's)",
     )  # fmt: skip
     add(tests, "seed")
@@ -96,13 +91,8 @@ def run(options: argparse.Namespace) -> None:
     """Measure, print, write."""
     from holdfast.evaluate.measure import measure
 
-    out = None if options.out is None else Path(options.out)
+    out = None if options.out is None else Place.at(Path(options.out))
     if out is not None:
-        claim(out, page=True)
+        claim(out.folder, page=True)
     report = measure(options.base, options.tuned, **measure_arguments(options))
-    print(report.to_json()) if options.json else report.to_terminal()
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        for ending in ("json", "md", "html"):
-            report.save(out / f"report.{ending}")
-        print(f"Report: {out / 'report.html'}", file=sys.stderr)
+    show(report, options, out, "report.json", "report.md", "report.html")

@@ -1,18 +1,6 @@
-"""``holdfast merge``: the checkpoint between a base and a tuned model."""
+"""Write α·TUNED + (1−α)·BASE as a new checkpoint, on the CPU and in little memory (WiSE-FT,
+https://arxiv.org/abs/2109.01903). With --sweep, measure several α and recommend one.
 
-from __future__ import annotations
-
-import argparse
-import contextlib
-import json
-import sys
-from pathlib import Path
-
-from holdfast.cli._guard import claim
-from holdfast.cli._options import NUMBER, Parser, UsageError, add
-from holdfast.cli.measure import add_models, add_tests, measure_arguments
-
-EXAMPLES = """\
 examples:
   holdfast merge models/Llama-3.2-1B runs/my-tune --alpha 0.5 --out models/half
   holdfast merge models/Llama-3.2-1B runs/my-tune --sweep 0 0.25 0.5 0.75 1 --out sweep \\
@@ -22,16 +10,23 @@ examples:
 TUNED may be a LoRA adapter: the result is a full model.
 """
 
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+from holdfast.cli._guard import claim, show
+from holdfast.cli._options import NUMBER, Parser, UsageError, add
+from holdfast.cli.measure import add_models, add_tests, measure_arguments
+from holdfast.io.storage import Place
+
 
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.describe(
-        "Write α·TUNED + (1−α)·BASE as a new checkpoint (WiSE-FT, https://arxiv.org/abs/2109.01903)"
-        ", on the\nCPU and in little memory. With --sweep, measure several α and recommend one.",
-        EXAMPLES,
-        usage="BASE TUNED --out DIR [options]",
-        needed=("out",),
-    )
+    parser.describe(__doc__, "BASE TUNED --out DIR [options]", needed=("out",))
     add_models(parser)
     merging = parser.add_argument_group("merging")
     merging.add_argument("--alpha", type=NUMBER, help="share of TUNED, from 0 to 1 (default: 0.5)")
@@ -111,8 +106,4 @@ def sweep(options: argparse.Namespace) -> None:
             if new_folder:
                 out.rmdir()
         raise
-    out.mkdir(parents=True, exist_ok=True)
-    for ending in ("json", "md", "html"):
-        found.save(out / f"sweep.{ending}")
-    print(found.to_json()) if options.json else found.to_terminal()
-    print(f"Sweep: {out / 'sweep.html'}", file=sys.stderr)
+    show(found, options, Place.at(out), "sweep.json", "sweep.md", "sweep.html")

@@ -1,4 +1,11 @@
-"""``holdfast methods``: all methods, by stage."""
+"""List all methods with their stage, paper and a summary.
+
+examples:
+  holdfast methods
+  holdfast methods --json
+
+Names joined by + are a recipe: holdfast finetune --recipe recadam+flow+wise-ft
+"""
 
 from __future__ import annotations
 
@@ -8,18 +15,10 @@ import json
 from holdfast import registry
 from holdfast.cli._options import Parser, add
 
-EXAMPLES = """\
-examples:
-  holdfast methods
-  holdfast methods --json
-
-Names joined by + are a recipe: holdfast finetune --recipe recadam+flow+wise-ft
-"""
-
 
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.describe("List all methods with their stage, paper and a summary.", EXAMPLES)
+    parser.describe(__doc__)
     add(parser, "json")
 
 

@@ -1,21 +1,5 @@
-"""``holdfast report``: show saved results again, without running anything."""
+"""Show the results of compare, measure or merge --sweep again; write their page and Markdown.
 
-from __future__ import annotations
-
-import argparse
-import contextlib
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from holdfast.cli._guard import claim, open_results, say
-from holdfast.cli._options import Parser, UsageError, add, settings_from
-
-if TYPE_CHECKING:
-    from holdfast.comparison.results import Results
-    from holdfast.report.shown import Shown
-
-EXAMPLES = """\
 examples:
   holdfast report runs/compare                       a comparison, also an unfinished one
   holdfast report report/report.json --out drawn     a report of measure
@@ -25,17 +9,29 @@ examples:
 Several comparisons of one base on one target become one with all runs, for plans that machines
 shared. A run that occurs twice is taken from the last.
 """
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.cli._guard import claim, say, show
+from holdfast.cli._options import Parser, UsageError, add, settings_from
+from holdfast.io.storage import Place
+
+if TYPE_CHECKING:
+    from holdfast.comparison.results import Results
+    from holdfast.report.shown import Shown
+
 FILES = ("results.json", "report.json", "sweep.json")
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.describe(
-        "Show the results of compare, measure or merge --sweep again, and write their page and "
-        "their Markdown.",
-        EXAMPLES,
-        usage="RESULTS [RESULTS ...] [options]",
-    )
+    parser.describe(__doc__, "RESULTS [RESULTS ...] [options]")
     parser.add_argument(
         "sources", metavar="RESULTS", nargs="+",
         help="results.json, report.json, sweep.json, or a directory with one of them",
@@ -62,18 +58,8 @@ def run(options: argparse.Namespace) -> None:
     if several:
         shown = together({source: saved for source, (saved, _) in found.items()})
     name = "sweep" if hasattr(shown, "points") else "report"
-    out.mkdir(parents=True, exist_ok=True)
-    if several:
-        shown.save(out / "results.json")
-    for ending in ("md", "html"):
-        shown.save(out / f"{name}.{ending}")
-    if options.json:
-        print(shown.to_json().rstrip())
-    elif options.markdown:
-        print(shown.to_markdown(), end="")
-    else:
-        shown.to_terminal()
-    print(f"{name.capitalize()}: {out / f'{name}.html'}", file=sys.stderr)
+    data = ["results.json"] if several else []
+    show(shown, options, Place.at(out), *data, f"{name}.md", f"{name}.html")
 
 
 def read(source: Path) -> tuple[Shown, Path]:
@@ -87,6 +73,28 @@ def read(source: Path) -> tuple[Shown, Path]:
         names = " and ".join(file.name for file in files)
         raise ValueError(f"{source} contains {names}: name the file to show")
     return (open_results(files[0]) if files else unfinished(source)), source
+
+
+def open_results(file: Path) -> Shown:
+    """Read the results of compare, measure or merge --sweep from their JSON file."""
+    from holdfast.comparison.results import Results
+    from holdfast.evaluate.report import ForgettingReport
+    from holdfast.evaluate.sweep import Sweep
+
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+    # A sweep also has a tuned model, so its own key comes first.
+    kinds: dict[str, type[Shown]] = {"points": Sweep, "runs": Results, "tuned": ForgettingReport}
+    keys = value if isinstance(value, dict) else {}
+    kind = next((kind for key, kind in kinds.items() if key in keys), None)
+    if kind is None:
+        raise ValueError(
+            f"{file} was not written by holdfast: expected results.json of compare, report.json "
+            "of measure or sweep.json of merge --sweep"
+        )
+    return kind.load(file)
 
 
 def unfinished(folder: Path) -> Results:

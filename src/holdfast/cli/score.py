@@ -1,23 +1,5 @@
-"""``holdfast score``: the losses of a dataset under the pretrained model, and its FLOW weights."""
+"""Compute the loss of every sample under the pretrained model, and its FLOW weight.
 
-from __future__ import annotations
-
-import argparse
-import itertools
-import json
-import statistics
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
-
-from holdfast import registry
-from holdfast.cli._guard import claim
-from holdfast.cli._options import Parser, UsageError, add, add_settings, settings_from
-from holdfast.hosts.job import Training
-
-EXAMPLES = """\
 examples:
   holdfast score --model DIR --data train.jsonl --out scores
   holdfast score --model DIR --data train.jsonl --weighted weighted.jsonl --normalize
@@ -27,15 +9,32 @@ less. Give the pretrained model, not a tuned one. --out writes losses and weight
 rows with a column 'weight' for any trainer. `holdfast finetune --recipe flow` scores by itself.
 """
 
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast import registry
+from holdfast.cli._guard import claim
+from holdfast.cli._options import Parser, UsageError, add, add_settings, settings_from
+from holdfast.hosts.job import Training
+from holdfast.io.storage import Place
+
+if TYPE_CHECKING:
+    from holdfast.io.rows import Rows
+    from holdfast.io.training_data import TrainingData
+
 
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.describe(
-        "Compute the loss of every sample under the pretrained model, and its FLOW weight.",
-        EXAMPLES,
-        usage="--model MODEL --data DATA [options]",
-        needed=("model", "data"),
-    )
+    parser.describe(__doc__, "--model MODEL --data DATA [options]", needed=("model", "data"))
     add(parser, "config", "print_config")
     add(parser.add_argument_group("model and data"), "model", "data")
     scoring = parser.add_argument_group("scoring")
@@ -58,9 +57,9 @@ def run(options: argparse.Namespace) -> None:
     """Score, weigh, write, print."""
     import torch
 
-    from holdfast.cli._scored import Scored
-    from holdfast.io.encoding import TrainingData
     from holdfast.io.models import Loader
+    from holdfast.io.training_data import TrainingData
+    from holdfast.report.scored import Sample, Scored
     from holdfast.report.text import to_terminal
     from holdfast.scoring.scorer import score
 
@@ -75,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
         )
     model, _ = task.load()
     samples, rows = task.samples(model), task.rows
-    owners = owners_of(task, model, samples)
+    owners = rows_of_samples(task, model)
     if options.weighted:
         check_rows(rows, owners, options)
     tokens = options.level == "token"
@@ -83,23 +82,29 @@ def run(options: argparse.Namespace) -> None:
         model, samples, tokens=tokens, batch_size=training.batch_size, progress=sys.stderr.isatty()
     )
     weights: Any = method.weigh(scores)
-    found = Scored(
-        model=options.model, data=options.data, rows=len(rows), tau=tau_of(method, scores),
-        losses=scores.losses.tolist(), targets=scores.counts.tolist(),
-        weights=[w.tolist() for w in (scores.split(weights) if tokens else weights)],
-        owners=owners, texts=texts_of(task, samples),
+    weights = [w.tolist() for w in (scores.split(weights) if tokens else weights)]
+    losses, targets = scores.losses.tolist(), scores.counts.tolist()
+    found = [
+        Sample(i, row, loss if count else None, weight, count)
+        for i, (row, loss, weight, count) in enumerate(
+            zip(owners, losses, weights, targets, strict=True)
+        )
+    ]
+    scored = Scored(
+        options.model, options.data, len(rows), tau_of(method, scores), found,
+        texts_of(task, samples),
     )  # fmt: skip
     if options.out:
         scores.save(options.out)
-        write_lines(Path(options.out) / "weights.jsonl", [asdict(s) for s in found.samples()])
+        write_lines(Path(options.out) / "weights.jsonl", map(asdict, found))
     if options.weighted:
-        by_row = dict(zip(owners or (), found.weights, strict=True))
-        weighted = [{**row, "weight": by_row.get(i, 0.0)} for i, row in enumerate(rows)]
+        by_row = dict(zip(owners, weights, strict=True))
+        weighted = ({**row, "weight": by_row.get(i, 0.0)} for i, row in enumerate(rows))
         write_lines(Path(options.weighted), weighted)
     if options.json:
-        print(json.dumps(found.summary(), indent=1, ensure_ascii=False))
+        print(json.dumps(scored.summary(), indent=1, ensure_ascii=False))
     else:
-        to_terminal(found.document())
+        to_terminal(scored.document())
     for place in filter(None, (options.out, options.weighted)):
         print(f"Written: {place}", file=sys.stderr)
 
@@ -122,30 +127,18 @@ def check_places(options: argparse.Namespace) -> None:
     claim(file.absolute().parent, option="--weighted")
 
 
-def owners_of(task: Any, model: Any, samples: Sequence[Any]) -> list[int] | None:
-    """Return the row of each sample, or None if unknown. A row may give no sample, or many."""
-    from holdfast.io.encoding import training_samples
+def rows_of_samples(task: TrainingData, model: Any) -> list[int]:
+    """Return the row of each sample. A row may give no sample, or several."""
+    from holdfast.io.encoding import causal_samples
 
     loaded = task.loader.ready(model, task.tokenizer)
     if loaded.kind != "causal_lm":
         return list(range(len(task.rows)))
-    owners, again = [], []
-    for i, row in enumerate(task.rows):
-        try:
-            own = list(training_samples(loaded, [row], task.data))
-        except ValueError:  # this row has no targets; all rows together have
-            continue
-        owners += [i] * len(own)
-        again += own
-    return owners if again == list(samples) else None
+    return [row for row, _ in causal_samples(loaded, task.rows, task.data)]
 
 
-def check_rows(
-    rows: Sequence[Mapping[str, Any]], owners: Sequence[int] | None, options: argparse.Namespace
-) -> None:
+def check_rows(rows: Rows, owners: Sequence[int], options: argparse.Namespace) -> None:
     """Check before the work that every row can be written with one weight."""
-    if owners is None:
-        raise ValueError("cannot assign samples to rows: use --out instead of --weighted")
     twice = next((i for i, j in itertools.pairwise(owners) if i == j), None)
     if twice is not None:
         raise ValueError(
@@ -172,16 +165,12 @@ def tau_of(method: Any, scores: Any) -> float:
     return statistics.median(losses)
 
 
-def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write JSON lines."""
-    from holdfast.io.files import write_whole
-
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8", newline="\n"))
+    Place.at(path).write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def texts_of(task: Any, samples: Sequence[Any]) -> list[str]:
+def texts_of(task: TrainingData, samples: Sequence[Any]) -> list[str]:
     """Return the beginning of each sample, or the file of an image."""
     if not hasattr(task.tokenizer, "decode"):
         return [str(row.get("image", "")) for row in task.rows]

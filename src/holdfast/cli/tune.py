@@ -1,21 +1,6 @@
-"""``holdfast tune``: search the settings of a recipe."""
+"""Search the settings of a recipe with Optuna: the best on the target that forgets little.
+Without --model and --config, it runs on a small model that comes with holdfast, offline.
 
-from __future__ import annotations
-
-import argparse
-import sys
-from pathlib import Path
-from typing import Any
-
-from holdfast.cli._default import default_jobs, demo_settings
-from holdfast.cli._guard import claim
-from holdfast.cli._options import Parser, add, add_settings, config_text, settings_from
-from holdfast.cli._progress import Progress
-from holdfast.cli.compare import add_plan_options, inputs_of
-from holdfast.comparison.plan import Plan
-from holdfast.comparison.search import Tuning
-
-EXAMPLES = """\
 examples:
   holdfast tune
   holdfast tune --model DIR --data train.jsonl --target dev.jsonl --text wiki.txt \\
@@ -28,16 +13,25 @@ one half of the tests and reports them on the other half. The same command conti
 search; machines that share --storage work on one search.
 """
 
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli._guard import claim
+from holdfast.cli._options import Parser, add, add_settings, config_text, settings_from
+from holdfast.cli._progress import Progress
+from holdfast.cli.compare import add_plan_options, demo_settings, inputs_of, jobs_of
+from holdfast.comparison.plan import Plan
+from holdfast.comparison.search import Tuning
+from holdfast.io.storage import Place
+
 
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.describe(
-        "Search the settings of a recipe with Optuna: the best on the target that forgets little. "
-        "Without\n--model and --config, it runs on a small model that comes with holdfast, "
-        "offline.",
-        EXAMPLES,
-        needed=("model", "data", "target"),
-    )
+    parser.describe(__doc__, needed=("model", "data", "target"))
     parser.demo = demo_settings
     add(parser, "config", "print_config")
     add_plan_options(parser)
@@ -60,16 +54,13 @@ def run(options: argparse.Namespace) -> None:
     """Search, and show the result."""
     from holdfast.comparison.inputs import check_inputs
     from holdfast.comparison.tuning import tune
-    from holdfast.io.files import write_whole
 
     tuning = settings_from(Tuning, options)
     plan = settings_from(Plan, options, recipes=(tuning.recipe,), seeds=(tuning.seed,))
-    out = Path(options.out)
-    claim(out, inputs_of(plan), page=True)
+    out = Place.at(Path(options.out))
+    claim(out.folder, inputs_of(plan), page=True)
     check_inputs(plan)
-    out.mkdir(parents=True, exist_ok=True)
-    config = config_text(options)
-    write_whole(out / "config.yaml", lambda path: path.write_text(config, encoding="utf-8"))
+    (out / "config.yaml").write_text(config_text(options))
     ended: set[int] = set()
     with Progress(tuning.trials, "trials") as progress:
 
@@ -82,24 +73,26 @@ def run(options: argparse.Namespace) -> None:
                     progress.finished(f"trial {number}", _words(trial))
 
         found = tune(
-            plan, tuning, out, storage=options.storage, name=options.name,
-            jobs=default_jobs() if options.jobs is None else options.jobs, on_trials=on_trials,
+            plan, tuning, out.folder, storage=options.storage, name=options.name,
+            jobs=jobs_of(options),
+            on_trials=on_trials,
         )  # fmt: skip
     results = found.results(plan)
-    for file, text in (
-        ("recipe.yaml", found.to_yaml()),
-        ("tune.json", found.to_json() + "\n"),
-        ("results.json", results.to_json() + "\n"),
-        ("report.md", results.to_markdown()),
-        ("report.html", results.to_html()),
-    ):
-        write_whole(out / file, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+    for file, text in {
+        "recipe.yaml": found.to_yaml(),
+        "tune.json": found.to_json() + "\n",
+        "results.json": results.to_json(),
+        "report.md": results.to_markdown(),
+        "report.html": results.to_html(),
+    }.items():
+        (out / file).write_text(text)
     if options.json:
         print(found.to_json())
     else:
         results.to_terminal()
         print("\n".join(["", *found.sentences()]))
-    print(f"Recipe: {out / 'recipe.yaml'}; report: {out / 'report.html'}", file=sys.stderr)
+    recipe, page = out / "recipe.yaml", out / "report.html"
+    print(f"Recipe: {recipe.name}; report: {page.name}", file=sys.stderr)
 
 
 def _words(trial: Any) -> str:

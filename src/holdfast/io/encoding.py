@@ -149,23 +149,31 @@ def training_samples(loaded: Loaded, rows: Rows, name: str) -> Sequence[Any]:
             f"{model} has no head for {name}: give rows with a text and a label to get a new head, "
             "or train it in your own loop with holdfast.Run"
         )
+    return [sample for _, sample in causal_samples(loaded, rows, name)]
+
+
+def causal_samples(loaded: Loaded, rows: Rows, name: str) -> list[tuple[int, dict[str, list[int]]]]:
+    """Encode rows for a causal language model, each sample with the number of its row.
+
+    A row without a target within the maximum length gives no sample, a long text gives several.
+    """
     first = rows[0]
     if "messages" in first:
-        samples = [_conversation(loaded, row["messages"], name) for row in rows]
+        samples = [(i, _conversation(loaded, row["messages"], name)) for i, row in enumerate(rows)]
     elif set(first) & set(ANSWERS):
         pairs = [prompt_and_answer(row, number, name) for number, row in enumerate(rows)]
-        samples = [_completion(loaded, *pair) for pair in pairs]
+        samples = [(i, _completion(loaded, *pair)) for i, pair in enumerate(pairs)]
     elif columns := text_columns(first):
         tokenizer = loaded.need_tokenizer("training")
         texts = [encode(tokenizer, str(row[columns[0]])) for row in rows]
-        cut = [piece for ids in texts for piece in pieces(ids, loaded.limit)]
-        samples = [{"input_ids": piece, "labels": list(piece)} for piece in cut]
+        cut = [(i, piece) for i, ids in enumerate(texts) for piece in pieces(ids, loaded.limit)]
+        samples = [(i, {"input_ids": piece, "labels": list(piece)}) for i, piece in cut]
     else:
         raise ValueError(
             f"{name} has the columns {', '.join(map(str, first))}, but training needs messages, "
             "prompt and completion, or text"
         )
-    kept = [s for s in samples if any(label != IGNORED for label in s["labels"][1:])]
+    kept = [(i, s) for i, s in samples if any(label != IGNORED for label in s["labels"][1:])]
     if not kept:
         raise ValueError(f"{name}: no row has a target within {loaded.limit} tokens")
     return kept

@@ -29,8 +29,6 @@ from holdfast.report.words import (
 if TYPE_CHECKING:
     from holdfast.comparison.results import Measured, Results, RunResult, Summary
 
-__all__ = ["document"]
-
 _CURVES = {"loss": "Loss on the training data", "distance": "Distance ‖θ − θ*‖ of the weights"}
 
 Test = tuple[str, str]

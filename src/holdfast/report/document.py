@@ -14,8 +14,6 @@ from typing import Any, Literal
 
 from holdfast.report.words import plain
 
-__all__ = ["Answer", "Column", "Document", "Figure", "Section", "Table", "Tone"]
-
 #: The meaning of a color; ``"muted"`` is for the model before fine-tuning.
 Tone = Literal["", "good", "warn", "bad", "info", "muted"]
 

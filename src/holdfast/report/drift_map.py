@@ -14,8 +14,6 @@ from holdfast.report.words import cut, percent, plain
 if TYPE_CHECKING:
     from holdfast.evaluate.report import Drift, DriftRow
 
-__all__ = ["drift_map"]
-
 _ALL = "all weights"
 
 

@@ -16,8 +16,6 @@ from holdfast.report.words import NONE, Change, change_of, level, nats, percent,
 if TYPE_CHECKING:
     from holdfast.evaluate.report import Divergence, Drift, DriftRow, ForgettingReport, Score
 
-__all__ = ["document", "settings_section"]
-
 _LEVELS: dict[str, tuple[str, Tone]] = {
     "nothing": ("No loss found", "good"),
     "little": ("Little forgotten", "good"),

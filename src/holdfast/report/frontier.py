@@ -14,8 +14,6 @@ from holdfast.report.document import Figure
 from holdfast.report.plot import ACCENT, GAINED, JSON, LOST, Span, escape, hover, whiskers
 from holdfast.report.words import cut, plain
 
-__all__ = ["MOST", "Axis", "Point", "frontier", "out_of_view", "pareto"]
-
 #: Retained tests that are drawn at most; the tables have all.
 MOST = 6
 #: Pixels of a plot's inside: over the whole page, over half of it, on a phone.

@@ -16,8 +16,6 @@ from holdfast._torch.imports import require
 from holdfast.report.document import Document
 from holdfast.report.words import plain
 
-__all__ = ["to_html"]
-
 
 def to_html(document: Document, data: str) -> str:
     """Render a page.

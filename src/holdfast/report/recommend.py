@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     Found = tuple[SweepPoint, Score]
 
-__all__ = ["AlphaRecommendation", "Recommendation", "recommend", "recommend_alpha"]
-
 #: Relative distance to the best target score that counts as close, and as near.
 CLOSE, NEAR = 0.01, 0.05
 #: The name of the recipe that is plain fine-tuning.

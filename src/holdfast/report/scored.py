@@ -1,51 +1,112 @@
-"""The Document of scored samples: their losses under the pretrained model, and their weights."""
+"""Scored samples: their losses under the pretrained model, their weights, and their Document."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
 
 from holdfast.report.document import Answer, Column, Document, Section, Table
 from holdfast.report.words import digits, percent, plain
 
-__all__ = ["document"]
-
+_SHOWN, _BINS = 5, 10  # samples of either end; bins of the histogram
 _BAR, _TEXT = 30, 60  # characters
 
 
-def document(summary: Mapping[str, Any], *, level: str, by_row: bool) -> Document:
-    """Figures, histogram and both ends.
+@dataclass(frozen=True)
+class Sample:
+    """A line of ``weights.jsonl``."""
 
-    Args:
-        summary: the figures of ``holdfast score``.
-        level: what has a weight: ``"samples"`` or ``"tokens"``.
-        by_row: whether samples are named by their row in the data.
-    """
-    size, weights, tau = (summary[key] for key in ("effective_size", "weights", "tau"))
-    rows, samples, median = (summary[key] for key in ("rows", "samples", "median_loss"))
-    of_rows = "" if rows == samples else f" of {rows} row{'s' if rows != 1 else ''}"
-    facts = {
-        "samples": f"{samples}{of_rows}{', cut to length' if rows < samples else ''}",
-        "without targets": f"{summary['without_targets']}",
-        f"median loss{' (τ)' if tau == median else ''}": f"{median:.4g}",
-        **({} if tau == median else {"τ": f"{tau:.4g}"}),
-        "mean weight": f"{summary['mean_weight']:.3g}",
-        "effective size": f"{size:.0f} of {weights} {level} ({percent(size / weights)})",
-    }
-    columns = (Column("figure"), Column("value", prose=True))
-    named = Column("row" if by_row else "sample")
-    tables = (
-        Table("Summary", columns, tuple(facts.items())),
-        _histogram(summary["histogram"]),
-        *(_ends(end.title(), named, summary[end]) for end in ("hardest", "easiest")),
-    )
-    answer = Answer(f"{plain(summary['data'])} under {plain(summary['model'])}")
-    sections = (Section("Scores", tables=tables),)
-    return Document("scored samples", answer, "", "info", (), sections)
+    index: int  # in the order of the scores
+    row: int  # of the data, from 0
+    loss: float | None  # None for a sample without targets
+    weight: float | list[float]  # of the sample, or one per target
+    targets: int  # the number of target tokens, or 1
 
 
-def _histogram(bins: Sequence[Mapping[str, float]]) -> Table:
+@dataclass(frozen=True)
+class Scored:
+    """Losses and weights of a dataset."""
+
+    model: str
+    data: str
+    rows: int  # of the data; a row may give no sample, or several
+    tau: float  # the temperature of the weights
+    samples: Sequence[Sample]
+    texts: Sequence[str]  # how each sample begins
+
+    def summary(self) -> dict[str, Any]:
+        """The figures as plain values."""
+        known = [(s.loss, s) for s in self.samples if s.loss is not None]
+        losses = [loss for loss, _ in known]
+        flat = [
+            w for _, s in known for w in (s.weight if isinstance(s.weight, list) else [s.weight])
+        ]
+        ordered = [
+            {**asdict(s), "text": self.texts[s.index]}
+            for _, s in sorted(known, key=lambda pair: pair[0])
+        ]
+        empty = self.rows - len({s.row for s in self.samples})
+        return {
+            "model": self.model,
+            "data": self.data,
+            "rows": self.rows,
+            "samples": len(self.samples),
+            "without_targets": len(self.samples) - len(known) + empty,
+            "median_loss": statistics.median(losses),
+            "tau": self.tau,
+            "mean_weight": statistics.fmean(flat),
+            "weights": len(flat),
+            "effective_size": sum(flat) ** 2 / sum(w * w for w in flat),
+            "hardest": ordered[::-1][:_SHOWN],
+            "easiest": ordered[:_SHOWN],
+            "histogram": _histogram(losses),
+        }
+
+    def document(self) -> Document:
+        """Figures, histogram and both ends."""
+        summary = self.summary()
+        size, weights, median = (summary[k] for k in ("effective_size", "weights", "median_loss"))
+        rows, samples = self.rows, len(self.samples)
+        of_rows = "" if rows == samples else f" of {rows} row{'s' if rows != 1 else ''}"
+        level = "tokens" if any(isinstance(s.weight, list) for s in self.samples) else "samples"
+        facts = {
+            "samples": f"{samples}{of_rows}{', cut to length' if rows < samples else ''}",
+            "without targets": f"{summary['without_targets']}",
+            f"median loss{' (τ)' if self.tau == median else ''}": f"{median:.4g}",
+            **({} if self.tau == median else {"τ": f"{self.tau:.4g}"}),
+            "mean weight": f"{summary['mean_weight']:.3g}",
+            "effective size": f"{size:.0f} of {weights} {level} ({percent(size / weights)})",
+        }
+        columns = (Column("figure"), Column("value", prose=True))
+        tables = (
+            Table("Summary", columns, tuple(facts.items())),
+            _bars(summary["histogram"]),
+            *(_ends(end.title(), summary[end]) for end in ("hardest", "easiest")),
+        )
+        answer = Answer(f"{plain(self.data)} under {plain(self.model)}")
+        sections = (Section("Scores", tables=tables),)
+        return Document("scored samples", answer, "", "info", (), sections)
+
+
+def _histogram(losses: Sequence[float]) -> list[dict[str, float]]:
+    """Bins of equal width up to the 99th percentile; the last bin holds everything above."""
+    low, high = min(losses), max(losses)
+    top = float(np.quantile(losses, 0.99, method="lower"))
+    if top == low:
+        return [{"low": low, "high": high, "samples": len(losses)}]
+    edges = [*np.linspace(low, top, _BINS + 1)[:-1].tolist(), high]
+    counts, _ = np.histogram(losses, edges)
+    return [
+        {"low": a, "high": b, "samples": n}
+        for a, b, n in zip(edges, edges[1:], counts.tolist(), strict=False)
+    ]
+
+
+def _bars(bins: Sequence[Mapping[str, float]]) -> Table:
     most = max(row["samples"] for row in bins)
     rows = []
     for row in bins:
@@ -55,13 +116,12 @@ def _histogram(bins: Sequence[Mapping[str, float]]) -> Table:
     return Table("Losses", columns, tuple(rows))
 
 
-def _ends(title: str, named: Column, samples: Sequence[Mapping[str, Any]]) -> Table:
+def _ends(title: str, samples: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
     for sample in samples:
-        weight, text = sample["weight"], plain(str(sample["text"]))
+        weight, text = sample["weight"], plain(sample["text"])
         mean = statistics.fmean(weight) if isinstance(weight, list) else weight
-        where = sample["index"] if sample["row"] is None else sample["row"]
         text = text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…"
-        rows.append((f"{where}", digits(sample["loss"], 3), digits(mean, 3), text))
-    columns = (named, Column("loss"), Column("weight"), Column("text", rank=1, prose=True))
-    return Table(title, columns, tuple(rows))
+        rows.append((f"{sample['row']}", digits(sample["loss"], 3), digits(mean, 3), text))
+    columns = (Column("row"), Column("loss"), Column("weight"))
+    return Table(title, (*columns, Column("text", rank=1, prose=True)), tuple(rows))

@@ -17,8 +17,6 @@ from holdfast.report.text import to_markdown, to_terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Shown"]
-
 Self = TypeVar("Self", bound="Shown")
 
 

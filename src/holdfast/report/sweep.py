@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from holdfast.evaluate.report import Score
     from holdfast.evaluate.sweep import Sweep
 
-__all__ = ["document"]
-
 
 class Quantity(NamedTuple):
     """Something that was measured at each α, as a row of the table and as an axis of a plot."""

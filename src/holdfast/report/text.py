@@ -12,8 +12,6 @@ from holdfast.report.words import cut, plain
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["to_markdown", "to_terminal"]
-
 _STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "red", "info": "blue", "muted": "dim"}
 #: Characters of a column's head on terminals that are too narrow for the whole table.
 _HEAD = 10

@@ -17,8 +17,6 @@ from holdfast.report.words import Change, change_of, listed, nats, percent, plai
 if TYPE_CHECKING:
     from holdfast.evaluate.report import Divergence, Drift, ForgettingReport, Score
 
-__all__ = ["Level", "Verdict", "verdict"]
-
 Level = Literal["nothing", "little", "some", "much", "unknown"]
 
 #: A KL below this, in nats, is rounding error.
