@@ -40,9 +40,6 @@ class UsageError(ValueError):
 class Convert:
     """Convert a word of the command line to a value of one of several types.
 
-    Attributes:
-        kinds: the allowed types and literal values, in the order in which they are tried.
-
     >>> convert = Convert.to(float | Literal["median"])
     >>> convert("0.5"), convert("median")
     (0.5, 'median')
@@ -51,7 +48,7 @@ class Convert:
     argparse.ArgumentTypeError: must be 'median' or a number, got 'hot'
     """
 
-    kinds: tuple[Any, ...]
+    kinds: tuple[Any, ...]  # types and literal values, in the order in which they are tried
 
     @classmethod
     def to(cls, kind: Any) -> Convert:
@@ -147,10 +144,9 @@ class Pairs(argparse.Action):
         name, *found = values
         if not found:
             raise argparse.ArgumentError(self, f"expected a value after {name!r}")
+        value = found if self.nargs == "+" else found[0]
         before = getattr(namespace, self.dest) or {}
-        setattr(
-            namespace, self.dest, {**before, str(name): found if self.nargs == "+" else found[0]}
-        )
+        setattr(namespace, self.dest, {**before, str(name): value})
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -169,16 +165,10 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, whose errors are a :class:`UsageError` with one sentence.
+    """argparse's parser, whose errors are a :class:`UsageError` with one sentence."""
 
-    Attributes:
-        needed: names of the options that must be given.
-        demo: returns the defaults of a run without ``--model`` and ``--config``, for commands that
-            run without them.
-    """
-
-    needed: Sequence[str] = ()
-    demo: Callable[[], Mapping[str, Any]] | None = None
+    needed: Sequence[str] = ()  # options that must be given
+    demo: Callable[[], Mapping[str, Any]] | None = None  # defaults without --model and --config
 
     def __init__(self, **options: Any) -> None:
         ours = {"formatter_class": Help, "allow_abbrev": False, "exit_on_error": False}
@@ -281,14 +271,7 @@ def add_settings(
     group: argparse._ActionsContainer, cls: type, *, only: Collection[str] | None = None,
     skip: Collection[str] = (),
 ) -> None:  # fmt: skip
-    """Add an option for each field of a dataclass, except fields that are dataclasses.
-
-    Args:
-        group: a parser or a group of one.
-        cls: the dataclass.
-        only: the fields to add; None adds all.
-        skip: fields to leave out.
-    """
+    """Add an option for each field of a dataclass (or ``only`` some), except for dataclasses."""
     kinds, texts = get_type_hints(cls), attribute_texts(cls)
     for field in fields(cls):
         kind, name = kinds[field.name], RENAMED.get((cls.__name__, field.name), field.name)
@@ -313,13 +296,7 @@ def add_settings(
 
 
 def settings_from(cls: type[T], options: argparse.Namespace, **given: Any) -> T:
-    """Build a dataclass, and the dataclasses in it, from the options of its fields.
-
-    Args:
-        cls: the dataclass.
-        options: the parsed command line.
-        given: values of fields that have no option.
-    """
+    """Build a dataclass, and the dataclasses in it; ``given`` are fields without an option."""
     kinds, values = get_type_hints(cls), {}
     for field in fields(cls):  # type: ignore[arg-type]
         name = RENAMED.get((cls.__name__, field.name), field.name)
@@ -340,8 +317,9 @@ def _frozen(value: Any) -> Any:
 def attribute_texts(cls: type) -> dict[str, str]:
     """Read the descriptions of the attributes from a docstring.
 
-    >>> attribute_texts(Convert)
-    {'kinds': 'the allowed types and literal values, in the order in which they are tried'}
+    >>> from holdfast.comparison.plan import Measuring
+    >>> attribute_texts(Measuring)["tasks"]
+    'names of tasks of lm-evaluation-harness'
     """
     found: dict[str, str] = {}
     entry = re.compile(r"^    (\w[\w, ]*): (.+(?:\n {8}.+)*)", re.MULTILINE)

@@ -30,7 +30,7 @@ class Progress:
         self.total, self.done, self.before = total, done, done
         self.shares: dict[str, float] = {}
         self.begin = self.said = time.monotonic()
-        self.bars = _make_bars() if sys.stderr.isatty() else None
+        self.bars: Any = _make_bars() if sys.stderr.isatty() else None
         self.tasks: dict[str, Any] = {}
         if self.bars:
             self.all = self.bars.add_task(what, total=total, completed=done, count="")
@@ -72,9 +72,8 @@ class Progress:
 
     def _show_all(self) -> None:
         """Update the bar of all parts; running parts count for the time left."""
-        done, count = self.done + sum(self.shares.values()), f"{self.done}/{self.total}"
-        if self.bars:
-            self.bars.update(self.all, completed=done, count=count)
+        done = self.done + sum(self.shares.values())
+        self.bars.update(self.all, completed=done, count=f"{self.done}/{self.total}")
 
     def _say(self, line: str) -> None:
         """Print a line with the time left."""

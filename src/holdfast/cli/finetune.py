@@ -21,14 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli._guard import claim, say
-from holdfast.cli._options import (
-    NOT_SAVED,
-    Parser,
-    add,
-    add_settings,
-    config_text,
-    settings_from,
-)
+from holdfast.cli._options import NOT_SAVED, Parser, add, add_settings, config_text, settings_from
 from holdfast.cli._progress import Progress
 from holdfast.hosts.job import Training
 from holdfast.io.storage import Place
@@ -43,8 +36,7 @@ def add_options(parser: Parser) -> None:
         __doc__, "--model MODEL --data DATA --out DIR [options]", needed=("model", "data", "out")
     )
     add(parser, "config", "print_config")
-    data = parser.add_argument_group("model and data")
-    add(data, "model", "data", "head", "new")
+    add(parser.add_argument_group("model and data"), "model", "data", "head", "new")
     training = parser.add_argument_group("training")
     add(training, "recipe", default="standard")
     add(training, "seed")
@@ -71,6 +63,7 @@ def run(options: argparse.Namespace) -> None:
 
 def train_into(out: Path, options: argparse.Namespace) -> None:
     """Train in a folder that no other process uses."""
+    from holdfast._torch.adapters import has_adapters, without_peft
     from holdfast.evaluate.watch import watch_distance
     from holdfast.hosts.job import train
     from holdfast.io.models import Loader
@@ -96,12 +89,20 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     print(f"{len(samples)} samples{head}", file=sys.stderr)
     if recipe.update.lr is not None and recipe.update.lr != training.lr:
         say(f"the recipe's own learning rate is used: {recipe.update.lr:g}", "note")
+    tuned: Any
     with Progress(1, "training") as progress:
         tuned, history = train(
             model, recipe, samples, training, out, new=new, seed=options.seed, watch=watch_distance,
             progress=lambda doing, done, total: progress.update(name, done, total, doing),
         )  # fmt: skip
-    save(tuned, task, out)
+    tuned.save_pretrained(out)
+    if task.head is not None and has_adapters(tuned):
+        # An adapter's files do not describe the new head of its base.
+        base = without_peft(tuned)
+        base.config.architectures = [type(base).__name__]
+        base.config.save_pretrained(out)
+    if task.tokenizer is not None:
+        task.tokenizer.save_pretrained(out)
     Place.at(out / "training.json").write_text(json.dumps(history, indent=1))
     for left in reversed(UNFINISHED):
         (out / left).unlink(missing_ok=True)
@@ -139,17 +140,3 @@ def check_unfinished(out: Path, options: argparse.Namespace) -> None:
                 f"{now.get(name)}: continue it with `holdfast finetune --config {out}/config.yaml`,"
                 " or give another --out"
             )
-
-
-def save(tuned: Any, task: Any, out: Path) -> None:
-    """Save the model, or its adapter, and the tokenizer or image processor."""
-    from holdfast._torch.adapters import has_adapters, without_peft
-
-    tuned.save_pretrained(out)
-    if task.head is not None and has_adapters(tuned):
-        # An adapter's files do not describe the new head of its base.
-        base = without_peft(tuned)
-        base.config.architectures = [type(base).__name__]
-        base.config.save_pretrained(out)
-    if task.tokenizer is not None:
-        task.tokenizer.save_pretrained(out)

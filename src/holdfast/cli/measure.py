@@ -33,8 +33,7 @@ def add_options(parser: Parser) -> None:
     parser.describe(__doc__, "BASE TUNED [options]")
     add_models(parser)
     add_tests(parser)
-    output = parser.add_argument_group("output")
-    add(output, "out", "json")
+    add(parser.add_argument_group("output"), "out", "json")
 
 
 def add_models(parser: Parser) -> None:

@@ -31,11 +31,7 @@ def add_options(parser: Parser) -> None:
     merging = parser.add_argument_group("merging")
     merging.add_argument("--alpha", type=NUMBER, help="share of TUNED, from 0 to 1 (default: 0.5)")
     merging.add_argument(
-        "--sweep",
-        type=NUMBER,
-        nargs="+",
-        metavar="ALPHA",
-        help="measure the merged models at these α",
+        "--sweep", type=NUMBER, nargs="+", metavar="ALPHA", help="measure merged models at these α"
     )
     merging.add_argument("--keep", action="store_true", help="with --sweep: keep the merged models")
     output = parser.add_argument_group("output")
@@ -53,9 +49,8 @@ def run(options: argparse.Namespace) -> None:
         return
     blank = Parser()
     add_tests(blank)
-    defaults = {**vars(blank.parse([])), "keep": False}
-    for name, value in defaults.items():
-        if getattr(options, name) != value:
+    for name, default in {**vars(blank.parse([])), "keep": False}.items():
+        if getattr(options, name) != default:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} needs a sweep: add --sweep 0 0.25 0.5 0.75 1")
     merge(options)

@@ -100,16 +100,10 @@ def bars(title: str, rows: Sequence[Bar], lower_is_better: bool) -> Figure:
     }
     bounds = [abs(x) for row in rows for x in row.span if x is not None and math.isfinite(x)]
     far = min(1.12 * (max(bounds, default=0.0) or 1.0), sys.float_info.max)
+    beside: JSON = {"x": 1, "xref": "paper", "xanchor": "left", "xshift": 6}
     notes = [
-        {
-            "text": f"<b>{escape(row.text)}</b>",
-            "x": 1,
-            "xref": "paper",
-            "xanchor": "left",
-            "xshift": 6,
-            "y": i,
-            "font": {"size": 13, "color": row.color},
-        }
+        beside
+        | {"y": i, "text": f"<b>{escape(row.text)}</b>", "font": {"size": 13, "color": row.color}}
         for i, row in enumerate(rows)
     ]
     names = {
@@ -119,10 +113,9 @@ def bars(title: str, rows: Sequence[Bar], lower_is_better: bool) -> Figure:
         "range": [len(rows) - 0.45, -0.55],
         "showgrid": False,
     }
-    right = 14 + 8 * max(len(row.text) for row in rows)
     layout = {
         "height": (40 if len(rows) <= 12 else 26) * len(rows) + 64,
-        "margin": {"r": right, "b": 52},
+        "margin": {"r": 14 + 8 * max(len(row.text) for row in rows), "b": 52},
         "xaxis": {
             "range": [far, -far] if lower_is_better else [-far, far],
             "title": {"text": "← worse      better →"},
@@ -143,19 +136,19 @@ def lines(title: str, curves: Sequence[Line], x_title: str) -> Figure:
         name, several = plain(curve.name), len(curves) > 1
         marked = curve.color != ACCENT or not several
         color = curve.color if marked else _PALETTE[i % len(_PALETTE)]
-        values = [finite(value) for value in curve.values]
         ends += [f"{name} ends at {value:.4g}" for value in curve.values[-1:]]
-        trace = {
-            "type": "scatter",
-            "mode": "lines",
-            "name": escape(cut(name, 24)),
-            "showlegend": several,
-            "x": list(curve.steps),
-            "y": values,
-            "line": {"color": color, "width": 2.5 if marked else 1.5},
-            "hovertemplate": f"<b>{escape(name)}</b><br>{x_title} %{{x}}: %{{y:.4g}}",
-        }
-        traces.append(trace)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": escape(cut(name, 24)),
+                "showlegend": several,
+                "x": list(curve.steps),
+                "y": [finite(value) for value in curve.values],
+                "line": {"color": color, "width": 2.5 if marked else 1.5},
+                "hovertemplate": f"<b>{escape(name)}</b><br>{x_title} %{{x}}: %{{y:.4g}}",
+            }
+        )
     axes = {"xaxis": {"showgrid": False, "title": {"text": x_title}}, "yaxis": {}}
     layout = {"height": 360 if len(curves) > 1 else 260, **axes}
     return Figure(title, {"data": traces, "layout": layout}, alt="; ".join(ends))
