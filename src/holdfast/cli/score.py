@@ -21,6 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from holdfast import registry
 from holdfast.cli._guard import claim
 from holdfast.cli._options import Parser, UsageError, add, add_settings, settings_from
@@ -55,8 +57,6 @@ def weighting() -> type[Any]:
 
 def run(options: argparse.Namespace) -> None:
     """Score, weigh, write, print."""
-    import torch
-
     from holdfast.io.models import Loader
     from holdfast.io.training_data import TrainingData
     from holdfast.report.scored import Sample, Scored
@@ -83,12 +83,10 @@ def run(options: argparse.Namespace) -> None:
     )
     weights: Any = method.weigh(scores)
     weights = [w.tolist() for w in (scores.split(weights) if tokens else weights)]
-    losses, targets = scores.losses.tolist(), scores.counts.tolist()
+    figures = zip(owners, scores.losses.tolist(), weights, scores.counts.tolist(), strict=True)
     found = [
         Sample(i, row, loss if count else None, weight, count)
-        for i, (row, loss, weight, count) in enumerate(
-            zip(owners, losses, weights, targets, strict=True)
-        )
+        for i, (row, loss, weight, count) in enumerate(figures)
     ]
     scored = Scored(
         options.model, options.data, len(rows), tau_of(method, scores), found,
@@ -159,10 +157,9 @@ def tau_of(method: Any, scores: Any) -> float:
     """Return the temperature as a number."""
     if not isinstance(method.tau, str):
         return float(method.tau)
-    losses: list[float] = scores.losses[scores.counts > 0].tolist()
-    if method.level == "token":
-        losses = [loss for some in scores.token_losses for loss in some.tolist()]
-    return statistics.median(losses)
+    by_token = method.level == "token"
+    losses = torch.cat(scores.token_losses) if by_token else scores.losses[scores.counts > 0]
+    return statistics.median(losses.tolist())
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
