@@ -66,6 +66,7 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     from holdfast._torch.adapters import has_adapters, without_peft
     from holdfast.evaluate.watch import watch_distance
     from holdfast.hosts.job import train
+    from holdfast.io.encoding import TrainingData
     from holdfast.io.models import Loader
     from holdfast.recipe import read_recipe
 

@@ -30,8 +30,8 @@ from holdfast.hosts.job import Training
 from holdfast.io.storage import Place
 
 if TYPE_CHECKING:
+    from holdfast.io.encoding import TrainingData
     from holdfast.io.rows import Rows
-    from holdfast.io.training_data import TrainingData
 
 
 def add_options(parser: Parser) -> None:
@@ -57,8 +57,8 @@ def weighting() -> type[Any]:
 
 def run(options: argparse.Namespace) -> None:
     """Score, weigh, write, print."""
+    from holdfast.io.encoding import TrainingData
     from holdfast.io.models import Loader
-    from holdfast.io.training_data import TrainingData
     from holdfast.report.scored import Sample, Scored
     from holdfast.report.text import to_terminal
     from holdfast.scoring.scorer import score
@@ -159,7 +159,7 @@ def tau_of(method: Any, scores: Any) -> float:
         return float(method.tau)
     by_token = method.level == "token"
     losses = torch.cat(scores.token_losses) if by_token else scores.losses[scores.counts > 0]
-    return statistics.median(losses.tolist())
+    return float(statistics.median(losses.tolist()))
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
