@@ -66,19 +66,15 @@ def token_losses(logits: Tensor, labels: Tensor, task: Task) -> TokenLosses:
     return TokenLosses(losses[where], sample[where])
 
 
-class _Losses(NamedTuple):
-    """The losses of all targets and their samples; without ``sample``, one loss per sample or 0."""
+def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Tensor | None]:
+    """The losses of all targets and their samples; without samples, one loss per sample or 0.
 
-    values: Tensor
-    sample: Tensor | None = None
-
-
-def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> _Losses:
-    """The losses of a batch. Only the selection of targets synchronises with a GPU."""
+    Only the selection of targets synchronises with a GPU.
+    """
     where = target_mask(labels, task)
     if task == "classification":
         nll = F.cross_entropy(_wide(logits), labels.long(), reduction="none", ignore_index=IGNORED)
-        return _Losses(nll)
+        return nll, None
     if task in ("regression", "multi_label"):
         outputs = target_outputs(logits, labels, task)
         wanted = labels.to(outputs).reshape(len(labels), -1)
@@ -88,15 +84,15 @@ def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> _Losses:
                 f"{tuple(wanted.shape)}: the shapes must be equal"
             )
         if task == "regression":
-            return _Losses((outputs - wanted).square().mean(1))
+            return (outputs - wanted).square().mean(1), None
         loss = F.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
-        return _Losses(loss.mean(1))
+        return loss.mean(1), None
     targets = where.flatten().nonzero().squeeze(1)
     # The logits at t of a causal model predict the label at t + 1.
     rows = targets - 1 if task == "causal_lm" else targets
     outputs = _wide(logits.flatten(0, 1)[rows])
     nll = F.cross_entropy(outputs, labels.flatten()[targets].long(), reduction="none")
-    return _Losses(nll, targets // labels.shape[1])
+    return nll, targets // labels.shape[1]
 
 
 def target_outputs(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
@@ -162,11 +158,11 @@ def weighted_loss(
         >>> weighted_loss(logits, labels, torch.tensor([1.0, 0.5]), "classification")
         tensor(1.0397)
     """
-    losses = _every_loss(logits, labels, task)
+    losses, sample = _every_loss(logits, labels, task)
     if weights is not None:
-        weights = torch.as_tensor(weights).to(losses.values)
+        weights = torch.as_tensor(weights).to(losses)
         if weights.shape == labels.shape[:1]:
-            weights = weights if losses.sample is None else weights[losses.sample]
+            weights = weights if sample is None else weights[sample]
         elif weights.shape == labels.shape and labels.shape == target_mask(labels, task).shape:
             weights = weights[target_mask(labels, task)]
         else:
@@ -180,8 +176,8 @@ def weighted_loss(
     elif not isinstance(num_targets, Tensor) and not num_targets > 0:
         raise ValueError(f"num_targets must be > 0, got {num_targets!r}")
     if isinstance(num_targets, Tensor) and num_targets.dim():
-        num_targets = num_targets.to(losses.values)
-    return (losses.values if weights is None else weights * losses.values).sum() / num_targets
+        num_targets = num_targets.to(losses)
+    return (losses if weights is None else weights * losses).sum() / num_targets
 
 
 def global_targets(micro_batches: Iterable[Tensor], task: Task) -> Tensor:

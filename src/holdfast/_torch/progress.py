@@ -8,5 +8,5 @@ from tqdm.auto import tqdm
 
 
 def progress_bar(total: int | None, description: str, *, shown: bool, unit: str = "sample") -> Any:
-    """A progress bar with ``update(n)`` and ``close()``."""
+    """A progress bar with ``update(n)``, as a context manager."""
     return tqdm(total=total, desc=description, disable=not shown, unit=unit)

@@ -16,7 +16,6 @@ variance 1, and T cancels: T²·KL = ½·(z − z*)².
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -193,10 +192,8 @@ def outputs_of_base(run: Run, source: IndexedSource) -> list[Tensor] | None:
     rank, world = rank_and_world()
     found: dict[int, Tensor] = {}
     model, device = run.model, next(run.model.parameters()).device
-    with contextlib.ExitStack() as stack:
-        bar = progress_bar(source.total, "base model", shown=run.progress and rank == 0)
-        stack.callback(bar.close)
-        stack.enter_context(evaluating(model))
+    bar = progress_bar(source.total, "base model", shown=run.progress and rank == 0)
+    with bar, evaluating(model):
         for number, (indices, read) in enumerate(source):
             if number == 0 or number % world == rank:  # all ranks need the size of the first
                 inputs, labels = inputs_and_labels(model, to_device(read(), device))

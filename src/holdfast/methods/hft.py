@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from holdfast._torch.checks import share, whole_number
 from holdfast._torch.layers import block_of, head_of, within
@@ -25,10 +26,6 @@ from holdfast.methods._freezing import Freezing, enter, plan, trainable_names
 
 if TYPE_CHECKING:
     from holdfast.run import Run
-
-_CONVOLUTIONS = (
-    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -149,7 +146,7 @@ def category(path: str, module: nn.Module) -> str:
     """
     if "norm" in type(module).__name__.lower():
         return "norm"
-    if isinstance(module, _CONVOLUTIONS):
+    if isinstance(module, _ConvNd):
         return "convolution"
     if all(p.dim() < 2 for p in module.parameters(recurse=False)):
         return "other"  # for example the scale of a residual branch

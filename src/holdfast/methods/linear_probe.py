@@ -224,27 +224,22 @@ def _features(
     def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         caught.append(args[0] if args else next(iter(kwargs.values())))
 
-    hook = head.register_forward_pre_hook(catch, with_kwargs=True)
     features, labels = [], []
     bar = progress_bar(source.total, "features", shown=progress)
-    try:
-        with evaluating(model):
-            for indices, read in source:
-                inputs, targets = inputs_and_labels(model, to_device(read(), device))
-                outputs = logits_of(model, inputs, features=True)
-                if inside and not caught:
-                    raise ValueError(
-                        "the model did not run the head: check that head= is the right module"
-                    )
-                found = caught.pop() if inside else outputs
-                if isinstance(head, nn.Linear) and found.dim() == 3 and isinstance(inputs, Mapping):
-                    found = _last(found, inputs)
-                features.append(found)
-                labels.append(targets)
-                bar.update(len(indices))
-    finally:
-        hook.remove()
-        bar.close()
+    with bar, evaluating(model), head.register_forward_pre_hook(catch, with_kwargs=True):
+        for indices, read in source:
+            inputs, targets = inputs_and_labels(model, to_device(read(), device))
+            outputs = logits_of(model, inputs, features=True)
+            if inside and not caught:
+                raise ValueError(
+                    "the model did not run the head: check that head= is the right module"
+                )
+            found = caught.pop() if inside else outputs
+            if isinstance(head, nn.Linear) and found.dim() == 3 and isinstance(inputs, Mapping):
+                found = _last(found, inputs)
+            features.append(found)
+            labels.append(targets)
+            bar.update(len(indices))
     if not features:
         raise ValueError("the data is empty: there is nothing to fit")
     if features[0].dim() != 2:

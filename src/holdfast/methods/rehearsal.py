@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Subset
 
 from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import inputs_and_labels
@@ -164,9 +164,9 @@ def mixed(new: Any, old: Any, chosen: Sequence[int], model: nn.Module) -> Any:
     return _Mixed(new, old, chosen, model)
 
 
-class _Mixed(Dataset[Any]):
+class _Mixed(ConcatDataset[Any]):
     def __init__(self, new: Any, old: Any, chosen: Sequence[int], model: nn.Module) -> None:
-        self.new, self.old, self.chosen = new, old, chosen
+        super().__init__([new, Subset(old, chosen)])
         self.columns: list[str] | None = None
         first, other = new[0], old[chosen[0]]
         if isinstance(first, Mapping) and isinstance(other, Mapping):
@@ -179,12 +179,8 @@ class _Mixed(Dataset[Any]):
                 f"length {len(other)}"
             )
 
-    def __len__(self) -> int:
-        return len(self.new) + len(self.chosen)
-
     def __getitem__(self, i: int) -> Any:
-        n = len(self.new)
-        sample = self.new[i] if i < n else self.old[self.chosen[i - n]]
+        sample = super().__getitem__(i)  # type: ignore[no-untyped-call]
         return sample if self.columns is None else {name: sample[name] for name in self.columns}
 
 

@@ -21,17 +21,9 @@ def draw_texts(
 ) -> list[list[int]]:
     """Draw texts token by token at temperature 1 from the whole vocabulary.
 
-    Args:
-        model: a transformers model that predicts the next token, in eval mode.
-        count: the number of texts.
-        tokens: the maximum number of tokens to draw per text. A text ends earlier if an
-            end-of-sequence token is drawn.
-        prefix: the tokens that every text begins with, usually only BOS.
-        seed: the random seed. The global random state is restored afterwards.
-        batch_size: texts to draw at a time; None draws all of them together.
-
-    Returns:
-        The tokens of each text: the prefix, then the drawn tokens.
+    Each text is the prefix, usually only BOS, then at most ``tokens`` drawn tokens: it ends earlier
+    if an end-of-sequence token is drawn. ``batch_size`` texts are drawn at a time; None draws all
+    of them together. The global random state is restored afterwards.
     """
     device = next(model.parameters()).device
     ends = _end_tokens(model).to(device)

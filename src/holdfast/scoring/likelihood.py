@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,15 +23,10 @@ _LOGITS = 1 << 27  # per forward pass: half a gigabyte of float32
 
 
 class Likelihood(NamedTuple):
-    """The likelihood of a target.
+    """The likelihood of a target."""
 
-    Attributes:
-        losses: the negative log-likelihood of each token, in nats.
-        greedy: whether greedy decoding would generate the target.
-    """
-
-    losses: list[float]
-    greedy: bool
+    losses: list[float]  # the negative log-likelihood of each token, in nats
+    greedy: bool  # whether greedy decoding would generate the target
 
     @property
     def nll(self) -> float:
@@ -58,11 +53,11 @@ def log_likelihoods(
         raise ValueError(f"{name}: answer {empty[0]} has no tokens to predict")
     if empty := [i for i, request in enumerate(requests) if not request.context]:
         raise ValueError(f"{name}: answer {empty[0]} has no context: add at least one token")
-    same: dict[
-        tuple[int, ...], list[int]
-    ] = {}  # equal inputs run once, such as the letters of a question
+    # Equal inputs run once, such as the letters of a question.
+    same: dict[tuple[int, ...], list[int]] = {}
     for i, request in enumerate(requests):
-        same.setdefault(tuple(_inputs(request, loaded.limit)), []).append(i)
+        inputs = (*request.context, *request.target)[:-1]
+        same.setdefault(inputs[-loaded.limit :], []).append(i)
     rows, owners = list(same), list(same.values())
     found: dict[int, Likelihood] = {}
     bar = progress_bar(len(requests), name, shown=progress)
@@ -83,10 +78,6 @@ def log_likelihoods(
         bar.update(len(asked))
     bar.close()
     return [found[i] for i in range(len(requests))]
-
-
-def _inputs(request: Continuation, limit: int) -> list[int]:
-    return [*request.context, *request.target][:-1][-limit:]
 
 
 def _losses_and_hits(predictions: Predictions, where: list[int], wanted: list[int]) -> Tensor:
@@ -135,8 +126,5 @@ class Runner:
             return self.tokens
         return min(self.tokens, _LOGITS // self.split.vocabulary)
 
-    def _batch(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-        return cast(
-            dict[str, Tensor],
-            to_device(pad_collate([{"input_ids": list(row)} for row in rows]), self.device),
-        )
+    def _batch(self, rows: Sequence[Sequence[int]]) -> Any:
+        return to_device(pad_collate([{"input_ids": list(row)} for row in rows]), self.device)

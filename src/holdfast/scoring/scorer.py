@@ -225,7 +225,7 @@ def _score_rest(
     if known and progress and rank == 0:
         print(f"resuming: {len(known)} samples are already scored", file=sys.stderr)
     try:
-        with evaluating(scorer.model), torch.no_grad():
+        with bar, evaluating(scorer.model), torch.no_grad():
             left = (batch for batch in source if not all(i in known for i in batch[0]))
             for number, (indices, read) in enumerate(left):
                 if number % world == rank:
@@ -239,8 +239,6 @@ def _score_rest(
         if store:
             store.save_part(unsaved)  # Ctrl-C or an error in a later sample
         raise
-    finally:
-        bar.close()
     fresh.update(unsaved)
     for theirs in gathered(fresh):
         known.update(theirs)
