@@ -213,7 +213,6 @@ class Parser(argparse.ArgumentParser):
         return self.demo() if self.demo is not None and given.model is None else {}
 
     def _read_config(self, file: Path) -> Iterator[tuple[str, Any]]:
-        """Read the options in a YAML file."""
         yaml = require("yaml", extra="cli", what="--config")
         try:
             given = yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -58,7 +58,6 @@ def document(results: Results) -> Document:
 
 
 def _shown(found: Sequence[Summary], chosen: str | None) -> list[Section]:
-    """The sections of a comparison that has runs."""
     points = [_point(summary, chosen) for summary in found]
     target = _axis(found, lambda run: run.target)
     keys = _tests(found)
@@ -68,7 +67,9 @@ def _shown(found: Sequence[Summary], chosen: str | None) -> list[Section]:
     }
     drawn = sorted(keys, key=worst.__getitem__, reverse=True)[:MOST]
     tests = [_axis(found, partial(_test, key=key)) for key in keys if key in drawn]
-    kept = _kept(found)
+    title = "Mean change on the retained tests, relative to before"
+    seeds = [[100 * run.kept for run in summary.runs] for summary in found]
+    kept = Axis(title, _medians(seeds), start=0.0, lower_is_better=False, suffix=" %")
     single = "The same for each retained test."
     if len(keys) > MOST:
         single += f" These are the {MOST} of {len(keys)} that lose most; the tables have all."
@@ -140,13 +141,6 @@ def _axis(found: Sequence[Summary], pick: Callable[[RunResult], Measured | None]
     return Axis(title, _medians(seeds), scale * one.before, one.lower_is_better, suffix)
 
 
-def _kept(found: Sequence[Summary]) -> Axis:
-    """The mean relative change over the retained tests."""
-    seeds = [[100 * run.kept for run in summary.runs] for summary in found]
-    title = "Mean change on the retained tests, relative to before"
-    return Axis(title, _medians(seeds), 0.0, False, " %")
-
-
 def _medians(seeds: Sequence[Sequence[float]]) -> list[Span]:
     rows = (row or [math.nan] for row in seeds)
     return [Span(statistics.median(row), min(row), max(row)) for row in rows]
@@ -154,17 +148,13 @@ def _medians(seeds: Sequence[Sequence[float]]) -> list[Span]:
 
 def _curves(found: Sequence[Summary], chosen: str | None) -> list[Figure]:
     """Loss and distance over the updates: the first seed of each recipe."""
-    figures = []
-    for name, title in _CURVES.items():
-        curves = [
-            Line(summary.label, curve.steps, curve.values, _color(summary, chosen))
-            for summary in found
-            for curve in summary.runs[0].curves
-            if curve.name == name and curve.steps
-        ]
-        if curves:
-            figures.append(lines(title, curves, "update"))
-    return figures
+    curves: dict[str, list[Line]] = {name: [] for name in _CURVES}
+    for summary in found:
+        for curve in summary.runs[0].curves:
+            if curve.name in curves and curve.steps:
+                line = Line(summary.label, curve.steps, curve.values, _color(summary, chosen))
+                curves[curve.name].append(line)
+    return [lines(_CURVES[name], some, "update") for name, some in curves.items() if some]
 
 
 def _main_table(found: Sequence[Summary], chosen: str | None) -> Table:

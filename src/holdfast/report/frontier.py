@@ -181,11 +181,9 @@ def _labels(
 ) -> list[tuple[str, str]]:
     """Text and position of each name, the last first; no text where there is no room."""
     (left, right), (bottom, top) = view
+    width, height = inner
     pixels = [
-        (
-            (x.value - left) / (right - left) * inner[0],
-            (top - y.value) / (top - bottom) * inner[1],
-        )
+        (width * (x.value - left) / (right - left), height * (top - y.value) / (top - bottom))
         for _, x, y in drawn
     ]
     names = [cut(plain(point.name), 22) for point, _, _ in drawn]

@@ -143,11 +143,9 @@ def _distances(sweep: Sweep) -> Iterator[Quantity]:
         texts = (nats(d.kl.value) if d else NONE for d in rows)
         row = (f"predictions, {plain(key[0])}", unit, *texts)
         yield Quantity("distance", row, Axis(title, spans))
-    moved = [
-        point.report.drift.total.relative if point.report.drift else None for point in sweep.points
-    ]
-    if any(share is not None for share in moved):
-        spans = [Span(math.nan if share is None else 100 * share) for share in moved]
-        texts = (NONE if share is None else percent(share) for share in moved)
+    drifts = [point.report.drift for point in sweep.points]
+    if any(drifts):
+        spans = [Span(100 * d.total.relative if d else math.nan) for d in drifts]
+        texts = (percent(d.total.relative) if d else NONE for d in drifts)
         axis = Axis("Weights, ‖θ − θ*‖ / ‖θ*‖", spans, suffix=" %")
         yield Quantity("distance", ("weights", "of their norm", *texts), axis)
