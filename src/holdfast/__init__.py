@@ -36,15 +36,18 @@ from holdfast.scoring.scorer import score
 from holdfast.scoring.scores import Scores
 
 if TYPE_CHECKING:
-    from holdfast.comparison.plan import Plan
+    from holdfast.comparison.plan import Measuring, Plan
+    from holdfast.comparison.results import Results
     from holdfast.comparison.scheduler import compare
-    from holdfast.comparison.tuning import tune
+    from holdfast.comparison.search import Tuning
+    from holdfast.comparison.tuning import Tuned, tune
     from holdfast.evaluate.measure import measure, measure_many
     from holdfast.evaluate.report import ForgettingReport
     from holdfast.evaluate.watch import Watch
     from holdfast.hosts.accelerate import AccelerateLoop as AccelerateLoop
     from holdfast.hosts.hf import HoldfastTrainer as HoldfastTrainer
     from holdfast.hosts.hf import WithRecipe as WithRecipe
+    from holdfast.hosts.job import Training
     from holdfast.hosts.lightning import RecipeCallback as RecipeCallback
     from holdfast.hosts.trl import HoldfastSFTTrainer as HoldfastSFTTrainer
     from holdfast.io.models import Loader
@@ -58,8 +61,13 @@ _LAZY = {
     "HoldfastSFTTrainer": "holdfast.hosts.trl",
     "HoldfastTrainer": "holdfast.hosts.hf",
     "Loader": "holdfast.io.models",
+    "Measuring": "holdfast.comparison.plan",
     "Plan": "holdfast.comparison.plan",
     "RecipeCallback": "holdfast.hosts.lightning",
+    "Results": "holdfast.comparison.results",
+    "Training": "holdfast.hosts.job",
+    "Tuned": "holdfast.comparison.tuning",
+    "Tuning": "holdfast.comparison.search",
     "Watch": "holdfast.evaluate.watch",
     "WithRecipe": "holdfast.hosts.hf",
     "compare": "holdfast.comparison.scheduler",
@@ -82,10 +90,11 @@ def __dir__() -> list[str]:
 __all__ = [
     "EWC", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "AdamWUpdate", "Distance", "Distill",
     "Flow", "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LinearProbe", "LoRA",
-    "Loader", "LoopSettings", "Mixout", "MoFO", "MoFOUpdate", "Plan", "Pretrained",
+    "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "Plan", "Pretrained",
     "PretrainedHead", "RandomInit", "RecAdam", "RecAdamUpdate", "Recipe", "Reference",
-    "Rehearsal", "Run", "SGDUpdate", "Scores", "Uniform", "Watch", "WiseFT", "anneal",
-    "compare", "count_targets", "finetune_loop", "global_targets", "linear_probe", "measure",
-    "measure_many", "optim", "pad_collate", "per_sample_loss", "random_init", "registry",
-    "score", "train_loop", "tune", "weighted_loss", "with_weights",
+    "Rehearsal", "Results", "Run", "SGDUpdate", "Scores", "Training", "Tuned", "Tuning",
+    "Uniform", "Watch", "WiseFT", "anneal", "compare", "count_targets", "finetune_loop",
+    "global_targets", "linear_probe", "measure", "measure_many", "optim", "pad_collate",
+    "per_sample_loss", "random_init", "registry", "score", "train_loop", "tune", "weighted_loss",
+    "with_weights",
 ]  # fmt: skip

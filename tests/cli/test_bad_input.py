@@ -13,9 +13,9 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 pytest.importorskip("plotly", reason="the eval extra is not installed")
 
 from holdfast.cli import main
-from holdfast.comparison.default import paths
+from holdfast.comparison import default
 
-MODEL = str(paths().model)
+MODEL = str(default.MODEL)
 _TRAINING = ["--max-updates=1", "--batch-size=2"]
 GOOD = {
     "compare": [

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 
 from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
 from holdfast.cli import main  # noqa: E402
-from holdfast.comparison.default import paths  # noqa: E402
+from holdfast.comparison.default import MODEL  # noqa: E402
 
 ROWS = [{"prompt": "two plus two is", "completion": "four"}] * 8
 SMALL = ["--max-updates=3", "--batch-size=2", "--lr=1e-3"]
@@ -29,7 +29,7 @@ def _here(monkeypatch, tmp_path):
 
 
 def finetune(*more, out="out"):
-    given = [f"--model={paths().model}", "--data=train.jsonl", f"--out={out}", *SMALL]
+    given = [f"--model={MODEL}", "--data=train.jsonl", f"--out={out}", *SMALL]
     return main(["finetune", *given, *more])
 
 
@@ -47,7 +47,7 @@ def test_a_recipe_and_its_config_again(tmp_path, capsys):
         "config.json", "config.yaml", "model.safetensors", "tokenizer.json", "training.json",
     }  # fmt: skip
     assert json.loads(Path("out/training.json").read_text())[-1]["update"] == 3
-    base, tuned = weights(paths().model), weights("out")
+    base, tuned = weights(MODEL), weights("out")
     assert any(not torch.equal(base[name].float(), tuned[name]) for name in base)
     assert main(["finetune", "--config=out/config.yaml", "--out=again"]) == 0
     again = weights("again")
@@ -57,7 +57,7 @@ def test_a_recipe_and_its_config_again(tmp_path, capsys):
 def test_lora_saves_its_adapter():
     pytest.importorskip("peft", reason="the peft extra is not installed")
     assert finetune("--recipe=lora") == 0
-    assert main(["measure", str(paths().model), "out", "--context-free=2"]) == 0
+    assert main(["measure", str(MODEL), "out", "--context-free=2"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_model_is_not_written_over(capsys):
 
 
 def command(out):
-    given = [f"--model={paths().model}", "--data=train.jsonl", f"--out={out}"]
+    given = [f"--model={MODEL}", "--data=train.jsonl", f"--out={out}"]
     return [
         *given,
         "--recipe=recadam+flow",

@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast import Flow, Scores
 from holdfast.cli import main
-from holdfast.comparison.default import paths
+from holdfast.comparison.default import MODEL
 from holdfast.report.scored import Sample, Scored
 from holdfast.report.text import to_markdown
 
@@ -39,7 +39,7 @@ def read(name):
 
 
 def score(*more):
-    return main(["score", f"--model={paths().model}", "--data=train.jsonl", *more])
+    return main(["score", f"--model={MODEL}", "--data=train.jsonl", *more])
 
 
 def test_scores_and_weights_on_disk(capsys):
@@ -116,7 +116,7 @@ def test_a_weight_column_is_not_replaced(capsys):
 
 
 def test_a_config_says_the_same(capsys, tmp_path):
-    (tmp_path / "mine.yaml").write_text(f"model: {paths().model}\ndata: train.jsonl\ntau: 2.0\n")
+    (tmp_path / "mine.yaml").write_text(f"model: {MODEL}\ndata: train.jsonl\ntau: 2.0\n")
     assert main(["score", "--config=mine.yaml", "--tau=3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tau"] == 3
 
@@ -125,7 +125,7 @@ def test_finetune_by_flow_reads_what_was_scored(tmp_path):
     assert score() == 0
     kept = list((tmp_path / "cache" / "scores").iterdir())
     small = ["--max-updates=1", "--batch-size=2", "--max-length=512"]
-    given = [f"--model={paths().model}", "--data=train.jsonl", "--recipe=flow", "--out=tuned"]
+    given = [f"--model={MODEL}", "--data=train.jsonl", "--recipe=flow", "--out=tuned"]
     assert main(["finetune", *given, *small]) == 0
     assert list((tmp_path / "cache" / "scores").iterdir()) == kept
 

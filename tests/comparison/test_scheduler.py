@@ -39,9 +39,9 @@ class Told:
         if self.then:
             self.then(spec, doing, done)
 
-    def finished(self, finished):
-        self.ended[finished.spec.id] += 1
-        self.errors[finished.spec.id] = finished.error
+    def finished(self, spec, result, error):
+        self.ended[spec.id] += 1
+        self.errors[spec.id] = error
 
     def run(self, plan, out, jobs):
         return compare(plan, out, jobs=jobs, on_progress=self.under_way, on_finished=self.finished)
@@ -179,7 +179,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 
-from holdfast.comparison import Plan, Training, Tuning, compare, tune
+from holdfast import Plan, Training, Tuning, compare, tune
 
 with open("begun", "a") as file:
     print(__name__, file=file)

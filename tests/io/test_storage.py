@@ -75,7 +75,7 @@ def test_a_plan_elsewhere_gives_the_same(tmp_path, monkeypatch):
     # Both are read, and nothing is run again.
     told = []
     both = [
-        compare(plan, place, on_finished=told.append, config="model: small\n")
+        compare(plan, place, on_finished=lambda *ended: told.append(ended), config="model: small\n")
         for place in (tmp_path / "here", address)
     ]
     assert [results.runs for results in both] == [(here,), (there,)]

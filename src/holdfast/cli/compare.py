@@ -35,7 +35,6 @@ from holdfast.io.storage import Place
 
 if TYPE_CHECKING:
     from holdfast.comparison.plan import RunSpec
-    from holdfast.comparison.scheduler import Finished
 
 
 def add_options(parser: Parser) -> None:
@@ -68,12 +67,11 @@ def add_plan_options(parser: Parser) -> None:
 
 def demo_settings() -> dict[str, Any]:
     """Return options for a small model, maths problems to learn, and texts to retain."""
-    from holdfast.comparison.default import paths
+    from holdfast.comparison import default
 
-    here = paths()
     return {
-        "model": str(here.model), "data": str(here.train), "target": str(here.dev),
-        "text": [str(path) for path in here.retained.values()], "test_max_length": 256,
+        "model": str(default.MODEL), "data": str(default.TRAIN), "target": str(default.DEV),
+        "text": [str(path) for path in default.RETAINED.values()], "test_max_length": 256,
         "limit": 100, "context_free": 8, "lr": 3e-3, "max_updates": 40, "batch_size": 8,
         "max_length": 176,
     }  # fmt: skip
@@ -95,9 +93,9 @@ def run(options: argparse.Namespace) -> None:
         def under_way(spec: RunSpec, doing: str, done: int, total: int) -> None:
             progress.update(_name(spec), done, total, doing)
 
-        def finished(run: Finished) -> None:
-            last = (run.error or "").strip().rpartition("\n")[2]
-            progress.finished(_name(run.spec), f"failed: {last[:200]}" if run.error else "done")
+        def finished(spec: RunSpec, result: object, error: str | None) -> None:
+            last = (error or "").strip().rpartition("\n")[2]
+            progress.finished(_name(spec), f"failed: {last[:200]}" if error else "done")
 
         results = compare(
             plan, out.name, jobs=jobs_of(options), engine=options.engine, gpus=options.gpus,

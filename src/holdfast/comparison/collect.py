@@ -10,8 +10,6 @@ from holdfast.comparison.plan import Plan
 from holdfast.comparison.results import Results, RunResult
 from holdfast.io import codec
 
-__all__ = ["finished_in", "together"]
-
 
 def finished_in(folder: Path, plan: Plan | None = None) -> Results | None:
     """Collect the finished runs of a comparison that is running, or was stopped.

@@ -18,8 +18,6 @@ from holdfast.io.labels import target_of
 from holdfast.io.models import Loader
 from holdfast.io.rows import is_text, labels_of, open_rows, read_text
 
-__all__ = ["check_inputs", "half_of_text", "measure_options"]
-
 
 def measure_options(plan: Plan) -> dict[str, Any]:
     """The tests of a plan, as keyword arguments of :func:`holdfast.measure`."""

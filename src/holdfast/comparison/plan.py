@@ -25,8 +25,6 @@ from holdfast.io.heads import check_head
 from holdfast.recipe import Recipe, read_recipe
 from holdfast.registry import find, methods
 
-__all__ = ["Measuring", "Plan", "RunSpec", "Training"]
-
 Value = bool | int | float | str
 
 #: The recipes that are compared by default: each method with its defaults, and good combinations.

@@ -14,21 +14,14 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-    wait,
-)
+from concurrent import futures
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-
-__all__ = ["Ended", "attempt", "call_in_processes", "refuse_in_import", "report_progress"]
 
 Call = tuple[Any, ...]
 
@@ -79,7 +72,7 @@ def call_in_processes(
             while calls and idle:
                 worker, call = idle.pop(0), calls.popleft()
                 busy[worker.submit(function, call)] = worker, call
-            done, _ = wait(busy, 0.1, FIRST_COMPLETED)
+            done, _ = futures.wait(busy, 0.1, futures.FIRST_COMPLETED)
             for worker, call in busy.values():
                 for message in worker.messages():
                     begun = True

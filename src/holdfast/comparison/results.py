@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,8 +24,6 @@ from holdfast.report.shown import Shown
 
 if TYPE_CHECKING:
     from holdfast.comparison.plan import RunSpec
-
-__all__ = ["Measured", "Moved", "Results", "RunResult", "Summary", "summarise"]
 
 #: Version of the JSON form; raised when a field is renamed, removed or changes its meaning.
 SCHEMA_VERSION = 1
@@ -131,10 +129,8 @@ class RunResult:
     @property
     def label(self) -> str:
         """The name of the recipe, and the values in which it differs from the plan."""
-        values = (
-            f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.values.items()
-        )
-        return " ".join([self.recipe, *values])
+        shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in self.values.items()}
+        return " ".join([self.recipe, *(f"{k}={v}" for k, v in shown.items())])
 
     @property
     def kept(self) -> float:
@@ -210,7 +206,6 @@ class Summary:
         seeds: number of seeds.
         target, retained: medians over the seeds; the intervals hold the lowest and the highest
             change of any seed.
-        best: the best target value of any seed.
         kept, loss, relative_drift, kl, seconds: medians over the seeds.
         peak_memory: the maximum over the seeds.
         runs: one run per seed.
@@ -221,7 +216,6 @@ class Summary:
     seeds: int
     target: Measured
     retained: tuple[Measured, ...]
-    best: float
     kept: float
     loss: float
     relative_drift: float | None
@@ -231,16 +225,7 @@ class Summary:
     runs: tuple[RunResult, ...]
 
 
-def summarise(runs: Iterable[RunResult]) -> list[Summary]:
-    """Summarise each recipe over its seeds, in the order of first appearance."""
-    groups: dict[str, list[RunResult]] = {}
-    for run in runs:
-        groups.setdefault(run.label, []).append(run)
-    return [_summary(label, some) for label, some in groups.items()]
-
-
 def _summary(label: str, runs: Sequence[RunResult]) -> Summary:
-    target = _median([run.target for run in runs])
     tests: dict[tuple[str, str], list[Measured]] = {}
     for run in runs:
         for test in run.retained:
@@ -251,9 +236,8 @@ def _summary(label: str, runs: Sequence[RunResult]) -> Summary:
         label=label,
         recipe=runs[0].recipe,
         seeds=len(runs),
-        target=target,
+        target=_median([run.target for run in runs]),
         retained=tuple(map(_median, tests.values())),
-        best=target.best,
         kept=statistics.median(run.kept for run in runs),
         loss=statistics.median(run.loss for run in runs),
         relative_drift=statistics.median(drifts) if drifts else None,
@@ -298,7 +282,10 @@ class Results(Shown):
 
     def summaries(self) -> list[Summary]:
         """Summarise each recipe over its seeds, in the order of the plan."""
-        return summarise(self.runs)
+        groups: dict[str, list[RunResult]] = {}
+        for run in self.runs:
+            groups.setdefault(run.label, []).append(run)
+        return [_summary(label, runs) for label, runs in groups.items()]
 
     def recommendation(self) -> Recommendation:
         """Which recipe to take, and why."""

@@ -8,7 +8,7 @@ import socket
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +29,14 @@ from holdfast.io import codec as _codec
 from holdfast.io.files import locked
 from holdfast.io.storage import Place
 
-__all__ = ["Finished", "compare", "finished_runs"]
-
 #: Called with a run, the name of its activity, the amount done and the total amount.
 Tell = Callable[[RunSpec, str, int, int], None]
 
+#: A run that has ended, with its result or with a traceback.
+Ended = tuple[RunSpec, RunResult | None, str | None]
+
 #: How often Ray repeats a run whose node or process died.
 RETRIES = 3
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A run that has ended, with its result or with a traceback."""
-
-    spec: RunSpec
-    result: RunResult | None
-    error: str | None
 
 
 def compare(
@@ -56,7 +48,7 @@ def compare(
     gpus: float = 0,
     address: str | None = None,
     config: str | None = None,
-    on_finished: Callable[[Finished], None] | None = None,
+    on_finished: Callable[[RunSpec, RunResult | None, str | None], None] | None = None,
     on_progress: Tell | None = None,
 ) -> Results:
     """Do all runs of a plan that are not finished yet, and return the results of all of them.
@@ -78,7 +70,7 @@ def compare(
         gpus: GPUs per run on Ray.
         address: address of the Ray cluster.
         config: text for ``config.yaml``.
-        on_finished: called with each run that has ended.
+        on_finished: called with each run that has ended, its result or None, and its traceback.
         on_progress: called with the progress of each run (local engine only).
     """
     refuse_in_import("compare")
@@ -98,16 +90,16 @@ def compare(
         else:
             ended = _run_locally(plan, left, place, jobs, on_progress)
         with contextlib.closing(ended):
-            for finished in ended:
-                spec, note = finished.spec, place / "failed" / f"{finished.spec.id}.txt"
-                if finished.result is not None:
-                    results[spec.id] = finished.result
+            for spec, result, error in ended:
+                note = place / "failed" / f"{spec.id}.txt"
+                if result is not None:
+                    results[spec.id] = result
                     note.remove()
                 else:
-                    failed[spec.id] = finished.error or ""
+                    failed[spec.id] = error or ""
                     note.write_text(failed[spec.id])
                 if on_finished:
-                    on_finished(finished)
+                    on_finished(spec, result, error)
         together = Results(
             runs=tuple(results[spec.id] for spec in specs if spec.id in results),
             failed={name: text.strip().rpartition("\n")[2] for name, text in failed.items()},
@@ -125,7 +117,7 @@ def finished_runs(plan: Plan, place: Place) -> dict[str, RunResult]:
 
 def _run_locally(
     plan: Plan, specs: Sequence[RunSpec], out: Place, jobs: int, tell: Tell | None
-) -> Generator[Finished, None, None]:
+) -> Generator[Ended, None, None]:
     """Run side by side in processes.
 
     A run whose process dies (out of memory, perhaps) continues when all others have ended, alone.
@@ -136,29 +128,29 @@ def _run_locally(
         if tell:
             tell(call[1], *done)
 
-    def run(some: Sequence[RunSpec], workers: int) -> Generator[Finished, None, list[RunSpec]]:
+    def run(some: Sequence[RunSpec], workers: int) -> Generator[Ended, None, list[RunSpec]]:
         died = []
         calls = deque((plan, spec, out) for spec in some)
         ended = call_in_processes(
-            _run_in_process, calls, caller="compare", jobs=jobs, workers=workers,
-            on_progress=on_progress,
+            partial(run_one, progress=report_progress), calls, caller="compare", jobs=jobs,
+            workers=workers, on_progress=on_progress,
         )  # fmt: skip
         with contextlib.closing(ended):
             for one in ended:
                 if one.died:
                     died.append(one.call[1])
                 else:
-                    yield Finished(one.call[1], one.value, one.error)
+                    yield one.call[1], one.value, one.error
         return died
 
     for spec in (yield from run(specs, jobs)):
         if (yield from run([spec], 1)):
-            yield Finished(spec, None, "its process died twice: was there enough memory?")
+            yield (spec, None, "its process died twice: was there enough memory?")
 
 
 def _run_on_ray(
     plan: Plan, specs: Sequence[RunSpec], out: Place, gpus: float, address: str | None
-) -> Generator[Finished, None, None]:
+) -> Generator[Ended, None, None]:
     """Run as tasks of a Ray cluster; Ray repeats a task whose node dies on another node.
 
     All nodes must be able to reach ``out``. In a shared folder a repeated run resumes; at an
@@ -186,7 +178,7 @@ def _run_on_ray(
                 result, error = ray.get(done)
             except ray.exceptions.RayError as failure:  # its nodes died, one after the other
                 result, error = None, str(failure)
-            yield Finished(spec, result, error)
+            yield spec, result, error
     finally:
         for left in pending:
             ray.cancel(left, force=True)
@@ -215,10 +207,6 @@ def _run_on_node(
         os.chdir(here)
     torch.set_num_threads(1)  # the one CPU that the task asked for
     return attempt(run_one, (plan, spec, out))
-
-
-def _run_in_process(plan: Plan, spec: RunSpec, out: Place) -> RunResult:
-    return run_one(plan, spec, out, report_progress)
 
 
 _worker: Worker | None = None

@@ -40,8 +40,6 @@ from holdfast.run import Run
 from holdfast.scoring.scorer import score
 from holdfast.stages import MedianLoss, SearchRange, SearchSpace
 
-__all__ = ["Search", "Tuning", "space_of"]
-
 Halves = tuple[RunResult, RunResult]
 
 #: Rows per file, and characters per text, of the tests during training.
@@ -80,16 +78,10 @@ class Tuning:
 def space_of(
     recipe: Recipe, lr: float, median_loss: MedianLoss, given: Mapping[str, Sequence[float]]
 ) -> SearchSpace:
-    """The settings to search and their ranges, by dotted name.
+    """The settings to search and their ranges, by dotted name; ``given`` replaces ranges.
 
     The ranges of the methods reach from hardly any change of the model to hardly any protection.
     The default settings are a point of the space, and the first one that is tried.
-
-    Args:
-        recipe: the recipe.
-        lr: the learning rate to search around.
-        median_loss: as for :meth:`holdfast.stages.Method.search_space`.
-        given: the user's ranges, ``{"update.pull": [0.01, 0.5]}``, which replace those of methods.
     """
     space = {"lr": SearchRange(lr / 10, lr * 3, lr)}
     for stage, method in recipe:
@@ -130,15 +122,7 @@ def swept_setting(recipe: Recipe) -> str | None:
 
 
 class Search:
-    """The search in one process.
-
-    Args:
-        plan: the model, the data and the tests.
-        tuning: what to search.
-        folder: holds one folder per training run.
-        storage, name: storage and name of the study.
-        number: number of this process; each process draws different settings.
-    """
+    """The search in one process, by its number: each process draws different settings."""
 
     def __init__(
         self, plan: Plan, tuning: Tuning, folder: Path, storage: str, name: str, number: int = 0
@@ -159,28 +143,25 @@ class Search:
 
     def run(self) -> None:
         """Run trials until the study has enough."""
-        with contextlib.closing(self.worker), contextlib.closing(self.reporter):
-            self._run()
-
-    def _run(self) -> None:
         from optuna.trial import TrialState
 
         self.study.enqueue_trial(self.defaults, skip_if_exists=True)
-        while len(counted(self.study)) < self.tuning.trials:
-            trial = self.study.ask()
-            trial.set_user_attr("place", place_of(self.folder))
-            trial.set_user_attr("worker", self.number)
-            before = [t for t in counted(self.study) if t.number < trial.number]
-            if len(before) >= self.tuning.trials:
-                self.study.tell(trial, state=TrialState.FAIL)  # another process was faster
-                return
-            try:
-                self._do(trial)
-            except _Pruned:
-                self.study.tell(trial, state=TrialState.PRUNED)
-            except Exception as error:
-                trial.set_user_attr("error", "".join(traceback.format_exception(error)))
-                self.study.tell(trial, state=TrialState.FAIL)
+        with contextlib.closing(self.worker), contextlib.closing(self.reporter):
+            while len(counted(self.study)) < self.tuning.trials:
+                trial = self.study.ask()
+                trial.set_user_attr("place", place_of(self.folder))
+                trial.set_user_attr("worker", self.number)
+                before = [t for t in counted(self.study) if t.number < trial.number]
+                if len(before) >= self.tuning.trials:
+                    self.study.tell(trial, state=TrialState.FAIL)  # another process was faster
+                    return
+                try:
+                    self._do(trial)
+                except _Pruned:
+                    self.study.tell(trial, state=TrialState.PRUNED)
+                except Exception as error:
+                    trial.set_user_attr("error", "".join(traceback.format_exception(error)))
+                    self.study.tell(trial, state=TrialState.FAIL)
 
     def _do(self, trial: Any) -> None:
         values = {name: suggest(range_, trial, name) for name, range_ in self.space.items()}
@@ -223,31 +204,24 @@ class Search:
                 start = time.monotonic()
                 reports = [w.measure(spec.id, tuned) for w in (self.worker, self.reporter)]
                 spent = trained + time.monotonic() - start
-                one, other = (
-                    result_of(spec, replace(r, curves=curves), spent, peak_memory())
-                    for r in reports
-                )
-                return one, other
+                one, other = (replace(report, curves=curves) for report in reports)
+                memory = peak_memory()
+                return result_of(spec, one, spent, memory), result_of(spec, other, spent, memory)
 
             merging = run.recipe.merging
-            if merging.swept is not None:
-                values = self._swept_values(getattr(merging, merging.swept))
-                swept = merging.sweep(
-                    run.model, run.anchors, values, both, data=run.data, collate=run.collate
-                )
-                found.update(swept.items())
-            else:
+            if merging.swept is None:
                 found[None] = both(run.model)
+                return
+            drawn, ends = getattr(merging, merging.swept), self.space[f"merging.{merging.swept}"]
+            others = [a for a in self.tuning.alphas if ends.low <= a <= ends.high]
+            values = [drawn, *(a for a in others if abs(a - drawn) > 0.005)]
+            swept = merging.sweep(
+                run.model, run.anchors, values, both, data=run.data, collate=run.collate
+            )
+            found.update(swept.items())
 
         self.worker.train(spec, folder, watch=watch, on_trained=test)
         return found
-
-    def _swept_values(self, drawn: float) -> list[float]:
-        """The proposed value, and those of ``alphas`` in the range that are not close to it."""
-        assert self.swept is not None
-        ends = self.space[self.swept]
-        others = [a for a in self.tuning.alphas if ends.low <= a <= ends.high]
-        return [drawn, *(alpha for alpha in others if abs(alpha - drawn) > 0.005)]
 
     def _tell(self, trial: Any, drawn: float | None, found: dict[float | None, Halves]) -> None:
         """Add all points to the study, the trial's own last: if it exists, so do the others."""

@@ -35,8 +35,6 @@ from holdfast.io.files import locked
 from holdfast.recipe import Recipe, read_recipe
 from holdfast.report.words import level, percent, plain
 
-__all__ = ["Point", "Tuned", "tune"]
-
 Values = dict[str, int | float | str | bool | None]
 
 

@@ -29,8 +29,6 @@ from holdfast.io.storage import Place
 from holdfast.recipe import Recipe
 from holdfast.run import Run
 
-__all__ = ["Worker"]
-
 
 class Worker:
     """Does runs of one plan, one at a time; the base model is tested only once.

@@ -23,8 +23,6 @@ from holdfast.reference import Reference, distance
 from holdfast.run import Run
 from holdfast.stages import Trainable
 
-__all__ = ["ZeroOptimizer", "check_deepspeed", "settle_deepspeed", "whole_model"]
-
 
 def check_deepspeed(accelerator: Any, run: Run) -> None:
     """Raise ValueError if DeepSpeed cannot train a run."""

@@ -20,8 +20,6 @@ from holdfast.hosts.watching import Observer
 from holdfast.recipe import Recipe
 from holdfast.run import Run
 
-__all__ = ["Progress", "Training", "spent_before", "train"]
-
 #: Called with the name of an activity, the amount done, and the total amount.
 Progress = Callable[[str, int, int], None]
 

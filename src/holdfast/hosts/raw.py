@@ -30,8 +30,6 @@ from holdfast.losses import LossFunction, Task, count_all
 from holdfast.recipe import Recipe
 from holdfast.run import Run
 
-__all__ = ["LoopSettings", "finetune_loop", "train_loop"]
-
 
 @dataclass(frozen=True)
 class LoopSettings:
