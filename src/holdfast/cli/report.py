@@ -45,7 +45,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Read, print, write."""
-    from holdfast.comparison.collect import together
+    from holdfast.comparison.results import together
 
     several = len(options.sources) > 1
     if several and options.out is None:
@@ -100,8 +100,8 @@ def open_results(file: Path) -> Shown:
 def unfinished(folder: Path) -> Results:
     """Return the finished runs of a comparison that is running, or was stopped."""
     from holdfast.cli import compare
-    from holdfast.comparison.collect import finished_in
     from holdfast.comparison.plan import Plan
+    from holdfast.comparison.results import finished_in
 
     parser, plan = Parser(), None
     compare.add_options(parser)

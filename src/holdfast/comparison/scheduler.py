@@ -33,7 +33,7 @@ from holdfast.io.storage import Place
 Tell = Callable[[RunSpec, str, int, int], None]
 
 #: A run that has ended, with its result or with a traceback.
-Ended = tuple[RunSpec, RunResult | None, str | None]
+Outcome = tuple[RunSpec, RunResult | None, str | None]
 
 #: How often Ray repeats a run whose node or process died.
 RETRIES = 3
@@ -117,7 +117,7 @@ def finished_runs(plan: Plan, place: Place) -> dict[str, RunResult]:
 
 def _run_locally(
     plan: Plan, specs: Sequence[RunSpec], out: Place, jobs: int, tell: Tell | None
-) -> Generator[Ended, None, None]:
+) -> Generator[Outcome, None, None]:
     """Run side by side in processes.
 
     A run whose process dies (out of memory, perhaps) continues when all others have ended, alone.
@@ -128,7 +128,7 @@ def _run_locally(
         if tell:
             tell(call[1], *done)
 
-    def run(some: Sequence[RunSpec], workers: int) -> Generator[Ended, None, list[RunSpec]]:
+    def run(some: Sequence[RunSpec], workers: int) -> Generator[Outcome, None, list[RunSpec]]:
         died = []
         calls = deque((plan, spec, out) for spec in some)
         ended = call_in_processes(
@@ -150,7 +150,7 @@ def _run_locally(
 
 def _run_on_ray(
     plan: Plan, specs: Sequence[RunSpec], out: Place, gpus: float, address: str | None
-) -> Generator[Ended, None, None]:
+) -> Generator[Outcome, None, None]:
     """Run as tasks of a Ray cluster; Ray repeats a task whose node dies on another node.
 
     All nodes must be able to reach ``out``. In a shared folder a repeated run resumes; at an

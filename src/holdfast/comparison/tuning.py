@@ -121,9 +121,8 @@ class Tuned:
         beats = "beats" if self.taken.beats(self.default, "reported") else "does not beat"
         better = f"{self._better_than(self.default)} beat them"
         if self.unmerged:
-            better += (
-                f", and {self._better_than(self.unmerged)} the defaults without merging (α = 1)"
-            )
+            count = self._better_than(self.unmerged)
+            better += f", and {count} the defaults without merging (α = 1)"
         return [
             *said,
             "On the half of the tests that nothing was chosen on, the recipe found has "
@@ -224,8 +223,7 @@ def _search(number: int, *given: Any) -> Exception | None:
 
 def _check_same(study: Any, plan: Plan, tuning: Tuning) -> None:
     """Refuse a study of another search; only the number of trials may change."""
-    training = replace(plan.training, save_seconds=0.0)
-    plan = replace(plan, training=training)
+    plan = replace(plan, training=replace(plan.training, save_seconds=0.0))
     mine = {**_codec.encode(plan), **_codec.encode(replace(tuning, trials=1))}
     theirs = study.user_attrs.get("search", mine)
     if other := [name for name in mine if mine[name] != theirs.get(name)]:

@@ -100,12 +100,9 @@ class AccelerateLoop:
         seed: int | None = None,
         workers: int = 0,
     ) -> None:
-        _refuse_fsdp1(accelerator)
-        self.zero = accelerator.distributed_type == DistributedType.DEEPSPEED
-        if self.zero:
-            check_deepspeed(accelerator, run)
-        _check_ranks_agree(accelerator, run)
         self.accelerator, self.run = accelerator, run
+        self.zero = accelerator.distributed_type == DistributedType.DEEPSPEED
+        self._check()
         source = training_samples(run, batch_size)
         self.workers = whole_number("workers", workers, 0)
         if self.zero:
@@ -128,6 +125,24 @@ class AccelerateLoop:
         self._batches: list[Any] = []
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
+
+    def _check(self) -> None:
+        """Raise ValueError if Accelerate is set up in a way that a recipe cannot work with."""
+        kind = self.accelerator.distributed_type
+        if kind == DistributedType.FSDP and not self.accelerator.is_fsdp2:
+            raise ValueError(
+                "FSDP1 gives the optimizer flat pieces of many parameters, in which a recipe "
+                "cannot find the pretrained ones. Shard with FSDP2 instead: "
+                "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))"
+            )
+        if self.zero:
+            check_deepspeed(self.accelerator, self.run)
+        first, *others = gather_object([self.run.identity()])
+        if not all(same_run(first, other) for other in others):
+            raise ValueError(
+                "the ranks differ in their recipe, data or pretrained weights. With FSDP, "
+                "cpu_ram_efficient_loading loads the weights on rank 0 only: set it to False"
+            )
 
     def __len__(self) -> int:
         return self.total_updates - self.done
@@ -212,14 +227,11 @@ class AccelerateLoop:
     def _targets(self, batches: list[Any]) -> Tensor:
         """Like :func:`holdfast.losses.global_targets`, but a rank may have no micro-batch."""
         count = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
-        for labels in (labels_of(batch, self.run.task) for batch in batches):
-            if isinstance(self.run.task, str):
-                count += count_targets(labels, self.run.task).sum()
-            else:
-                count += len(labels)
+        task = self.run.task
+        for labels in (labels_of(batch, task) for batch in batches):
+            count += count_targets(labels, task).sum() if isinstance(task, str) else len(labels)
         everyone: Tensor = self.accelerator.reduce(count, "sum")
-        world: int = self.accelerator.num_processes
-        return everyone.clamp(min=1).float() / world
+        return everyone.clamp(min=1).float() / self.accelerator.num_processes
 
     def _save(self, models: Any, weights: Any, folder: str) -> None:
         """Save the state beside Accelerate's; each rank has its own criterion."""
@@ -242,21 +254,3 @@ class AccelerateLoop:
         load_run_state(self.run, state, folder)
         check_settings(state["settings"], self.settings, folder)
         self.done = state["update"]
-
-
-def _refuse_fsdp1(accelerator: Accelerator) -> None:
-    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
-        raise ValueError(
-            "FSDP1 gives the optimizer flat pieces of many parameters, in which a recipe cannot "
-            "find the pretrained ones. Shard with FSDP2 instead: "
-            "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))"
-        )
-
-
-def _check_ranks_agree(accelerator: Accelerator, run: Run) -> None:
-    first, *others = gather_object([run.identity()])
-    if not all(same_run(first, other) for other in others):
-        raise ValueError(
-            "the ranks differ in their recipe, data or pretrained weights. With FSDP, "
-            "cpu_ram_efficient_loading loads the weights on rank 0 only: set it to False"
-        )

@@ -247,23 +247,14 @@ class WithRecipe(Trainer):
 
 
 class HoldfastTrainer(WithRecipe):
-    """The Hugging Face Trainer with a recipe.
-
-    Example:
-        >>> from holdfast.hosts.hf import HoldfastTrainer
-        >>> # trainer = HoldfastTrainer(model=model, recipe="recadam+flow",
-        >>> #                           args=TrainingArguments(...), train_dataset=dataset)
-    """
+    """The Hugging Face Trainer with a recipe; its arguments are those of :class:`WithRecipe`."""
 
 
 def newest_complete(folder: str) -> str | None:
     """The newest complete checkpoint of a Hugging Face Trainer, or None."""
-
-    def number(path: Path) -> int:
-        return int(path.name.rpartition("-")[2])
-
-    found = [p for p in Path(folder).glob("checkpoint-*") if p.name.rpartition("-")[2].isdigit()]
-    newest_first = sorted(found, key=number, reverse=True)
+    numbers = {path: path.name.rpartition("-")[2] for path in Path(folder).glob("checkpoint-*")}
+    found = {int(number): path for path, number in numbers.items() if number.isdigit()}
+    newest_first = (found[number] for number in sorted(found, reverse=True))
     return next((str(path) for path in newest_first if _is_complete(path)), None)
 
 
