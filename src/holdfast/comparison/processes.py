@@ -28,14 +28,7 @@ Call = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Ended:
-    """A call that has ended.
-
-    Attributes:
-        call: the arguments.
-        value: the return value.
-        error: the traceback, if the call raised an exception.
-        died: whether the process exited during the call.
-    """
+    """A call that returned a value, raised an exception (a traceback), or whose process died."""
 
     call: Call
     value: Any = None

@@ -321,11 +321,7 @@ def finished_in(folder: Path, plan: Plan | None = None) -> Results | None:
 
 
 def together(found: Mapping[str, object]) -> Results:
-    """Put comparisons of one base and one target together; the last of two equal runs counts.
-
-    Args:
-        found: results by the name of their source, for errors.
-    """
+    """Join comparisons of one base and target, by source; the last of two equal runs counts."""
     every: dict[str, Results] = {}
     for source, results in found.items():
         if not isinstance(results, Results):

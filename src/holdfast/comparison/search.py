@@ -248,10 +248,8 @@ class Search:
         import optuna
 
         # A continued search, and one on another machine, must draw other numbers.
-        drawn = [
-            self.tuning.seed, self.number, len(self.study.get_trials(deepcopy=False)),
-            zlib.crc32(place_of(self.folder).encode()),
-        ]  # fmt: skip
+        place, trials = place_of(self.folder), self.study.get_trials(deepcopy=False)
+        drawn = [self.tuning.seed, self.number, len(trials), zlib.crc32(place.encode())]
         points = 1 + len(self.tuning.alphas) if self.swept in self.space else 1
         return optuna.samplers.TPESampler(
             seed=int(np.random.SeedSequence(drawn).generate_state(1)[0]),
@@ -280,12 +278,7 @@ class _Look(Watch):
     """Computes both objectives on a few samples, at each quarter of a training run."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        total: int,
-        plan: Plan,
-        tokenizer: Any,
-        seen: Callable[[int, Sequence[float]], None],
+        self, model: nn.Module, total: int, plan: Plan, tokenizer: Any, seen: Callable[..., None]
     ) -> None:
         tests = measure_options(plan)
         tests["text"] = {name: words[:LOOK_TEXT] for name, words in tests["text"].items()}
@@ -371,15 +364,11 @@ def place_of(folder: Path) -> str:
 
 
 def revive(study: Any, place: str, worker: int | None = None) -> None:
-    """Put the trials that were stopped in this place back in the queue.
+    """Put the trials that were stopped in a place back in the queue.
 
-    A trial whose process has died twice has failed. A trial that was stopped before it could record
+    ``worker`` is the number of the process that died; None if no process runs in this place. A
+    trial whose process has died twice has failed. A trial that was stopped before it could record
     its place is put back after a minute.
-
-    Args:
-        study: the study.
-        place: the folder, by :func:`place_of`.
-        worker: number of the process that died; None if no process runs in this folder.
     """
     from optuna.trial import TrialState
 

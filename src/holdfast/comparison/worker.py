@@ -31,12 +31,7 @@ from holdfast.run import Run
 
 
 class Worker:
-    """Does runs of one plan, one at a time; the base model is tested only once.
-
-    Args:
-        plan: the plan.
-        folder: holds one folder per run.
-    """
+    """Does runs of one plan, each in its own folder; the base model is tested only once."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
@@ -53,10 +48,7 @@ class Worker:
     ) -> RunResult:
         """Return the result of a run; train, test and write the result if there is none yet.
 
-        Args:
-            spec: the run.
-            progress: called with the progress.
-            results: where results are written; by default, in the folder of the run.
+        Results are written to ``results``, by default to the folder of the run.
         """
         file = (results or Place.at(self.folder)) / spec.id / "result.json"
         if (found := read_result(file)) is not None:

@@ -123,12 +123,7 @@ class _Piece:
 
 
 class ZeroOptimizer(Optimizer):
-    """The optimizer that DeepSpeed gets for a run.
-
-    Args:
-        run: a run whose model is not sharded yet.
-        total_updates: the number of updates of the run.
-    """
+    """The optimizer that DeepSpeed gets for a run whose model is not sharded yet."""
 
     def __init__(self, run: Run, total_updates: int) -> None:
         self.run, self.total_updates = run, total_updates
@@ -274,12 +269,10 @@ def _pieces_of(zero: Any, names: dict[Tensor, str]) -> Iterator[tuple[int, Tenso
 
 def _cut(tensors: dict[str, Tensor], parts: list[_Part], missing: float | None = None) -> Reference:
     """The same parts of other tensors; ``missing`` fills absent ones."""
-    found = {
-        part.name: part.of_parameter(tensors[part.name]).clone()
-        for part in parts
-        if part.name in tensors
-    }
-    if missing is not None:
-        absent = [part for part in parts if part.name not in tensors]
-        found |= {part.name: torch.tensor(missing).expand(part.size) for part in absent}
+    found = {}
+    for part in parts:
+        if part.name in tensors:
+            found[part.name] = part.of_parameter(tensors[part.name]).clone()
+        elif missing is not None:
+            found[part.name] = torch.tensor(missing).expand(part.size)
     return Reference(found)

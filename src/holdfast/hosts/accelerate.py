@@ -27,12 +27,7 @@ from holdfast._torch.batch import normalized, to_device
 from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
 from holdfast.hosts._checkpoints import check_settings, load_run_state
-from holdfast.hosts._deepspeed import (
-    ZeroOptimizer,
-    check_deepspeed,
-    settle_deepspeed,
-    whole_model,
-)
+from holdfast.hosts._deepspeed import ZeroOptimizer, check_deepspeed, settle_deepspeed, whole_model
 from holdfast.hosts._updates import Schedule, Updates, labels_of, training_samples
 from holdfast.io.files import write_whole
 from holdfast.losses import count_targets

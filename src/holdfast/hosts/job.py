@@ -95,16 +95,13 @@ def train(
     watch: Callable[[nn.Module, int], Observer] | None = None,
     on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
 ) -> tuple[nn.Module, list[dict[str, float]]]:
-    """Train a model, or resume the run in the folder; return the model and its log.
+    """Train a pretrained model, or resume the run in the folder; return the model and its log.
 
     Args:
-        model: holds its pretrained weights.
-        recipe: the methods.
+        model, recipe, new, seed: as for :class:`~holdfast.run.Run`.
         samples: training samples.
         training: settings of the training loop.
         folder: keeps the checkpoint and the log.
-        new: parts of the model without pretrained weights.
-        seed: random seed.
         progress: called after each logged update.
         watch: builds a watch from the pretrained model and the total number of updates; its values
             go into the log.

@@ -18,13 +18,7 @@ from holdfast._torch.batch import to_device
 from holdfast._torch.checks import above_zero, whole_number
 from holdfast._torch.progress import progress_bar
 from holdfast.hosts import _checkpoints as checkpoints
-from holdfast.hosts._updates import (
-    Schedule,
-    Updates,
-    as_samples,
-    labels_of,
-    training_samples,
-)
+from holdfast.hosts._updates import Schedule, Updates, as_samples, labels_of, training_samples
 from holdfast.hosts.watching import Observer
 from holdfast.losses import LossFunction, Task, count_all
 from holdfast.recipe import Recipe
