@@ -226,7 +226,8 @@ class AccelerateLoop:
         for labels in (labels_of(batch, task) for batch in batches):
             count += count_targets(labels, task).sum() if isinstance(task, str) else len(labels)
         everyone: Tensor = self.accelerator.reduce(count, "sum")
-        return everyone.clamp(min=1).float() / self.accelerator.num_processes
+        world: int = self.accelerator.num_processes
+        return everyone.clamp(min=1).float() / world
 
     def _save(self, models: Any, weights: Any, folder: str) -> None:
         """Save the state beside Accelerate's; each rank has its own criterion."""
