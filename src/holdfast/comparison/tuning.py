@@ -251,8 +251,8 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
         last = failed[-1].strip().rpartition("\n")[2] if failed else "all were pruned"
         raise ValueError(f"no trial completed: {last}")
     frontier = [point for point in points if not any(other.beats(point) for other in points)]
-    chosen = Results(runs=tuple(point.chosen for point in points)).recommendation().label
     frontier.sort(key=lambda point: goals_in(point.chosen))
+    chosen = Results(runs=tuple(point.chosen for point in points)).recommendation().label
     taken = next((point for point in points if point.chosen.label == chosen), frontier[0])
     default = next((p for p in points if p.chosen.recipe == "defaults"), None)
     alike = [p for p in points if default and p.trial == default.trial and p is not default]
