@@ -9,8 +9,7 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 
 import holdfast  # noqa: E402
 from comparison.tiny import save_bert, save_llama, save_vit  # noqa: E402
-from holdfast.io.heads import NewHead, head_for, head_like  # noqa: E402
-from holdfast.io.labels import target_of  # noqa: E402
+from holdfast.io.heads import NewHead, head_for, head_like, target_of  # noqa: E402
 from holdfast.io.models import Loader  # noqa: E402
 from holdfast.io.rows import DatasetRows  # noqa: E402
 

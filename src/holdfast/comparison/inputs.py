@@ -13,8 +13,7 @@ from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.suite import Suite, named
 from holdfast.io.checkpoint import open_weights
 from holdfast.io.encoding import TrainingData
-from holdfast.io.heads import config_of
-from holdfast.io.labels import target_of
+from holdfast.io.heads import config_of, target_of
 from holdfast.io.models import Loader
 from holdfast.io.rows import is_text, labels_of, open_rows, read_text
 

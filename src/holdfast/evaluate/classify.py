@@ -20,8 +20,9 @@ from holdfast.evaluate import stats
 from holdfast.evaluate.report import Score
 from holdfast.evaluate.stats import Numbers, correlation
 from holdfast.io.encoding import Images, encode_labelled, image_column
-from holdfast.io.labels import is_regression, text_columns
+from holdfast.io.heads import is_regression
 from holdfast.io.models import Loaded
+from holdfast.io.rows import text_columns
 from holdfast.methods.linear_probe import PretrainedHead
 
 
@@ -43,13 +44,11 @@ class Classification:
     correlation with the labels.
 
     Args:
-        name: the name in the report.
         data: rows with a text (``text``, ``sentence``, or a pair such as ``sentence1`` and
             ``sentence2``) or an ``image``, and a ``label``; or anything that
             :func:`holdfast.score` takes.
         collate: builds a batch from samples, if the default does not fit.
         batch_size: samples per batch.
-        role: the role in the report.
     """
 
     name: str
@@ -80,25 +79,19 @@ class Classification:
 
     def scores(self, before: Answers | Numbers, after: Answers | Numbers) -> list[Score]:
         """Return accuracy and the target's loss; for a regression squared error and correlation."""
+        compare = partial(stats.compare, self.name, role=self.role)
         if isinstance(before, Numbers) and isinstance(after, Numbers):
-            error = self._row("mse", _squared(before), _squared(after), lower=True)
+            error = compare("mse", _squared(before), _squared(after), lower_is_better=True)
             return [error, correlation(self.name, "pearson", before, after, self.role)]
         if isinstance(before, Numbers) or isinstance(after, Numbers):
             raise ValueError(
                 f"{self.name}: one model predicts classes and the other a number, so they cannot "
                 "be compared"
             )
-        rows = [self._row("accuracy", before.correct, after.correct, lower=False)]
+        rows = [compare("accuracy", before.correct, after.correct, lower_is_better=False)]
         if self.role == "target" and before.losses and after.losses:
-            rows.append(self._row("loss", before.losses, after.losses, lower=True))
+            rows.append(compare("loss", before.losses, after.losses, lower_is_better=True))
         return rows
-
-    def _row(
-        self, metric: str, before: stats.Outcomes, after: stats.Outcomes, *, lower: bool
-    ) -> Score:
-        return stats.compare(
-            self.name, metric, before, after, lower_is_better=lower, role=self.role
-        )
 
     def logits(self, loaded: Loaded) -> list[Tensor]:
         """Return the logits of each sample, in the data's order."""
@@ -185,14 +178,11 @@ class HeadAgreement:
         found = [stats.Outcomes(agrees)]
         if self.labelled:
             with self._kept.on(loaded.model):
-                found.append(self._accuracy(loaded, progress=progress))
+                answers = self.task.run(loaded, progress=progress)
+            if isinstance(answers, Numbers):
+                raise ValueError(f"{self.name}: a regression has no accuracy: pass labelled=False")
+            found.append(answers.correct)
         return found
-
-    def _accuracy(self, loaded: Loaded, *, progress: bool) -> stats.Outcomes:
-        answers = self.task.run(loaded, progress=progress)
-        if isinstance(answers, Numbers):
-            raise ValueError(f"{self.name}: a regression has no accuracy: pass labelled=False")
-        return answers.correct
 
     def scores(self, before: list[stats.Outcomes], after: list[stats.Outcomes]) -> list[Score]:
         """Return the agreement, which is 1 for the base, and the accuracy."""
@@ -211,6 +201,5 @@ def _losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _squared(numbers: Numbers) -> stats.Outcomes:
-    return stats.Outcomes(
-        [(a - b) ** 2 for a, b in zip(numbers.predicted, numbers.true, strict=True)],
-    )
+    pairs = zip(numbers.predicted, numbers.true, strict=True)
+    return stats.Outcomes([(predicted - true) ** 2 for predicted, true in pairs])

@@ -154,12 +154,12 @@ def layer_and_kind(name: str) -> tuple[str, str]:
 def _place(layer: str) -> tuple[int, list[tuple[int, str]]]:
     """Return a sort key for the position of a layer between input and output."""
     parts = layer.split(".")
-    if parts[-1].isdigit() and not _OUTPUT.search(layer):
+    if _OUTPUT.search(layer):
+        group = 3
+    elif parts[-1].isdigit():
         group = 1
-    elif _INPUT.search(layer) and not _OUTPUT.search(layer):
-        group = 0
     else:
-        group = 3 if _OUTPUT.search(layer) else 2
+        group = 0 if _INPUT.search(layer) else 2
     # An encoder comes before its decoder, against the alphabetical order.
     natural = [
         (int(part), "") if part.isdigit() else (0, part.replace("encoder", "a_encoder"))

@@ -28,7 +28,6 @@ class Harness:
         limit: the maximum number of samples per task.
         num_fewshot: the number of examples in the prompt; None uses the task's own.
         batch_size: requests per batch.
-        role: the role in the report.
     """
 
     tasks: Sequence[str]

@@ -47,8 +47,7 @@ class KL:
         """Store the base model's predictions in a directory that outlives :meth:`compare`."""
         self._stored = StoredPredictions(Path(tempfile.mkdtemp(dir=folder)))
         bar = f"KL on {self.name}, base"
-        complete = self._stored.save(_counted(self.log_probs(loaded), None, bar, progress))
-        if not complete:
+        if not self._stored.save(_counted(self.log_probs(loaded), None, bar, progress)):
             self.how += f"; only the first {self._stored.tables} sequences, to limit the disk space"
         if not self._stored.tables:
             raise ValueError(f"{self.name} holds no tokens or samples to predict")
@@ -63,13 +62,10 @@ class KL:
 
 
 def _counted(tables: Tables, total: int | None, name: str, shown: bool) -> Iterator[Tensor]:
-    bar = progress_bar(total, name, shown=shown)
-    try:
+    with progress_bar(total, name, shown=shown) as bar:
         for table in tables:
             bar.update(1)
             yield table
-    finally:
-        bar.close()
 
 
 def token_kl(name: str, sequences: Sequence[Sequence[int]], how: str) -> KL:

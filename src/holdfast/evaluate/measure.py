@@ -6,6 +6,7 @@ base freed from memory, each tuned model takes the same tests.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -163,7 +164,7 @@ def _reports(
 
 
 @dataclass
-class Answers:
+class Compared:
     """The results of one model compared with the base."""
 
     divergences: list[Divergence] = field(default_factory=list)
@@ -192,12 +193,7 @@ class Examination:
         self.notes: list[str] = []
 
     def start(self, loaded: Loaded, head: NewHead | None = None) -> None:
-        """Run the tests on the base, and store its predictions.
-
-        Args:
-            loaded: the base.
-            head: the base's new head, if it has one.
-        """
+        """Run the tests on the base, which may have a new head, and store its predictions."""
         if head is not None:
             self.notes.append(
                 f"The base has no head for this task. It was tested with a new, untrained head "
@@ -217,9 +213,9 @@ class Examination:
                 test.begin()
         self.before = [test.run(loaded, progress=self.progress) for test in self.tests]
 
-    def compare(self, loaded: Loaded, *, is_base: bool = False) -> Answers:
+    def compare(self, loaded: Loaded, *, is_base: bool = False) -> Compared:
         """Run the tests on another model and compare; the base itself does not run again."""
-        answers = Answers(notes=list(self.notes))
+        answers = Compared(notes=list(self.notes))
         for kl in self.kls:
             try:
                 answers.divergences.append(kl.compare(loaded, progress=self.progress))
@@ -238,13 +234,13 @@ class _Meter:
         self.exam, self.loader = exam, loader
         self.started = False
 
-    def ask(self, base: ModelSource, tuned: ModelSource | None) -> Answers:
+    def ask(self, base: ModelSource, tuned: ModelSource | None) -> Compared:
         """Test the base if this is the first call, then the tuned model; None is the base."""
         exam = self.exam
         if not exam.tests and not exam.free:
-            return Answers()
+            return Compared()
         if exam.free and not exam.tests and (reason := self.loader.cannot_generate(base)):
-            return Answers(notes=[f"No context-free divergence: {reason}."])
+            return Compared(notes=[f"No context-free divergence: {reason}."])
         if not self.started:
             self._start(base, tuned)
         with self.loader.open(base if tuned is None else tuned, base) as loaded:
@@ -276,8 +272,6 @@ def _name(source: ModelSource) -> str:
 def _versions() -> dict[str, str]:
     found = {"holdfast": holdfast.__version__}
     for package in ("torch", "transformers", "peft", "lm_eval"):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found

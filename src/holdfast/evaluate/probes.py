@@ -34,9 +34,8 @@ from holdfast.io.encoding import (
     prompt_of,
     windows,
 )
-from holdfast.io.labels import as_number, text_columns
 from holdfast.io.models import Loaded
-from holdfast.io.rows import Rows
+from holdfast.io.rows import Rows, as_number, text_columns
 from holdfast.scoring.kl import masked_log_probs
 from holdfast.scoring.likelihood import log_likelihoods
 
@@ -50,7 +49,8 @@ BLOCK = 128
 class Probe(Protocol):
     """A test that both models take.
 
-    ``run`` is called with each model in turn; ``scores`` compares the two results.
+    ``run`` is called with each model in turn; ``scores`` compares the two results. The classes
+    that holdfast has take ``name`` and ``role``, which are those of the scores in the report.
     """
 
     @property
@@ -72,10 +72,7 @@ class Text:
     predicts the 15 % of tokens that are masked, which are the same for both models.
 
     Args:
-        name: the name in the report.
-        text: the text.
         metric: ``"perplexity"``, or ``"nll"`` for nats per token.
-        role: the role in the report.
     """
 
     name: str
@@ -106,12 +103,11 @@ class Text:
 
     def _masked(self, loaded: Loaded, progress: bool) -> Outcomes:
         values, counts = [], []
-        bar = progress_bar(None, self.name, shown=progress)
-        for log_probs, wanted in masked_log_probs(loaded, self.text):
-            values.append(float(F.nll_loss(log_probs, wanted, reduction="sum")))
-            counts.append(len(wanted))
-            bar.update(1)
-        bar.close()
+        with progress_bar(None, self.name, shown=progress) as bar:
+            for log_probs, wanted in masked_log_probs(loaded, self.text):
+                values.append(float(F.nll_loss(log_probs, wanted, reduction="sum")))
+                counts.append(len(wanted))
+                bar.update(1)
         return Outcomes(values, counts)
 
     def scores(self, before: Outcomes, after: Outcomes) -> list[Score]:
@@ -133,10 +129,8 @@ class Completions:
     generation.
 
     Args:
-        name: the name in the report.
         rows: each with a prompt (``prompt``, ``question``, …) and a ``completion`` (``answer``, …).
         template: the prompt with columns in braces, such as ``"Question: {question}\\nAnswer:"``.
-        role: the role in the report.
     """
 
     name: str
@@ -174,12 +168,10 @@ class MultipleChoice:
     """How often the correct choice is the likeliest.
 
     Args:
-        name: the name in the report.
         rows: each with a question, ``choices`` (texts) and ``label`` (the correct index).
         template: the question with columns in braces; the choice follows after a space.
         by_length: divide log-likelihoods by the choices' lengths in characters (``acc_norm`` in
             lm-evaluation-harness).
-        role: the role in the report.
     """
 
     name: str
@@ -227,11 +219,9 @@ class Similarity:
     are compared by their cosine similarity. The model's head, if any, is not used.
 
     Args:
-        name: the name in the report.
         rows: each with two texts (``sentence1`` and ``sentence2``, …) and a number (``label``,
             ``score`` or ``similarity``) that grows with the similarity.
         batch_size: texts per batch.
-        role: the role in the report.
     """
 
     name: str

@@ -53,9 +53,7 @@ def estimate(outcomes: Outcomes, transform: Callable[[Array], Array] | None = No
     The interval is the percentile bootstrap's. For a share of yes and no it is Wilson's, which has
     a positive width even if all answers are equal.
 
-    Args:
-        outcomes: the results of one model.
-        transform: applied to the ratio, such as ``np.exp`` for a perplexity.
+    ``transform`` is applied to the ratio, such as ``np.exp`` for a perplexity.
 
     Example:
         >>> found = estimate(Outcomes([1.0, 0.0, 1.0, 1.0]))
@@ -146,12 +144,8 @@ def _estimate(groups: Sequence[Outcomes], combine: Callable[[list[Array]], Array
 def correlation(name: str, metric: str, before: Numbers, after: Numbers, role: str) -> Score:
     """Return the correlation of two models' predictions with the truth as a score.
 
-    The bootstrap intervals resample the same samples for both models.
-
-    Args:
-        name, role: name and role of the score.
-        metric: ``"spearman"`` or ``"pearson"``.
-        before, after: the predictions of the base and of the tuned model on the same samples.
+    The metric is ``"spearman"`` or ``"pearson"``. The bootstrap intervals resample the same samples
+    for both models.
     """
     measured = {"spearman": spearman, "pearson": pearson}[metric]
     pairs = [(np.asarray(n.predicted, float), np.asarray(n.true, float)) for n in (before, after)]
@@ -160,9 +154,7 @@ def correlation(name: str, metric: str, before: Numbers, after: Numbers, role: s
     generator = np.random.default_rng(0)
     drawn = (generator.integers(0, n, size=n) for _ in range(RESAMPLES))
     resampled = np.asarray([[measured(p[rows], t[rows]) for p, t in pairs] for rows in drawn])
-    old, new = (
-        _interval(value, column, n) for value, column in zip(values, resampled.T, strict=True)
-    )
+    old, new = (_interval(v, column, n) for v, column in zip(values, resampled.T, strict=True))
     change = _interval(values[1] - values[0], resampled[:, 1] - resampled[:, 0], n)
     return Score(name, metric, lower_is_better=False, before=old, after=new, change=change,
                  role=role)  # fmt: skip

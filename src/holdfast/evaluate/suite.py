@@ -14,7 +14,7 @@ from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.kl import KL, ContextFreeKL, class_kl, masked_kl, token_kl
 from holdfast.evaluate.probes import Completions, MultipleChoice, Probe, Role, Similarity, Text
 from holdfast.io.encoding import ANSWERS, QUESTIONS, encode, encode_pair, pieces
-from holdfast.io.labels import is_regression, text_columns
+from holdfast.io.heads import is_regression
 from holdfast.io.models import Loaded
 from holdfast.io.rows import (
     IMAGE_COLUMNS,
@@ -24,6 +24,7 @@ from holdfast.io.rows import (
     is_text,
     open_rows,
     read_text,
+    text_columns,
 )
 
 PathLike = str | os.PathLike[str]

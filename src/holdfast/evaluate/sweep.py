@@ -139,10 +139,8 @@ def sweep(
     }
     with contextlib.ExitStack() as stack:
         if out is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-"))
-        else:
-            folder = os.fspath(out)
-        models = _models(base, tuned, order, Path(folder), keep, merging)
+            out = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-"))
+        models = _models(base, tuned, order, Path(out), keep, merging)
         reports = measure_many(base, models, drift=drift, loader=loader, progress=progress, **tests)
         for opened in (models, reports):  # closed in reverse order
             stack.enter_context(contextlib.closing(opened))

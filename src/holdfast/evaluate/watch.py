@@ -23,7 +23,7 @@ from torch import nn
 from holdfast._torch.adapters import adapter_norms, base_name, unwrapped
 from holdfast._torch.checks import whole_number
 from holdfast._torch.rng import preserve_rng
-from holdfast.evaluate.measure import Answers, Examination
+from holdfast.evaluate.measure import Compared, Examination
 from holdfast.evaluate.report import Curve
 from holdfast.evaluate.suite import Suite
 from holdfast.io.models import Loader
@@ -95,7 +95,7 @@ class Watch:
             values |= {f"{PREFIX}{s.name}/{s.metric}": s.after.value for s in answers.scores}
         return values
 
-    def examine(self, model: nn.Module) -> Answers:
+    def examine(self, model: nn.Module) -> Compared:
         """Run all tests on a model; its mode and the random state are unchanged afterwards."""
         devices = [p.device for p in list(model.parameters())[:1] if p.device.type == "cuda"]
         with preserve_rng(devices), self.loader.open(model) as loaded:

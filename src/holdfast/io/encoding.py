@@ -16,10 +16,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from holdfast._torch.imports import require
-from holdfast.io.heads import NewHead, head_for
-from holdfast.io.labels import target_of, text_columns
+from holdfast.io.heads import NewHead, head_for, target_of
 from holdfast.io.models import Loaded, Loader
-from holdfast.io.rows import IMAGE_COLUMNS, LABEL_COLUMNS, Rows, labels_of, open_rows
+from holdfast.io.rows import IMAGE_COLUMNS, LABEL_COLUMNS, Rows, labels_of, open_rows, text_columns
 from holdfast.losses import IGNORED
 
 #: Common names of the columns that hold a prompt and its answer.
@@ -225,10 +224,7 @@ def image_column(row: Mapping[str, Any]) -> str | None:
 class Images(Dataset[dict[str, Any]]):
     """Rows with an image and a label, as inputs of an image classifier.
 
-    Args:
-        loaded: the model, with its image processor as ``tokenizer``.
-        rows: each with an ``image`` (a file, its bytes, or a PIL image) and a ``label``.
-        name: the data's name, for errors.
+    An image is a file, its bytes, or a PIL image. It is read and decoded on access.
     """
 
     def __init__(self, loaded: Loaded, rows: Rows, name: str) -> None:
@@ -283,8 +279,6 @@ class TrainingData:
     Attributes:
         source: directory or hub name of a transformers model.
         data: name of the rows, for errors.
-        rows: the training rows.
-        loader: loads the model.
         tokenizer: the model's tokenizer or image processor.
         head: the new head, if the rows have labels that the model has no head for.
         given: parts of the model that the user declared new.

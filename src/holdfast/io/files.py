@@ -53,11 +53,9 @@ def check_folder(folder: Path, option: str = "--out") -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path, name: str | None = None) -> Iterator[None]:
-    """Lock an output folder; raise ValueError if another process on this machine uses it.
+    """Create and lock an output folder; raise ValueError if another local process uses it.
 
-    Args:
-        folder: created if it does not exist.
-        name: name of the output in the error, if it is not the folder itself.
+    The error calls it ``name``, if the output is not the folder itself.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")  # the system releases it if this process dies

@@ -1,5 +1,7 @@
-"""The heads of models: what a model predicts, and new heads for models that have none for a task.
+"""The heads of models: what a model predicts, what labels mean to it, and new heads.
 
+Functions that take a ``config`` read a transformers model configuration, or any object with the
+same attributes.
 A new head's weights are drawn from a fixed seed. The same model with the same head therefore has
 the same weights in every process.
 """
@@ -7,8 +9,9 @@ the same weights in every process.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from posixpath import commonpath
 from typing import Any, Literal
@@ -19,10 +22,10 @@ from torch import nn
 from holdfast._torch.adapters import without_peft
 from holdfast._torch.imports import require
 from holdfast._torch.layers import head_of
+from holdfast._torch.names import shorten
 from holdfast.io.adapter import is_adapter
 from holdfast.io.files import first_line
-from holdfast.io.labels import as_number, class_index, class_names, is_regression, text_columns
-from holdfast.io.rows import IMAGE_COLUMNS, DatasetRows, Rows, labels_of
+from holdfast.io.rows import IMAGE_COLUMNS, DatasetRows, Rows, as_number, labels_of, text_columns
 
 #: A directory, file or hub name of a model, or a module in memory.
 ModelSource = str | os.PathLike[str] | nn.Module
@@ -34,6 +37,9 @@ _KINDS: dict[str, Kind] = {
     "ForSequenceClassification": "classifier",
     "ForImageClassification": "image_classifier",
 }
+_CHOICES = ("auto", "classification", "regression", "none")
+_CLASSIFIERS = ("classifier", "image_classifier")
+_SEED = 0
 
 
 def kind_of(model: nn.Module) -> Kind:
@@ -87,9 +93,78 @@ def import_transformers() -> Any:
     return require("transformers", extra="eval", what="running models (all but the drift)")
 
 
-_CHOICES = ("auto", "classification", "regression", "none")
-_CLASSIFIERS = ("classifier", "image_classifier")
-_SEED = 0
+def class_name(label: Any) -> str:
+    """Return the name of a class: text unchanged, a whole number as its digits.
+
+    >>> class_name("red"), class_name(3), class_name(3.0), class_name(True)
+    ('red', '3', '3', '1')
+    """
+    if isinstance(label, str):
+        return label.strip()
+    number = as_number(label)
+    if number is None:
+        raise ValueError(f"a label must be text or a finite number, got {label!r}")
+    return str(int(number)) if number == int(number) else str(label)
+
+
+def class_names(labels: Sequence[Any]) -> list[str]:
+    """Return the distinct class names, sorted as numbers if all of them are numbers.
+
+    >>> class_names(["10", "9", "10"]), class_names(["b", "a"]), class_names([2, 0])
+    (['9', '10'], ['a', 'b'], ['0', '2'])
+    """
+    found = {class_name(label) for label in labels}
+    if all(name.lstrip("-").isdigit() for name in found):
+        return sorted(found, key=int)
+    return sorted(found)
+
+
+def is_regression(config: Any) -> bool:
+    """Whether a classifier's configuration describes a regression: one number, no classes."""
+    problem = getattr(config, "problem_type", None)
+    return problem == "regression" or (problem is None and getattr(config, "num_labels", 0) == 1)
+
+
+def target_of(config: Any, label: Any, name: str) -> int | float:
+    """Return the target of a label: a class index, or the number itself for a regression.
+
+    If any class name of the model is itself a number, the label is a name and never an index.
+    ``name`` is the data's name, for errors.
+    """
+    if is_regression(config):
+        number = as_number(label)
+        if number is None:
+            raise ValueError(f"{name}: the model predicts a number, but the label is {label!r}")
+        return number
+    index = class_index(config, label)
+    if index is None:
+        known = _index_by_name(config)
+        classes = f"{len(known)} classes: {shorten(list(known))}" if known else "classes"
+        raise ValueError(f"{name}: the label {label!r} is not one of the model's {classes}")
+    return index
+
+
+def class_index(config: Any, label: Any) -> int | None:
+    """Return the index of a class in the model's configuration; None if it has no such class."""
+    known, word = _index_by_name(config), class_name(label)
+    if word in known:
+        return known[word]
+    number = as_number(label)
+    if number is None or number != int(number) or number < 0:
+        return None
+    if known and (number >= len(known) or _any_number(tuple(known))):
+        return None
+    return int(number)
+
+
+def _index_by_name(config: Any) -> dict[str, int]:
+    names: Mapping[Any, str] = getattr(config, "id2label", None) or {}
+    return {str(name): int(i) for i, name in sorted(names.items(), key=lambda item: int(item[0]))}
+
+
+@lru_cache  # called once per row with the same classes
+def _any_number(names: tuple[str, ...]) -> bool:
+    return any(as_number(name) is not None for name in names)
 
 
 @dataclass(frozen=True)
@@ -138,8 +213,7 @@ def head_for(head: str, source: str, rows: Rows, name: str) -> NewHead | None:
             classes (a causal language model keeps its own head); ``"classification"`` and
             ``"regression"`` always give a new head; ``"none"`` never does.
         source: the model's directory or hub name.
-        rows: the training data.
-        name: the training data's name, for errors.
+        rows, name: the training data, and its name for errors.
     """
     check_head(head)
     if head == "none":

@@ -80,13 +80,12 @@ class Loaded:
     def first_token(self) -> int:
         """Return the first token of a text: ``start_token``, else BOS, else EOS."""
         config = getattr(self.model, "config", None)
-        for token in (
-            self.start_token,
-            getattr(self.tokenizer, "bos_token_id", None),
-            getattr(config, "bos_token_id", None),
-            getattr(self.tokenizer, "eos_token_id", None),
-            getattr(config, "eos_token_id", None),
-        ):
+        named = (
+            getattr(holder, name, None)
+            for name in ("bos_token_id", "eos_token_id")
+            for holder in (self.tokenizer, config)
+        )
+        for token in (self.start_token, *named):
             token = token[0] if isinstance(token, list) and token else token
             if isinstance(token, int):
                 return token
@@ -126,10 +125,8 @@ class Loader:
     ) -> Iterator[Loaded]:
         """Load a model for the duration of the context; free its memory on exit.
 
-        Args:
-            source: the model. A module in memory is used as it is.
-            base: the model under a LoRA adapter, if the adapter does not name it.
-            head: a new head for the model.
+        A module in memory is used as it is. ``base`` is the model under a LoRA adapter, if the
+        adapter does not name it. ``head`` is a new head for the model.
         """
         if isinstance(source, nn.Module):
             with evaluating(source):
@@ -146,12 +143,7 @@ class Loader:
 
     def ready(self, model: nn.Module, tokenizer: Any) -> Loaded:
         """Combine a model with everything needed to run it."""
-        config: Any = getattr(model, "config", None)
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        limits = [self.max_length]
-        for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-            if isinstance(limit := getattr(text, name, None), int) and limit > 0:
-                limits.append(limit)
+        limits = [self.max_length, *_limits(getattr(model, "config", None))]
         for name, part in model.named_modules():
             # RoBERTa's positions start after the padding index, so its table is longer than the
             # longest sequence.
@@ -166,9 +158,7 @@ class Loader:
             if not isinstance(source, nn.Module) and not is_adapter(source):
                 with contextlib.suppress(ImportError, ValueError):
                     configs.append(config_of(source))
-        texts = [c.get_text_config() for c in configs]
-        limits = [getattr(text, "max_position_embeddings", None) for text in texts]
-        length = min([self.max_length, *(n for n in limits if isinstance(n, int) and n > 0)])
+        length = min([self.max_length, *(n for config in configs for n in _limits(config))])
         dtype = self.dtype
         if dtype is None and configs and self.target_device().type != "cpu":
             dtype = getattr(configs[0], "dtype", None)
@@ -307,6 +297,14 @@ class Loader:
                             f"the {what} in {place} cannot be loaded: {first_line(error)}"
                         ) from error
         return None
+
+
+def _limits(config: Any) -> list[int]:
+    """Return the maximum lengths of a sequence that a configuration names."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    names = ("max_position_embeddings", "n_positions", "max_seq_len")
+    found = (getattr(text, name, None) for name in names)
+    return [limit for limit in found if isinstance(limit, int) and limit > 0]
 
 
 def _refuse_random(source: str, model: nn.Module, missing: Iterable[Any]) -> None:

@@ -12,6 +12,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -23,11 +24,12 @@ from typing import Any, overload
 from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
 from holdfast.io.files import first_line
-from holdfast.io.labels import as_number
 
 Rows = Sequence[Mapping[str, Any]]
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels")
+#: Pairs of columns that hold the two texts of one sample.
+_PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "sentence"))
 _TEXT_SUFFIXES = (".txt", ".md", ".text", "")
 _ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm")
@@ -82,6 +84,27 @@ class DatasetRows(Sequence[Mapping[str, Any]]):
         if self._spelled is None or not isinstance(label, int):
             return label
         return self._spelled[label] if label >= 0 else None  # datasets uses -1 for "no label"
+
+
+def text_columns(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the text columns of a row: a pair, one column, or none."""
+    for pair in _PAIRS:
+        if all(isinstance(row.get(column), str) for column in pair):
+            return pair
+    return next(((c,) for c in ("text", "sentence") if isinstance(row.get(c), str)), ())
+
+
+def as_number(label: Any) -> float | None:
+    """Return a label as a finite number, also if it is text as in a CSV file; else None.
+
+    >>> as_number("4.75"), as_number(3), as_number("red"), as_number("nan")
+    (4.75, 3.0, None, None)
+    """
+    try:
+        number = float(label)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def labels_of(rows: Rows, name: str) -> list[Any] | None:
@@ -262,11 +285,9 @@ def _select_split(found: Any, split: str | None, name: str) -> DatasetRows:
 
 
 def check_hub(name: str, kind: str) -> None:
-    """Raise OSError if a name is neither in the local hub cache nor can the hub be reached.
+    """Raise OSError if a ``"model"`` or ``"dataset"`` is not cached and the hub cannot be reached.
 
-    Args:
-        name: the name of a model or dataset that is not a local path.
-        kind: ``"model"`` or ``"dataset"``.
+    Without a connection the hub's own clients retry for minutes before they give up.
     """
     if not _HUB_NAME.fullmatch(name) or _is_cached(name, kind) or _is_reachable():
         return
