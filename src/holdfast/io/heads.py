@@ -1,9 +1,8 @@
 """The heads of models: what a model predicts, what labels mean to it, and new heads.
 
 Functions that take a ``config`` read a transformers model configuration, or any object with the
-same attributes.
-A new head's weights are drawn from a fixed seed. The same model with the same head therefore has
-the same weights in every process.
+same attributes. A new head's weights are drawn from a fixed seed, so the same model with the same
+head has the same weights in every process.
 """
 
 from __future__ import annotations
