@@ -128,7 +128,7 @@ def _reports(
     progress: bool,
 ) -> Generator[ForgettingReport, None, None]:
     loader = loader or Loader()
-    if not isinstance(base, nn.Module) and is_adapter(base):
+    if is_adapter(base):
         raise ValueError(f"{base} is an adapter: pass the model that it was trained on as the base")
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         exam = Examination(suite, Path(folder), progress=progress)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from holdfast._torch.imports import require
 from holdfast.evaluate.report import Estimate, Score
 
 Array = npt.NDArray[np.float64]
+Transform: TypeAlias = Callable[[Array], Array] | None
 RESAMPLES = 2000
 _CELLS = 1 << 22  # the maximum size of a table of resamples
 
@@ -47,7 +49,7 @@ class Numbers:
     true: Sequence[float]
 
 
-def estimate(outcomes: Outcomes, transform: Callable[[Array], Array] | None = None) -> Estimate:
+def estimate(outcomes: Outcomes, transform: Transform = None) -> Estimate:
     """Return the ratio of the sums with its 95 % interval.
 
     The interval is the percentile bootstrap's. For a share of yes and no it is Wilson's, which has
@@ -65,9 +67,7 @@ def estimate(outcomes: Outcomes, transform: Callable[[Array], Array] | None = No
     return _estimate([outcomes], lambda ratios: _applied(ratios[0], transform))
 
 
-def change(
-    before: Outcomes, after: Outcomes, transform: Callable[[Array], Array] | None = None
-) -> Estimate:
+def change(before: Outcomes, after: Outcomes, transform: Transform = None) -> Estimate:
     """Return after − before over the same samples, which are resampled together."""
     if len(before) != len(after):
         raise ValueError(
@@ -90,7 +90,7 @@ def compare(
     *,
     lower_is_better: bool,
     role: str = "retained",
-    transform: Callable[[Array], Array] | None = None,
+    transform: Transform = None,
 ) -> Score:
     """Return the score of two models on the same samples."""
     return Score(
@@ -116,7 +116,7 @@ def _wilson(outcomes: Outcomes, z: float = 1.959964) -> Estimate:
     return Estimate(p, max(0.0, middle - half), min(1.0, middle + half), n)
 
 
-def _applied(ratio: Array, transform: Callable[[Array], Array] | None) -> Array:
+def _applied(ratio: Array, transform: Transform) -> Array:
     return ratio if transform is None else transform(ratio)
 
 
