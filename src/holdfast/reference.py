@@ -281,12 +281,8 @@ class Reference(Mapping[str, Tensor]):
     ) -> list[Tensor | None]:
         """The anchor of each parameter, by identity if known, else by name; None if it has none.
 
-        Args:
-            params: the parameters.
-            names: their names, if they have any.
-            alignment: the translation of names; None derives it from these names.
-
-        Raises ValueError, listing names, if an anchor has the wrong shape.
+        ``alignment`` translates the names; None derives it from them. Raises ValueError, listing
+        names, if an anchor has the wrong shape.
         """
         if names is None and not self._owners:
             raise ValueError(

@@ -203,7 +203,7 @@ def test_attached_penalties_take_it(name, dtype, awkward, monkeypatch):
     kernel = weights_after(8, penalties, dtype, awkward=awkward)
     assert bool(calls) == (not any(isinstance(p, L1SP) for p in penalties))
     calls.clear()
-    monkeypatch.setattr("holdfast._optim.penalise.available", lambda _: False)
+    monkeypatch.setattr("holdfast._optim.penalties.available", lambda _: False)
     plain = weights_after(8, penalties, dtype, awkward=awkward)
     free = weights_after(8, [], dtype, awkward=awkward)
     assert not calls
@@ -215,7 +215,7 @@ def test_attached_penalties_take_it(name, dtype, awkward, monkeypatch):
 @pytest.mark.parametrize("penalty", [L2SP(3.0), L2SP(3.0, coupled=True)], ids=repr)
 def test_gradients_go_up_with_maximize(penalty, monkeypatch):
     kernel = weights_after(4, [penalty], F32, torch.optim.AdamW, maximize=True)
-    monkeypatch.setattr("holdfast._optim.penalise.available", lambda _: False)
+    monkeypatch.setattr("holdfast._optim.penalties.available", lambda _: False)
     plain = weights_after(4, [penalty], F32, torch.optim.AdamW, maximize=True)
     torch.testing.assert_close(kernel, plain, atol=1e-6, rtol=1e-5)
 
@@ -239,7 +239,7 @@ def test_a_model_that_is_cast_is_planned_anew():
 
 def test_gradients_that_are_still_scaled(monkeypatch):
     for use in (True, False):
-        monkeypatch.setattr("holdfast._optim.penalise.available", lambda _, use=use: use)
+        monkeypatch.setattr("holdfast._optim.penalties.available", lambda _, use=use: use)
         p = torch.nn.Parameter(torch.ones(600, device=DEVICE))
         optimizer = torch.optim.SGD([("p", p)], lr=0.1, fused=True)
         star = Reference({"p": torch.zeros(600, dtype=F16, device=DEVICE)})

@@ -76,10 +76,7 @@ def check_adam_group(group: dict[str, Any]) -> None:
 
 
 def make_adam_state(
-    state: dict[str, Tensor],
-    p: Tensor,
-    group: dict[str, Any],
-    dtype: torch.dtype | Literal["8bit"],
+    state: dict[str, Tensor], p: Tensor, group: dict[str, Any], dtype: torch.dtype | Literal["8bit"]
 ) -> None:
     """Initialise a parameter's state: the step count and both moments."""
     if dtype == "8bit" and is_sharded(p):

@@ -82,11 +82,7 @@ class RecAdamStep:
         self._launches, self._fetching = _plan_launches(rows)
 
     def __call__(
-        self,
-        grads: Sequence[Tensor],
-        *,
-        found_inf: Tensor | None = None,
-        **settings: Any,
+        self, grads: Sequence[Tensor], *, found_inf: Tensor | None = None, **settings: Any
     ) -> None:
         """Make one update and advance the step counts.
 

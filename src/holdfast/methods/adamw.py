@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdamUpdate(Update, ABC):
-    """The settings of an optimizer of Adam's family.
-
-    Args:
-        betas, eps: Adam's.
-    """
+    """The settings of an optimizer of Adam's family."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8

@@ -103,9 +103,13 @@ class MoFO(Optimizer):
             if not params:
                 continue
             by_kernel = group["fraction"] < 1 and kernels.wanted(group, params[0].device)
+            if by_kernel:
+                from holdfast.kernels.mofo import MoFOStep, takes  # needs Triton
             for p in params:
                 if not self.state[p]:
-                    self._make_state(p, group, by_kernel)
+                    # The kernels need the counts on the device, where they advance all at once.
+                    fused = group["fused"] or (by_kernel and takes(p))
+                    make_adam_state(self.state[p], p, {**group, "fused": fused}, p.dtype)
             states = [self.state[p] for p in params]
             columns = [
                 params,
@@ -118,8 +122,6 @@ class MoFO(Optimizer):
             options = {name: group[name] for name in names}
             options["beta1"], options["beta2"] = group["betas"]
             if by_kernel:
-                from holdfast.kernels.mofo import MoFOStep  # needs Triton
-
                 if number not in self._kernels:
                     self._kernels[number] = MoFOStep()
                 rest = self._kernels[number](*columns, **options)
@@ -127,14 +129,6 @@ class MoFO(Optimizer):
             if columns[0]:
                 mofo(*columns, **options, foreach=group["foreach"], fused=group["fused"])
         return loss
-
-    def _make_state(self, p: Tensor, group: dict[str, Any], by_kernel: bool) -> None:
-        if by_kernel:
-            from holdfast.kernels.mofo import takes
-
-            # The kernels need the counts on the device, where they advance all at once.
-            group = {**group, "fused": group["fused"] or takes(p)}
-        make_adam_state(self.state[p], p, group, p.dtype)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a saved state."""
