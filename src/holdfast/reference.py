@@ -70,7 +70,7 @@ class Reference(Mapping[str, Tensor]):
         for name, tensor in tensors.items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise TypeError(
-                    "anchors must map parameter names to tensors, got "
+                    "a Reference must map parameter names to tensors, got "
                     f"{name!r}: {type(tensor).__name__}"
                 )
         self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
@@ -251,7 +251,7 @@ class Reference(Mapping[str, Tensor]):
         return fingerprint(self[name] for name in sorted(self))
 
     def distance(self, model: nn.Module) -> Distance:
-        """The distance of ``model`` from these weights. Raises if they share no parameter."""
+        """The distance of ``model`` from these weights; ValueError if no parameter matches."""
         pairs, without = self._pairs(model)
         distances = {n: distance(p, a) for n, p, a in pairs}
         norms = {n: distance(torch.zeros_like(a), a) for n, _, a in pairs}
@@ -339,7 +339,7 @@ def _leave_out(
         check_parts(parts, tensors, "without")
     kept = {name: tensor for name, tensor in tensors.items() if not within(name, parts)}
     if not kept:
-        raise ValueError(f"without={without!r} leaves no weights")
+        raise ValueError(f"without={without!r} excludes all weights")
     return kept
 
 

@@ -251,7 +251,7 @@ class Criterion:
     def weights(
         self, model: nn.Module, batch: Any, values: Tensor | None, update: int
     ) -> Tensor | None:
-        """The weights of a batch's samples or tokens, given its column; None weighs all alike."""
+        """The weights of a batch's samples or tokens, given its column; None is uniform."""
         return None
 
     def weighted(
@@ -295,7 +295,7 @@ class Update(Method, ABC):
     """Stage 3: how do the weights move? The settings of an optimizer.
 
     Args:
-        lr: the learning rate; None takes the host's. Two different values are an error.
+        lr: the learning rate; None takes the host's. A different value of the host is an error.
         weight_decay: decoupled, on matrices only; None takes the host's.
         layer_decay: discriminative learning rates: each layer's rate is that of the layer above
             divided by this number (ULMFiT: 2.6). 1 gives all layers the same rate.
@@ -322,7 +322,7 @@ class Update(Method, ABC):
         return type(self).measure_importance is not Update.measure_importance
 
     def measure_importance(self, run: Run) -> Reference | None:
-        """Measure the importance of each coordinate at θ*; None if all count alike."""
+        """Measure the importance of each coordinate at θ*; None if it is uniform."""
         return None
 
     @abstractmethod
@@ -372,7 +372,7 @@ class Penalty(Method, ABC):
         return True
 
     def measure_importance(self, run: Run) -> Reference | None:
-        """Measure the importance of each coordinate at θ*; None if all count alike."""
+        """Measure the importance of each coordinate at θ*; None if it is uniform."""
         return None
 
     def value(self, difference: Tensor, importance: Tensor | float) -> Tensor | None:
@@ -380,7 +380,7 @@ class Penalty(Method, ABC):
 
         Args:
             difference: θ − θ*.
-            importance: 1 if all coordinates count alike.
+            importance: 1 if it is uniform.
         """
         return None
 

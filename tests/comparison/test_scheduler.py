@@ -143,7 +143,7 @@ def test_a_run_that_kills_its_process_has_failed(plan, whole, tmp_path):
     told = Told(kill)
     results = told.run(plan, tmp_path, 1)
     assert told.ended == Counter([victim, other])
-    assert results.failed == {victim: "its process died twice: was there enough memory?"}
+    assert results.failed == {victim: "the worker process died twice, possibly out of memory"}
     assert [run.id for run in results.runs] == [other]
     again = Told().run(plan, tmp_path, 1)
     assert [run.id for run in again.runs] == [victim, other]

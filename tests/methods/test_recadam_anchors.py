@@ -244,9 +244,9 @@ class TestRefused:
             RecAdam(net.parameters(), anneal="sigmoid")
         with pytest.raises(TypeError, match="anchored must be True or False, got 'no'"):
             RecAdam([{"params": list(net.parameters()), "anchored": "no"}])
-        with pytest.raises(ValueError, match="there are 1 groups, no group 5"):
+        with pytest.raises(ValueError, match="group must be from 0 to 0, got 5"):
             RecAdam(net.parameters()).recall_state(group=5)
-        with pytest.raises(ValueError, match="leaves no weights"):
+        with pytest.raises(ValueError, match="excludes all weights"):
             Reference.of(net, without=["body", "head"])
         with pytest.raises(ValueError, match="cannot both be True"):
             RecAdam(net.parameters(), foreach=True, fused=True)

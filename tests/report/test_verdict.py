@@ -92,7 +92,7 @@ def test_no_measurable_loss():
     said = verdict(report(ARC, better))
     assert said.headline == "No measurable loss on LAMBADA and ARC-easy."
     assert said.level == "nothing"
-    assert "Better by 5.0 points on LAMBADA." in said.sentences
+    assert "Improved by 5.0 points on LAMBADA." in said.sentences
 
 
 def test_nan_weights_come_first():

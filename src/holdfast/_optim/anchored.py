@@ -191,7 +191,7 @@ class AnchoredOptimizer(Optimizer):
         )
 
     def _release_anchors(self) -> None:
-        """Drop the anchors for good; checkpoints keep their fingerprint."""
+        """Free the anchors permanently; checkpoints keep their fingerprint."""
         take_fingerprints(self.param_groups, self._anchors, "anchor_fingerprint")
         for found in (*self._anchors, *self._weights):
             found[:] = [None] * len(found)
@@ -209,7 +209,7 @@ class AnchoredOptimizer(Optimizer):
             handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a saved state. Raises, unchanged, if its pretrained weights differ."""
+        """Resume from a saved state. A state with other anchors raises and changes nothing."""
         if self._released:
             raise ValueError(
                 "the anchors were released, and a saved state may need them: make a new optimizer "

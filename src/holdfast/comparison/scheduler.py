@@ -56,7 +56,7 @@ def compare(
     A stopped or killed plan continues; its results equal those of an undisturbed one. A run that
     fails does not stop the others: its traceback is in ``failed/``, and the next call repeats it.
 
-    In a script, put the call under ``if __name__ == "__main__":``, since processes import it.
+    In a script, put the call under ``if __name__ == "__main__":``: worker processes import it.
 
     Args:
         plan: what to compare.
@@ -145,13 +145,13 @@ def _run_locally(
 
     for spec in (yield from run(specs, jobs)):
         if (yield from run([spec], 1)):
-            yield (spec, None, "its process died twice: was there enough memory?")
+            yield (spec, None, "the worker process died twice, possibly out of memory")
 
 
 def _run_on_ray(
     plan: Plan, specs: Sequence[RunSpec], out: Place, gpus: float, address: str | None
 ) -> Generator[Outcome, None, None]:
-    """Run as tasks of a Ray cluster; Ray repeats a task whose node dies on another node.
+    """Run as tasks of a Ray cluster. If a node dies, Ray retries its task on another node.
 
     All nodes must be able to reach ``out``. In a shared folder a repeated run resumes; at an
     address (``s3://…``) it starts again.

@@ -382,7 +382,7 @@ def revive(study: Any, place: str, worker: int | None = None) -> None:
         deaths = attrs.get("deaths", 0) + (worker is not None)
         if deaths >= 2:
             study._storage.set_trial_user_attr(
-                trial._trial_id, "error", "its process died twice: was there enough memory?"
+                trial._trial_id, "error", "the worker process died twice, possibly out of memory"
             )
         study.tell(trial.number, state=TrialState.FAIL)
         if deaths < 2:

@@ -148,7 +148,7 @@ def tune(
 ) -> Tuned:
     """Search until the study has all its trials; a stopped search continues.
 
-    In a script, put the call under ``if __name__ == "__main__":``, since processes import it.
+    In a script, put the call under ``if __name__ == "__main__":``: worker processes import it.
 
     Args:
         plan: the model, the data and the tests; its recipes, seeds and grid are not used.

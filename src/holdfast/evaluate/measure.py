@@ -1,6 +1,6 @@
 """``holdfast.measure``: how much a fine-tuned model forgot.
 
-The drift is computed first, streamed from the files. Then the base model takes all tests. With the
+The drift is computed first, streamed from the files. Then all tests run on the base model. With the
 base freed from memory, each tuned model takes the same tests.
 """
 
@@ -48,7 +48,7 @@ def measure(
 ) -> ForgettingReport:
     """Compare a tuned model with the model that it was tuned from.
 
-    Without any data, the report holds how far the weights moved and, for a causal language model,
+    Without any data, the report shows how far the weights moved and, for a causal language model,
     how far the predictions moved on texts that the base generates itself.
 
     Args:

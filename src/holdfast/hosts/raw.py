@@ -93,7 +93,7 @@ def finetune_loop(
         lr: the peak learning rate; None if the recipe sets it.
         epochs: passes over the data.
         batch_size: samples per micro-batch.
-        task: the meaning of the labels; None asks a transformers model. See
+        task: the meaning of the labels; None infers it from a transformers model. See
             :class:`~holdfast.run.Run`.
         new: parts of the model without pretrained weights, such as ``"classifier"``.
         seed: the seed of the data order, of dropout and of everything that methods draw.
@@ -107,7 +107,8 @@ def finetune_loop(
         progress: show progress bars.
 
     Returns:
-        The model that stage 4 keeps: the given model, tuned in place (inside PEFT's with LoRA).
+        The model that stage 4 keeps: the given model, tuned in place, or with LoRA the PEFT model
+        around it.
 
     For further options of the methods, such as ``reference=`` or ``cache=``, build a
     :class:`~holdfast.run.Run`, pass it to :func:`train_loop`, and call ``run.finish()``.

@@ -188,7 +188,7 @@ class Loader:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def load(self, source: str, base: ModelSource | None = None) -> nn.Module:
-        """Load a model of its own class in eval mode; an adapter is merged into its base."""
+        """Load a model of the class in its configuration; an adapter is merged into its base."""
         transformers = import_transformers()
         if is_adapter(source):
             return self._load_adapted(Path(source), base)

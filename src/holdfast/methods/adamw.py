@@ -42,7 +42,7 @@ class AdamWUpdate(AdamUpdate):
 
     Args:
         lr, weight_decay, layer_decay: as in :class:`~holdfast.stages.Update`.
-        betas, eps: Adam's.
+        betas, eps: coefficients and ε of Adam.
 
     Example:
         >>> from holdfast import AdamWUpdate

@@ -38,7 +38,7 @@ class MoFO(Optimizer):
 
     Args:
         params: parameters, named or not, or groups of them. A group may set its own ``fraction``.
-        lr, betas, eps: Adam's.
+        lr, betas, eps: learning rate, coefficients and ε of Adam.
         weight_decay: decoupled, as in AdamW; weights decay only where they move.
         fraction: α, the share of each matrix that moves in an update; the paper takes 5 to 20 %.
             1 is AdamW to the last bit.
@@ -91,7 +91,7 @@ class MoFO(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Perform one update. Parameters whose gradient is None are left alone."""
+        """Perform one update. Parameters without a gradient are skipped."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -146,7 +146,7 @@ class MoFOUpdate(AdamUpdate):
 
     Args:
         lr, weight_decay, layer_decay: as in :class:`~holdfast.stages.Update`.
-        betas, eps: Adam's.
+        betas, eps: coefficients and ε of Adam.
         fraction: α, the share of each matrix that moves in an update. 1 is AdamW.
 
     Example:

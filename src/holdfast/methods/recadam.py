@@ -67,7 +67,7 @@ class RecAdam(AnchoredOptimizer):
             own ``lr``, ``betas``, ``eps``, ``weight_decay``, ``gamma`` and ``anneal``, and
             ``anchored=False`` for plain Adam (a new head).
         lr: learning rate; a 0-dim tensor for ``capturable`` runs.
-        betas, eps: Adam's.
+        betas, eps: coefficients and ε of Adam.
         weight_decay: decoupled decay towards 0, as in AdamW (whose default is 0.01, not 0).
         gamma: strength γ of the pull. Each update moves θ by the fraction lr·(1−λ)·γ of its way
             back to θ*; keep lr·γ ≤ 1 (the paper: 2e-5 · 5000 = 0.1). Warm-up and decay of the
@@ -93,7 +93,7 @@ class RecAdam(AnchoredOptimizer):
             loaded state keeps its saved dtype, unless one is given here.
         stochastic_rounding: round bfloat16 parameters stochastically, without bias, so that small
             updates are not lost. The random bits are the same in each run.
-        release: drop the anchors for good once the remaining pull is below rounding error.
+        release: free the anchors permanently once the remaining pull is below rounding error.
             :meth:`distance` is unavailable afterwards. Their memory is freed if nothing else holds
             them. Has no effect with ``capturable`` or with an annealing of your own, whose λ may
             decrease again.
@@ -195,7 +195,7 @@ class RecAdam(AnchoredOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Perform one update. Parameters whose gradient is None are left alone."""
+        """Perform one update. Parameters without a gradient are skipped."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -283,7 +283,7 @@ class RecAdam(AnchoredOptimizer):
             plan.discard_fetched()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a saved state. Raises, unchanged, if its pretrained weights differ."""
+        """Resume from a saved state. A state with other anchors raises and changes nothing."""
         super().load_state_dict(state_dict)
         self._discard_plans()
 
@@ -325,7 +325,7 @@ class RecAdam(AnchoredOptimizer):
         """
         pulled = [any(a is not None for a in anchors) for anchors in self._anchors]
         if group is not None and not 0 <= group < len(pulled):
-            raise ValueError(f"there are {len(pulled)} groups, no group {group}")
+            raise ValueError(f"group must be from 0 to {len(pulled) - 1}, got {group}")
         if group is None:
             group = pulled.index(True) if any(pulled) else 0
         chosen = self.param_groups[group]
@@ -587,7 +587,7 @@ class RecAdamUpdate(AdamUpdate):
     Args:
         lr, weight_decay, layer_decay: as in :class:`~holdfast.stages.Update`. With a layer
             decay, lower layers are pulled more slowly, as they learn more slowly.
-        betas, eps: Adam's.
+        betas, eps: coefficients and ε of Adam.
         pull: lr·γ at the peak learning rate: the fraction of the way back to θ* per update while λ
             is near 0. None is 0.1, as in the paper, unless ``gamma`` is given; 0 is no pull.
         gamma: γ itself, instead of ``pull``.

@@ -120,7 +120,7 @@ def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str
     if (drift or divergences) and still and all(s.change.value == 0 for s in report.scores):
         return "Nothing forgotten.", "nothing"
     if any(j.change.outcome in ("unsure", "broken") for j in retained):
-        return "Forgetting cannot be told from chance.", "unknown"
+        return "The changes cannot be distinguished from chance.", "unknown"
     if retained:
         return f"No measurable loss on {_named(retained)}.", "nothing"
     if finite := [d for d in divergences if math.isfinite(d.kl.value)]:
@@ -134,7 +134,7 @@ def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str
 
 
 def _losses(lost: Sequence[Judged], retained: Sequence[Judged]) -> str:
-    """The losses. A perplexity is not lost, it rises."""
+    """The losses. Changes of a perplexity are worded as increases."""
     if len(lost) > _FEW:
         worst = f"{lost[0].name} ({lost[0].change.amount})"
         return f"Lost on {len(lost)} of {len(retained)} tests, most on {worst}."
@@ -159,7 +159,7 @@ def _on_retained(retained: Sequence[Judged], headline: str) -> list[str]:
         chance = max(1, round(0.025 * tested))
         said.append(f"By chance alone, about {chance} of {tested} tests would show a loss.")
     if gained:
-        said.append(f"Better by {listed(list(map(str, gained)))}.")
+        said.append(f"Improved by {listed(list(map(str, gained)))}.")
     for worse, word in ((True, "Worse"), (False, "Better")):
         if some := [str(j) for j in unsure if j.change.worse == worse]:
             said.append(f"{word} by {listed(some)}; without an interval this may be chance.")
