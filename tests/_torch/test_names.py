@@ -46,7 +46,7 @@ def test_no_prefix_is_preferred():
 
 def test_two_prefixes_that_fit_equally_are_refused():
     towers = [f"{tower}.{n}" for tower in ("query", "document") for n in BODY]
-    with pytest.raises(ValueError, match=r"'document\.' and 'query\.' explain"):
+    with pytest.raises(ValueError, match=r"'document\.' and 'query\.' match"):
         align(towers, BODY)
 
 
