@@ -282,7 +282,10 @@ def test_an_interrupted_run_leaves_a_plain_model(data):
     for recipe in (Recipe(trainable=Mixout()), Recipe(trainable=LinearProbe(head="2"))):
         model = make_model()
         with pytest.raises(KeyboardInterrupt):
-            tune(model, recipe, data, log=stop, log_every=1)
+            finetune_loop(
+                model, recipe, data, lr=1e-2, task="classification", log=stop, progress=False,
+                settings=LoopSettings(log_every=1),
+            )  # fmt: skip
         assert [type(m) for m in model] == [nn.Linear, nn.Tanh, nn.Linear]
         assert not model._forward_pre_hooks
 

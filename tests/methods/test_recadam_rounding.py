@@ -287,3 +287,15 @@ def test_a_checkpoint_from_before_there_was_stochastic_rounding():
     step(q, again)
     assert again.recall_state()["updates"] == 2
     assert again.param_groups[0]["stochastic_rounding"] is False
+
+
+def test_rounding_may_be_switched_on_during_a_run():
+    p = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+    optimizer = RecAdam([p], lr=1e-5, gamma=0.0, anneal=Constant(1.0), foreach=True)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert (p == 1).all()  # the step is below bfloat16's precision
+    optimizer.param_groups[0]["stochastic_rounding"] = True
+    for _ in range(20):
+        optimizer.step()
+    assert (p < 1).any()

@@ -191,7 +191,8 @@ class Parser(argparse.ArgumentParser):
             self.set_defaults(**self._given_before(words))
             options, unknown = self.parse_known_args(words)
         except argparse.ArgumentError as error:
-            raise UsageError(f"{error.argument_name} {error.message}") from None
+            # Newer versions of Python raise this for missing arguments too, without a name.
+            raise UsageError(" ".join(filter(None, (error.argument_name, error.message)))) from None
         if unknown:
             name = unknown[0].partition("=")[0]
             if not name.startswith("-"):

@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> None:
         try:
             train_into(out, options)
         finally:
-            (out / ".lock").unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it is not empty
+            with contextlib.suppress(OSError):  # Windows keeps a locked file; or it is not empty
+                (out / ".lock").unlink(missing_ok=True)
                 if new_folder:
                     out.rmdir()
 

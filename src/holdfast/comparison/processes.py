@@ -156,7 +156,11 @@ class _Worker:
         self._start()
 
     def end(self) -> None:
+        # A process that hangs, as after a CUDA error, exits when its pipe closes.
+        overdue = threading.Timer(10, self.pipe.close)
+        overdue.start()
         self.executor.shutdown(cancel_futures=True)
+        overdue.cancel()
         self.pipe.close()
 
 

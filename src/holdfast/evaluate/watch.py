@@ -91,6 +91,8 @@ class Watch:
         values = {f"{PREFIX}distance": effective_distance(model, self.reference)}
         if self.exam.kls or self.exam.tests:
             answers = self.examine(model)
+            if len(answers.divergences) < len(self.exam.kls):
+                raise ValueError(answers.notes[-1])  # a curve must not end silently
             values |= {f"{PREFIX}kl/{d.name}": d.kl.value for d in answers.divergences}
             values |= {f"{PREFIX}{s.name}/{s.metric}": s.after.value for s in answers.scores}
         return values

@@ -15,7 +15,7 @@ from torch import nn
 
 from holdfast._torch.checks import above_zero, at_least_zero, share, whole_number
 from holdfast.hosts._updates import as_samples
-from holdfast.hosts.raw import LoopSettings, train_loop
+from holdfast.hosts.raw import LoopSettings, plain_if_interrupted, train_loop
 from holdfast.hosts.watching import Observer
 from holdfast.recipe import Recipe
 from holdfast.run import Run
@@ -128,10 +128,11 @@ def train(
         clip_norm=training.clip_norm, autocast=torch.bfloat16 if half else None,
         log_every=max(1, total // 20), save_every=timedelta(seconds=training.save_seconds),
     )  # fmt: skip
-    train_loop(
-        run, batch_size=training.batch_size, settings=settings, checkpoint=folder / "run.pt",
-        log=log, watch=watching,
-    )  # fmt: skip
+    with plain_if_interrupted(run):
+        train_loop(
+            run, batch_size=training.batch_size, settings=settings, checkpoint=folder / "run.pt",
+            log=log, watch=watching,
+        )  # fmt: skip
     if on_trained is not None:
         on_trained(run, log.rows())
     return run.finish().train(was_training), log.rows()

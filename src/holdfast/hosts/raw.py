@@ -5,8 +5,9 @@ model = finetune_loop(model, "recadam+flow", dataset, lr=2e-5, epochs=3)
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -129,11 +130,22 @@ def finetune_loop(
         recipe, model, source.data, lr=lr, task=task, collate=source.collate, new=new, seed=seed,
         progress=progress,
     )  # fmt: skip
-    train_loop(
-        run, epochs=epochs, batch_size=source.batch_size, settings=settings, checkpoint=checkpoint,
-        log=log, watch=watch,
-    )  # fmt: skip
+    with plain_if_interrupted(run):
+        train_loop(
+            run, epochs=epochs, batch_size=source.batch_size, settings=settings,
+            checkpoint=checkpoint, log=log, watch=watch,
+        )  # fmt: skip
     return run.finish().train(was_training)
+
+
+@contextlib.contextmanager
+def plain_if_interrupted(run: Run) -> Iterator[None]:
+    """Undo what stage 1 did to the model if training ends with an exception."""
+    try:
+        yield
+    except BaseException:
+        run.recipe.trainable.finish(run.model)
+        raise
 
 
 def train_loop(
@@ -208,9 +220,6 @@ def train_loop(
                 log(values | run.log() | seen)
             if checkpoint and due(update):
                 checkpoints.save(checkpoint, run, update, identity)
-    except BaseException:
-        run.recipe.trainable.finish(run.model)  # an interrupted run leaves a plain model behind
-        raise
     finally:
         bar.close()
 

@@ -1,6 +1,6 @@
 """Measure a model while a host trains it, and log the values beside the loss.
 
-    watch = Watch(model, tokenizer=tokenizer, text={"wikitext": text}, every=100)  # first
+    watch = Watch(model, text={"wikitext": text}, loader=Loader(tokenizer=tokenizer))  # first
     watch_trainer(trainer, watch)                       # any Hugging Face or TRL trainer
     Trainer(callbacks=[watch_lightning(watch, model)])  # Lightning
     accelerator.log(watch(update, loop.model), update)  # Accelerate, or your own loop

@@ -244,7 +244,8 @@ class RecAdam(AnchoredOptimizer):
         states = [self._state_of(p, group) for p in params]
         if torch.compiler.is_compiling():  # identities are unknown, and the graph is the cache
             return _Plan.make(number, group, self._columns(number, params, states, pulled), [])
-        key = _key(params, states, pulled, self._sharded)
+        choices = [group[name] for name in ("foreach", "fused", "stochastic_rounding")]
+        key = [*choices, *_key(params, states, pulled, self._sharded)]
         plan = self._plans.get(number)
         if plan is None or plan.key != key:
             if plan is not None:
