@@ -155,8 +155,10 @@ class AnchoredOptimizer(Optimizer):
     def _shard_anchors(self) -> bool:
         """Shard the anchors as their parameters now are. True if any anchor changed."""
         params = [p for group in self.param_groups for p in group["params"]]
-        self._sharded = any(map(is_sharded, params))
-        if not self._sharded:
+        sharded = any(map(is_sharded, params))
+        if not torch.compiler.is_compiling():  # a compiled step cannot set attributes
+            self._sharded = sharded
+        if not sharded:
             return False
         changed = [shard(found, self.param_groups) for found in (self._anchors, self._weights)]
         return any(changed)
