@@ -67,8 +67,6 @@ def test_a_plan_elsewhere_gives_the_same(tmp_path, monkeypatch):
     here, there = (
         worker(spec, None, place / "runs") for worker, place in zip(workers, places, strict=True)
     )
-    for worker in workers:
-        worker.close()
     written = {path.name for path in (tmp_path / "there").rglob("*.*")}
     assert written == {"result.json"}
     assert [path.name for path in Place.at(address).folder.rglob("*")] == ["runs"]

@@ -219,7 +219,5 @@ def run_one(
     global _worker
     folder = out.folder / "runs"
     if _worker is None or (_worker.plan, _worker.folder) != (plan, folder):
-        if _worker is not None:
-            _worker.close()
         _worker = Worker(plan, folder)
     return _worker(spec, progress, out / "runs")

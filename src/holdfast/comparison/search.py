@@ -8,7 +8,6 @@ the other half, for the report. Machines that share the storage of a study share
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import math
@@ -146,22 +145,21 @@ class Search:
         from optuna.trial import TrialState
 
         self.study.enqueue_trial(self.defaults, skip_if_exists=True)
-        with contextlib.closing(self.worker), contextlib.closing(self.reporter):
-            while len(counted(self.study)) < self.tuning.trials:
-                trial = self.study.ask()
-                trial.set_user_attr("place", place_of(self.folder))
-                trial.set_user_attr("worker", self.number)
-                before = [t for t in counted(self.study) if t.number < trial.number]
-                if len(before) >= self.tuning.trials:
-                    self.study.tell(trial, state=TrialState.FAIL)  # another process was faster
-                    return
-                try:
-                    self._do(trial)
-                except _Pruned:
-                    self.study.tell(trial, state=TrialState.PRUNED)
-                except Exception as error:
-                    trial.set_user_attr("error", "".join(traceback.format_exception(error)))
-                    self.study.tell(trial, state=TrialState.FAIL)
+        while len(counted(self.study)) < self.tuning.trials:
+            trial = self.study.ask()
+            trial.set_user_attr("place", place_of(self.folder))
+            trial.set_user_attr("worker", self.number)
+            before = [t for t in counted(self.study) if t.number < trial.number]
+            if len(before) >= self.tuning.trials:
+                self.study.tell(trial, state=TrialState.FAIL)  # another process was faster
+                return
+            try:
+                self._do(trial)
+            except _Pruned:
+                self.study.tell(trial, state=TrialState.PRUNED)
+            except Exception as error:
+                trial.set_user_attr("error", "".join(traceback.format_exception(error)))
+                self.study.tell(trial, state=TrialState.FAIL)
 
     def _do(self, trial: Any) -> None:
         values = {name: suggest(range_, trial, name) for name, range_ in self.space.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from torch import nn
 from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.results import RunResult, read_result, result_of
-from holdfast.evaluate.measure import measure_many
+from holdfast.evaluate.measure import Meter
 from holdfast.evaluate.report import ForgettingReport
+from holdfast.evaluate.suite import Suite
 from holdfast.evaluate.watch import Watch, curves_of, watch_distance
 from holdfast.hosts.job import Progress, spent_before, train
 from holdfast.io.encoding import TrainingData
@@ -39,8 +40,7 @@ class Worker:
         self.data = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
         self.tokenizer = self.data.tokenizer
         self.new: tuple[str, ...] = plan.new  # load() adds the new head
-        self._next: tuple[str, nn.Module] | None = None
-        self._reports: Any = None
+        self._meter: Meter | None = None
         self._samples: dict[int, Sequence[Any]] = {}
 
     def __call__(
@@ -108,36 +108,23 @@ class Worker:
         return self._samples[max_length]
 
     def measure(self, name: str, model: nn.Module) -> ForgettingReport:
-        """Test a model and compare it with the base, whose results an open generator keeps."""
+        """Test a model and compare it with the base."""
         adapted: Any = model
         if hasattr(adapted, "merge_and_unload"):
             model = adapted.merge_and_unload()
-        if self._reports is None:
+        if self._meter is None:
             base: str | nn.Module = self.plan.model
             tests = measure_options(self.plan)
             if self.data.head is not None:  # it is in no file, and its predictions are random
                 base, tests["kl_samples"] = self.load().to(torch.float32), 0
             length = self.plan.measuring.max_length
             loader = Loader(dtype=torch.float32, max_length=length, tokenizer=self.tokenizer)
-            self._reports = measure_many(base, self._feed(), loader=loader, progress=False, **tests)
-        self._next = (name, model)
+            self._meter = Meter(base, Suite(**tests), drift=True, loader=loader, progress=False)
         try:
-            return next(self._reports)  # type: ignore[no-any-return]
+            return self._meter(name, model)
         except BaseException:
-            self._reports = None  # a generator that has failed cannot continue
+            self._meter = None  # the base may have taken only some of the tests
             raise
-        finally:
-            self._next = None
-
-    def close(self) -> None:
-        """Release the results of the base."""
-        if self._reports is not None:
-            self._reports.close()
-            self._reports = None
-
-    def _feed(self) -> Iterator[tuple[str, nn.Module]]:
-        while self._next is not None:
-            yield self._next
 
 
 def reset_peak_memory() -> None:

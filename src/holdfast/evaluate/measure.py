@@ -7,7 +7,9 @@ base freed from memory, each tuned model takes the same tests.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
+import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -87,8 +89,7 @@ def measure(
     suite = Suite(
         text, data, target, similarity, tasks, include_path, probes, limit, context_free, kl_samples
     )
-    (report,) = _reports(base, [(_name(tuned), tuned)], suite, drift, loader, progress)
-    return report
+    return Meter(base, suite, drift, loader, progress)(_name(tuned), tuned)
 
 
 def measure_many(
@@ -116,51 +117,16 @@ def measure_many(
         tests = {"text": ["wiki.txt"], "context_free": 0, "kl_samples": 0}
         (report,) = measure_many(base, [("base", None)], drift=False, **tests)
     """
-    return _reports(base, tuned, Suite(**tests), drift, loader, progress)
+    suite = Suite(**tests)  # raises at once
 
-
-def _reports(
-    base: ModelSource,
-    tuned: Iterable[tuple[str, ModelSource | None]],
-    suite: Suite,
-    drift: bool,
-    loader: Loader | None,
-    progress: bool,
-) -> Generator[ForgettingReport, None, None]:
-    loader = loader or Loader()
-    if is_adapter(base):
-        raise ValueError(f"{base} is an adapter: pass the model that it was trained on as the base")
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
-        exam = Examination(suite, Path(folder), progress=progress)
-        meter = _Meter(exam, loader)
-        settings = {
-            "limit": suite.limit,
-            "max_length": loader.max_length,
-            "context_free": exam.free.texts if exam.free else 0,
-            "kl_samples": suite.kl_samples,
-            "dtype": str(loader.dtype or "auto").removeprefix("torch."),
-            "seed": exam.free.seed if exam.free else 0,
-        }
+    def reports() -> Generator[ForgettingReport, None, None]:
+        meter = Meter(base, suite, drift, loader, progress)
         for name, source in tuned:
-            moved = None
-            if drift:
-                after = base if source is None else source
-                moved = measure_drift(
-                    base, after, allow_pickle=loader.allow_pickle, progress=progress
-                )
-                del after
-            answers = meter.ask(base, source)
+            report = meter(name, source)
             del source  # frees the model before the next one is created
-            yield ForgettingReport(
-                base=_name(base),
-                tuned=name,
-                drift=moved,
-                divergences=tuple(answers.divergences),
-                scores=tuple(answers.scores),
-                notes=tuple(answers.notes),
-                settings=dict(settings),
-                versions=_versions(),
-            )
+            yield report
+
+    return reports()
 
 
 @dataclass
@@ -177,17 +143,16 @@ class Examination:
 
     Args:
         suite: the tests.
-        folder: a directory for the base's predictions.
         tokens: the maximum length of the texts that the base generates.
         progress: show progress bars.
     """
 
-    def __init__(
-        self, suite: Suite, folder: Path, *, tokens: int = 64, progress: bool = False
-    ) -> None:
+    def __init__(self, suite: Suite, *, tokens: int = 64, progress: bool = False) -> None:
         self.tests, self.targets = suite.build()
         self.free, self.samples = suite.context_free_kl(tokens), suite.kl_samples
-        self.folder, self.progress = folder, progress
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-"))  # of the base's predictions
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self.progress = progress
         self.kls: list[KL] = []
         self.before: list[Any] = []
         self.notes: list[str] = []
@@ -227,16 +192,48 @@ class Examination:
         return answers
 
 
-class _Meter:
-    """Loads one model after the other and examines it."""
+class Meter:
+    """Compares models with a base, which takes the tests once, at the first call."""
 
-    def __init__(self, exam: Examination, loader: Loader) -> None:
-        self.exam, self.loader = exam, loader
-        self.started = False
+    def __init__(
+        self, base: ModelSource, suite: Suite, drift: bool, loader: Loader | None, progress: bool
+    ) -> None:
+        if is_adapter(base):
+            raise ValueError(
+                f"{base} is an adapter: pass the model that it was trained on as the base"
+            )
+        self.base, self.drift, self.loader = base, drift, loader or Loader()
+        self.started, self.progress = False, progress
+        self.exam = Examination(suite, progress=progress)
+        self.settings = {
+            "limit": suite.limit,
+            "max_length": self.loader.max_length,
+            "context_free": self.exam.free.texts if self.exam.free else 0,
+            "kl_samples": suite.kl_samples,
+            "dtype": str(self.loader.dtype or "auto").removeprefix("torch."),
+            "seed": self.exam.free.seed if self.exam.free else 0,
+        }
 
-    def ask(self, base: ModelSource, tuned: ModelSource | None) -> Compared:
-        """Test the base if this is the first call, then the tuned model; None is the base."""
-        exam = self.exam
+    def __call__(self, name: str, tuned: ModelSource | None) -> ForgettingReport:
+        """Compare a model, or the base itself (None)."""
+        moved = None
+        if self.drift:
+            after, pickle = self.base if tuned is None else tuned, self.loader.allow_pickle
+            moved = measure_drift(self.base, after, allow_pickle=pickle, progress=self.progress)
+        found = self._examine(tuned)
+        return ForgettingReport(
+            base=_name(self.base),
+            tuned=name,
+            drift=moved,
+            divergences=tuple(found.divergences),
+            scores=tuple(found.scores),
+            notes=tuple(found.notes),
+            settings=dict(self.settings),
+            versions=_versions(),
+        )
+
+    def _examine(self, tuned: ModelSource | None) -> Compared:
+        exam, base = self.exam, self.base
         if not exam.tests and not exam.free:
             return Compared()
         if exam.free and not exam.tests and (reason := self.loader.cannot_generate(base)):

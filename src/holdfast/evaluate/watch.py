@@ -10,11 +10,7 @@ Every host has a callback for a watch; its figures appear in the host's log next
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,9 +64,7 @@ class Watch:
         **tests: Any,
     ) -> None:
         self.every = whole_number("every", every, 1)
-        folder = tempfile.mkdtemp(prefix="holdfast-")
-        self._cleanup = weakref.finalize(self, shutil.rmtree, folder, True)
-        self.exam = Examination(Suite(**{**_SMALL, **tests}), Path(folder), tokens=32)
+        self.exam = Examination(Suite(**{**_SMALL, **tests}), tokens=32)
         self.reference = reference or Reference.of(model, device="cpu")
         self.loader = loader or Loader(max_length=512)
         with self.loader.open(unwrapped(model)) as loaded:
