@@ -24,13 +24,30 @@ CLASSES = {
         and issubclass(cls, torch.optim.Optimizer)
     )
 }
-PRESETS = {entry.name for entry in ENTRIES} - {
-    # English words, which other code uses with their usual meaning.
-    "full", "keep", "pretrained", "rehearsal", "uniform",
-}  # fmt: skip
+#: English words, which other code uses with their usual meaning.
+WORDS = {"full", "keep", "pretrained", "uniform"}
+PRESETS = {entry.name for entry in ENTRIES} - WORDS
+#: The names of the methods' files.
+MODULES = {name.replace("-", "_") for name in PRESETS}
 
-#: Files that list methods: the registry, the re-exports, Recipe's defaults, compare's default list.
-LISTS = {"__init__.py", "optim.py", "registry.py", "recipe.py", "comparison/plan.py"}
+#: Files that consist of lists of methods.
+LISTS = {"__init__.py", "optim.py", "registry.py"}
+
+#: Statements that list methods: (file, where, name that is assigned).
+LISTING = {
+    ("recipe.py", "Recipe", "trainable"),
+    ("recipe.py", "Recipe", "start"),
+    ("recipe.py", "Recipe", "objective"),
+    ("recipe.py", "Recipe", "update"),
+    ("recipe.py", "Recipe", "merging"),
+    ("comparison/plan.py", None, "RECIPES"),
+    ("comparison/plan.py", None, "TUNED_RECIPE"),
+}
+#: Modules that a file may import to fill its list.
+IMPORTED = {
+    ("recipe.py", "holdfast.methods.adamw"),
+    ("recipe.py", "holdfast.methods.identity"),
+}
 
 #: A setting whose value is the name of a measure of importance.
 ALLOWED = {("methods/recadam.py", "mas")}
@@ -69,18 +86,73 @@ def presets_in(node):
     return set()
 
 
-def named_in(source, file):
-    tree = ast.parse(source)
+def recommended_in(node):
+    """The presets that a message recommends."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return set(re.findall(r"(?:preset|--recipe) ([\w-]+)", node.value)) & PRESETS
+    return set()
+
+
+def identifiers_in(node):
+    """Arguments, variables and attributes that are named like a method's file."""
+    if isinstance(node, ast.Name):
+        return {node.id} & MODULES
+    if isinstance(node, ast.Attribute):
+        return {node.attr} & MODULES
+    if isinstance(node, ast.arg | ast.keyword):
+        return {node.arg} & MODULES
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name} & MODULES
+    return set()
+
+
+def imported_by(node):
+    """The methods' modules that a node imports."""
+    if isinstance(node, ast.ImportFrom) and node.module == "holdfast.methods":
+        return {f"{node.module}.{alias.name}" for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("holdfast.methods."):
+        return {node.module}
+    if isinstance(node, ast.Import):
+        return {a.name for a in node.names if a.name.startswith("holdfast.methods")}
+    return set()
+
+
+def lists_methods(node, where, file):
+    """Whether a statement is one of the lists."""
+    target = node.target if isinstance(node, ast.AnnAssign) else None
+    if isinstance(node, ast.Assign):
+        target = node.targets[0]
+    return isinstance(target, ast.Name) and (file, where, target.id) in LISTING
+
+
+def imports_for_a_list(node, file):
+    found = {(file, module) for module in imported_by(node)}
+    return bool(found) and found <= IMPORTED
+
+
+def nodes(tree, file):
+    """All nodes, except docstrings, lists of methods and the imports for these lists."""
     skipped = {id(node) for node in docstrings(tree)}
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    bodies = [(None, tree.body)]
+    bodies += [(node.name, node.body) for node in tree.body if isinstance(node, ast.ClassDef)]
+    for where, body in bodies:
+        for node in body:
+            if lists_methods(node, where, file) or imports_for_a_list(node, file):
+                skipped |= {id(inner) for inner in ast.walk(node)}
+    return [node for node in ast.walk(tree) if id(node) not in skipped]
+
+
+def named_in(source, file):
+    for node in nodes(ast.parse(source), file):
         for name in classes_in(node):
             if own_file(CLASSES[name]) != file:
                 yield f"{file}:{node.lineno} names {name}"
         for name in presets_in(node):
             if own_file(registry.find(name)) != file and (file, name) not in ALLOWED:
                 yield f"{file}:{node.lineno} names {name!r}"
+        if not file.startswith("methods/"):
+            for name in identifiers_in(node) | imported_by(node) | recommended_in(node):
+                yield f"{file}:{node.lineno} uses {name}"
 
 
 def test_no_module_names_a_method():
@@ -92,6 +164,15 @@ def test_no_module_names_a_method():
     assert not found, "\n".join(found)
 
 
+def test_the_lists_exist():
+    for file, where, name in LISTING:
+        tree = ast.parse((SRC / file).read_text(encoding="utf-8"))
+        body = tree.body
+        if where is not None:
+            [body] = [n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == where]
+        assert any(lists_methods(node, where, file) for node in body), name
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -101,6 +182,12 @@ def test_no_module_names_a_method():
         "name == 'flow'",
         "recipe = 'recadam+flow'",
         "raise ValueError('use Flow() instead')",
+        "from holdfast.methods.flow import RunningMedian",
+        "from holdfast.methods import flow",
+        "import holdfast.methods.flow",
+        "def train(rehearsal): ...",
+        "train(rehearsal=data)",
+        "run.rehearsal",
     ],
 )
 def test_special_cases_are_found(source):
@@ -110,3 +197,17 @@ def test_special_cases_are_found(source):
 def test_words_in_sentences_are_allowed():
     source = '"""Flow"""\nraise ValueError("the flow of data")\nfull = keep = 1'
     assert not list(named_in(source, "hosts/raw.py"))
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("recipe.py", "def check(): return 'lp-ft'"),
+        ("recipe.py", "raise ValueError('add the preset lp-ft')"),
+        ("recipe.py", "from holdfast.methods.lp_ft import LPFT"),
+        ("recipe.py", "class Recipe:\n    other = LPFT()"),
+        ("comparison/plan.py", "OTHERS = ('recadam',)"),
+    ],
+)
+def test_files_with_a_list_are_checked_outside_of_it(file, source):
+    assert list(named_in(source, file))

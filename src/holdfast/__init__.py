@@ -4,6 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from holdfast import anneal, optim, registry
+from holdfast._torch.adapters import adapters_off
+from holdfast._torch.pretrained_head import PretrainedHead
+from holdfast._torch.version import __version__ as __version__
 from holdfast.columns import with_weights
 from holdfast.data import pad_collate
 from holdfast.hosts.raw import LoopSettings, finetune_loop, train_loop
@@ -17,7 +20,7 @@ from holdfast.methods.hft import HFT
 from holdfast.methods.identity import Full, Keep, Pretrained, Uniform
 from holdfast.methods.l1_sp import L1SP
 from holdfast.methods.l2_sp import L2SP
-from holdfast.methods.linear_probe import LinearProbe, PretrainedHead, linear_probe
+from holdfast.methods.linear_probe import LinearProbe, linear_probe
 from holdfast.methods.lora import LoRA
 from holdfast.methods.lp_ft import LPFT
 from holdfast.methods.mas import MAS
@@ -51,8 +54,6 @@ if TYPE_CHECKING:
     from holdfast.hosts.lightning import RecipeCallback as RecipeCallback
     from holdfast.hosts.trl import HoldfastSFTTrainer as HoldfastSFTTrainer
     from holdfast.io.models import Loader
-
-__version__ = "0.1.0"
 
 #: Imported on first use. A host needs its framework, so hosts are not part of ``__all__``.
 _LAZY = {
@@ -90,11 +91,11 @@ def __dir__() -> list[str]:
 __all__ = [
     "EWC", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "AdamWUpdate", "Distance", "Distill",
     "Flow", "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LinearProbe", "LoRA",
-    "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "Plan", "Pretrained",
-    "PretrainedHead", "RandomInit", "RecAdam", "RecAdamUpdate", "Recipe", "Reference",
-    "Rehearsal", "Results", "Run", "SGDUpdate", "Scores", "Training", "Tuned", "Tuning",
-    "Uniform", "Watch", "WiseFT", "anneal", "compare", "count_targets", "finetune_loop",
-    "global_targets", "linear_probe", "measure", "measure_many", "optim", "pad_collate",
-    "per_sample_loss", "random_init", "registry", "score", "train_loop", "tune", "weighted_loss",
-    "with_weights",
+    "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "Plan",
+    "Pretrained", "PretrainedHead", "RandomInit", "RecAdam", "RecAdamUpdate", "Recipe",
+    "Reference", "Rehearsal", "Results", "Run", "SGDUpdate", "Scores", "Training", "Tuned",
+    "Tuning", "Uniform", "Watch", "WiseFT", "adapters_off", "anneal", "compare",
+    "count_targets", "finetune_loop", "global_targets", "linear_probe", "measure",
+    "measure_many", "optim", "pad_collate", "per_sample_loss", "random_init", "registry",
+    "score", "train_loop", "tune", "weighted_loss", "with_weights",
 ]  # fmt: skip

@@ -90,15 +90,9 @@ class Recipe:
         asking = [type(method).__name__ for _, method in self if method.needs_fitted_head]
         if not new or not asking or self.trainable.fits_head:
             return
-        fitting = next(e for e in registry.methods() if getattr(e.cls, "fits_head", False))
-        first = ""
-        if self.trainable == Recipe().trainable:
-            first = f"add the preset {fitting.name} (trainable={fitting.cls.__name__}()), or "
         raise ValueError(
             f"{', '.join(asking)} uses the pretrained model's predictions on the data, but "
-            f"{', '.join(new)} is new and predicts at random. Fit it first: {first}call "
-            f"holdfast.linear_probe(model, {new[0]!r}, data) and leave out new=, or train the new "
-            "part alone (preset linear-probe) and continue with that model"
+            f"{', '.join(new)} is new and predicts at random: {head_advice()}"
         )
 
     @property
@@ -200,6 +194,12 @@ class Recipe:
                 f"{saved} looks like a file name: pass its text, Path({saved!r}).read_text()"
             )
         return cls.from_dict({} if saved is None else saved)
+
+
+def head_advice() -> str:
+    """How to fit a new head, as the end of an error message."""
+    advice = [getattr(entry.cls, "head_advice", "") for entry in registry.methods("trainable")]
+    return ", or ".join(filter(None, advice))
 
 
 def as_recipe(recipe: Recipe | str) -> Recipe:

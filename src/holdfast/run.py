@@ -46,7 +46,7 @@ class Run:
             weights, so nothing pulls them.
         reference: the pretrained weights, such as ``Reference.open(path)``; None copies those of
             the model if a method needs them.
-        rehearsal: data of the old task, for :class:`~holdfast.Rehearsal`.
+        old_data: data of the old task, for methods that train on it as well.
         seed: seeds all random choices of the methods.
         cache: the cache of :func:`holdfast.score`.
         progress: show progress bars.
@@ -70,7 +70,7 @@ class Run:
         collate: Collate | None = None,
         new: str | Sequence[str] = (),
         reference: Reference | None = None,
-        rehearsal: Any = None,
+        old_data: Any = None,
         seed: int = 0,
         cache: bool | str | os.PathLike[str] = True,
         progress: bool = True,
@@ -87,7 +87,7 @@ class Run:
         self.weight_decay = weight_decay if decay is None else decay
         self._task = task
         self.new = (new,) if isinstance(new, str) else tuple(new)
-        self.rehearsal, self.seed, self.cache, self.progress = rehearsal, seed, cache, progress
+        self.old_data, self.seed, self.cache, self.progress = old_data, seed, cache, progress
 
         check_parts(self.new, [name for name, _ in model.named_parameters()], "new")
         self.reference = reference
@@ -223,8 +223,8 @@ class Run:
 
     @functools.cached_property
     def _content(self) -> dict[str, str | None]:
-        """Fingerprints of the data and the rehearsal data, computed on first use."""
-        given = {"data": self.data, "rehearsal": self.rehearsal}
+        """Fingerprints of the data and the old data, computed on first use."""
+        given = {"data": self.data, "old_data": self.old_data}
         return {
             name: sampled_fingerprint(x.dataset if isinstance(x, DataLoader) else x)
             for name, x in given.items()
@@ -245,7 +245,7 @@ class Run:
                 "pretrained model, also to resume: the host loads the weights of the checkpoint. "
                 'If only a new, random head differs, name it: new="classifier"'
             )
-        for name in ("data", "rehearsal"):
+        for name in ("data", "old_data"):
             if not same_content(saved.get(name), ours[name]):
                 raise ValueError(
                     f"{where} belongs to a run with other {name}, or the same in another order. "
@@ -270,7 +270,7 @@ def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two identities have the same recipe, weights and data."""
     return all(
         same_content(one[name], other[name])
-        if name in ("data", "rehearsal")
+        if name in ("data", "old_data")
         else one[name] == other[name]
         for name in one
     )

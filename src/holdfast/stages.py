@@ -86,6 +86,8 @@ class Method:
     needs_reference: ClassVar[bool] = False
     #: Whether the method evaluates the pretrained model once, or keeps its weights in the model.
     uses_base: ClassVar[bool] = False
+    #: The values of :meth:`log` that a report plots over the training.
+    plotted: ClassVar[tuple[str, ...]] = ()
 
     @property
     def reads_data(self) -> bool:
@@ -132,6 +134,8 @@ class Trainable(Method):
     keeps_base: ClassVar[bool] = False
     #: Whether :meth:`fit` fits a new head, so that other methods can use its predictions.
     fits_head: ClassVar[bool] = False
+    #: How a user fits a new head with this method, for an error message ("use the preset …").
+    head_advice: ClassVar[str] = ""
     #: Why the weights must start at the pretrained ones, as the end of a sentence about the
     #: method ("freezes the body"); empty if they need not.
     needs_pretrained_start: ClassVar[str] = ""
@@ -178,7 +182,8 @@ class Start(Method):
 class Objective(Method):
     """Stage 2: what is minimised? Without overrides: the mean loss over all targets."""
 
-    #: Whether ``weigh(scores)`` returns sample weights for the task's own loss.
+    #: Whether ``weigh(scores)`` returns sample weights for the task's own loss. Such a method also
+    #: has ``temperature(scores)``, the scale of the losses.
     weighs_samples: ClassVar[bool] = False
 
     @property

@@ -70,7 +70,7 @@ def train(recipe, model=None, data=None, **options):
         "task": "classification",
         "max_updates": 8,
         "batch_size": 6,
-        "rehearsal": make_data(dtype, n=7, seed=2),
+        "old_data": make_data(dtype, n=7, seed=2),
     }
     data = make_data(dtype) if data is None else data
     return tune(model, recipe, data, **(settings | options))

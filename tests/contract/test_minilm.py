@@ -49,13 +49,13 @@ def pretrained(data):
 @pytest.mark.soak
 @pytest.mark.parametrize("pair", SENSIBLE, ids=pair_id)
 def test_a_pair_trains_and_resumes(pair, shared_data, tmp_path):
-    model, samples, rehearsal = pretrained(shared_data)
+    model, samples, old_data = pretrained(shared_data)
     recipe = recipe_of(*(entry.cls() for entry in pair))
 
     def train(**options):
         return tune(
             copy.deepcopy(model), recipe, samples, lr=2e-5, max_updates=20, batch_size=2,
-            rehearsal=rehearsal, cache=tmp_path, log_every=14, **options,
+            old_data=old_data, cache=tmp_path, log_every=14, **options,
         )  # fmt: skip
 
     losses = []

@@ -135,7 +135,7 @@ def test_accumulation_does_not_matter(tmp_path):
 
 def test_rehearsal(tmp_path):
     recipe = Recipe(objective=Rehearsal(ratio=0.5, anneal=Constant(0.7)))
-    trainer = make_trainer(recipe, tmp_path, rehearsal=make_data(8, seed=1))
+    trainer = make_trainer(recipe, tmp_path, old_data=make_data(8, seed=1))
     assert len(trainer.train_dataset) == 18
     trainer.train()
 

@@ -58,7 +58,7 @@ else:
                "per_device_train_batch_size": 4, "max_steps": {updates}, "logging_steps": 10}}
     trainer = test_hf.make_trainer(
         recipe, folder, test_hf.make_model(torch.float32, 0.1), options=options,
-        callbacks=[Tell()], rehearsal=test_hf.make_data(8, seed=1),
+        callbacks=[Tell()], old_data=test_hf.make_data(8, seed=1),
     )
     trainer.train(resume_from_checkpoint=True)
     model = trainer.model

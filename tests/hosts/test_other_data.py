@@ -49,11 +49,11 @@ def test_the_trainers_rehearsal(tmp_path):
 
     def trainer(seed):
         return make_trainer(
-            Recipe(objective=Rehearsal()), tmp_path, options=SAVING, rehearsal=make_data(seed=seed)
+            Recipe(objective=Rehearsal()), tmp_path, options=SAVING, old_data=make_data(seed=seed)
         )
 
     trainer(1).train()
-    with pytest.raises(ValueError, match="other rehearsal"):
+    with pytest.raises(ValueError, match="other old_data"):
         trainer(2).train(resume_from_checkpoint=True)
 
 

@@ -68,7 +68,7 @@ def make_run(model, data, task, *, trainable=None, **fields):
 
     recipe = SimpleNamespace(trainable=Full() if trainable is None else trainable)
     defaults = {
-        "collate": None, "new": (), "reference": None, "rehearsal": None, "seed": 0,
+        "collate": None, "new": (), "reference": None, "old_data": None, "seed": 0,
         "cache": False, "progress": False, "total_updates": 0,
     }  # fmt: skip
     return SimpleNamespace(recipe=recipe, model=model, data=data, task=task, **(defaults | fields))

@@ -31,7 +31,7 @@ def prepared(task, objective, **fields):
         make_samples(task, n=8),
         task,
         collate=collate_for(task),
-        **({"rehearsal": old} | fields),
+        **({"old_data": old} | fields),
     )
     return objective.prepare(run), model
 
@@ -98,7 +98,7 @@ def test_half_of_each_unless_told():
 
 @pytest.mark.parametrize("task", TASKS)
 def test_no_rehearsal_is_uniform_to_the_bit(task):
-    neutral, model = prepared(task, Rehearsal(**Rehearsal.neutral), rehearsal=None)
+    neutral, model = prepared(task, Rehearsal(**Rehearsal.neutral), old_data=None)
     uniform = Uniform().prepare(make_run(model, make_samples(task, n=8), task))
     assert type(neutral) is type(uniform)
     assert torch.equal(*(loss_of(c, model, collate_for(task)) for c in (neutral, uniform)))
@@ -134,9 +134,7 @@ class TestTables:
         return datasets.Dataset.from_list(new), datasets.Dataset.from_list(old)
 
     def prepare(self, new, old):
-        run = make_run(
-            make_model("causal_lm"), new, "causal_lm", rehearsal=old, collate=pad_collate
-        )
+        run = make_run(make_model("causal_lm"), new, "causal_lm", old_data=old, collate=pad_collate)
         return Rehearsal(ratio=0.5).prepare(run), run.model
 
     def test_the_columns_of_both_are_mixed(self, tables):
@@ -195,7 +193,7 @@ def test_pairs_from_loaders():
         torch.nn.Linear(3, 4).double(),
         DataLoader(pairs),
         "classification",
-        rehearsal=DataLoader(old),
+        old_data=DataLoader(old),
     )
     criterion = Rehearsal(ratio=0.5).prepare(run)
     assert [s[2] for s in criterion.data] == [0] * 8 + [1] * 4
@@ -209,7 +207,7 @@ def test_a_loss_function_of_the_users():
 
     samples, old = make_samples("classification", 8), make_samples("classification", 5, 9)
     model = make_model("classification")
-    run = make_run(model, samples, task, rehearsal=old, collate=default_collate)
+    run = make_run(model, samples, task, old_data=old, collate=default_collate)
     criterion = Rehearsal(ratio=0.5, anneal=Constant(0.3)).prepare(run)
     ours = loss_of(criterion, model, default_collate, num_targets=12.0)
     chosen = [old[i] for i in draw(5, 4, seed=0)]
@@ -219,24 +217,24 @@ def test_a_loss_function_of_the_users():
 
 class TestRefused:
     def test_no_data_of_the_old_task(self):
-        with pytest.raises(ValueError, match="pass it as rehearsal="):
-            prepared("classification", Rehearsal(), rehearsal=None)
-        with pytest.raises(ValueError, match="the rehearsal data is empty"):
-            prepared("classification", Rehearsal(), rehearsal=[])
+        with pytest.raises(ValueError, match="pass it as old_data="):
+            prepared("classification", Rehearsal(), old_data=None)
+        with pytest.raises(ValueError, match="the old_data is empty"):
+            prepared("classification", Rehearsal(), old_data=[])
 
     def test_a_stream(self):
-        with pytest.raises(ValueError, match="rehearsal must be indexed samples"):
-            prepared("classification", Rehearsal(), rehearsal=iter(make_samples("classification")))
+        with pytest.raises(ValueError, match="old_data must be indexed samples"):
+            prepared("classification", Rehearsal(), old_data=iter(make_samples("classification")))
 
     def test_samples_of_another_form(self):
         pairs = [(s["x"], s["labels"]) for s in make_samples("classification")]
         with pytest.raises(ValueError, match="must have the same type and length"):
-            prepared("classification", Rehearsal(), rehearsal=pairs)
+            prepared("classification", Rehearsal(), old_data=pairs)
 
     def test_no_targets(self):
         old = [{"input_ids": [1, 2], "labels": [-100, -100]}]
-        with pytest.raises(ValueError, match="no sample of the rehearsal data has a target"):
-            prepared("causal_lm", Rehearsal(), rehearsal=old)
+        with pytest.raises(ValueError, match="no sample of the old_data has a target"):
+            prepared("causal_lm", Rehearsal(), old_data=old)
 
     def test_settings(self):
         with pytest.raises(ValueError, match="ratio must be"):

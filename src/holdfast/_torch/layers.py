@@ -71,6 +71,14 @@ def head_of(model: nn.Module) -> str | None:
     return next((name for name in reversed(children) if name in _HEADS), None)
 
 
+def submodule(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError as error:
+        children = ", ".join(n for n, _ in model.named_children())
+        raise ValueError(f"the model has no part {name!r}; it has {children}") from error
+
+
 def within(name: str, parts: Collection[str]) -> bool:
     """Whether a parameter or module is one of the given parts of a model, or inside one.
 

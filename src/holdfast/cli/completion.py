@@ -8,6 +8,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
 from holdfast import registry
 from holdfast._torch.imports import require
@@ -28,14 +29,11 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("shell", **one_of("bash", "zsh"), help="the shell")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Print the script."""
-    from holdfast.cli.main import make_parser
-
+def run(options: argparse.Namespace, parser: Parser, commands: Mapping[str, Parser]) -> None:
+    """Print the script that completes the parsers of all commands."""
     shtab = require("shtab", extra="cli", what="shell completion")
     names = " ".join(entry.name for entry in registry.methods())
     recipe = {"bash": "_holdfast_recipes", "zsh": f"_alternative 'r::(({names}))' 'f::_files'"}
-    parser, commands = make_parser()
     for command in commands.values():
         for action in command._actions:
             if action.dest in FILES | DIRECTORIES | RECIPES:

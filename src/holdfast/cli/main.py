@@ -13,6 +13,7 @@ from importlib import import_module
 
 import holdfast
 from holdfast._torch.checks import did_you_mean
+from holdfast.cli import completion
 from holdfast.cli._guard import say
 from holdfast.cli._options import Parser, UsageError, config_text
 
@@ -68,6 +69,8 @@ def _run(words: Sequence[str]) -> None:
         options = commands[words[0]].parse(words[1:])
         if getattr(options, "print_config", False):
             print(config_text(options), end="")
+        elif words[0] == "completion":
+            completion.run(options, *make_parser())  # with the options of all commands
         else:
             import_module(f"holdfast.cli.{words[0]}").run(options)
     elif words[0].startswith("-"):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -28,6 +27,7 @@ from holdfast.cli._guard import claim
 from holdfast.cli._options import Parser, UsageError, add, add_settings, settings_from
 from holdfast.hosts.job import Training
 from holdfast.io.storage import Place
+from holdfast.recipe import head_advice
 
 if TYPE_CHECKING:
     from holdfast.io.encoding import TrainingData
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
     if task.head is not None:
         raise ValueError(
             f"{options.model} has no head for the labels of {options.data}, and losses under a new "
-            "head mean nothing: fit one first with holdfast finetune --recipe linear-probe"
+            f"head mean nothing. With holdfast finetune, {head_advice()}"
         )
     model, _ = task.load()
     samples, rows = task.samples(model), task.rows
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
         for i, (row, loss, weight, count) in enumerate(figures)
     ]
     scored = Scored(
-        options.model, options.data, len(rows), tau_of(method, scores), found,
+        options.model, options.data, len(rows), method.temperature(scores), found,
         texts_of(task, samples),
     )  # fmt: skip
     if options.out:
@@ -151,15 +151,6 @@ def check_rows(rows: Rows, owners: Sequence[int], options: argparse.Namespace) -
             json.dumps(row)
         except TypeError as error:
             raise ValueError(f"row {i + 1} of {options.data} cannot be JSON: {error}") from None
-
-
-def tau_of(method: Any, scores: Any) -> float:
-    """Return the temperature as a number."""
-    if not isinstance(method.tau, str):
-        return float(method.tau)
-    by_token = method.level == "token"
-    losses = torch.cat(scores.token_losses) if by_token else scores.losses[scores.counts > 0]
-    return float(statistics.median(losses.tolist()))
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

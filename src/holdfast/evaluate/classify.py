@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.batch import inputs_and_labels, logits_of, pad_id_of, to_device
 from holdfast._torch.layers import head_of
+from holdfast._torch.pretrained_head import PretrainedHead
 from holdfast._torch.progress import progress_bar
 from holdfast.data import Collate, Source, as_source, pad_collate
 from holdfast.evaluate import stats
@@ -23,7 +24,6 @@ from holdfast.io.encoding import Images, encode_labelled, image_column
 from holdfast.io.heads import is_regression
 from holdfast.io.models import Loaded
 from holdfast.io.rows import text_columns
-from holdfast.methods.linear_probe import PretrainedHead
 
 
 class Answers(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-import holdfast
+from holdfast._torch.version import __version__
 from holdfast.evaluate.classify import Classification, HeadAgreement
 from holdfast.evaluate.drift import drift as measure_drift
 from holdfast.evaluate.kl import KL, ContextFreeKL
@@ -267,7 +267,7 @@ def _name(source: ModelSource) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"holdfast": holdfast.__version__}
+    found = {"holdfast": __version__}
     for package in ("torch", "transformers", "peft", "lm_eval"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)

@@ -24,6 +24,7 @@ from holdfast.evaluate.report import Curve
 from holdfast.evaluate.suite import Suite
 from holdfast.io.models import Loader
 from holdfast.reference import Reference, distance
+from holdfast.registry import methods
 
 #: The prefix of the figures' names in a host's log.
 PREFIX = "forgetting/"
@@ -104,17 +105,18 @@ def watch_distance(model: nn.Module, total_updates: int) -> Watch:
 
 
 def curves_of(history: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:
-    """Return the curves in a host's log: the loss, the distance, λ and the figures of a watch.
+    """Return the curves in a host's log: loss, distance, and the figures of methods and watches.
 
     Args:
         history: rows with ``update`` or ``step`` and figures by name, as ``finetune_loop`` passes
             to ``log=``, or a Trainer's ``state.log_history``.
     """
     found: dict[str, dict[int, float]] = {}
+    plotted = {"loss", "eval_loss", "distance"}.union(*(e.cls.plotted for e in methods()))
     for row in history:
         step = row.get("update", row.get("step"))
         for name, value in row.items():
-            watched = name.startswith(PREFIX) or name in ("loss", "eval_loss", "distance", "lam")
+            watched = name.startswith(PREFIX) or name in plotted
             if step is not None and watched and isinstance(value, int | float):
                 found.setdefault(name, {})[int(step)] = float(value)
     # The watch measures the effective weights; a host's own distance may be that of LoRA's B.

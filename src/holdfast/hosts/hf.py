@@ -47,7 +47,7 @@ class WithRecipe(Trainer):
 
     Args:
         recipe: the methods, or the name of a preset. ``Recipe()`` changes nothing, to the bit.
-        new, reference, rehearsal, task: see :class:`~holdfast.run.Run`.
+        new, reference, old_data, task: see :class:`~holdfast.run.Run`.
         args, kwargs: the arguments of the trainer.
 
     Stage 1 runs before the trainer is built, stage 2 (scoring, cached) as soon as the trainer has
@@ -63,7 +63,7 @@ class WithRecipe(Trainer):
         recipe: Recipe | str,
         new: str | Sequence[str] = (),
         reference: Reference | None = None,
-        rehearsal: Any = None,
+        old_data: Any = None,
         task: Any = None,
         **kwargs: Any,
     ) -> None:
@@ -78,7 +78,7 @@ class WithRecipe(Trainer):
         self._finished = False
         self.run = Run(
             recipe, given["model"], lr=settings.learning_rate, weight_decay=settings.weight_decay,
-            task=task, new=new, reference=reference, rehearsal=rehearsal, seed=settings.seed,
+            task=task, new=new, reference=reference, old_data=old_data, seed=settings.seed,
             progress=not settings.disable_tqdm,
         )  # fmt: skip
         given["model"] = self.run.model

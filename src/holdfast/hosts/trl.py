@@ -40,7 +40,7 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
     """TRL's SFTTrainer with a recipe.
 
     Args:
-        recipe, new, reference, rehearsal: see :class:`~holdfast.hosts.hf.WithRecipe`.
+        recipe, new, reference, old_data: see :class:`~holdfast.hosts.hf.WithRecipe`.
         args, kwargs: the arguments of SFTTrainer. Adapters come either from the recipe or from
             ``peft_config=``.
 
@@ -94,11 +94,11 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
 
     def _prepare_data(self) -> None:
         collator: Any = self.data_collator
-        if self.run.rehearsal is not None:
+        if self.run.old_data is not None:
             prepare: Any = super()._prepare_dataset
-            self.run.rehearsal = prepare(
-                self.run.rehearsal, self.processing_class, self.args, False,
-                getattr(self, "_formatting_func", None), "rehearsal",
+            self.run.old_data = prepare(
+                self.run.old_data, self.processing_class, self.args, False,
+                getattr(self, "_formatting_func", None), "old_data",
             )  # fmt: skip
         pad = partial(_pad_tokens, pad_id=getattr(collator, "pad_token_id", 0))
         self.run.prepare_data(self.train_dataset, pad if self._reads_data else collator)

@@ -1,6 +1,6 @@
 """Freeze parts of a model: their weights, phase by phase, and their mode.
 
-Plan and mode are attributes of the model: methods stay plain settings, and a copied or unpickled
+Phases and mode are attributes of the model: methods stay plain settings, and a copied or unpickled
 model keeps them.
 """
 
@@ -16,11 +16,11 @@ from holdfast._torch.adapters import unwrapped
 from holdfast._torch.names import plain_name
 from holdfast.stages import Trainable
 
-_PLAN = "_holdfast_phases"
+_PHASES = "_holdfast_phases"
 
 
 @dataclass
-class Plan:
+class Phases:
     """Names of the parameters that required gradients before, and of the frozen ones per phase."""
 
     trainable: frozenset[str]
@@ -32,11 +32,11 @@ class Freezing(Trainable):
     """A method that freezes parts of the model until training is finished."""
 
     def finish(self, model: nn.Module) -> nn.Module:
-        """Remove the plan and undo all freezing."""
+        """Remove the phases and undo all freezing."""
         inner = unwrapped(model)
-        if hasattr(inner, _PLAN):
-            _freeze(inner, _plan_of(inner).trainable, frozenset())
-            delattr(inner, _PLAN)
+        if hasattr(inner, _PHASES):
+            _freeze(inner, _phases_of(inner).trainable, frozenset())
+            delattr(inner, _PHASES)
         leave_eval(model)
         return model
 
@@ -46,32 +46,32 @@ def trainable_names(model: nn.Module) -> list[str]:
     return [name for name, p in model.named_parameters() if p.requires_grad]
 
 
-def plan(model: nn.Module, frozen: Sequence[Collection[str]]) -> None:
+def set_phases(model: nn.Module, frozen: Sequence[Collection[str]]) -> None:
     """Store the frozen parameters of each phase, and freeze those that are frozen in all."""
     model = unwrapped(model)
     trainable = frozenset(map(plain_name, trainable_names(model)))
     phases = tuple(trainable & set(map(plain_name, names)) for names in frozen)
-    setattr(model, _PLAN, Plan(trainable, phases))
+    setattr(model, _PHASES, Phases(trainable, phases))
     _freeze(model, trainable, frozenset.intersection(*phases))
 
 
 def enter(model: nn.Module, phase: int) -> None:
     """Freeze the parameters of a phase, counted from 0, and unfreeze the others."""
     model = unwrapped(model)
-    known = _plan_of(model)
+    known = _phases_of(model)
     if known.now != phase:
         known.now = phase
         _freeze(model, known.trainable, known.frozen[phase])
 
 
-def number_of_phases(model: nn.Module) -> int:
-    """The number of planned phases."""
-    return len(_plan_of(unwrapped(model)).frozen)
+def phase_count(model: nn.Module) -> int:
+    """The number of phases."""
+    return len(_phases_of(unwrapped(model)).frozen)
 
 
-def _plan_of(model: nn.Module) -> Plan:
-    known: Any = getattr(model, _PLAN, None)
-    if not isinstance(known, Plan):
+def _phases_of(model: nn.Module) -> Phases:
+    known: Any = getattr(model, _PHASES, None)
+    if not isinstance(known, Phases):
         raise ValueError(f"this {type(model).__name__} was not prepared: call prepare(run) first")
     return known
 

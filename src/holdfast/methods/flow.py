@@ -170,11 +170,18 @@ class Flow(Objective):
         """Restore a saved state."""
         self._history.load_state_dict(state)
 
+    def temperature(self, scores: Scores) -> float:
+        """τ as a number: the median of all losses, unless it is a number already."""
+        if not isinstance(self.tau, str):
+            return float(self.tau)
+        losses = scores.losses[scores.counts > 0]
+        if self.level == "token":
+            losses = _all_tokens(scores)
+        return float(np.median(losses.double().numpy()))
+
     def _weigh_scores(self, scores: Scores) -> Tensor:
         if self.level == "token":
-            if scores.token_losses is None:
-                raise ValueError("token weights need token losses: score(..., tokens=True)")
-            return self.weigh(torch.cat(scores.token_losses))
+            return self.weigh(_all_tokens(scores))
         kept = scores.counts > 0
         if not kept.any():
             raise ValueError("no sample has a target: there is nothing to weigh")
@@ -237,6 +244,12 @@ class FlowCriterion(Criterion):
         if kept.any():
             weights[kept] = self.flow.weigh(f[kept]).to(f)
         return weights
+
+
+def _all_tokens(scores: Scores) -> Tensor:
+    if scores.token_losses is None:
+        raise ValueError("token weights need token losses: score(..., tokens=True)")
+    return torch.cat(scores.token_losses)
 
 
 def _check_losses(f: Tensor) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from holdfast._torch.checks import above_zero, share
 from holdfast._torch.layers import head_of, layer_of, within
-from holdfast.methods._freezing import Freezing, enter, number_of_phases, plan, trainable_names
+from holdfast.methods._freezing import Freezing, enter, phase_count, set_phases, trainable_names
 
 if TYPE_CHECKING:
     from holdfast.run import Run
@@ -65,7 +65,7 @@ class GradualUnfreezing(Freezing):
                 "one trainable layer (layers are the children of an nn.ModuleList or "
                 "nn.Sequential, and the parts before and after them). Leave it out"
             )
-        plan(
+        set_phases(
             model,
             [
                 [n for n, layer in layers.items() if layer < lowest and not within(n, always)]
@@ -76,7 +76,7 @@ class GradualUnfreezing(Freezing):
 
     def advance(self, model: nn.Module, update: int, total_updates: int) -> None:
         """Unfreeze the layers of this phase."""
-        layers = number_of_phases(model)
+        layers = phase_count(model)
         enter(model, layers_free(update, total_updates, layers, self.until) - 1)
 
 

@@ -22,7 +22,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from holdfast._torch.checks import share, whole_number
 from holdfast._torch.layers import block_of, head_of, within
-from holdfast.methods._freezing import Freezing, enter, plan, trainable_names
+from holdfast.methods._freezing import Freezing, enter, set_phases, trainable_names
 
 if TYPE_CHECKING:
     from holdfast.run import Run
@@ -78,7 +78,7 @@ class HFT(Freezing):
         for _ in range(self.rounds):
             drawn = draw_frozen(groups, self.frozen, generator)
             phases.append([name for name in owner if owner[name] in drawn])
-        plan(model, phases)
+        set_phases(model, phases)
         return model
 
     def advance(self, model: nn.Module, update: int, total_updates: int) -> None:

@@ -4,15 +4,14 @@ Kumar et al., *Fine-Tuning can Distort Pretrained Features and Underperform Out-
 ICLR 2022, https://arxiv.org/abs/2202.10054, compare it with full fine-tuning.
 
 :class:`LinearProbe` trains the head in a recipe. :func:`linear_probe` fits a new head directly, as
-a convex problem. :class:`PretrainedHead` keeps the old head, to measure forgetting later.
+a convex problem.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,12 +21,12 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, pad_id_of, to_device
 from holdfast._torch.checks import at_least_zero
-from holdfast._torch.layers import head_of, within
+from holdfast._torch.layers import head_of, submodule, within
 from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar
 from holdfast.data import Collate, Source, as_source
 from holdfast.losses import Task
-from holdfast.methods._freezing import Freezing, plan, stay_in_eval
+from holdfast.methods._freezing import Freezing, set_phases, stay_in_eval
 
 if TYPE_CHECKING:
     from holdfast.run import Run
@@ -52,6 +51,9 @@ class LinearProbe(Freezing):
 
     neutral: ClassVar[dict[str, Any] | None] = None
     needs_pretrained_start: ClassVar[str] = "freezes the body"
+    head_advice: ClassVar[str] = (
+        "fit it with holdfast.linear_probe or the preset linear-probe, then leave out new="
+    )
 
     head: str | None = None
 
@@ -76,7 +78,7 @@ class LinearProbe(Freezing):
                 f"{shorten(left)} is new, but is not part of the head {', '.join(heads)}: it "
                 "would be frozen at random values. Choose a head= that contains it"
             )
-        plan(model, [[n for n, _ in model.named_parameters() if not within(n, heads)]])
+        set_phases(model, [[n for n, _ in model.named_parameters() if not within(n, heads)]])
         stay_in_eval(model, [n for n, _ in model.named_modules() if not within(n, heads)])
         return model
 
@@ -122,7 +124,7 @@ def linear_probe(
         True
     """
     at_least_zero("l2", l2)
-    head = _part(model, head) if isinstance(head, str) else head
+    head = submodule(model, head) if isinstance(head, str) else head
     if task not in ("classification", "regression", "multi_label"):
         raise ValueError(f"task must be classification, regression or multi_label, got {task!r}")
     source = as_source(data, collate, batch_size, pad_id_of(model))
@@ -195,14 +197,6 @@ def _shift(head: nn.Linear, by: Tensor) -> None:
         head.bias.add_(head.weight @ by)
 
 
-def _part(model: nn.Module, name: str) -> nn.Module:
-    try:
-        return model.get_submodule(name)
-    except AttributeError as error:
-        children = ", ".join(n for n, _ in model.named_children())
-        raise ValueError(f"the model has no part {name!r}; it has {children}") from error
-
-
 def _mean_loss(outputs: Tensor, labels: Tensor, task: Task) -> Tensor:
     """The mean loss, in the dtype of the outputs."""
     if task == "classification":
@@ -254,63 +248,6 @@ def _features(
     return found, targets
 
 
-class PretrainedHead:
-    """The pretrained head and BatchNorm statistics, to measure what a tuned body has forgotten.
-
-    Copy the head before it is replaced, and attach it later for an evaluation:
-
-        kept = PretrainedHead.of(model, "classifier")
-        model.classifier = nn.Linear(1280, 102)
-        ...                                             # fine-tune
-        with kept.on(model):
-            accuracy_on_imagenet = evaluate(model)      # tuned body, pretrained head and statistics
-
-    Args:
-        name: the head's name in the model, such as ``"classifier"`` or ``"classifier.1"``.
-        head: a copy of the head.
-        buffers: the model's other floating-point buffers (running means and variances).
-    """
-
-    def __init__(self, name: str, head: nn.Module, buffers: dict[str, Tensor]) -> None:
-        self.name, self.head, self.buffers = name, head, buffers
-
-    def __repr__(self) -> str:
-        return f"PretrainedHead({self.name!r}, {self.head}, {len(self.buffers)} statistics)"
-
-    @classmethod
-    def of(cls, model: nn.Module, name: str) -> PretrainedHead:
-        """Copy the head called ``name`` and all running statistics of a pretrained model."""
-        head = _part(model, name)
-        buffers = {
-            n: b.detach().clone()
-            for n, b in model.named_buffers()
-            if b.is_floating_point() and not n.startswith(f"{name}.")
-        }
-        return cls(name, copy.deepcopy(head), buffers)
-
-    @contextlib.contextmanager
-    def on(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Attach the pretrained head and statistics, in eval mode; restore the model on exit."""
-        head = model.get_submodule(self.name)
-        here = {n: b for n, b in model.named_buffers() if n in self.buffers}
-        if missing := sorted(set(self.buffers) - set(here)):
-            raise ValueError(
-                f"the model has no buffers for the saved statistics: {shorten(missing)}"
-            )
-        now = {n: b.detach().clone() for n, b in here.items()}
-        like = next(model.parameters())
-        try:
-            model.set_submodule(self.name, self.head.to(like.device, like.dtype))
-            for n, b in here.items():
-                b.copy_(self.buffers[n])
-            with evaluating(model):
-                yield model
-        finally:
-            model.set_submodule(self.name, head)
-            for n, b in here.items():
-                b.copy_(now[n])
-
-
 def _last(features: Tensor, inputs: Mapping[str, Any]) -> Tensor:
     """The last position of each sequence that is not padding, which a decoder's head uses."""
     mask = inputs.get("attention_mask")
@@ -331,6 +268,6 @@ def heads_of(run: Run, head: str | None) -> tuple[str, ...]:
         )
     heads = (found,) if isinstance(found, str) else tuple(found)
     for name in heads:
-        if not any(True for _ in _part(run.model, name).parameters()) or not name:
+        if not any(True for _ in submodule(run.model, name).parameters()) or not name:
             raise ValueError(f"the head {name!r} must be a part of the model with parameters")
     return heads

@@ -610,6 +610,7 @@ class RecAdamUpdate(AdamUpdate):
 
     neutral: ClassVar[dict[str, Any] | None] = {"pull": 0.0, "anneal": Constant(1.0)}
     needs_reference: ClassVar[bool] = True
+    plotted: ClassVar[tuple[str, ...]] = ("lam",)
 
     pull: float | None = None
     gamma: float | None = None

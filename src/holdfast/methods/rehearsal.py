@@ -42,7 +42,7 @@ _LABELS = ("labels", "label", "label_ids")
 class Rehearsal(Objective):
     """A mix of the losses on the new data and on data of the old task.
 
-    Pass the old task's data to the host as ``rehearsal=``, in the same format as the new data: both
+    Pass the old task's data to the host as ``old_data=``, in the same format as the new data: both
     use the same model and the same ``collate``. Train on the mix in random order.
 
     Args:
@@ -77,14 +77,14 @@ class Rehearsal(Objective):
         """Mix the data of both tasks."""
         if self.ratio == 0:
             return Criterion(run)
-        if run.rehearsal is None:
+        if run.old_data is None:
             raise ValueError(
-                "Rehearsal needs data of the old task: pass it as rehearsal=. If there is none, "
+                "Rehearsal needs data of the old task: pass it as old_data=. If there is none, "
                 "use a method that does not need it, such as the preset recadam, flow or distill"
             )
         new = self.samples(run, run.data)
-        old = self.samples(run, run.rehearsal, "rehearsal")
-        for name, source in (("data", new), ("rehearsal data", old)):
+        old = self.samples(run, run.old_data, "old_data")
+        for name, source in (("data", new), ("old_data", old)):
             if len(source.data) == 0:
                 raise ValueError(f"the {name} is empty: there is nothing to train on")
         count = max(1, round(self.ratio * len(new.data)))
@@ -159,7 +159,7 @@ def mixed(new: Any, old: Any, chosen: Sequence[int], model: nn.Module) -> Any:
             differing = [n for n in common if n not in same]
             types = [f"{n} is {new.features[n]} and {old.features[n]}" for n in differing]
             raise ValueError(
-                f"the columns of data and rehearsal have different types: {'; '.join(types)}"
+                f"the columns of data and old_data have different types: {'; '.join(types)}"
             ) from error
     return _Mixed(new, old, chosen, model)
 
@@ -174,7 +174,7 @@ class _Mixed(ConcatDataset[Any]):
             self.columns = [name for name in first if name in other]
         elif type(first) is not type(other) or len(first) != len(other):
             raise ValueError(
-                "the samples of data and rehearsal must have the same type and length, got "
+                "the samples of data and old_data must have the same type and length, got "
                 f"{type(first).__name__} of length {len(first)} and {type(other).__name__} of "
                 f"length {len(other)}"
             )
@@ -196,8 +196,8 @@ def _check_columns(new: Iterable[str], old: Iterable[str], model: nn.Module) -> 
     of_new, of_old = inputs & set(new), inputs & set(old)
     if of_new != of_old:
         raise ValueError(
-            f"data and rehearsal must have the same inputs and labels: {sorted(of_new - of_old)} "
-            f"is only in data, {sorted(of_old - of_new)} only in rehearsal"
+            f"data and old_data must have the same inputs and labels: {sorted(of_new - of_old)} "
+            f"is only in data, {sorted(of_old - of_new)} only in old_data"
         )
     return of_new
 
@@ -213,6 +213,6 @@ def _share_of_old(run: Run, mix: IndexedSource, new: int) -> float:
             for i, count in zip(indices, count_targets(labels, run.task).tolist(), strict=True):
                 targets[i >= new] += count
     if min(targets) == 0:
-        which = "data" if targets[0] == 0 else "rehearsal data"
+        which = "data" if targets[0] == 0 else "old_data"
         raise ValueError(f"no sample of the {which} has a target: all labels are −100")
     return targets[1] / sum(targets)
