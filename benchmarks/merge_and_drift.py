@@ -34,6 +34,7 @@ import torch
 from _common import write_results
 
 from holdfast.io.safetensors_files import header_for
+from holdfast.io.weights import Spec
 
 Shapes = dict[str, tuple[int, ...]]
 RESULTS = Path(__file__).parent / "results" / "merge_and_drift.json"
@@ -96,7 +97,7 @@ def write_checkpoint(directory: Path, shapes: Shapes, seed: int, shard: float = 
     weight_map: dict[str, str] = {}
     for number, here in enumerate(shards, 1):
         file = directory / f"model-{number:05}-of-{len(shards):05}.safetensors"
-        header, _ = header_for({name: (torch.bfloat16, shape) for name, shape in here.items()})
+        header, _ = header_for({n: Spec(shape, torch.bfloat16) for n, shape in here.items()})
         with open(file, "wb") as out:
             out.write(header)
             left = sum(2 * torch.Size(shape).numel() for shape in here.values())

@@ -217,7 +217,7 @@ class TestBadFiles:
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}'])
     def test_index_that_is_none(self, tmp_path, text):
         (tmp_path / "model.safetensors.index.json").write_text(text)
-        with pytest.raises(ValueError, match="is not a safetensors index"):
+        with pytest.raises(ValueError, match="is not an index of shards"):
             Reference.open(tmp_path)
 
     def test_pickle_is_not_read(self, net, tmp_path):

@@ -28,7 +28,7 @@ from additivity_lm import answers, read
 from forgetting_lm import QUESTION, arc_rows, lambada_rows
 
 from holdfast.evaluate.kl import ContextFreeKL
-from holdfast.io.encoding import Continuation, encode, encode_pair, windows
+from holdfast.io.encoding import Continuation, encode_pair, tokenize, windows
 from holdfast.io.models import Loaded
 
 LIMIT = 1024  # tokens of a request
@@ -84,7 +84,7 @@ def make_tests(tokenizer: Any, folder: Path, limit: int) -> list[Test]:
     solved = answers(tokenizer, some(read(folder / "gsm8k-test.jsonl.gz")))
     gsm8k = [split_answer(sample) for sample in solved]
     with gzip.open(folder / "wikitext2-test.txt.gz", "rt", encoding="utf-8") as file:
-        text = encode(tokenizer, file.read()[: 2000 * limit])[: 240 * limit]
+        text = tokenize(tokenizer, file.read()[: 2000 * limit])[: 240 * limit]
     arc = {kind: arc_rows(folder / f"arc-{kind}-test.jsonl.gz") for kind in ("easy", "challenge")}
     piqa: list[Any] = list(read(folder / "piqa-valid.jsonl.gz"))
     mmlu: list[Any] = list(read(folder / "mmlu-test.jsonl.gz"))

@@ -14,8 +14,8 @@ from tokenizers.processors import TemplateProcessing  # noqa: E402
 import holdfast  # noqa: E402
 from holdfast.evaluate.classify import Classification  # noqa: E402
 from holdfast.evaluate.probes import Completions, MultipleChoice, Text  # noqa: E402
-from holdfast.io.encoding import encode, encode_pair  # noqa: E402
-from holdfast.io.models import Loader, kind_of  # noqa: E402
+from holdfast.io.encoding import encode_pair, tokenize  # noqa: E402
+from holdfast.io.models import Loader, model_kind  # noqa: E402
 from holdfast.io.rows import read_rows  # noqa: E402
 from small import make_llama, make_tokenizer, noisy, save  # noqa: E402
 
@@ -83,8 +83,8 @@ def test_only_causal_models_are_asked_what_comes_next():
     for probe in (Completions("c", rows), MultipleChoice("m", choices)):
         with pytest.raises(ValueError, match="needs a causal language model"):
             measure(masked, masked, probes=[probe], loader=Loader(tokenizer=make_tokenizer()))
-    assert kind_of(make_bert(transformers.BertLMHeadModel)) == "other"
-    assert kind_of(make_bert(transformers.BertLMHeadModel, is_decoder=True)) == "causal_lm"
+    assert model_kind(make_bert(transformers.BertLMHeadModel)) == "other"
+    assert model_kind(make_bert(transformers.BertLMHeadModel, is_decoder=True)) == "causal_lm"
 
 
 def test_classes_need_a_head():
@@ -158,7 +158,7 @@ def test_a_tokenizer_that_begins_with_bos():
     tokenizer._tokenizer.post_processor = TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
     )
-    assert encode(tokenizer, "the cat")[0] == tokenizer.bos_token_id
+    assert tokenize(tokenizer, "the cat")[0] == tokenizer.bos_token_id
     with Loader(tokenizer=tokenizer, max_length=64).open(make_llama()) as loaded:
         begun = Text("t", TEXT).run(loaded, progress=False)
         pair = encode_pair(loaded, "the cat", " sat")

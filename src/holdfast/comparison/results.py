@@ -26,9 +26,6 @@ from holdfast.report.shown import Shown
 if TYPE_CHECKING:
     from holdfast.comparison.plan import Plan, RunSpec
 
-#: Version of the JSON form; raised when a field is renamed, removed or changes its meaning.
-SCHEMA_VERSION = 1
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -116,11 +113,11 @@ class RunResult:
     values: dict[str, int | float | str | bool | None] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
 
     def to_json(self) -> str:
         """Return the result as JSON."""
-        return json.dumps(_codec.encode(self), indent=1, ensure_ascii=False, allow_nan=False)
+        return _codec.to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> RunResult:
@@ -278,7 +275,7 @@ class Results(Shown):
     failed: dict[str, str] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     taken: str | None = None
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     what: ClassVar[str] = "comparison"
 
     def summaries(self) -> list[Summary]:

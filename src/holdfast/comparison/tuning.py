@@ -87,7 +87,7 @@ class Tuned:
 
     def to_json(self) -> str:
         """Return the outcome as JSON."""
-        return json.dumps(_codec.encode(self), indent=1, ensure_ascii=False, allow_nan=False)
+        return _codec.to_json(self)
 
     def to_yaml(self) -> str:
         """Return the recipe found as YAML, for ``finetune --recipe`` and ``compare``."""

@@ -20,10 +20,10 @@ from holdfast.data import Collate, Source, as_source, pad_collate
 from holdfast.evaluate import stats
 from holdfast.evaluate.report import Score
 from holdfast.evaluate.stats import Numbers, correlation
-from holdfast.io.encoding import Images, encode_labelled, image_column
+from holdfast.io.encoding import Images, encode_labelled
 from holdfast.io.heads import is_regression
 from holdfast.io.models import Loaded
-from holdfast.io.rows import text_columns
+from holdfast.io.rows import image_column, text_columns
 
 
 class Answers(NamedTuple):

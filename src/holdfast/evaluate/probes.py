@@ -28,10 +28,10 @@ from holdfast.evaluate.report import Score
 from holdfast.evaluate.stats import Numbers, Outcomes, compare, correlation
 from holdfast.io.encoding import (
     column_of,
-    encode,
     encode_pair,
     prompt_and_answer,
     prompt_of,
+    tokenize,
     windows,
 )
 from holdfast.io.models import Loaded
@@ -94,7 +94,7 @@ class Text:
                 f"the text {self.name!r} needs a language model, got {type(loaded.model).__name__}"
             )
         start = loaded.first_token()
-        ids = encode(tokenizer, self.text)
+        ids = tokenize(tokenizer, self.text)
         requests = windows(ids[1:] if ids[:1] == [start] else ids, start, loaded.limit)
         found = log_likelihoods(loaded, requests, self.name, progress=progress)
         losses = [loss for likelihood in found for loss in likelihood.losses]

@@ -16,9 +16,6 @@ from holdfast.report.verdict import Verdict, verdict
 
 ROLES = ("retained", "target")
 
-#: Version of the JSON form. It grows when a field is renamed, removed or changes its meaning.
-SCHEMA_VERSION = 1
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -175,7 +172,7 @@ class ForgettingReport(Shown):
     notes: tuple[str, ...] = ()
     settings: dict[str, str | int | float | bool | None] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     what: ClassVar[str] = "forgetting report"
 
     def verdict(self) -> Verdict:

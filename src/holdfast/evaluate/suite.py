@@ -13,7 +13,7 @@ from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.kl import KL, ContextFreeKL, class_kl, masked_kl, token_kl
 from holdfast.evaluate.probes import Completions, MultipleChoice, Probe, Role, Similarity, Text
-from holdfast.io.encoding import ANSWERS, QUESTIONS, encode, encode_pair, pieces
+from holdfast.io.encoding import ANSWERS, QUESTIONS, encode_pair, pieces, tokenize
 from holdfast.io.heads import is_regression
 from holdfast.io.models import Loaded
 from holdfast.io.rows import (
@@ -158,7 +158,7 @@ def kl_of(probe: Probe, loaded: Loaded, samples: int) -> KL | None:
         return None
     tokenizer = loaded.need_tokenizer(probe.name)
     if isinstance(probe, Text):
-        some = pieces(encode(tokenizer, probe.text), loaded.limit)[:samples]
+        some = pieces(tokenize(tokenizer, probe.text), loaded.limit)[:samples]
         return token_kl(probe.name, some, "the next token, after each token of the text")
     if isinstance(probe, Completions):
         pairs = [encode_pair(loaded, *probe.texts(i)) for i in range(len(probe.rows[:samples]))]

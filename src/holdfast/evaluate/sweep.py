@@ -31,8 +31,6 @@ from holdfast.report.document import Document
 from holdfast.report.recommend import AlphaRecommendation, recommend_alpha
 from holdfast.report.shown import Shown
 
-#: Version of the JSON form. It grows when a field is renamed, removed or changes its meaning.
-SCHEMA_VERSION = 1
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -64,7 +62,7 @@ class Sweep(Shown):
     base: str
     tuned: str
     points: tuple[SweepPoint, ...]
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     what: ClassVar[str] = "sweep"
 
     def __post_init__(self) -> None:

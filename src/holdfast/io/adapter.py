@@ -1,7 +1,5 @@
 """The effective weights of a model with a LoRA adapter: base + s·B·A."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -65,12 +63,10 @@ class AdaptedWeights(Weights):
 
 
 def is_adapter(source: str | os.PathLike[str] | nn.Module) -> bool:
-    """Whether a source is the directory of a PEFT adapter."""
     return not isinstance(source, nn.Module) and (Path(source) / "adapter_config.json").is_file()
 
 
 def open_adapter(path: Path, config: Mapping[str, Any], base: Weights) -> Weights:
-    """Open the effective weights of a LoRA adapter that PEFT has saved."""
     file = path / "adapter_model.safetensors"
     if not file.is_file():
         raise FileNotFoundError(
@@ -87,7 +83,6 @@ def adapt(
     tensors: Mapping[str, Tensor],
     path: Path | None = None,
 ) -> Weights:
-    """Combine the tensors of an adapter with its base."""
     kind = config.get("peft_type")
     if kind != "LORA":
         raise ValueError(
@@ -156,7 +151,6 @@ def _product(
 
 
 def of_peft_model(model: nn.Module, label: str, about: Mapping[str, Any] | None) -> Weights:
-    """Return the effective weights of a PEFT model in memory."""
     peft = require("peft", extra="peft", what="reading adapters")
     live: Any = model
     active = live.active_adapter

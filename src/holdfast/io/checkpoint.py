@@ -1,7 +1,5 @@
 """Open the weights of a checkpoint in any format, to read them in slices and constant memory."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping
@@ -11,12 +9,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from holdfast._torch.names import shorten
 from holdfast.io.adapter import is_adapter, of_peft_model, open_adapter
 from holdfast.io.files import first_line, read_json
 from holdfast.io.gguf import open_gguf
-from holdfast.io.safetensors_files import Stored, read_header, safetensors_files, wanted_names
-from holdfast.io.weights import LiveWeights, Scratch, Spec, Weights
+from holdfast.io.safetensors_files import StoredWeights, shards_of
+from holdfast.io.weights import LiveWeights, Weights
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -62,7 +59,7 @@ def open_weights(
                 "again with save_pretrained, or allow them (allow_pickle=True, --allow-pickle)"
             )
         return _of_pickles(path, pickles)
-    return _of_safetensors(path)
+    return StoredWeights(path, _config_in(path))
 
 
 def _local_path(source: str | os.PathLike[str]) -> Path:
@@ -78,9 +75,9 @@ def _local_path(source: str | os.PathLike[str]) -> Path:
     try:
         return Path(snapshot_download(str(source), allow_patterns=wanted))
     except Exception as error:  # no such name, no network, no permission: each has its own type
-        reason = first_line(error)
         raise FileNotFoundError(
-            f"{source} is neither a local file or directory nor a model on the hub: {reason}"
+            f"{source} is neither a local file or directory nor a model on the hub: "
+            f"{first_line(error)}"
         ) from error
 
 
@@ -93,28 +90,6 @@ def _base_named_in(config: Mapping[str, Any], adapter: Path) -> str:
     return base
 
 
-class StoredWeights(Weights):
-    """Weights in safetensors files."""
-
-    def __init__(self, label: str, stored: Mapping[str, Stored], **about: Any) -> None:
-        super().__init__(label, {n: Spec(s.shape, s.dtype) for n, s in stored.items()}, **about)
-        self._stored = dict(stored)
-
-    def _read(self, name: str, begin: int, end: int, scratch: Scratch | None) -> Tensor:
-        into = scratch(f"read {id(self)}", end - begin, self[name].dtype) if scratch else None
-        return self._stored[name].read(begin, end, into)
-
-
-def _of_safetensors(path: Path) -> Weights:
-    stored: dict[str, Stored] = {}
-    shards: dict[str, list[str]] = {}
-    for file, wanted in safetensors_files(path).items():
-        here = read_header(file)
-        shards[file.name] = wanted_names(file, here, wanted)
-        stored.update((name, here[name]) for name in shards[file.name])
-    return StoredWeights(str(path), stored, shards=shards, path=path, config=_config_in(path))
-
-
 def _of_model(model: nn.Module) -> Weights:
     config: Any = getattr(model, "config", None)
     about = config.to_dict() if hasattr(config, "to_dict") else None
@@ -125,7 +100,6 @@ def _of_model(model: nn.Module) -> Weights:
 
 
 def _without_aliases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Keep only the first name of each tensor."""
     first: dict[Any, tuple[str, Tensor]] = {}
     for name, tensor in tensors.items():
         place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device)
@@ -140,12 +114,9 @@ def _pickles(path: Path) -> list[Path]:
     whole, index = path / "pytorch_model.bin", path / "pytorch_model.bin.index.json"
     if any(path.glob("model.safetensors*")):
         return []
-    if not index.is_file():
-        return [whole] if whole.is_file() else []
-    names = sorted({Path(file).name for file in read_json(index)["weight_map"].values()})
-    if missing := [name for name in names if not (path / name).is_file()]:
-        raise FileNotFoundError(f"{path} lacks the shards {shorten(missing)} of its index")
-    return [path / name for name in names]
+    if index.is_file():
+        return sorted(shards_of(index))
+    return [whole] if whole.is_file() else []
 
 
 def _of_pickles(path: Path, files: list[Path]) -> Weights:

@@ -4,9 +4,8 @@ cattrs does the conversion. The rules set here: types are strict, unknown keys a
 floats that JSON cannot hold are the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import json
 import math
 import numbers
 from collections.abc import Callable
@@ -18,9 +17,12 @@ from holdfast._torch.imports import require
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 _WORDS = {
-    str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"
-}  # fmt: skip
-
+    str: "text",
+    int: "a whole number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
 T = TypeVar("T")
 
 
@@ -31,6 +33,10 @@ def encode(value: Any) -> Any:
     [1.5, 'Infinity', None]
     """
     return _converter().unstructure(value)
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(encode(value), ensure_ascii=False, allow_nan=False, indent=1)
 
 
 def decode(kind: type[T], value: Any, name: str = "the report") -> T:

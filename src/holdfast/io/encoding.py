@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from holdfast._torch.imports import require
 from holdfast.io.heads import NewHead, head_for, target_of
 from holdfast.io.models import Loaded, Loader
-from holdfast.io.rows import IMAGE_COLUMNS, LABEL_COLUMNS, Rows, labels_of, open_rows, text_columns
+from holdfast.io.rows import Rows, image_column, label_of, labels_of, open_rows, text_columns
 from holdfast.losses import IGNORED
 
 #: Common names of the columns that hold a prompt and its answer.
@@ -33,7 +33,7 @@ class Continuation(NamedTuple):
     target: list[int]
 
 
-def encode(tokenizer: Any, text: str) -> list[int]:
+def tokenize(tokenizer: Any, text: str) -> list[int]:
     """Return the tokens of a text, after the BOS token if the tokenizer adds one."""
     ids: list[int] = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     bos = tokenizer.bos_token_id
@@ -51,15 +51,14 @@ def encode_pair(loaded: Loaded, context: str, target: str) -> Continuation:
     bare = context.rstrip()
     target, context = context[len(bare) :] + target, bare
     if not context:
-        ids = encode(tokenizer, target)
+        ids = tokenize(tokenizer, target)
         start = loaded.first_token()
         return Continuation([start], ids[1:] if ids[:1] == [start] else ids)
-    whole, before = encode(tokenizer, context + target), encode(tokenizer, context)
+    whole, before = tokenize(tokenizer, context + target), tokenize(tokenizer, context)
     return Continuation(whole[: len(before)], whole[len(before) :])
 
 
 def pieces(ids: Sequence[int], limit: int) -> list[list[int]]:
-    """Cut tokens into consecutive pieces of at most ``limit`` tokens."""
     return [list(ids[i : i + limit]) for i in range(0, len(ids), limit)]
 
 
@@ -81,7 +80,6 @@ def windows(ids: Sequence[int], start: int, limit: int) -> list[Continuation]:
 
 
 def column_of(row: Mapping[str, Any], columns: Sequence[str], number: int, name: str) -> Any:
-    """Return the value of the first of these columns that a row has."""
     for column in columns:
         if column in row:
             return row[column]
@@ -117,8 +115,7 @@ def prompt_and_answer(
 def encode_labelled(loaded: Loaded, row: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Encode a row with one or two texts and a label for a classifier."""
     tokenizer = loaded.need_tokenizer(name)
-    columns = text_columns(row)
-    label = next((row[c] for c in LABEL_COLUMNS if row.get(c) is not None), None)
+    columns, label = text_columns(row), label_of(row)
     if not columns or label is None:
         raise ValueError(f"{name}: a row needs a text and a label, but it has {', '.join(row)}")
     out = tokenizer(*(row[c] for c in columns), truncation=True, max_length=loaded.limit)
@@ -164,7 +161,7 @@ def causal_samples(loaded: Loaded, rows: Rows, name: str) -> list[tuple[int, dic
         samples = [(i, _completion(loaded, *pair)) for i, pair in enumerate(pairs)]
     elif columns := text_columns(first):
         tokenizer = loaded.need_tokenizer("training")
-        texts = [encode(tokenizer, str(row[columns[0]])) for row in rows]
+        texts = [tokenize(tokenizer, str(row[columns[0]])) for row in rows]
         cut = [(i, piece) for i, ids in enumerate(texts) for piece in pieces(ids, loaded.limit)]
         samples = [(i, {"input_ids": piece, "labels": list(piece)}) for i, piece in cut]
     else:
@@ -216,11 +213,6 @@ def _conversation(
     return {"input_ids": ids[: loaded.limit], "labels": labels[: loaded.limit]}
 
 
-def image_column(row: Mapping[str, Any]) -> str | None:
-    """Return the column of a row that holds an image; None if there is none."""
-    return next((column for column in IMAGE_COLUMNS if column in row), None)
-
-
 class Images(Dataset[dict[str, Any]]):
     """Rows with an image and a label, as inputs of an image classifier.
 
@@ -253,7 +245,6 @@ class Images(Dataset[dict[str, Any]]):
 
 
 def open_image(given: Any, name: str) -> Any:
-    """Open an RGB image from a file, its bytes, an array or a PIL image."""
     pillow = require("PIL.Image", extra="hf", what="reading images")
     if isinstance(given, Mapping):  # the form in Parquet files of datasets
         given = given.get("bytes") or given.get("path")
@@ -274,23 +265,15 @@ def open_image(given: Any, name: str) -> Any:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """A pretrained model by name, and the rows to fine-tune it on.
+    """A pretrained model by name, and the rows to fine-tune it on."""
 
-    Attributes:
-        source: directory or hub name of a transformers model.
-        data: name of the rows, for errors.
-        tokenizer: the model's tokenizer or image processor.
-        head: the new head, if the rows have labels that the model has no head for.
-        given: parts of the model that the user declared new.
-    """
-
-    source: str
-    data: str
+    source: str  # directory or hub name of a transformers model
+    data: str  # name of the rows, for errors
     rows: Rows
     loader: Loader
-    tokenizer: Any
-    head: NewHead | None = None
-    given: tuple[str, ...] = ()
+    tokenizer: Any  # or the image processor
+    head: NewHead | None = None  # if the rows have labels that the model has no head for
+    given: tuple[str, ...] = ()  # parts of the model that the user declared new
 
     @classmethod
     def open(
@@ -318,6 +301,5 @@ class TrainingData:
         return model, tuple(dict.fromkeys((*self.given, *new)))
 
     def samples(self, model: nn.Module, max_length: int | None = None) -> Sequence[Any]:
-        """Encode the rows as training samples of the model."""
         loader = replace(self.loader, max_length=max_length or self.loader.max_length)
         return training_samples(loader.ready(model, self.tokenizer), self.rows, self.data)

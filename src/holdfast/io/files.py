@@ -1,7 +1,5 @@
 """Files: atomic writing, JSON, and checks of output folders."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -38,7 +36,6 @@ def read_json(file: Path) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error message."""
     return str(error).strip().split("\n")[0][:300]
 
 

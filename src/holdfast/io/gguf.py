@@ -1,7 +1,5 @@
 """Dequantised weights of GGUF files, with the names that transformers gives them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +59,6 @@ class GGUFWeights(Weights):
 
 
 def open_gguf(path: Path) -> Weights:
-    """Open the weights of a GGUF file, in float32."""
     gguf = require("gguf", what="reading GGUF files")
     transformers = require("transformers", extra="hf", what="reading GGUF files")
     names = require("transformers.modeling_gguf_pytorch_utils", extra="hf", what="GGUF files")

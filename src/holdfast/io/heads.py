@@ -5,8 +5,6 @@ same attributes. A new head's weights are drawn from a fixed seed, so the same m
 head has the same weights in every process.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +22,12 @@ from holdfast._torch.layers import head_of
 from holdfast._torch.names import shorten
 from holdfast.io.adapter import is_adapter
 from holdfast.io.files import first_line
-from holdfast.io.rows import IMAGE_COLUMNS, DatasetRows, Rows, as_number, labels_of, text_columns
+from holdfast.io.rows import DatasetRows, Rows, as_number, image_column, labels_of, text_columns
 
 #: A directory, file or hub name of a model, or a module in memory.
 ModelSource = str | os.PathLike[str] | nn.Module
-Kind = Literal["causal_lm", "masked_lm", "classifier", "image_classifier", "other"]
-_KINDS: dict[str, Kind] = {
+ModelKind = Literal["causal_lm", "masked_lm", "classifier", "image_classifier", "other"]
+_KINDS: dict[str, ModelKind] = {
     "ForCausalLM": "causal_lm",
     "LMHeadModel": "causal_lm",
     "ForMaskedLM": "masked_lm",
@@ -41,10 +39,12 @@ _CLASSIFIERS = ("classifier", "image_classifier")
 _SEED = 0
 
 
-def kind_of(model: nn.Module) -> Kind:
-    """Return what a model predicts, judged by the name of its class."""
+def model_kind(model: Any) -> ModelKind:
+    """Return what a model predicts, judged by its class, or by the class that a config names."""
+    if not isinstance(model, nn.Module):
+        return _kind_named((model.architectures or [""])[0])
     inner = without_peft(model)
-    kind = kind_named(type(inner).__name__)
+    kind = _kind_named(type(inner).__name__)
     config = getattr(inner, "config", None)
     encodes = hasattr(inner, "bert") or hasattr(inner, "roberta")
     if kind == "causal_lm" and encodes and not getattr(config, "is_decoder", True):
@@ -52,31 +52,30 @@ def kind_of(model: nn.Module) -> Kind:
     return kind
 
 
-def kind_named(name: str) -> Kind:
-    """Return what a model of this class name predicts."""
+def _kind_named(name: str) -> ModelKind:
     if name.startswith("XLNet"):  # it does not read from left to right
         return "other"
     return next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), "other")
 
 
-def kind_of_config(config: Any) -> Kind:
-    """Return what the model of a configuration predicts."""
-    return kind_named((config.architectures or [""])[0])
-
-
 def is_headless(model: nn.Module) -> bool:
     """Whether a transformers model has no head: its class is named ``…Model``."""
     name = type(model).__name__
-    return name.endswith("Model") and kind_named(name) == "other"
+    return name.endswith("Model") and _kind_named(name) == "other"
+
+
+def locate(source: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
+    """Return a model's directory or hub name, and the option that names a GGUF file in it."""
+    path = Path(source)
+    if path.suffix == ".gguf":
+        return str(path.parent), {"gguf_file": path.name}
+    bare = path.suffix == ".safetensors" and path.is_file()
+    return str(path.parent if bare else source), {}
 
 
 def config_of(source: str | os.PathLike[str]) -> Any:
-    """Load a model's configuration. A ValueError gives the reason in one sentence."""
     transformers = import_transformers()
-    path = Path(source)
-    options = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
-    bare = path.suffix == ".safetensors" and path.is_file()
-    where = str(path.parent if options or bare else source)
+    where, options = locate(source)
     if not options and Path(where).is_dir() and not Path(where, "config.json").is_file():
         raise ValueError(f"{where} has no config.json: without it only the drift can be measured")
     if Path(where).is_absolute() and not Path(where).exists():
@@ -88,7 +87,6 @@ def config_of(source: str | os.PathLike[str]) -> Any:
 
 
 def import_transformers() -> Any:
-    """Import transformers, or say how to install it."""
     return require("transformers", extra="eval", what="running models (all but the drift)")
 
 
@@ -144,7 +142,6 @@ def target_of(config: Any, label: Any, name: str) -> int | float:
 
 
 def class_index(config: Any, label: Any) -> int | None:
-    """Return the index of a class in the model's configuration; None if it has no such class."""
     known, word = _index_by_name(config), class_name(label)
     if word in known:
         return known[word]
@@ -168,24 +165,20 @@ def _any_number(names: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True)
 class NewHead:
-    """The outputs of a new head.
+    """The outputs of a new head; a regression has no classes.
 
-    Attributes:
-        classes: the class names by index; empty for a regression.
-        images: whether the inputs are images instead of texts.
-        pad: the padding token, for a model that has none: a causal language model classifies at
-            the last token before the padding.
+    ``pad`` is the padding token, for a model that has none: a causal language model classifies at
+    the last token before the padding.
     """
 
     classes: tuple[str, ...]
-    images: bool = False
+    images: bool = False  # instead of texts
     pad: int | None = None
 
     def __str__(self) -> str:
         return f"{len(self.classes)} classes" if self.classes else "regression"
 
     def settings(self) -> dict[str, Any]:
-        """Return the head as settings of a transformers configuration."""
         pad = {} if self.pad is None else {"pad_token_id": self.pad}
         if not self.classes:
             return {"num_labels": 1, "problem_type": "regression", **pad}
@@ -199,7 +192,6 @@ class NewHead:
 
 
 def check_head(head: str) -> None:
-    """Raise ValueError unless ``head`` is a valid setting."""
     if head not in _CHOICES:
         raise ValueError(f"head must be one of {', '.join(_CHOICES)}, got {head!r}")
 
@@ -207,17 +199,14 @@ def check_head(head: str) -> None:
 def head_for(head: str, source: str, rows: Rows, name: str) -> NewHead | None:
     """Return the new head that a model needs to learn from rows; None to keep the model's own.
 
-    Args:
-        head: ``"auto"`` gives a new head if the rows have labels and the model has no head or other
-            classes (a causal language model keeps its own head); ``"classification"`` and
-            ``"regression"`` always give a new head; ``"none"`` never does.
-        source: the model's directory or hub name.
-        rows, name: the training data, and its name for errors.
+    ``"auto"`` gives a new head if the rows have labels and the model has no head or other classes
+    (a causal language model keeps its own head); ``"classification"`` and ``"regression"`` always
+    give a new head; ``"none"`` never does. ``name`` is the name of the rows, for errors.
     """
     check_head(head)
     if head == "none":
         return None
-    images = any(column in rows[0] for column in IMAGE_COLUMNS)
+    images = image_column(rows[0]) is not None
     labels = labels_of(rows, name) if images or text_columns(rows[0]) else None
     if labels is None:
         if head == "auto":
@@ -261,18 +250,18 @@ def head_like(base: ModelSource, tuned: ModelSource) -> NewHead | None:
         after: Any = tuned.config if isinstance(tuned, nn.Module) else config_of(tuned)
     except (AttributeError, ImportError, ValueError):  # bare weights
         return None
-    kinds = kind_of_config(before), kind_of_config(after)
-    if kinds[1] not in _CLASSIFIERS:
+    kind = model_kind(after)
+    if kind not in _CLASSIFIERS:
         return None
     head = _head_in(after)
-    same = kinds[0] == kinds[1] and _head_in(before).classes == head.classes
+    same = model_kind(before) == kind and _head_in(before).classes == head.classes
     return None if same else head
 
 
 def _head_in(config: Any) -> NewHead:
     names = sorted((int(i), str(name)) for i, name in config.id2label.items())
     classes = () if is_regression(config) else tuple(name for _, name in names)
-    images = kind_of_config(config) == "image_classifier"
+    images = model_kind(config) == "image_classifier"
     return NewHead(classes, images, getattr(config, "pad_token_id", None))
 
 
@@ -283,7 +272,7 @@ def _has_suitable_head(
     if source.endswith(".gguf") or is_adapter(source):
         return True
     config = config_of(source)
-    kind = kind_of_config(config)
+    kind = model_kind(config)
     if kind not in _CLASSIFIERS:
         return kind == "causal_lm"
     if is_regression(config):

@@ -4,8 +4,6 @@ The merged checkpoint has the files of the tuned one, or of the base if an adapt
 written completely or not at all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -53,9 +51,6 @@ def merge_on_disk(
         overwrite: replace the contents of ``out``.
         allow_pickle: also read pickled weights; the output is always safetensors.
         progress: show a progress bar.
-
-    Returns:
-        The directory.
     """
     alpha, out = share("alpha", alpha), Path(out).resolve()
     before = open_weights(base, allow_pickle=allow_pickle)
@@ -101,7 +96,7 @@ class _Merge:
 
     @property
     def bytes(self) -> int:
-        return sum(spec.size * spec.dtype.itemsize for spec in self.tuned.values())
+        return sum(spec.bytes for spec in self.tuned.values())
 
     def files(self) -> dict[str, list[str]]:
         files = self.tuned.shards
@@ -110,7 +105,7 @@ class _Merge:
     def write(self, file: Path, names: list[str]) -> Iterator[int]:
         """Write a file in slices; yield the number of bytes of each slice."""
         specs = {name: self.tuned[name] for name in names}
-        header, offsets = header_for({name: (s.dtype, s.shape) for name, s in specs.items()})
+        header, offsets = header_for(specs)
         file.write_bytes(header)
         tasks = (
             (name, offsets[name], begin, end)

@@ -24,52 +24,38 @@ from holdfast._torch.names import shorten
 from holdfast.io.adapter import is_adapter
 from holdfast.io.files import first_line, read_json
 from holdfast.io.heads import (
-    Kind,
+    ModelKind,
     ModelSource,
     NewHead,
     config_of,
     draw_weights,
     head_like,
     import_transformers,
-    kind_named,
-    kind_of,
+    locate,
+    model_kind,
     new_parts,
 )
 from holdfast.io.rows import check_hub
 
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model",
-    "spiece.model",
-)  # fmt: skip
+_TOKENIZER_FILES = ("tokenizer*.json", "tokenizer.model", "vocab.*", "spiece.model")
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to run.
-
-    Attributes:
-        model: in eval mode, on its device.
-        kind: what it predicts.
-        tokenizer: the tokenizer, or the image processor of an image classifier; None if it has
-            neither.
-        limit: the maximum length of a sequence in tokens.
-        start_token: the first token of a text, if the user sets it.
-    """
+    """A model that is ready to run: in eval mode, on its device."""
 
     model: nn.Module
-    kind: Kind
-    tokenizer: Any
-    limit: int
-    start_token: int | None = None
+    kind: ModelKind
+    tokenizer: Any  # or the image processor of an image classifier, or None
+    limit: int  # of tokens in a sequence
+    start_token: int | None = None  # the first token of a text, if the user sets it
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
         return next(self.model.parameters()).device
 
     def need_tokenizer(self, what: str) -> Any:
-        """Return the tokenizer, or raise an error that names what needs it."""
         if self.tokenizer is None:
             raise ValueError(
                 f"{what} needs a tokenizer, but the model has none: save one next to the weights "
@@ -132,7 +118,7 @@ class Loader:
             with evaluating(source):
                 yield self.ready(source, self.tokenizer)
             return
-        model = self._load_any(str(source), base, head)
+        model = self.load(str(source), base, head)
         try:
             yield self.ready(model, self.tokenizer or self.tokenizer_of(str(source), base))
         finally:
@@ -149,7 +135,7 @@ class Loader:
             # longest sequence.
             if name.endswith("position_embeddings") and getattr(part, "padding_idx", None):
                 limits.append(part.num_embeddings - part.padding_idx - 1)
-        return Loaded(model, kind_of(model), tokenizer, min(limits), self.start_token)
+        return Loaded(model, model_kind(model), tokenizer, min(limits), self.start_token)
 
     def shared_by(self, base: ModelSource, tuned: ModelSource) -> Loader:
         """Return this loader with one maximum length and one dtype that suit both models."""
@@ -167,7 +153,8 @@ class Loader:
     def cannot_generate(self, source: ModelSource) -> str | None:
         """Return why a model cannot generate texts, without loading it; None if it can."""
         if isinstance(source, nn.Module):
-            return None if kind_of(source) == "causal_lm" else "the model does not generate texts"
+            generates = model_kind(source) == "causal_lm"
+            return None if generates else "the model does not generate texts"
         if is_adapter(source) or Path(source).suffix == ".gguf":
             return None
         try:
@@ -175,10 +162,9 @@ class Loader:
         except (ImportError, ValueError) as error:
             return str(error)
         name = (config.architectures or ["a model of unknown class"])[0]
-        return None if kind_named(name) == "causal_lm" else f"{name} does not generate texts"
+        return None if model_kind(config) == "causal_lm" else f"{name} does not generate texts"
 
     def target_device(self) -> torch.device:
-        """Return the device that models are loaded onto."""
         if self.device is not None:
             try:
                 torch.empty(0, device=self.device)
@@ -187,15 +173,18 @@ class Loader:
             return torch.device(self.device)
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    def load(self, source: str, base: ModelSource | None = None) -> nn.Module:
+    def load(
+        self, source: str, base: ModelSource | None = None, head: NewHead | None = None
+    ) -> nn.Module:
         """Load a model of the class in its configuration; an adapter is merged into its base."""
         transformers = import_transformers()
+        if head is not None:
+            return self.load_with_head(source, head)[0]
         if is_adapter(source):
             return self._load_adapted(Path(source), base)
         where, options = self.location(source)
-        config = config_of(source)
-        name = (config.architectures or [None])[0]
-        cls: Any = getattr(transformers, name or "", None)
+        name = (config_of(source).architectures or [""])[0]
+        cls: Any = getattr(transformers, name, None)
         if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
             gguf = "gguf_file" in options  # a GGUF file names no class
             cls = transformers.AutoModelForCausalLM if gguf else transformers.AutoModel
@@ -218,12 +207,11 @@ class Loader:
         auto = transformers.AutoModelForSequenceClassification
         if head.images:
             auto = transformers.AutoModelForImageClassification
+        options |= {"dtype": self.dtype or torch.float32, "output_loading_info": True}
+        options |= {"ignore_mismatched_sizes": True, **head.settings()}
         try:
             with _no_warnings(transformers):
-                model, info = auto.from_pretrained(
-                    where, dtype=self.dtype or torch.float32, output_loading_info=True,
-                    ignore_mismatched_sizes=True, **head.settings(), **options,
-                )  # fmt: skip
+                model, info = auto.from_pretrained(where, **options)
         except (OSError, RuntimeError, ValueError) as error:
             if "Unrecognized configuration class" in str(error):
                 what = "image" if head.images else "text"
@@ -242,22 +230,17 @@ class Loader:
 
     def location(self, source: str) -> tuple[str, dict[str, Any]]:
         """Return where transformers finds a model, and the options to load it with."""
-        path = Path(source)
-        if path.suffix == ".gguf":
-            return str(path.parent), {"gguf_file": path.name}
-        if path.suffix == ".safetensors" and path.is_file():
-            if path.name != "model.safetensors":
-                raise ValueError(
-                    f"{path}: transformers only loads files named model.safetensors: rename it and "
-                    "put it into its own directory with its config.json"
-                )
-            source = str(path.parent)
-        if not path.exists():
+        where, gguf = locate(source)
+        if gguf:
+            return where, dict(gguf)
+        if where != str(source) and Path(source).name != "model.safetensors":
+            raise ValueError(
+                f"{source}: transformers only loads files named model.safetensors: rename it and "
+                "put it into its own directory with its config.json"
+            )
+        if not Path(source).exists():
             check_hub(source, "model")
-        return source, {"use_safetensors": None if self.allow_pickle else True}
-
-    def _load_any(self, source: str, base: ModelSource | None, head: NewHead | None) -> nn.Module:
-        return self.load(source, base) if head is None else self.load_with_head(source, head)[0]
+        return where, {"use_safetensors": None if self.allow_pickle else True}
 
     def _load_adapted(self, path: Path, base: ModelSource | None) -> nn.Module:
         peft = require("peft", extra="peft", what=f"the LoRA adapter {path}")
@@ -267,18 +250,17 @@ class Loader:
             raise ValueError(f"{path} is an adapter that does not name its base model: pass base")
         # A config.json next to the adapter describes the head that its base lacks, if finetune
         # wrote it, or is a copy of the base's configuration, if another trainer did.
-        body = self._load_any(str(under), None, head_like(under, path))
+        body = self.load(str(under), head=head_like(under, path))
         merged: nn.Module = peft.PeftModel.from_pretrained(body, path).merge_and_unload()
         return merged.eval()
 
     def tokenizer_of(self, source: str, base: ModelSource | None = None) -> Any:
         """Return the tokenizer or image processor of a model or its base; None if there is none."""
         transformers = import_transformers()
-        path = Path(source)
-        inside = path.is_file() or path.suffix == ".gguf"
-        places: list[tuple[str, dict[str, str]]] = [(str(path.parent) if inside else source, {})]
-        if path.suffix == ".gguf":
-            places.append((str(path.parent), {"gguf_file": path.name}))
+        where, gguf = locate(source)
+        places: list[tuple[str, dict[str, str]]] = [(where, {})]
+        if gguf:
+            places.append((where, gguf))
         if isinstance(base, str | os.PathLike):
             places.append((str(base), {}))
         for place, options in places:
@@ -287,7 +269,7 @@ class Loader:
                 (transformers.AutoTokenizer, _TOKENIZER_FILES, "tokenizer"),
                 (transformers.AutoImageProcessor, _PROCESSOR_FILES, "image processor"),
             ):
-                if local and not any((Path(place) / name).is_file() for name in known):
+                if local and not any(any(Path(place).glob(pattern)) for pattern in known):
                     continue
                 try:
                     return auto.from_pretrained(place, **options)
@@ -300,7 +282,6 @@ class Loader:
 
 
 def _limits(config: Any) -> list[int]:
-    """Return the maximum lengths of a sequence that a configuration names."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     names = ("max_position_embeddings", "n_positions", "max_seq_len")
     found = (getattr(text, name, None) for name in names)

@@ -1,7 +1,5 @@
 """Match the tensors of a base model with those of a tuned model."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,18 +15,12 @@ _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|decoder|output|output_layer)\.weig
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor that both models have.
-
-    Attributes:
-        name: its name without prefixes.
-        base, tuned: its name in each model.
-        again: whether it is another name for the tensor of another pair (tied embeddings).
-    """
+    """A tensor that both models have: its name without prefixes, and its name in each model."""
 
     name: str
     base: str
     tuned: str
-    again: bool = False
+    again: bool = False  # another name for the tensor of another pair (tied embeddings)
 
 
 @dataclass(frozen=True)

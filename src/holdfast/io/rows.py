@@ -71,9 +71,6 @@ class DatasetRows(Sequence[Mapping[str, Any]]):
             row[self.column] = self._named(row[self.column])
         return row
 
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        return (self[i] for i in range(len(self)))
-
     def labels(self) -> list[Any]:
         """Return the labels of all rows without decoding any image."""
         if self.column is None:
@@ -94,6 +91,14 @@ def text_columns(row: Mapping[str, Any]) -> tuple[str, ...]:
     return next(((c,) for c in ("text", "sentence") if isinstance(row.get(c), str)), ())
 
 
+def image_column(row: Mapping[str, Any]) -> str | None:
+    return next((column for column in IMAGE_COLUMNS if column in row), None)
+
+
+def label_of(row: Mapping[str, Any]) -> Any:
+    return next((row[c] for c in LABEL_COLUMNS if row.get(c) is not None), None)
+
+
 def as_number(label: Any) -> float | None:
     """Return a label as a finite number, also if it is text as in a CSV file; else None.
 
@@ -109,10 +114,7 @@ def as_number(label: Any) -> float | None:
 
 def labels_of(rows: Rows, name: str) -> list[Any] | None:
     """Return the labels of rows, or None if no row has one; an error names the first gap."""
-    if isinstance(rows, DatasetRows):
-        labels = rows.labels()
-    else:
-        labels = [next((r[c] for c in LABEL_COLUMNS if r.get(c) is not None), None) for r in rows]
+    labels = rows.labels() if isinstance(rows, DatasetRows) else [label_of(row) for row in rows]
     missing = [i for i, label in enumerate(labels) if label is None or label == ""]
     if len(missing) == len(labels):
         return None
@@ -141,7 +143,7 @@ def open_rows(data: str | os.PathLike[str]) -> Rows:
     if folder and Path(folder).is_dir():
         return _open_directory(Path(folder), split)
     plain, *more = name.split(":")
-    is_file_name = _kind(path) in _ROW_SUFFIXES or (path.suffix != "" and is_text(path))
+    is_file_name = _suffix(path) in _ROW_SUFFIXES or (path.suffix != "" and is_text(path))
     if is_file_name or not _HUB_NAME.fullmatch(plain) or len(more) > 2:
         raise FileNotFoundError(f"no such file: {name}")
     return _open_hub(name, plain, *more)
@@ -149,11 +151,10 @@ def open_rows(data: str | os.PathLike[str]) -> Rows:
 
 def is_text(path: Path) -> bool:
     """Whether a file holds running text, judged by its name."""
-    return _kind(path) in _TEXT_SUFFIXES
+    return _suffix(path) in _TEXT_SUFFIXES
 
 
 def read_text(path: Path) -> str:
-    """Read a text file, gzipped or not."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             text = file.read().decode("utf-8-sig")
@@ -168,53 +169,39 @@ def read_text(path: Path) -> str:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a file as dictionaries by column. An error names the file and the line."""
-    kind = _kind(path)
-    if kind not in _ROW_SUFFIXES:
+    suffix = _suffix(path)
+    if suffix not in _ROW_SUFFIXES:
         raise ValueError(
             f"{path}: {path.suffix} files hold no rows; supported are {', '.join(_ROW_SUFFIXES)}"
         )
-    if kind == ".parquet":
-        rows = _read_parquet(path)
-    elif kind in (".csv", ".tsv"):
-        rows = _read_csv(path, "\t" if kind == ".tsv" else ",")
-    elif kind == ".json":
-        rows = _parse_json(path, read_text(path))
-    else:
-        # Not splitlines(): a JSON string may hold U+2028, which only Python treats as a line end.
-        lines = enumerate(read_text(path).split("\n"), start=1)
-        rows = [_parse_json(path, line, n) for n, line in lines if line.strip()]
+    text = "" if suffix == ".parquet" else read_text(path)
+    rows: list[dict[str, Any]] = []
+    where, form = str(path), "JSON" if "json" in suffix else suffix[1:].upper()
+    try:
+        if suffix == ".parquet":
+            parquet = require("pyarrow.parquet", extra="hf", what=where)
+            rows = parquet.read_table(path).to_pylist()
+        elif suffix in (".csv", ".tsv"):
+            csv.field_size_limit(sys.maxsize)
+            delimiter = "\t" if suffix == ".tsv" else ","
+            rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
+        elif suffix == ".json":
+            rows = json.loads(text)
+        else:
+            # Not splitlines(): a JSON string may hold U+2028, which only Python ends a line at.
+            for number, line in enumerate(text.split("\n"), start=1):
+                where = f"{path}, line {number}"
+                if line.strip():
+                    rows.append(json.loads(line))
+    except (csv.Error, OSError, ValueError) as error:
+        raise ValueError(f"{where} is not {form}: {error}") from error
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} holds no rows")
     return rows
 
 
-def _kind(path: Path) -> str:
+def _suffix(path: Path) -> str:
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
-
-
-def _read_csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
-    csv.field_size_limit(sys.maxsize)
-    try:
-        return list(csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter))
-    except csv.Error as error:
-        raise ValueError(f"{path} cannot be read as CSV: {error}") from error
-
-
-def _parse_json(path: Path, text: str, line: int | None = None) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        where = "" if line is None else f", line {line}"
-        raise ValueError(f"{path}{where} is not JSON: {error}") from error
-
-
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    parquet = require("pyarrow.parquet", extra="hf", what=str(path))
-    try:
-        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
-    return rows
 
 
 def _open_directory(path: Path, split: str | None) -> Rows:
@@ -259,9 +246,9 @@ def _open_hub(name: str, dataset: str, *more: str) -> Rows:
     try:
         found = datasets.load_dataset(dataset, configuration, split=split)
     except Exception as error:  # datasets raises many types: no network, no such name or split
-        reason = first_line(error)
         raise ValueError(
-            f"{name} is neither a local file or directory nor a dataset on the hub: {reason}"
+            f"{name} is neither a local file or directory nor a dataset on the hub: "
+            f"{first_line(error)}"
         ) from error
     return _select_split(found, None, name)
 

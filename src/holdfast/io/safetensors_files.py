@@ -1,12 +1,8 @@
 """Safetensors files: memory-mapped, read in slices, written as a stream."""
 
-from __future__ import annotations
-
 import contextlib
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast._torch.names import shorten
+from holdfast.io.weights import Scratch, Spec, Weights
 
 _DTYPES = {
     "F64": torch.float64,
@@ -36,30 +33,39 @@ _DTYPES = {
 _LETTERS = {dtype: letters for letters, dtype in _DTYPES.items()}
 
 
-@dataclass(frozen=True)
-class Stored:
-    """The position of a tensor in a file."""
+class StoredWeights(Weights):
+    """Weights in safetensors files, which are read without mapping them: memory stays constant."""
 
-    file: Path
-    offset: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        specs: dict[str, Spec] = {}
+        shards: dict[str, list[str]] = {}
+        self._places: dict[str, tuple[Path, int]] = {}
+        for file, wanted in safetensors_files(path).items():
+            here = _read_header(file)
+            shards[file.name] = _wanted_names(file, here, wanted)
+            for name in shards[file.name]:
+                specs[name], offset = here[name]
+                self._places[name] = (file, offset)
+        super().__init__(str(path), specs, shards=shards, path=path, config=config)
 
-    def read(self, begin: int, end: int, into: Tensor | None = None) -> Tensor:
-        """Return the values ``begin`` to ``end`` of the flattened tensor, in ``into`` if given."""
-        values = torch.empty(end - begin, dtype=self.dtype) if into is None else into
-        with open(self.file, "rb", buffering=0) as file:
-            file.seek(self.offset + begin * self.dtype.itemsize)
+    def _read(self, name: str, begin: int, end: int, scratch: Scratch | None) -> Tensor:
+        (path, offset), dtype = self._places[name], self[name].dtype
+        if scratch is None:
+            values = torch.empty(end - begin, dtype=dtype)
+        else:
+            values = scratch(f"read {id(self)}", end - begin, dtype)
+        with open(path, "rb", buffering=0) as file:
+            file.seek(offset + begin * dtype.itemsize)
             left = values.view(torch.uint8).numpy().data
             while left and (count := file.readinto(left)):  # a read may be partial
                 left = left[count:]
         if left:
-            raise ValueError(f"{self.file} was truncated while it was read")
+            raise ValueError(f"{path} was truncated while it was read")
         return values
 
 
-def read_header(file: Path) -> dict[str, Stored]:
-    """Return every tensor of a file by name, in the order of the file."""
+def _read_header(file: Path) -> dict[str, tuple[Spec, int]]:
+    """Return the shape, dtype and offset of every tensor, in the order of the file."""
     with _opened(file):  # validates the whole file
         pass
     with open(file, "rb") as opened:
@@ -68,24 +74,23 @@ def read_header(file: Path) -> dict[str, Stored]:
     header.pop("__metadata__", None)
     if unknown := sorted({entry["dtype"] for entry in header.values()} - set(_DTYPES)):
         raise ValueError(f"{file} holds tensors of unsupported dtypes: {shorten(unknown)}")
-    stored = {}
-    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        offset = 8 + length + entry["data_offsets"][0]
-        stored[name] = Stored(file, offset, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
-    return stored
+    entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    return {
+        name: (Spec(tuple(e["shape"]), _DTYPES[e["dtype"]]), 8 + length + e["data_offsets"][0])
+        for name, e in entries
+    }
 
 
-def header_for(
-    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
-) -> tuple[bytes, dict[str, int]]:
+def header_for(specs: Mapping[str, Spec]) -> tuple[bytes, dict[str, int]]:
     """Return the header of a file with these tensors, and the offset of each tensor."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offsets: dict[str, int] = {}
     end = 0
-    for name, (dtype, shape) in tensors.items():
-        begin, end = end, end + math.prod(shape) * dtype.itemsize
+    for name, spec in specs.items():
+        begin, end = end, end + spec.bytes
         offsets[name] = begin
-        entries[name] = {"dtype": _LETTERS[dtype], "shape": shape, "data_offsets": [begin, end]}
+        dtype = _LETTERS[spec.dtype]
+        entries[name] = {"dtype": dtype, "shape": spec.shape, "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # the values are aligned to 8 bytes
     header = len(text).to_bytes(8, "little") + text
@@ -100,20 +105,19 @@ def map_safetensors(root: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file, wanted in safetensors_files(root).items():
         with _opened(file) as opened:
-            names = wanted_names(file, opened.keys(), wanted)
+            names = _wanted_names(file, opened.keys(), wanted)
             tensors |= {name: opened.get_tensor(name) for name in sorted(names)}
     return tensors
 
 
-def wanted_names(file: Path, held: Iterable[str], wanted: set[str] | None) -> list[str]:
-    """Return the tensors to read from a file, in its order; raise ValueError if one is missing."""
+def _wanted_names(file: Path, held: Iterable[str], wanted: set[str] | None) -> list[str]:
     held = list(held)
     if missing := sorted((wanted or set()) - set(held)):
         raise ValueError(f"{file} lacks the tensors {shorten(missing)}")
     return [name for name in held if wanted is None or name in wanted]
 
 
-def safetensors_files(root: Path) -> dict[Path, set[str] | None]:
+def safetensors_files(root: Path) -> Mapping[Path, set[str] | None]:
     """Return the files to read with the names of their tensors (None: all tensors)."""
     if root.is_file():
         return {root: None}
@@ -130,19 +134,24 @@ def safetensors_files(root: Path) -> dict[Path, set[str] | None]:
             f"{root} has neither model.safetensors nor model.safetensors.index.json; pickled "
             "weights (.bin, .pt) are not read: save the model again with save_pretrained"
         )
+    return shards_of(index)
+
+
+def shards_of(index: Path) -> dict[Path, set[str]]:
+    """Return the files that an index names, with the names of their tensors."""
     files: dict[Path, set[str]] = {}
     try:
         weight_map = json.loads(index.read_text())["weight_map"].items()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index} is not a safetensors index: {error!r}") from error
+        raise ValueError(f"{index} is not an index of shards: {error!r}") from error
     for name, file in weight_map:
         # Shards must be next to their index; other paths are not followed.
         if Path(file).name != file:
             raise ValueError(f"{index} names a shard outside its directory: {file!r}")
-        files.setdefault(root / file, set()).add(name)
+        files.setdefault(index.parent / file, set()).add(name)
     if missing := sorted(file.name for file in files if not file.is_file()):
-        raise FileNotFoundError(f"{root} lacks the shards {shorten(missing)} of its index")
-    return {**files}
+        raise FileNotFoundError(f"{index.parent} lacks the shards {shorten(missing)} of its index")
+    return files
 
 
 @contextlib.contextmanager

@@ -20,25 +20,18 @@ from holdfast.io.files import write_whole
 class Place:
     """A file or a folder, on this machine or elsewhere.
 
-    Attributes:
-        name: the path or address that the user gave.
-        path: the path within the filesystem.
-        files: the filesystem of fsspec.
-
-    Example:
-        >>> results = Place.at("memory://tests/one") / "results.json"
-        >>> results.write_text("{}")
-        >>> results.name, results.read_text()
-        ('memory://tests/one/results.json', '{}')
+    >>> results = Place.at("memory://tests/one") / "results.json"
+    >>> results.write_text("{}")
+    >>> results.name, results.read_text()
+    ('memory://tests/one/results.json', '{}')
     """
 
-    name: str
-    path: str
-    files: Any
+    name: str  # the path or address that the user gave
+    path: str  # within the filesystem
+    files: Any  # the filesystem of fsspec
 
     @classmethod
     def at(cls, where: str | os.PathLike[str]) -> Place:
-        """Make a place from a path or an address: ``runs/one``, ``s3://bucket/one``."""
         name = os.fspath(where)
         if "://" not in name:
             return cls(name, os.path.abspath(name), LocalFileSystem())
@@ -50,7 +43,6 @@ class Place:
 
     @property
     def is_local(self) -> bool:
-        """Whether this is a path of this machine."""
         return isinstance(self.files, LocalFileSystem)
 
     @property
@@ -65,7 +57,6 @@ class Place:
         return Path(cache, "compare", hashlib.sha256(self.name.encode()).hexdigest()[:16])
 
     def read_text(self) -> str:
-        """Read the file; raise FileNotFoundError if it does not exist."""
         with self._naming_errors("read"):
             content: bytes = self.files.cat_file(self.path)
         return content.decode("utf-8")

@@ -1,7 +1,5 @@
 """The named tensors of a model, which are read in slices, on all cores, in bounded memory."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import deque
@@ -107,19 +105,18 @@ class Spec:
 
     @property
     def size(self) -> int:
-        """The number of values."""
         return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.size * self.dtype.itemsize
 
 
 class Weights(Mapping[str, Spec]):
     """The named tensors of a checkpoint: their shapes, and their values in slices.
 
-    Args:
-        label: the name in messages.
-        specs: name → shape and dtype.
-        config: the model's configuration, if there is one.
-        path: the file or directory of the checkpoint, if it is on disk.
-        shards: the files of the checkpoint with their tensors, if it is on disk.
+    ``label`` is its name in messages, ``config`` the model's configuration. A checkpoint on disk
+    also has a ``path`` and ``shards``: its files with the names of their tensors.
     """
 
     def __init__(
@@ -150,7 +147,6 @@ class Weights(Mapping[str, Spec]):
         raise NotImplementedError
 
     def tensor(self, name: str) -> Tensor:
-        """Return a whole tensor in its shape."""
         return self.read(name).view(self[name].shape)
 
     def __getitem__(self, name: str) -> Spec:

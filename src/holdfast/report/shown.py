@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
-from holdfast.io.codec import decode, encode
+from holdfast.io.codec import decode, to_json
 from holdfast.io.files import write_whole
 from holdfast.report.document import Document
 from holdfast.report.html import to_html
@@ -23,7 +23,8 @@ Self = TypeVar("Self", bound="Shown")
 class Shown(ABC):
     """A dataclass that can be saved, loaded and shown in every form.
 
-    It has a field ``schema_version``, whose default is the newest version that it reads.
+    It has a field ``schema_version``, whose default is the newest version that it reads. The
+    version grows when a field is renamed, removed or changes its meaning.
 
     Attributes:
         what: what the class is called in errors.
@@ -49,7 +50,7 @@ class Shown(ABC):
 
     def to_json(self) -> str:
         """Return the JSON text. NaN and infinity are ``"NaN"``, ``"Infinity"``, ``"-Infinity"``."""
-        return json.dumps(encode(self), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+        return to_json(self) + "\n"
 
     @classmethod
     def from_json(cls: type[Self], text: str) -> Self:
