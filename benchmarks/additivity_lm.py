@@ -1,6 +1,6 @@
 """Do methods add up on a language model? FLOW beside and together with L2-SP, LoRA and WiSE-FT.
 
-SmolLM2-135M-Instruct learns grade-school maths (GSM8K); what it retains is its loss on WikiText-2.
+SmolLM2-135M-Instruct learns grade-school math (GSM8K); what it retains is its loss on WikiText-2.
 Every recipe of a seed sees the same batches; a pair is compared with its method alone.
 
     python benchmarks/additivity_lm.py --model SMOLLM2 --data DATA --seeds 0 1 2 --json FILE

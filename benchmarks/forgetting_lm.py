@@ -1,6 +1,6 @@
 """What fine-tuning costs a real language model, by our own probes and by lm-evaluation-harness.
 
-SmolLM2-135M-Instruct learns grade-school maths (GSM8K) by a recipe. Before and after: its loss on
+SmolLM2-135M-Instruct learns grade-school math (GSM8K) by a recipe. Before and after: its loss on
 GSM8K's test answers, WikiText-2, PIQA, ARC-easy, LAMBADA. The last three are run twice, by
 holdfast's probes and as tasks of lm-evaluation-harness over the same rows, with the prompts of the
 harness's own tasks of these names; WikiText's loss is compared with the harness's rolling

@@ -115,7 +115,7 @@ def run(seed: int, lr: float) -> dict[str, Figures]:
 
 
 def conclusion(figures: dict[str, Figures]) -> str:
-    """Summarise the medians in one sentence."""
+    """Summarize the medians in one sentence."""
     start, adamw = figures["pretrained"], figures["AdamW"]
     sentences = []
     for name in ("AdamW, lr ÷ 3", "RecAdam", "RecAdam, constant λ"):

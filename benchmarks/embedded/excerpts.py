@@ -1,4 +1,4 @@
-"""The data beside the embedded model: maths problems to learn, and text that it may forget.
+"""The data beside the embedded model: math problems to learn, and text that it may forget.
 
     python benchmarks/embedded/excerpts.py --corpus corpus.jsonl.xz --gsm8k gsm8k-train.jsonl.gz
 

@@ -30,7 +30,7 @@ class Images(NamedTuple):
 
 
 class Normal:
-    """Normalises a model's inputs, on a device."""
+    """Normalizes a model's inputs, on a device."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
         self.mean, self.std = (255.0 * torch.tensor(x, device=device) for x in (mean, std))

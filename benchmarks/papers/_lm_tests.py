@@ -1,6 +1,6 @@
 """What a language model can and knows, measured in seconds: all tests in one pass over the model.
 
-The requests of all tests are tokenised once, by the conventions of
+The requests of all tests are tokenized once, by the conventions of
 :mod:`holdfast.scoring.likelihood`, and run together, those of like length in one batch. Logits
 are made of the targets only, in float32. Nothing waits for the GPU before the end.
 """
@@ -59,7 +59,7 @@ def load(folder: Path, device: torch.device) -> Any:
 
 
 def make_tests(tokenizer: Any, folder: Path, limit: int) -> list[Test]:
-    """All tests, tokenised; of each some rows, the same for every run."""
+    """All tests, tokenized; of each some rows, the same for every run."""
     loaded = Loaded(nn.Identity(), "causal_lm", tokenizer, LIMIT)
 
     def some(rows: Sequence[Any], most: int = limit) -> list[Any]:
@@ -113,7 +113,7 @@ def make_tests(tokenizer: Any, folder: Path, limit: int) -> list[Test]:
 
 
 def split_answer(sample: dict[str, list[int]]) -> Continuation:
-    """A question and its answer, tokenised as in training."""
+    """A question and its answer, tokenized as in training."""
     begin = sum(label == -100 for label in sample["labels"])
     return Continuation(sample["input_ids"][:begin], sample["input_ids"][begin:])
 

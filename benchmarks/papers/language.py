@@ -1,4 +1,4 @@
-"""A language model learns maths: what do the methods, alone and together, learn and retain?
+"""A language model learns math: what do the methods, alone and together, learn and retain?
 
 SmolLM2-135M-Instruct is fine-tuned on GSM8K (one epoch, batches of 32, float32 weights with
 bfloat16 autocast, 3 % warm-up, then linear to 0, gradients clipped to 1), at a learning rate where

@@ -40,7 +40,7 @@ def per_sample_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
     | task                 | labels                           | loss of a sample                |
     | -------------------- | -------------------------------- | ------------------------------- |
     | causal_lm            | (batch, length), −100 is ignored | mean NLL of the next tokens     |
-    | token_classification | (batch, length), −100 is ignored | mean NLL of the labelled tokens |
+    | token_classification | (batch, length), −100 is ignored | mean NLL of the labeled tokens |
     | classification       | (batch,) class indices           | NLL                             |
     | multi_label          | (batch, classes) of 0 and 1      | mean binary cross-entropy       |
     | regression           | (batch,) or (batch, outputs)     | mean squared error              |
@@ -69,7 +69,7 @@ def token_losses(logits: Tensor, labels: Tensor, task: Task) -> TokenLosses:
 def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Tensor | None]:
     """The losses of all targets and their samples; without samples, one loss per sample or 0.
 
-    Only the selection of targets synchronises with a GPU.
+    Only the selection of targets synchronizes with a GPU.
     """
     where = target_mask(labels, task)
     if task == "classification":

@@ -34,7 +34,7 @@ class Recipe:
     Args:
         trainable: stage 1, what may change.
         start: stage 1, from where.
-        objective: stage 2, what is minimised.
+        objective: stage 2, what is minimized.
         update: stage 3, how the weights move.
         penalties: stage 3, any number of them; they add up.
         merging: stage 4, what is kept.

@@ -4,7 +4,7 @@
 stage       question                          classes
 =========== ================================= ===================================
 1 trainable what may change, and from where?  :class:`Trainable`, :class:`Start`
-2 objective what is minimised?                :class:`Objective`, :class:`Criterion`
+2 objective what is minimized?                :class:`Objective`, :class:`Criterion`
 3 update    how do the weights move?          :class:`Update`, :class:`Penalty`
 4 merging   what is kept?                     :class:`Merging`
 =========== ================================= ===================================
@@ -180,7 +180,7 @@ class Start(Method):
 
 @dataclass(frozen=True)
 class Objective(Method):
-    """Stage 2: what is minimised? Without overrides: the mean loss over all targets."""
+    """Stage 2: what is minimized? Without overrides: the mean loss over all targets."""
 
     #: Whether ``weigh(scores)`` returns sample weights for the task's own loss. Such a method also
     #: has ``temperature(scores)``, the scale of the losses.
@@ -344,7 +344,7 @@ class Penalty(Method, ABC):
     micro-batch under gradient accumulation, and would see placeholders under parameter sharding.
 
     - *decoupled* (the default): after the step, the penalty moves θ by itself, untouched by Adam's
-      normalisation, as weight decay does in AdamW;
+      normalization, as weight decay does in AdamW;
     - *coupled*: the penalty's gradient is added to the parameter's before the step, as for a term
       in the loss.
 

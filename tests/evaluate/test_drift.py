@@ -176,7 +176,7 @@ def test_integers_do_not_count(tmp_path):
     tuned.num_batches_tracked += 1000
     assert drift(base, tuned).total.distance == 0
     packed = saved(tmp_path / "packed", {"w": torch.ones(9, dtype=torch.uint8), "s": torch.ones(1)})
-    with pytest.raises(ValueError, match="quantised weights"):
+    with pytest.raises(ValueError, match="quantized weights"):
         drift(packed, packed)
 
 

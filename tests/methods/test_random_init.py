@@ -105,7 +105,7 @@ def test_a_parameter_without_an_initialiser_is_refused_and_nothing_changes():
 
     net = WithToken()
     reference = Reference.of(net)
-    with pytest.raises(ValueError, match=r"have no initialiser, .*: token\. Add"):
+    with pytest.raises(ValueError, match=r"have no initializer, .*: token\. Add"):
         random_init(net)
     assert reference.distance(net).total == 0.0
 

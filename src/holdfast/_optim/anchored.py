@@ -371,13 +371,13 @@ def refuse_other_anchors(
             "the saved state was made with other anchors than this optimizer has, for "
             f"{which}. Anchors are the pretrained weights, not those of a checkpoint: make the "
             "optimizer before loading tuned weights, or pass the pretrained Reference, "
-            f"{how}. If only a randomly initialised head differs, leave it without anchors from "
+            f"{how}. If only a randomly initialized head differs, leave it without anchors from "
             'the start: Reference.of(model, without="classifier")'
         )
 
 
 def only_makes_state(optimizer: Optimizer, grads: Sequence[Tensor]) -> bool:
-    """Whether a step only initialises state: lr 0 and zero gradients.
+    """Whether a step only initializes state: lr 0 and zero gradients.
 
     Distributed checkpointing calls such a step. A warm-up may begin with lr 0 too, but its
     gradients are not all zero.

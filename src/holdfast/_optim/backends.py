@@ -78,11 +78,11 @@ def check_adam_group(group: dict[str, Any]) -> None:
 def make_adam_state(
     state: dict[str, Tensor], p: Tensor, group: dict[str, Any], dtype: torch.dtype | Literal["8bit"]
 ) -> None:
-    """Initialise a parameter's state: the step count and both moments."""
+    """Initialize a parameter's state: the step count and both moments."""
     if dtype == "8bit" and is_sharded(p):
         raise ValueError("sharded parameters cannot have 8-bit moments: leave out state_dtype")
     # As in torch.optim.Adam: the count is on the CPU unless the implementation needs it on the
-    # device. That saves a synchronisation per parameter.
+    # device. That saves a synchronization per parameter.
     on_device = group["capturable"] or (group["fused"] and dtype == p.dtype)
     state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if on_device else "cpu")
     for moment in ("exp_avg", "exp_avg_sq"):

@@ -48,7 +48,7 @@ def mean_over_samples(
 ) -> Reference:
     """E[transform(∂ scalar(logits, labels)/∂θ)] over the samples, by parameter name.
 
-    Parameters that require no gradient are skipped, so a frozen or quantised base costs nothing.
+    Parameters that require no gradient are skipped, so a frozen or quantized base costs nothing.
     ``relabel`` returns the labels of a batch of inputs. ``scalar`` gets one sample at a time, as a
     batch of one. ``samples`` is the number of samples to draw; None is all.
     """
@@ -103,7 +103,7 @@ def mean_over_samples(
                         gradients = together(parameters, some, wanted)
                     except RuntimeError as error:
                         # Other errors: the model cannot be mapped over samples, because it
-                        # branches on data or has its own kernels, as quantised layers do.
+                        # branches on data or has its own kernels, as quantized layers do.
                         rows = max(1, len(wanted) // 2) if is_out_of_memory(error) else 1
                         continue
                     for name, g in gradients.items():

@@ -61,7 +61,7 @@ def attach_penalties(
         optimizer: any optimizer. Make it with ``model.named_parameters()``, unless the reference
             knows the parameters by identity.
         penalties: any number of penalties; they add up.
-        reference: the pretrained weights. A parameter without a pretrained value is not penalised.
+        reference: the pretrained weights. A parameter without a pretrained value is not penalized.
         importance: the importance of each coordinate, for penalties that weight coordinates: one
             for all of them, or a sequence with one (or None) per penalty. These penalties skip
             parameters without importance.
@@ -107,7 +107,7 @@ class AttachedPenalties:
         self._importances = self._one_for_each(importance)
         self._anchors: Found = []
         self._weights: list[Found] = [[] for _ in self.penalties]
-        # Of the latest step: the parameters, which had a gradient, and how they are penalised.
+        # Of the latest step: the parameters, which had a gradient, and how they are penalized.
         self._params: list[Tensor] = []
         self._graded: list[bool] = []
         self._penaliser: Penaliser | None = None
@@ -230,7 +230,7 @@ class AttachedPenalties:
             self._params, self._penaliser = params, None
 
     def _begin_update(self) -> Penaliser | None:
-        """The parameters to penalise, planned anew if anything changed; None without an update."""
+        """The parameters to penalize, planned anew if anything changed; None without an update."""
         graded = [p.grad is not None for p in self._params]
         given = [p.grad for p in self._params if p.grad is not None]
         if not given or only_makes_state(self.optimizer, given):

@@ -1,7 +1,7 @@
 """Wrapped models and their adapters: everything that holdfast knows about PEFT.
 
 A LoRA layer computes W + s·B·A with B = 0 at the start, so B = 0 is the pretrained model. PEFT is
-not imported here: its modules are recognised by their attributes.
+not imported here: its modules are recognized by their attributes.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def add_plan_options(parser: Parser) -> None:
 
 
 def demo_settings() -> dict[str, Any]:
-    """Return options for a small model, maths problems to learn, and texts to retain."""
+    """Return options for a small model, math problems to learn, and texts to retain."""
     from holdfast.comparison import default
 
     return {

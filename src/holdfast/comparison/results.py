@@ -279,7 +279,7 @@ class Results(Shown):
     what: ClassVar[str] = "comparison"
 
     def summaries(self) -> list[Summary]:
-        """Summarise each recipe over its seeds, in the order of the plan."""
+        """Summarize each recipe over its seeds, in the order of the plan."""
         groups: dict[str, list[RunResult]] = {}
         for run in self.runs:
             groups.setdefault(run.label, []).append(run)

@@ -102,7 +102,7 @@ class Tuned:
         )
 
     def sentences(self) -> list[str]:
-        """Summarise the search; figures are of the half of the tests that nothing was chosen on."""
+        """Summarize the search; figures are of the half of the tests that nothing was chosen on."""
         counts = {"trained": self.trained, "pruned": self.pruned, "failed": self.failed}
         trials = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         settings = ", ".join(f"{name} = {value:.3g}" for name, value in self.taken.values.items())

@@ -31,7 +31,7 @@ def drift(
     """Measure the distance of a tuned model's weights from those of its base.
 
     Sums over 4096 weights are in float32, sums of these in float64. Integer tensors (counters,
-    packed quantised weights) are ignored. A tensor with NaN or infinity in either model is named in
+    packed quantized weights) are ignored. A tensor with NaN or infinity in either model is named in
     ``not_finite`` and counts as not moved.
 
     Args:

@@ -44,7 +44,7 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
         args, kwargs: the arguments of SFTTrainer. Adapters come either from the recipe or from
             ``peft_config=``.
 
-    Samples are scored after TRL has tokenised and truncated them, and packed afterwards, so that
+    Samples are scored after TRL has tokenized and truncated them, and packed afterwards, so that
     each token carries the weight of its own sample.
     """
 
@@ -166,7 +166,7 @@ def _weighted_tokens(model: nn.Module, weights: Tensor | None) -> Iterator[None]
 
 
 def _pad_tokens(samples: list[Any], pad_id: int) -> dict[str, Tensor]:
-    """Collate samples that TRL has tokenised, for the pass that scores them."""
+    """Collate samples that TRL has tokenized, for the pass that scores them."""
     kept = [{name: sample[name] for name in ("input_ids", "labels")} for sample in samples]
     return pad_collate(kept, pad_id)
 

@@ -1,4 +1,4 @@
-"""Dequantised weights of GGUF files, with the names that transformers gives them."""
+"""Dequantized weights of GGUF files, with the names that transformers gives them."""
 
 import threading
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _MANY_TO_ONE = ("Qwen2MoeTensorProcessor", "GptOssTensorProcessor", "MiniMaxM2Te
 
 
 class GGUFWeights(Weights):
-    """Weights in a GGUF file. A tensor is dequantised as a whole; the last one is cached."""
+    """Weights in a GGUF file. A tensor is dequantized as a whole; the last one is cached."""
 
     def __init__(
         self,

@@ -317,7 +317,7 @@ def new_parts(model: nn.Module, missing: Sequence[str], body: str) -> tuple[str,
 
 @torch.no_grad()
 def draw_weights(model: nn.Module, parts: Sequence[str]) -> None:
-    """Initialise modules randomly from the fixed seed."""
+    """Initialize modules randomly from the fixed seed."""
     spread = getattr(getattr(model, "config", None), "initializer_range", None) or 0.02
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)

@@ -128,6 +128,6 @@ def _check_not_packed(weights: Weights) -> None:
     # Integers are packed weights; FP8 needs its scales.
     if sum(s.size for s in plain) < sum(s.size for s in weights.values()) / 2:
         raise ValueError(
-            f"{weights.label} holds quantised weights, which cannot be compared or merged: use the "
-            "checkpoint before quantisation, or dequantise and save it"
+            f"{weights.label} holds quantized weights, which cannot be compared or merged: use the "
+            "checkpoint before quantization, or dequantize and save it"
         )

@@ -40,7 +40,7 @@ class EWC(QuadraticPenalty):
         strength, coupled: as in :class:`~holdfast.L2SP`; the strengths are comparable if F has a
             mean of 1.
         kind, samples: of :func:`fisher_importance`, which a recipe calls on the training data.
-        normalize: in a recipe, scale F to a mean of 1 over the penalised parameters.
+        normalize: in a recipe, scale F to a mean of 1 over the penalized parameters.
 
     Example:
         >>> from holdfast import EWC

@@ -7,12 +7,12 @@ With fᵢ the loss of sample i at the pretrained weights θ*:
 
     wᵢ = exp(−fᵢ / τ),      τ = median of f
 
-The weights, normalised to π = w/Σw, minimise over all distributions π
+The weights, normalized to π = w/Σw, minimize over all distributions π
 
     Σ πᵢ·fᵢ + τ·Σ πᵢ·log πᵢ
 
-the expected loss with entropic regularisation toward uniform weights. Distributionally robust
-optimisation does the opposite and upweights the hardest samples. Hard samples would move the model
+the expected loss with entropic regularization toward uniform weights. Distributionally robust
+optimization does the opposite and upweights the hardest samples. Hard samples would move the model
 far; small weights for them keep it near θ*, without using its weights at all.
 """
 

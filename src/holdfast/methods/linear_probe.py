@@ -98,7 +98,7 @@ def linear_probe(
     """Fit ``head``, in place, on the features of the frozen model.
 
     The features are computed once. The remaining problem is small and, for a linear head, convex:
-    L-BFGS on all standardised features, in float64, finds the minimum without a learning rate. All
+    L-BFGS on all standardized features, in float64, finds the minimum without a learning rate. All
     features are kept in memory, with 8 bytes per value.
 
     Args:
@@ -109,7 +109,7 @@ def linear_probe(
         task: classification, regression or multi_label.
         collate, batch_size, progress: as for :func:`holdfast.score`.
         l2: the weight of ½·l2·‖head weights‖², which keeps the minimum finite for separable
-            classes. Biases are not penalised.
+            classes. Biases are not penalized.
         max_iterations: the limit of L-BFGS; a warning is shown if it is too low.
 
     Returns:
@@ -163,7 +163,7 @@ def linear_probe(
 def _fit(
     head: nn.Module, features: Tensor, labels: Tensor, task: Task, decay: Tensor, iterations: int
 ) -> tuple[float, float]:
-    """Minimise loss + ½·decay·W² by L-BFGS. Return the loss and the largest final gradient."""
+    """Minimize loss + ½·decay·W² by L-BFGS. Return the loss and the largest final gradient."""
     weights = [p for p in head.parameters() if p.dim() > 1]
     optimizer = torch.optim.LBFGS(
         head.parameters(),

@@ -6,7 +6,7 @@ Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models*, https://arxiv.o
 
 The model keeps the pretrained weights, so no second copy is needed: B = 0 gives W*. A pull acts on
 B, toward 0, and not on A. WiSE-FT scales B. With the adapters off, the model is the pretrained one.
-All of this holds for a quantised base as well (QLoRA).
+All of this holds for a quantized base as well (QLoRA).
 """
 
 from __future__ import annotations

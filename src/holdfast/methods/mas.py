@@ -36,7 +36,7 @@ class MAS(QuadraticPenalty):
         strength, coupled: as in :class:`~holdfast.L2SP`; the strengths are comparable if Ω has a
             mean of 1.
         samples: of :func:`mas_importance`, which a recipe calls on the training data.
-        normalize: in a recipe, scale Ω to a mean of 1 over the penalised parameters.
+        normalize: in a recipe, scale Ω to a mean of 1 over the penalized parameters.
 
     Example:
         >>> from holdfast import MAS

@@ -7,7 +7,7 @@ a linear layer, equal for all its outgoing weights, the weights in training are
     θ̃ = (m·θ* + (1 − m)·θ − p·θ*) / (1 − p) = θ* + (1 − m)·(θ − θ*) / (1 − p)
 
 so that E θ̃ = θ. Mixout is dropout applied to θ − θ*, and plain dropout for θ* = 0. In expectation
-it penalises the distance to θ*: the expected value of a quadratic loss with curvature μ increases
+it penalizes the distance to θ*: the expected value of a quadratic loss with curvature μ increases
 by ½·μ·p/(1 − p)·‖θ − θ*‖².
 """
 

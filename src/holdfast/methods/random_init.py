@@ -1,4 +1,4 @@
-"""Random initialisation: the start RI of the RecAdam paper.
+"""Random initialization: the start RI of the RecAdam paper.
 
 The model starts from random weights and is pulled to the pretrained ones while λ is small, which
 lets it explore. The pretrained weights are anchors only (https://arxiv.org/abs/2004.12651).
@@ -66,7 +66,7 @@ class RandomInit(Start):
         )
 
     def apply(self, run: Run) -> None:
-        """Initialise the trainable parameters."""
+        """Initialize the trainable parameters."""
         frozen = [(p, p.detach().clone()) for p in run.model.parameters() if not p.requires_grad]
         random_init(run.model, seed=run.seed if self.seed is None else self.seed)
         with torch.no_grad():
@@ -75,7 +75,7 @@ class RandomInit(Start):
 
 
 def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
-    """Initialise all weights of a model again, in place, with its own initialiser.
+    """Initialize all weights of a model again, in place, with its own initializer.
 
     Keep the pretrained weights first: ``Reference.of(model)``.
 
@@ -113,7 +113,7 @@ def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
     ]
     if same:
         warnings.warn(
-            f"the model's own initialiser did not change {len(same)} parameters: {shorten(same)}",
+            f"the model's own initializer did not change {len(same)} parameters: {shorten(same)}",
             stacklevel=2,
         )
     return model
@@ -129,7 +129,7 @@ def _transformers_models(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _init_transformers(model: Any) -> None:
-    # from_pretrained marks modules and tensors as initialised, and init_weights() skips those.
+    # from_pretrained marks modules and tensors as initialized, and init_weights() skips those.
     for marked in [*model.modules(), *model.parameters(), *model.buffers()]:
         if hasattr(marked, "_is_hf_initialized"):
             del marked._is_hf_initialized
@@ -137,10 +137,10 @@ def _init_transformers(model: Any) -> None:
 
 
 def _find_resets(model: nn.Module, covered: set[int]) -> list[Callable[[], object]]:
-    """The initialisers of all layers that are not covered. Raises if a parameter has none."""
+    """The initializers of all layers that are not covered. Raises if a parameter has none."""
     resets = []
     reached = set(covered)
-    # Children first, as in construction: a parent may initialise its children again.
+    # Children first, as in construction: a parent may initialize its children again.
     for module in reversed(list(model.modules())):
         # nn.MultiheadAttention spells it with an underscore.
         underscored = getattr(module, "_reset_parameters", None)
@@ -151,7 +151,7 @@ def _find_resets(model: nn.Module, covered: set[int]) -> list[Callable[[], objec
     missed = [name for name, p in model.named_parameters() if id(p) not in reached]
     if missed:
         raise ValueError(
-            "these parameters have no initialiser, because their modules have no "
+            "these parameters have no initializer, because their modules have no "
             f"reset_parameters(): {shorten(missed)}. Add that method to their modules"
         )
     return resets

@@ -3,7 +3,7 @@ r"""RecAdam: Adam that recalls the pretrained weights while it learns the target
 Chen et al., *Recall and Learn: Fine-tuning Deep Pretrained Language Models with Less
 Forgetting*, EMNLP 2020, https://arxiv.org/abs/2004.12651.
 
-The objective λ(t)·Loss_T + (1−λ(t))·½γ·Σ(θ−θ*)² is minimised with the quadratic term decoupled
+The objective λ(t)·Loss_T + (1−λ(t))·½γ·Σ(θ−θ*)² is minimized with the quadratic term decoupled
 from Adam's moments. With u = m̂/(√v̂+ε), bias-corrected Adam on the gradient of Loss_T alone:
 
     θ ← θ − lr·wd·θ
@@ -68,7 +68,7 @@ class RecAdam(AnchoredOptimizer):
             ``anchored=False`` for plain Adam (a new head).
         lr: learning rate; a 0-dim tensor for ``capturable`` runs.
         betas, eps: coefficients and ε of Adam.
-        weight_decay: decoupled decay towards 0, as in AdamW (whose default is 0.01, not 0).
+        weight_decay: decoupled decay toward 0, as in AdamW (whose default is 0.01, not 0).
         gamma: strength γ of the pull. Each update moves θ by the fraction lr·(1−λ)·γ of its way
             back to θ*; keep lr·γ ≤ 1 (the paper: 2e-5 · 5000 = 0.1). Warm-up and decay of the
             learning rate scale the pull too.

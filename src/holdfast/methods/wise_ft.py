@@ -145,7 +145,7 @@ class WiseFT(Merging):
             if not scaled:
                 raise ValueError("WiSE-FT needs the pretrained weights: pass the Reference")
             return
-        # A quantised base has integer weights. It is frozen and needs no interpolation.
+        # A quantized base has integer weights. It is frozen and needs no interpolation.
         named: list[tuple[str, Tensor]] = [
             (n, p) for n, p in model.named_parameters() if n not in adapters
         ]

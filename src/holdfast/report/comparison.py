@@ -239,7 +239,7 @@ def _change_table(found: Sequence[Summary], against: Summary | None = None) -> T
         f"Change from {plain(against.label) if against else 'the pretrained model'}",
         (Column("recipe"), *heads),
         tuple((plain(s.label), *map(cell, tests(s), others)) for s in found),
-        note + "Perplexities change in per cent, shares in points.",
+        note + "Perplexities change in percent, shares in points.",
         page_only=True,
     )
 

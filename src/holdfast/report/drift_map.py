@@ -100,7 +100,7 @@ def _cells(tensors: Sequence[DriftRow]) -> dict[tuple[str, str], DriftRow]:
 
 
 def _percent(row: DriftRow | None, top: float) -> float | None:
-    """Relative drift in per cent; an infinite one gets the color of the largest finite one."""
+    """Relative drift in percent; an infinite one gets the color of the largest finite one."""
     share = math.nan if row is None else row.relative
     return finite(100 * (top if math.isinf(share) else share))
 

@@ -57,7 +57,7 @@ def document(report: ForgettingReport) -> Document:
         sections=(
             Section(
                 "Before and after",
-                "Red is lost and green is gained. Grey is within chance: the 95 % interval of the "
+                "Red is lost and green is gained. Gray is within chance: the 95 % interval of the "
                 "change includes 0.",
                 tuple(_score_bars(report.scores)),
                 (_score_table(report.scores),) if report.scores else (),
@@ -70,7 +70,7 @@ def document(report: ForgettingReport) -> Document:
             ),
             Section(
                 "Weights",
-                "How far the weights moved, in per cent of their norm.",
+                "How far the weights moved, in percent of their norm.",
                 (drift_map(drift),) if drift and drift.layers else (),
                 tuple(_drift_tables(drift)) if drift else (),
             ),

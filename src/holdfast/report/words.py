@@ -25,8 +25,8 @@ _PERPLEXITIES = ("perplexity", "ppl")
 _STEPS: dict[Kind, tuple[float, float]] = {
     "share": (1.0, 5.0),  # points
     "nll": (0.05, 0.25),  # nats per token
-    "perplexity": (5.0, 28.0),  # per cent
-    "other": (2.0, 10.0),  # per cent of the value before
+    "perplexity": (5.0, 28.0),  # percent
+    "other": (2.0, 10.0),  # percent of the value before
 }
 
 
@@ -165,7 +165,7 @@ def digits(value: float, places: int) -> str:
 
 
 def level(metric: str, value: float) -> str:
-    """A score; shares are in per cent.
+    """A score; shares are in percent.
 
     >>> level("accuracy", 0.6831), level("nll", 2.8049)
     ('68.3 %', '2.805')
@@ -184,7 +184,7 @@ def nats(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in per cent.
+    """A share in percent.
 
     >>> percent(0.01934), percent(0.0093), percent(1.676), percent(float("inf"))
     ('1.9 %', '0.93 %', '168 %', '∞')

@@ -1,7 +1,7 @@
 """A small language model and its data, for a comparison without downloads.
 
 The model is a Llama of two million parameters, pretrained on prose, verse and code. The data are
-maths problems to fine-tune it on, and unseen text of the three kinds. README.md names the sources.
+math problems to fine-tune it on, and unseen text of the three kinds. README.md names the sources.
 """
 
 from pathlib import Path
