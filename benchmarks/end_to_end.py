@@ -32,7 +32,7 @@ from torch import nn
 from holdfast import Recipe, score
 from holdfast._torch.batch import to_device
 from holdfast.data import pad_collate
-from holdfast.hosts._updates import Updates, labels_of, order_of, training_samples
+from holdfast.hosts._updates import Updates, labels_of, order_of, source_of
 from holdfast.losses import count_all
 from holdfast.run import Run
 
@@ -91,7 +91,7 @@ class ByRecipe:
             Recipe.preset(RECIPES[name]), model, samples, lr=2e-5, collate=pad_collate, cache=False,
             progress=False,
         )  # fmt: skip
-        self.updates = Updates(training_samples(self.run, batch), 1, 0)
+        self.updates = Updates(source_of(self.run, batch), 1, 0)
         self.optimizer = self.run.make_optimizer(10_000)
         self.device = next(model.parameters()).device
         self.run.model.train()

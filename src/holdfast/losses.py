@@ -193,7 +193,7 @@ def global_targets(micro_batches: Iterable[Tensor], task: Task) -> Tensor:
     """
     if isinstance(micro_batches, Tensor):
         raise TypeError("pass a list of label tensors, one per micro-batch of the update")
-    counts = [count_targets(labels, task).sum() for labels in micro_batches]
+    counts = [target_mask(labels, task).sum() for labels in micro_batches]
     if not counts:
         raise ValueError("no micro-batches to count targets in")
     total = torch.stack(counts).sum()

@@ -314,3 +314,16 @@ def test_resume_from_tuned_weights_is_refused(data, tmp_path):
     tuned = tune(make_model(), recipe, data, checkpoint=path)
     with pytest.raises(ValueError, match="pretrained"):
         tune(tuned, recipe, data, checkpoint=path)
+
+
+def test_a_fraction_of_an_epoch_is_rounded_up_as_in_transformers(tmp_path):
+    pytest.importorskip("transformers", reason="the hf extra is not installed")
+    from holdfast.hosts.job import Training, train
+    from scoring.lm import small_llama
+
+    rows = [{"input_ids": [1, 2, n + 3], "labels": [1, 2, n + 3]} for n in range(10)]
+    options = {"lr": 0.01, "epochs": 0.5, "batch_size": 2}
+    seen = []
+    finetune_loop(small_llama(), Recipe(), rows, **options, log=seen.append, progress=False)
+    _, log = train(small_llama(), Recipe(), rows, Training(**options), tmp_path)
+    assert seen[-1]["update"] == log[-1]["update"] == 3

@@ -4,8 +4,6 @@ A LoRA layer computes W + s·B·A with B = 0 at the start, so B = 0 is the pretr
 not imported here: its modules are recognized by their attributes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re
@@ -30,7 +28,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether a model contains LoRA adapters."""
     return any(isinstance(getattr(m, "lora_B", None), nn.ModuleDict) for m in model.modules())
 
 
@@ -118,9 +115,6 @@ def adapters_off(model: nn.Module) -> Iterator[nn.Module]:
     """Switch the adapters off: inside the context the model is the pretrained one.
 
     Parts that are trained in full (``modules_to_save``) have their original weights.
-
-    Args:
-        model: a PEFT model, perhaps inside DistributedDataParallel.
 
     Example:
         >>> import peft, torch

@@ -1,7 +1,5 @@
 """Batches: move and slice them, split off the labels, run a model on them."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
@@ -10,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map, tree_map_only
 
 from holdfast._torch.adapters import unwrapped, without_peft
 
 
 def pad_id_of(model: nn.Module) -> int | None:
-    """The pad token of a transformers model, or None."""
     return getattr(getattr(unwrapped(model), "config", None), "pad_token_id", None)
 
 
@@ -41,24 +39,16 @@ def batch_length(batch: Any) -> int:
 
 def take(batch: Any, part: slice, size: int) -> Any:
     """Slice a batch of ``size`` samples; values of another length are shared by all samples."""
-    if isinstance(batch, Mapping):
-        return {name: take(value, part, size) for name, value in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(take(value, part, size) for value in batch)
-    if isinstance(batch, Tensor):
-        return batch[part] if batch.dim() and len(batch) == size else batch
-    return batch[part] if isinstance(batch, list) and len(batch) == size else batch
+
+    def cut(value: Any) -> Any:
+        has_length = isinstance(value, list) or (isinstance(value, Tensor) and value.dim() > 0)
+        return value[part] if has_length and len(value) == size else value
+
+    return tree_map(cut, batch, is_leaf=lambda value: isinstance(value, list))
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Move all tensors of a batch to a device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {name: to_device(value, device) for name, value in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(to_device(value, device) for value in batch)
-    return batch
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
 def inputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:

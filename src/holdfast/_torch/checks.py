@@ -1,7 +1,5 @@
 """Validation of numbers and names, with errors that say what is allowed."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Iterable
@@ -9,7 +7,6 @@ from typing import Any
 
 
 def at_least_zero(name: str, value: Any) -> float:
-    """A finite number ≥ 0, as a plain float."""
     number = _number(name, value)
     if not 0 <= number < math.inf:
         raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")
@@ -17,7 +14,6 @@ def at_least_zero(name: str, value: Any) -> float:
 
 
 def above_zero(name: str, value: Any) -> float:
-    """A finite number > 0, as a plain float."""
     number = _number(name, value)
     if not 0 < number < math.inf:
         raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
@@ -25,7 +21,6 @@ def above_zero(name: str, value: Any) -> float:
 
 
 def share(name: str, value: Any) -> float:
-    """A number in [0, 1], as a plain float."""
     number = at_least_zero(name, value)
     if number > 1:
         raise ValueError(f"{name} must be in [0, 1], got {value!r}")
@@ -33,7 +28,6 @@ def share(name: str, value: Any) -> float:
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
-    """A whole number ≥ ``least``, as a plain int."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     number = int(value)
@@ -43,7 +37,6 @@ def whole_number(name: str, value: Any, least: int) -> int:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False, and no other value."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value

@@ -1,7 +1,5 @@
 """Fingerprints of tensors, data, functions and models."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

@@ -1,18 +1,13 @@
 """Optional packages, imported when they are needed."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 
 
 def require(package: str, *, extra: str | None = None, what: str) -> Any:
-    """Import an optional package, or say how to install it.
+    """Import an optional package or submodule, or say which ``extra`` of holdfast installs it.
 
-    Args:
-        package: the module to import, such as ``"peft"`` or ``"lm_eval.tasks"``.
-        extra: the extra of holdfast that installs it; None if the package is installed by name.
-        what: the feature that needs the package; the subject of the error message.
+    ``what`` needs the package: it is the subject of the error message.
 
     >>> require("peft_of_the_future", extra="peft", what="LoRA")
     Traceback (most recent call last):

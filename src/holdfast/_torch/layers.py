@@ -1,7 +1,5 @@
 """The layers of a model, from input to output, and its head, found by its structure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -4,8 +4,6 @@ Under FSDP2 a parameter is a ``DTensor``, of which each rank holds a shard. Its 
 sharded in the same way; measurements need the full tensor.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +18,6 @@ Value = TypeVar("Value")
 
 
 def rank_and_world() -> tuple[int, int]:
-    """The number of this rank, and the number of ranks."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
@@ -35,7 +32,6 @@ def gathered(value: Value) -> list[Value]:
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether a tensor is distributed over several ranks."""
     return DTensor is not None and isinstance(tensor, DTensor)
 
 
@@ -60,7 +56,6 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a tensor."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 

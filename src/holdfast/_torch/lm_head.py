@@ -3,8 +3,6 @@
 Logits are the largest tensors of a language model, and those of most positions are not needed.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,7 +48,6 @@ class Predictions:
             yield logits, wanted.to(logits.device)
 
     def nll(self, where: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy at chosen positions."""
         pairs = self.logits(where, targets)
         return torch.cat([F.cross_entropy(*pair, reduction="none") for pair in pairs])
 
@@ -63,7 +60,6 @@ class Predictions:
 
 
 def predict(model: nn.Module, inputs: Any) -> Predictions:
-    """Run a model with its head."""
     logits = logits_of(model, inputs)
     return Predictions(logits, None, logits.shape[-1])
 
@@ -81,7 +77,6 @@ class Split:
         self.looked = False
 
     def __call__(self, inputs: Any) -> Predictions:
-        """Run the model."""
         self.look(inputs)
         if self.found is None:
             return predict(self.model, inputs)
@@ -109,7 +104,6 @@ class Split:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error reports that a GPU or the host ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 

@@ -5,8 +5,6 @@ A wrapped model calls its parameters ``module.x`` (DDP) or ``_orig_mod.x`` (torc
 ``bert.encoder.…``; BERT's first checkpoints say ``LayerNorm.gamma``.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,7 +37,6 @@ class Alignment:
     theirs: str = ""  # the prefix of the anchors' names
 
     def __call__(self, name: str) -> str | None:
-        """The name of the parameter's anchor, or None."""
         plain = plain_name(name)
         if not plain.startswith(self.ours):
             return None

@@ -1,7 +1,5 @@
 """Progress bars: tqdm's where it is installed, none elsewhere."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,11 +10,9 @@ class _NoBar(nullcontext[None]):
     def __enter__(self) -> Any:
         return self
 
-    def update(self, n: float = 1) -> None:
-        """Do nothing."""
+    def update(self, n: float = 1) -> None: ...
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None: ...
 
 
 def progress_bar(total: int | None, description: str, *, shown: bool, unit: str = "sample") -> Any:

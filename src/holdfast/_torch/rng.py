@@ -1,7 +1,5 @@
 """Random number generators: seed them for a while, or restore them."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Iterator, Sequence

@@ -23,7 +23,7 @@ from holdfast.evaluate.measure import Meter
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.suite import Suite
 from holdfast.evaluate.watch import Watch, curves_of, watch_distance
-from holdfast.hosts.job import Progress, spent_before, train
+from holdfast.hosts.job import ProgressCallback, spent_before, train
 from holdfast.io.encoding import TrainingData
 from holdfast.io.models import Loader
 from holdfast.io.storage import Place
@@ -44,7 +44,7 @@ class Worker:
         self._samples: dict[int, Sequence[Any]] = {}
 
     def __call__(
-        self, spec: RunSpec, progress: Progress | None = None, results: Place | None = None
+        self, spec: RunSpec, progress: ProgressCallback | None = None, results: Place | None = None
     ) -> RunResult:
         """Return the result of a run; train, test and write the result if there is none yet.
 
@@ -82,7 +82,7 @@ class Worker:
         self,
         spec: RunSpec,
         folder: Path,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
         watch: Callable[[nn.Module, int], Watch] = watch_distance,
         on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
     ) -> tuple[nn.Module, list[dict[str, float]]]:

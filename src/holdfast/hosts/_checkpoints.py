@@ -1,7 +1,5 @@
 """The state from which a run resumes: what every host saves, and the file of finetune_loop."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import time
@@ -14,6 +12,8 @@ import torch
 from holdfast._torch.layout import gathered, rank_and_world
 from holdfast.io.files import write_whole
 from holdfast.run import Run
+
+STATE_FILE = "holdfast.pt"  # beside the files of a host
 
 
 def run_state(run: Run) -> dict[str, Any]:
@@ -55,7 +55,6 @@ class Due:
         self.every, self.total, self.last = every, total, time.monotonic()
 
     def __call__(self, update: int) -> bool:
-        """Whether to save after this update."""
         if not isinstance(self.every, timedelta):
             return update == self.total or update % self.every == 0
         now = time.monotonic()

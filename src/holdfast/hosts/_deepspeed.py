@@ -6,8 +6,6 @@ of parameters in the piece and the same parts of θ*. This is exact for methods 
 weight by itself.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from holdfast._torch.layout import gathered, rank_and_world
 from holdfast.reference import Reference, distance
 from holdfast.run import Run
 from holdfast.stages import Trainable
@@ -34,7 +33,7 @@ def check_deepspeed(accelerator: Any, run: Run) -> None:
         )
     if plugin.get_value("zero_optimization.offload_optimizer.device") == "nvme":
         raise ValueError("offloading the optimizer to NVMe is not supported: offload it to the CPU")
-    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    _, ranks = rank_and_world()
     if accelerator.num_processes != ranks:
         raise ValueError(
             f"there are {ranks} ranks, but Accelerate sees {accelerator.num_processes}: it does "
@@ -152,14 +151,12 @@ class ZeroOptimizer(Optimizer):
         self.run.log = self.log  # type: ignore[method-assign]
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update the pieces that DeepSpeed has put into the groups, one at a time."""
         for group in self.param_groups:
             for flat in group["params"]:
                 if flat in self._pieces:
                     self._pieces[flat].step(flat, group["lr"])
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the pieces' optimizers, and the identity of the run."""
         pieces = [piece.optimizer.state_dict() for piece in self._pieces.values()]
         return {"state": {}, "param_groups": [], "pieces": pieces, "run": self.run.identity()}
 
@@ -175,8 +172,7 @@ class ZeroOptimizer(Optimizer):
         pulled = [piece for piece in self._pieces.values() if piece.run.anchors]
         mine = [Run.log(piece.run) for piece in pulled]
         distances = [piece.distance() for piece in pulled] if distance else []
-        everyone: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everyone, (mine, distances))
+        everyone = gathered((mine, distances))
         values: dict[str, float] = {}
         for row in (row for rows, _ in everyone for row in rows):
             for name, value in row.items():

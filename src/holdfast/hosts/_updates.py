@@ -1,7 +1,5 @@
 """The updates of a run: the samples of each depend only on the seed and its number."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -36,9 +34,7 @@ class Updates:
         self.data, self.collate, self.batch_size = source.data, source.collate, source.batch_size
         self.size, self.seed = self.batch_size * parts, seed
         self.per_epoch = math.ceil(len(self.data) / self.size)
-        if max_updates is None:
-            max_updates = math.ceil(above_zero("epochs", epochs) * self.per_epoch)
-        self.total = whole_number("max_updates", max_updates, 1)
+        self.total = number_of_updates(len(self.data), self.size, epochs, max_updates)
         self.factors = [schedule(t, self.total) for t in range(self.total)] if schedule else []
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
@@ -61,6 +57,13 @@ class Updates:
             "batch": self.size, "samples": len(self.data), "seed": self.seed,
             "schedule": self.factors,
         }  # fmt: skip
+
+
+def number_of_updates(samples: int, size: int, epochs: float, max_updates: int | None) -> int:
+    """The length of a run with ``size`` samples per update, rounded up like transformers."""
+    if max_updates is not None:
+        return whole_number("max_updates", max_updates, 1)
+    return math.ceil(above_zero("epochs", epochs) * math.ceil(samples / size))
 
 
 def order_of(epoch: int, size: int, seed: int) -> Tensor:
@@ -89,7 +92,7 @@ def labels_of(batch: Any, task: Task | LossFunction) -> Tensor:
     return labels
 
 
-def training_samples(run: Run, batch_size: int) -> IndexedSource:
+def source_of(run: Run, batch_size: int) -> IndexedSource:
     """The data of a run's criterion, with a collate function that keeps the criterion's column."""
     if run.data is None:
         raise ValueError("the run has no data: pass it to Run, or call run.prepare_data")
@@ -110,9 +113,9 @@ def as_samples(
             f"the loop shuffles the loader's dataset by itself and ignores {data.sampler}",
             stacklevel=3,
         )
-    empty = "the data is empty: there is nothing to train on"
-    if isinstance(data, list | tuple) and not data:
-        raise ValueError(empty)
+    samples = data.dataset if isinstance(data, DataLoader) else data
+    if hasattr(samples, "__len__") and not len(samples):
+        raise ValueError("the data is empty: there is nothing to train on")
     source = as_source(data, collate, batch_size, pad_id_of(model))
     if not isinstance(source, IndexedSource):
         raise TypeError(
@@ -120,6 +123,4 @@ def as_samples(
             f"not {type(data).__name__}. Wrap a list of samples in a DataLoader, such as "
             "DataLoader(samples, batch_size=16, collate_fn=default_collate)"
         )
-    if not len(source.data):
-        raise ValueError(empty)
     return source

@@ -12,8 +12,6 @@ refused. FSDP1 is refused: it gives the optimizer flat pieces of many parameters
 cannot find the pretrained ones.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,11 +24,11 @@ from torch.utils.data import DataLoader
 from holdfast._torch.batch import normalized, to_device
 from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
-from holdfast.hosts._checkpoints import check_settings, load_run_state
+from holdfast.hosts._checkpoints import STATE_FILE, check_settings, load_run_state, run_state
 from holdfast.hosts._deepspeed import ZeroOptimizer, check_deepspeed, settle_deepspeed, whole_model
-from holdfast.hosts._updates import Schedule, Updates, labels_of, training_samples
+from holdfast.hosts._updates import Schedule, Updates, labels_of, source_of
 from holdfast.io.files import write_whole
-from holdfast.losses import count_targets
+from holdfast.losses import count_all
 from holdfast.run import Run, same_run
 
 require("accelerate", extra="hf", what="The Accelerate host")
@@ -98,7 +96,7 @@ class AccelerateLoop:
         self.accelerator, self.run = accelerator, run
         self.zero = accelerator.distributed_type == DistributedType.DEEPSPEED
         self._check()
-        source = training_samples(run, batch_size)
+        source = source_of(run, batch_size)
         self.workers = whole_number("workers", workers, 0)
         if self.zero:
             settle_deepspeed(accelerator, source.batch_size)
@@ -178,7 +176,8 @@ class AccelerateLoop:
         if not batches:
             raise RuntimeError("no update is due: call backward once per iteration")
         counted = self._counted(update)
-        targets = self._targets(batches[:counted])
+        labels = [labels_of(batch, self.run.task) for batch in batches]
+        targets = count_all(labels[:counted] or [labels[0][:0]], self.run.task)
         total = torch.zeros((), device=self.accelerator.device)
         for number, batch in enumerate(batches):
             with self.accelerator.accumulate(self.model):
@@ -219,31 +218,13 @@ class AccelerateLoop:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         return len(range(rank, min(samples, self.parts), world))
 
-    def _targets(self, batches: list[Any]) -> Tensor:
-        """Like :func:`holdfast.losses.global_targets`, but a rank may have no micro-batch."""
-        count = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
-        task = self.run.task
-        for labels in (labels_of(batch, task) for batch in batches):
-            count += count_targets(labels, task).sum() if isinstance(task, str) else len(labels)
-        everyone: Tensor = self.accelerator.reduce(count, "sum")
-        world: int = self.accelerator.num_processes
-        return everyone.clamp(min=1).float() / world
-
     def _save(self, models: Any, weights: Any, folder: str) -> None:
-        """Save the state beside Accelerate's; each rank has its own criterion."""
-        state = {
-            "run": self.run.identity(),
-            "criteria": [self.run.criterion.state_dict()],
-            "settings": self.settings,
-            "update": self.done,
-        }
-        file = Path(folder) / f"holdfast_{self.accelerator.process_index}.pt"
-        write_whole(file, lambda path: torch.save(state, path))
+        state = run_state(self.run) | {"settings": self.settings, "update": self.done}
+        if self.accelerator.is_local_main_process:  # nodes may have disks of their own
+            write_whole(Path(folder) / STATE_FILE, lambda path: torch.save(state, path))
 
     def _load(self, models: Any, folder: str) -> None:
-        file = Path(folder) / f"holdfast_{self.accelerator.process_index}.pt"
-        if not file.exists():  # saved on fewer ranks
-            file = Path(folder) / "holdfast_0.pt"
+        file = Path(folder) / STATE_FILE
         if not file.exists():
             raise ValueError(f"{folder} is not a checkpoint of an AccelerateLoop: no {file.name}")
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)

@@ -8,8 +8,6 @@
     class MyTrainer(WithRecipe, SomeTrainer): ...
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging
@@ -24,7 +22,7 @@ from torch.optim.optimizer import Optimizer
 
 from holdfast._torch.imports import require
 from holdfast.columns import keeping
-from holdfast.hosts._checkpoints import load_run_state, run_state
+from holdfast.hosts._checkpoints import STATE_FILE, load_run_state, run_state
 from holdfast.hosts._updates import labels_of
 from holdfast.io.files import write_whole
 from holdfast.losses import count_all
@@ -38,7 +36,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E4
 
 __all__ = ["HoldfastTrainer", "WithRecipe"]
 
-STATE_FILE = "holdfast.pt"
 logger = logging.getLogger(__name__)
 
 
@@ -173,7 +170,6 @@ class WithRecipe(Trainer):
         return self.accelerator.num_processes if self.args.average_tokens_across_devices else 1.0
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Remember the number of updates, which the recipe needs."""
         self._total_updates = num_training_steps
         super().create_optimizer_and_scheduler(num_training_steps)
 
@@ -198,7 +194,6 @@ class WithRecipe(Trainer):
         return self.optimizer
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log the values of the methods beside the loss."""
         if "loss" in logs and self.run.optimizer is not None:
             logs |= self.run.log(distance=True)
         super().log(logs, *args, **kwargs)

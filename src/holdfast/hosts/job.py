@@ -1,7 +1,5 @@
 """Train a model into a folder by a recipe. A run may be stopped at any time and resumed later."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -14,14 +12,14 @@ import torch
 from torch import nn
 
 from holdfast._torch.checks import above_zero, at_least_zero, share, whole_number
-from holdfast.hosts._updates import as_samples
+from holdfast.hosts._updates import as_samples, number_of_updates
 from holdfast.hosts.raw import LoopSettings, plain_if_interrupted, train_loop
 from holdfast.hosts.watching import Observer
 from holdfast.recipe import Recipe
 from holdfast.run import Run
 
 #: Called with the name of an activity, the amount done, and the total amount.
-Progress = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -57,23 +55,13 @@ class Training:
 
     def __post_init__(self) -> None:
         above_zero("lr", self.lr), above_zero("epochs", self.epochs), share("warmup", self.warmup)
-        for name, least in (("batch_size", 1), ("accumulate", 1), ("max_length", 2)):
-            whole_number(name, getattr(self, name), least)
-        if self.max_updates is not None:
-            whole_number("max_updates", self.max_updates, 1)
-        if self.clip_norm is not None:
-            above_zero("clip_norm", self.clip_norm)
-        for name in ("weight_decay", "save_seconds"):
-            at_least_zero(name, getattr(self, name))
+        whole_number("batch_size", self.batch_size, 1)
+        whole_number("max_length", self.max_length, 2)
+        at_least_zero("weight_decay", self.weight_decay)
+        at_least_zero("save_seconds", self.save_seconds)
+        LoopSettings(self.max_updates, self.accumulate, clip_norm=self.clip_norm)  # checks them
         if self.precision not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"precision must be auto, float32 or bfloat16, got {self.precision!r}")
-
-    def updates(self, samples: int) -> int:
-        """The number of updates for a dataset of this many samples."""
-        if self.max_updates is not None:
-            return self.max_updates
-        per_epoch = -(-samples // (self.batch_size * self.accumulate))
-        return max(1, round(self.epochs * per_epoch))
 
     def schedule(self, update: int, total: int) -> float:
         """The factor of the learning rate: linear warm-up, then linear decay to 0."""
@@ -91,7 +79,7 @@ def train(
     *,
     new: Sequence[str] = (),
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     watch: Callable[[nn.Module, int], Observer] | None = None,
     on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
 ) -> tuple[nn.Module, list[dict[str, float]]]:
@@ -110,14 +98,15 @@ def train(
     torch.manual_seed(seed)
     was_training = model.training
     model.to(torch.float32)
-    total = training.updates(len(samples))
+    source = as_samples(samples, None, training.batch_size, model)
+    size = training.batch_size * training.accumulate
+    total = number_of_updates(len(samples), size, training.epochs, training.max_updates)
     log = _Log(folder, total, progress)
     on_gpu = next(model.parameters()).device.type == "cuda"
     half = training.precision == "bfloat16" or (training.precision == "auto" and on_gpu)
     # The watch needs the pretrained weights, which a Run may change.
     watching = watch(model, total) if watch else None
     torch.manual_seed(seed)
-    source = as_samples(samples, None, training.batch_size, model)
     run = Run(
         recipe, model, source.data, collate=source.collate,
         lr=None if recipe.update.lr is not None else training.lr,
@@ -141,7 +130,7 @@ def train(
 class _Log:
     """The log of a run, appended to a file, so that a resumed run has all of it."""
 
-    def __init__(self, folder: Path, total: int, progress: Progress | None) -> None:
+    def __init__(self, folder: Path, total: int, progress: ProgressCallback | None) -> None:
         self.file, self.total, self.progress = folder / "history.jsonl", total, progress
         self.clock, self.start = folder / "seconds", time.monotonic()
         self.before = spent_before(folder)

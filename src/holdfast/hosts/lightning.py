@@ -191,7 +191,6 @@ class RecipeCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Stage 1 before each update."""
         update = trainer.global_step + 1
         if update != self._update:
             self._update, self._labels, self._divisor = update, [], None
@@ -213,7 +212,6 @@ class RecipeCallback(Callback):
                     p.grad.mul_(factor)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Log the values of the methods."""
         step, every = trainer.global_step, trainer.log_every_n_steps  # type: ignore[attr-defined]
         if step == self._update and every and step % every == 0:
             pl_module.log_dict(self.run.log(distance=True), on_step=True, on_epoch=False)
@@ -224,7 +222,6 @@ class RecipeCallback(Callback):
         self.run.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a checkpoint needs beside weights, optimizer and loops."""
         return {
             **run_state(self.run),
             "loader": self._loader.state_dict() if self._loader is not None else {},
@@ -235,7 +232,6 @@ class RecipeCallback(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Check that a checkpoint belongs to this run, and load its state."""
         if trainer.state.fn != "fit":  # any weights may be tested
             return
         saved = checkpoint["callbacks"].get(self.state_key)
@@ -285,9 +281,7 @@ class ResumableLoader:
         return order.repeat(self.ranks)[: share * self.ranks][self.rank :: self.ranks]
 
     def state_dict(self) -> dict[str, int]:
-        """The position in the data."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from a saved position."""
         self.epoch, self.position, self._resumed = state["epoch"], state["position"], True

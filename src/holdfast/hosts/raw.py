@@ -3,8 +3,6 @@
 model = finetune_loop(model, "recadam+flow", dataset, lr=2e-5, epochs=3)
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator
@@ -19,7 +17,7 @@ from holdfast._torch.batch import to_device
 from holdfast._torch.checks import above_zero, whole_number
 from holdfast._torch.progress import progress_bar
 from holdfast.hosts import _checkpoints as checkpoints
-from holdfast.hosts._updates import Schedule, Updates, as_samples, labels_of, training_samples
+from holdfast.hosts._updates import Schedule, Updates, as_samples, labels_of, source_of
 from holdfast.hosts.watching import Observer
 from holdfast.losses import LossFunction, Task, count_all
 from holdfast.recipe import Recipe
@@ -174,7 +172,7 @@ def train_loop(
     """
     _check_watch(watch, log)
     updates = Updates(
-        training_samples(run, batch_size), settings.accumulate, run.seed, epochs=epochs,
+        source_of(run, batch_size), settings.accumulate, run.seed, epochs=epochs,
         max_updates=settings.max_updates, schedule=settings.schedule,
     )  # fmt: skip
     total, save_every = updates.total, settings.save_every

@@ -8,8 +8,6 @@ Conversations, prompts with completions, plain text, completion-only loss, packi
 batches and PEFT configurations work as in TRL. The recipe's weights reach the right tokens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Iterator

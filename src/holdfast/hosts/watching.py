@@ -8,8 +8,6 @@
 ``finetune_loop`` takes ``watch=``. On several ranks, every rank runs the tests.
 """
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 from torch import nn
@@ -36,8 +34,6 @@ def watch_trainer(trainer: Any, watch: Observer) -> None:
     transformers = require("transformers", extra="hf", what="watch_trainer")
 
     class Watching(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
-        """Calls the watch before the first update and after each update."""
-
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if not state.global_step:
                 self.on_step_end(args, state, control, **kwargs)
@@ -56,13 +52,11 @@ def watch_lightning(watch: Observer, model: nn.Module) -> Any:
     lightning = require("lightning.pytorch", extra="lightning", what="watch_lightning")
 
     class Watching(lightning.Callback):  # type: ignore[misc, name-defined]
-        """Calls the watch after each update, which may take several batches."""
-
         def __init__(self) -> None:
             self.seen = 0
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-            if trainer.global_step == self.seen:
+            if trainer.global_step == self.seen:  # an update may take several batches
                 return
             self.seen = trainer.global_step
             if values := watch(self.seen, model):

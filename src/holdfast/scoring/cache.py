@@ -41,7 +41,6 @@ class PartialScores(dict[int, SampleScore]):
     """The samples scored so far, by index."""
 
     def save(self, path: Path) -> None:
-        """Write a safetensors file."""
         rows = self.values()
         tensors = {
             "indices": torch.tensor(list(self), dtype=torch.int64),
@@ -54,7 +53,6 @@ class PartialScores(dict[int, SampleScore]):
 
     @classmethod
     def load(cls, path: Path) -> PartialScores:
-        """Read a file that :meth:`save` wrote."""
         part = load_file(path)
         counts = part["counts"].tolist()
         tokens: Iterable[Tensor | None] = [None] * len(counts)
@@ -129,7 +127,6 @@ class ScoreCache:
         return cls(root, about)
 
     def finished(self, source: Source) -> Scores | None:
-        """The scores of a finished pass; None if there are none."""
         if not (self.done / "scores.json").is_file():
             return None
         scores = Scores.load(self.done)
@@ -142,7 +139,6 @@ class ScoreCache:
         return scores
 
     def unfinished(self) -> PartialScores:
-        """The scores of an interrupted pass."""
         rows = PartialScores()
         note = self.partial / "about.json"
         if note.is_file():
@@ -161,14 +157,12 @@ class ScoreCache:
         return rows
 
     def save_part(self, rows: PartialScores) -> None:
-        """Save newly scored samples."""
         if rows:
             # Another process that finished the same pass may have removed the directory.
             self.partial.mkdir(parents=True, exist_ok=True)
             rows.save(self.partial / f"part-{uuid.uuid4().hex}.safetensors")
 
     def finish(self, scores: Scores) -> None:
-        """Save all scores and remove the parts."""
         scores.save(self.done)
         shutil.rmtree(self.partial, ignore_errors=True)
 

@@ -1,7 +1,5 @@
 """Draw texts from a causal language model, from its own distribution."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

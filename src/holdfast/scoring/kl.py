@@ -4,8 +4,6 @@ The two models are never in memory together: the base's log-probabilities are st
 the tuned model has made its own.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -82,11 +80,7 @@ def masked_log_probs(loaded: Loaded, text: str) -> Iterator[tuple[Tensor, Tensor
 
 
 class StoredPredictions:
-    """Tables of log-probabilities on disk, to compare another model's tables with.
-
-    Args:
-        folder: an existing directory that only this object uses.
-    """
+    """Tables of log-probabilities in a directory of their own, to compare another model's with."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

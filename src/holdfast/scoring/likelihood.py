@@ -1,7 +1,5 @@
 """The likelihood of given continuations under a causal language model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -23,19 +21,15 @@ _LOGITS = 1 << 27  # per forward pass: half a gigabyte of float32
 
 
 class Likelihood(NamedTuple):
-    """The likelihood of a target."""
-
     losses: list[float]  # the negative log-likelihood of each token, in nats
     greedy: bool  # whether greedy decoding would generate the target
 
     @property
     def nll(self) -> float:
-        """The negative log-likelihood of the whole target."""
         return math.fsum(self.losses)
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of the target."""
         return len(self.losses)
 
 

@@ -7,17 +7,16 @@ Results are cached by model, data and options. A second call reads them, and a k
 where it stopped. On several ranks, each rank scores its share and all ranks get all scores.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils._pytree import tree_leaves
 
 from holdfast._torch.adapters import unwrapped
 from holdfast._torch.batch import (
@@ -116,7 +115,7 @@ def score(
     # Rank 0 reads the cache for all: ranks that decide for themselves could deadlock.
     scores, known = _from_rank_0(lambda: _look_up(store, source), rank, world)
     if scores is None:
-        known = _score_rest(scorer, source, known, store, progress=progress)
+        known = _score_rest(scorer, source, known, store, progress)
         scores = known.complete(tokens, store.about if store else options)
         if store and rank == 0:
             store.finish(scores)
@@ -151,7 +150,6 @@ class Scorer:
             )
 
     def __call__(self, batch: Any, indices: list[int]) -> list[SampleScore]:
-        """Score one batch."""
         size = len(indices)
         try:
             if size > 1 and _numel(batch) >= self.too_much:
@@ -210,12 +208,7 @@ class Scorer:
 
 
 def _score_rest(
-    scorer: Scorer,
-    source: Source,
-    known: PartialScores,
-    store: ScoreCache | None,
-    *,
-    progress: bool,
+    scorer: Scorer, source: Source, known: PartialScores, store: ScoreCache | None, progress: bool
 ) -> PartialScores:
     """Score this rank's share of the samples that are not known yet, and gather all ranks'."""
     rank, world = rank_and_world()
@@ -246,7 +239,6 @@ def _score_rest(
 
 
 def _look_up(store: ScoreCache | None, source: Source) -> tuple[Scores | None, PartialScores]:
-    """The cached scores: finished ones, or those of an interrupted pass."""
     if store is None:
         return None, PartialScores()
     scores = store.finished(source)
@@ -271,8 +263,5 @@ def _from_rank_0(function: Callable[[], Found], rank: int, world: int) -> Found:
 
 
 def _numel(batch: Any) -> int:
-    """The size of a batch's inputs, to compare what fits into memory."""
-    if isinstance(batch, Tensor):
-        return batch.numel()
-    values = batch.values() if isinstance(batch, Mapping) else batch
-    return max((_numel(v) for v in values if isinstance(v, Tensor | Mapping)), default=0)
+    """The size of a batch's largest tensor, to compare what fits into memory."""
+    return max((x.numel() for x in tree_leaves(batch) if isinstance(x, Tensor)), default=0)
