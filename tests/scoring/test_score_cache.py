@@ -312,7 +312,7 @@ class TestCacheAccidents:
         monkeypatch.setattr(scorer.Scorer, "_rows", killed)
         with pytest.raises(KeyboardInterrupt):
             quiet(model, dataset(rows), cache=tmp_path, batch_size=2)
-        part = next(tmp_path.rglob("part-*"))
+        part = next(tmp_path.rglob("part-*")) / "scores.safetensors"
         part.write_bytes(b"")
         monkeypatch.setattr(scorer.Scorer, "_rows", real)
         with pytest.warns(UserWarning, match="skipping .*, which cannot be read"):

@@ -175,7 +175,7 @@ class AccelerateLoop:
         batches, self._batches = self._batches, []
         if not batches:
             raise RuntimeError("no update is due: call backward once per iteration")
-        counted = self._counted(update)
+        counted = sum(len(rows) > 0 for rows in self._share(update))
         labels = [labels_of(batch, self.run.task) for batch in batches]
         targets = count_all(labels[:counted] or [labels[0][:0]], self.run.task)
         total = torch.zeros((), device=self.accelerator.device)
@@ -199,24 +199,20 @@ class AccelerateLoop:
             self.run.model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         return self.run.finish()
 
+    def _share(self, update: int) -> tuple[Tensor, ...]:
+        """The samples of this rank's micro-batches, some empty at the end of an epoch."""
+        parts = self.updates.rows(update).tensor_split(self.parts)
+        return parts[self.accelerator.process_index :: self.accelerator.num_processes]
+
     def _rows(self, first: int) -> Iterator[list[int]]:
         """The samples of this rank's micro-batches, starting with an update.
 
-        All ranks must run the model equally often, or some would wait forever. At the end of an
-        epoch, a rank without samples runs one that does not count.
+        All ranks must run the model equally often, or some would wait forever. In place of an
+        empty micro-batch, a rank runs a sample that does not count.
         """
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
         for update in range(first, self.total_updates + 1):
-            samples = self.updates.rows(update)
-            for part in samples.tensor_split(self.parts)[rank::world]:
-                yield part.tolist() or samples[:1].tolist()
-
-    def _counted(self, update: int) -> int:
-        """The number of micro-batches of this rank that count."""
-        updates = self.updates
-        samples = len(updates.data) - (update - 1) % updates.per_epoch * updates.size
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        return len(range(rank, min(samples, self.parts), world))
+            for rows in self._share(update):
+                yield rows.tolist() or self.updates.rows(update)[:1].tolist()
 
     def _save(self, models: Any, weights: Any, folder: str) -> None:
         state = run_state(self.run) | {"settings": self.settings, "update": self.done}

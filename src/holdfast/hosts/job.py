@@ -85,15 +85,8 @@ def train(
 ) -> tuple[nn.Module, list[dict[str, float]]]:
     """Train a pretrained model, or resume the run in the folder; return the model and its log.
 
-    Args:
-        model, recipe, new, seed: as for :class:`~holdfast.run.Run`.
-        samples: training samples.
-        training: settings of the training loop.
-        folder: keeps the checkpoint and the log.
-        progress: called after each logged update.
-        watch: builds a watch from the pretrained model and the total number of updates; its values
-            go into the log.
-        on_trained: called with the run and its log before stage 4 merges.
+    ``watch`` builds a watch from the pretrained model and the total number of updates; its values
+    go into the log. ``on_trained`` is called with the run and its log before stage 4 merges.
     """
     torch.manual_seed(seed)
     was_training = model.training

@@ -1,12 +1,13 @@
 """The cache of scores.
 
-<cache>/<key>/scores.safetensors, scores.json            the scores of a finished pass
-<cache>/<key>.partial/about.json, part-….safetensors     those of an unfinished pass
+<cache>/<key>/scores.safetensors, scores.json     the scores of a finished pass
+<cache>/<key>.partial/about.json, part-…/         those of an unfinished pass, in parts
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -16,9 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from holdfast._torch.fingerprint import model_fingerprint
@@ -40,29 +39,26 @@ class SampleScore(NamedTuple):
 class PartialScores(dict[int, SampleScore]):
     """The samples scored so far, by index."""
 
-    def save(self, path: Path) -> None:
-        rows = self.values()
-        tensors = {
-            "indices": torch.tensor(list(self), dtype=torch.int64),
-            "losses": torch.tensor([row.loss for row in rows], dtype=torch.float64),
-            "counts": torch.tensor([row.targets for row in rows], dtype=torch.int64),
-        }
-        if all(row.tokens is not None for row in rows):
-            tensors["tokens"] = torch.cat([row.tokens for row in rows if row.tokens is not None])
-        write_whole(path, lambda beside: save_file(tensors, beside))
-
     @classmethod
-    def load(cls, path: Path) -> PartialScores:
-        part = load_file(path)
-        counts = part["counts"].tolist()
-        tokens: Iterable[Tensor | None] = [None] * len(counts)
-        if "tokens" in part:
+    def of(cls, part: Scores) -> PartialScores:
+        tokens: Iterable[Tensor | None] = itertools.repeat(None)
+        if part.token_losses is not None:
             # Copies: pickling a view would pickle the whole tensor.
-            tokens = [piece.clone() for piece in part["tokens"].split(counts)]
-        rows = zip(part["losses"].tolist(), counts, tokens, strict=True)
-        return cls(zip(part["indices"].tolist(), map(SampleScore._make, rows), strict=True))
+            tokens = [piece.clone() for piece in part.token_losses]
+        rows = map(SampleScore, part.losses.tolist(), part.counts.tolist(), tokens)
+        return cls(zip(part.about["indices"], rows, strict=True))
 
-    def complete(self, tokens: bool, about: dict[str, Any]) -> Scores:
+    def scores(self, about: dict[str, Any]) -> Scores:
+        rows = self.values()
+        tokens = [row.tokens for row in rows if row.tokens is not None]
+        return Scores(
+            losses=torch.tensor([row.loss for row in rows], dtype=torch.float64),
+            counts=torch.tensor([row.targets for row in rows], dtype=torch.int64),
+            token_losses=tokens if len(tokens) == len(rows) else None,
+            about=about,
+        )
+
+    def complete(self, about: dict[str, Any]) -> Scores:
         """Return all scores, after a check that no sample is missing and all losses are valid."""
         if not self:
             raise ValueError("the data is empty: there is nothing to score")
@@ -74,13 +70,7 @@ class PartialScores(dict[int, SampleScore]):
                     f"the loss of sample {i} is {self[i].loss}: losses must be finite and ≥ 0. "
                     "Check the sample and the model's dtype"
                 )
-        rows = [self[i] for i in range(len(self))]
-        return Scores(
-            losses=torch.tensor([row.loss for row in rows], dtype=torch.float64),
-            counts=torch.tensor([row.targets for row in rows], dtype=torch.int64),
-            token_losses=[row.tokens for row in rows if row.tokens is not None] if tokens else None,
-            about=about,
-        )
+        return PartialScores(sorted(self.items())).scores(about)
 
 
 class ScoreCache:
@@ -143,12 +133,12 @@ class ScoreCache:
         note = self.partial / "about.json"
         if note.is_file():
             self._check(json.loads(note.read_text()), self.partial)
-            for part in sorted(self.partial.glob("part-*.safetensors")):
+            for part in sorted(self.partial.glob("part-*")):
                 try:
-                    rows.update(PartialScores.load(part))
-                except FileNotFoundError:  # another process finished the same pass
+                    rows.update(PartialScores.of(Scores.load(part)))
+                except FileNotFoundError:  # a kill cut it short, or another process has finished
                     continue
-                except (safetensors.SafetensorError, OSError, KeyError, ValueError) as error:
+                except (OSError, KeyError, ValueError) as error:
                     warnings.warn(f"skipping {part}, which cannot be read: {error}", stacklevel=4)
         else:
             self.partial.mkdir(parents=True, exist_ok=True)
@@ -158,9 +148,7 @@ class ScoreCache:
 
     def save_part(self, rows: PartialScores) -> None:
         if rows:
-            # Another process that finished the same pass may have removed the directory.
-            self.partial.mkdir(parents=True, exist_ok=True)
-            rows.save(self.partial / f"part-{uuid.uuid4().hex}.safetensors")
+            rows.scores({"indices": list(rows)}).save(self.partial / f"part-{uuid.uuid4().hex}")
 
     def finish(self, scores: Scores) -> None:
         scores.save(self.done)

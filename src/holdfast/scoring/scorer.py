@@ -116,7 +116,7 @@ def score(
     scores, known = _from_rank_0(lambda: _look_up(store, source), rank, world)
     if scores is None:
         known = _score_rest(scorer, source, known, store, progress)
-        scores = known.complete(tokens, store.about if store else options)
+        scores = known.complete(store.about if store else options)
         if store and rank == 0:
             store.finish(scores)
         if world > 1:
