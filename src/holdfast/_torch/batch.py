@@ -18,7 +18,6 @@ def pad_id_of(model: nn.Module) -> int | None:
 
 
 def normalized(batch: Any) -> Any:
-    """Convert mappings to dicts and lists to tuples."""
     if isinstance(batch, Mapping):
         return {name: normalized(value) for name, value in batch.items()}
     if isinstance(batch, list | tuple) and any(isinstance(x, Tensor | Mapping) for x in batch):
@@ -118,7 +117,6 @@ def _logits(model: nn.Module, outputs: Any, features: bool = False) -> Tensor:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch to eval mode, and restore the mode of every module on exit."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

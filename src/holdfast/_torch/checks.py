@@ -2,29 +2,20 @@
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
 def at_least_zero(name: str, value: Any) -> float:
-    number = _number(name, value)
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")
-    return number
+    return _number(name, value, "a finite number ≥ 0", lambda number: 0 <= number < math.inf)
 
 
 def above_zero(name: str, value: Any) -> float:
-    number = _number(name, value)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
-    return number
+    return _number(name, value, "a finite number > 0", lambda number: 0 < number < math.inf)
 
 
 def share(name: str, value: Any) -> float:
-    number = at_least_zero(name, value)
-    if number > 1:
-        raise ValueError(f"{name} must be in [0, 1], got {value!r}")
-    return number
+    return _number(name, value, "in [0, 1]", lambda number: 0 <= number <= 1)
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
@@ -56,10 +47,13 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str
     return f"; known: {', '.join(known)}" if known else ""
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]) -> float:
     if isinstance(value, str | bytes | bool):
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a number, got {value!r}") from error
+    if not is_allowed(number):
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+    return number

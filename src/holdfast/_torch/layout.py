@@ -51,7 +51,6 @@ def like(tensor: Tensor, p: Any, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The full tensor, gathered from all ranks if it is sharded."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
@@ -65,12 +64,10 @@ def alike(tensor: Any, p: Any) -> bool:
 
 
 def local_like(tensor: Any, p: Any) -> Tensor:
-    """This rank's shard of a tensor, sharded as a parameter is."""
     return local(tensor if alike(tensor, p) else tensor.redistribute(p.device_mesh, p.placements))
 
 
 def storage_of(tensor: Tensor) -> int:
-    """The address of a tensor's storage, or of this rank's shard of it."""
     return local(tensor).untyped_storage().data_ptr()
 
 

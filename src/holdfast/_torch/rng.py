@@ -10,7 +10,6 @@ import torch
 
 @contextlib.contextmanager
 def preserve_rng(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Restore the RNG states of Python, NumPy, torch and these devices on exit."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=list(devices)):

@@ -191,7 +191,7 @@ def train_loop(
     optimizer.zero_grad()
     if log and watch and not done:
         log({"update": 0} | watch(0, run.model))
-    try:
+    with bar:
         for update in range(done + 1, total + 1):
             run.advance(update)
             if updates.factors:
@@ -218,8 +218,6 @@ def train_loop(
                 log(values | run.log() | seen)
             if checkpoint and due(update):
                 checkpoints.save(checkpoint, run, update, identity)
-    finally:
-        bar.close()
 
 
 def _check_watch(watch: Observer | None, log: Any) -> None:

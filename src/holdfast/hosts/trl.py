@@ -8,9 +8,7 @@ Conversations, prompts with completions, plain text, completion-only loss, packi
 batches and PEFT configurations work as in TRL. The recipe's weights reach the right tokens.
 """
 
-import contextlib
 import copy
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -135,32 +133,20 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
         criterion = self.run.criterion
         inputs, values = take_column(inputs, str(criterion.column))
         weights = criterion.weights(model, inputs, values, self.state.global_step + 1)
-        with _weighted_tokens(model, weights):
+
+        def weigh(module: nn.Module, given: Any, outputs: Any) -> Any:
+            # TRL's fused head returns the log-probabilities of labels[:, 1:]. Its metrics stay.
+            if weights is not None:
+                outputs.log_probs = outputs.log_probs * weights[:, 1:].to(outputs.log_probs)
+            return outputs
+
+        with model.register_forward_hook(weigh):
             trl: Any = SFTTrainer.compute_loss
             return trl(self, model, inputs, *args, **kwargs)
 
     def _share_of_auxiliary(self) -> float:
         """Like TRL's own loss: the mean over micro-batches and ranks."""
         return 1.0 / self.current_gradient_accumulation_steps
-
-
-@contextlib.contextmanager
-def _weighted_tokens(model: nn.Module, weights: Tensor | None) -> Iterator[None]:
-    """Multiply the log-probabilities that TRL's fused head returns by the weights of their tokens.
-
-    The head returns those of labels[:, 1:]. The other metrics of TRL stay as they are.
-    """
-
-    def weigh(_: nn.Module, __: Any, outputs: Any) -> Any:
-        if weights is not None:
-            outputs.log_probs = outputs.log_probs * weights[:, 1:].to(outputs.log_probs)
-        return outputs
-
-    handle = model.register_forward_hook(weigh)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _pad_tokens(samples: list[Any], pad_id: int) -> dict[str, Tensor]:

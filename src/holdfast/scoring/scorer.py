@@ -138,8 +138,9 @@ class Scorer:
     def __init__(
         self, model: nn.Module, task: Task | LossFunction, tokens: bool, autocast: Any
     ) -> None:
-        self.model, self.task, self.tokens, self.autocast = model, task, tokens, autocast
+        self.model, self.task, self.tokens = model, task, tokens
         self.device = next(model.parameters()).device
+        self.precision = torch.autocast(self.device.type, autocast, enabled=autocast is not None)
         self.too_much = float("inf")  # elements of the smallest batch that did not fit
         self.split = Split(model)
         config = getattr(unwrapped(model), "config", None)
@@ -154,9 +155,7 @@ class Scorer:
         try:
             if size > 1 and _numel(batch) >= self.too_much:
                 raise torch.OutOfMemoryError
-            with torch.autocast(
-                self.device.type, dtype=self.autocast, enabled=self.autocast is not None
-            ):
+            with self.precision:
                 return self._rows(batch, size)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
