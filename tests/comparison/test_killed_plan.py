@@ -76,7 +76,12 @@ def alive(pid):
         return False
 
 
-def kill_and_go_on(tmp_path, recipes, seeds, kills, draw):
+@pytest.mark.soak
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ten_kills(tmp_path, seed):
+    draw, kills, seeds = random.Random(seed), 10, (0, 1)
+    recipes = ("standard", "recadam+wise-ft", "flow", "ewc", "lora", "sfa")
     plan = make_plan(tmp_path, recipes=recipes, seeds=seeds, updates=UPDATES)
     out = tmp_path / "cut"
     for number in range(kills):
@@ -103,20 +108,6 @@ def kill_and_go_on(tmp_path, recipes, seeds, kills, draw):
     assert ours == theirs
     left = [p.name for p in out.glob("runs/*/*") if p.name != "result.json"]
     assert left == []
-
-
-@pytest.mark.soak
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-def test_two_kills(tmp_path):
-    kill_and_go_on(tmp_path, ("standard", "recadam+wise-ft"), (0,), 2, random.Random("two"))
-
-
-@pytest.mark.soak
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-@pytest.mark.parametrize("seed", [1, 2])
-def test_ten_kills(tmp_path, seed):
-    recipes = ("standard", "recadam+wise-ft", "flow", "ewc", "lora", "sfa")
-    kill_and_go_on(tmp_path, recipes, (0, 1), 10, random.Random(seed))
 
 
 @pytest.mark.soak

@@ -101,8 +101,10 @@ def test_a_run_that_raises_is_not_done_again_and_ctrl_c_ends_the_rest(cluster, t
         time.sleep(0.05)
 
 
-def lose_nothing(cluster, tmp_path, monkeypatch, seeds):
-    plan = make_plan(tmp_path, seeds=seeds, updates=UPDATES)
+@needs_ray
+@pytest.mark.soak
+def test_a_killed_driver_and_a_killed_node(cluster, tmp_path, monkeypatch):
+    plan = make_plan(tmp_path, seeds=(0, 1), updates=UPDATES)
     out = tmp_path / "out"
     driver = on_ray(plan, out, cluster)
     wait_until(lambda: rows_done(out) > 10, driver, out)
@@ -122,13 +124,7 @@ def lose_nothing(cluster, tmp_path, monkeypatch, seeds):
     here = compare(plan, tmp_path / "here", jobs=2)
     ours = what_must_agree((out / "results.json").read_text())
     assert ours == what_must_agree(here.to_json())
-    assert len(ours["runs"]) == 2 * len(seeds)
-
-
-@needs_ray
-@pytest.mark.soak
-def test_a_killed_driver_and_a_killed_node(cluster, tmp_path, monkeypatch):
-    lose_nothing(cluster, tmp_path, monkeypatch, (0, 1))
+    assert len(ours["runs"]) == 4
 
 
 def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -25,6 +26,12 @@ def test_there_and_back(tmp_path):
     found = sample_results(failed={"a": "b"})
     found.save(tmp_path / "results.json")
     assert Results.load(tmp_path / "results.json") == found
+
+
+@pytest.mark.parametrize("name", ["default", "minilm_rte", "smollm2_gsm8k"])
+def test_the_record_of_a_benchmark_is_read(name):
+    found = Results.load(Path(__file__).parents[2] / f"benchmarks/results/compare_{name}.json")
+    assert found.recommendation().label
 
 
 @settings(max_examples=50)

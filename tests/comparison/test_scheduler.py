@@ -199,9 +199,7 @@ FAILING = f"if __name__ != '__main__':\n    sys.exit(1)\n{COMPARE}"
     [
         COMPARE,
         pytest.param(TUNE, marks=pytest.mark.soak),
-        pytest.param(
-            f"if __name__ != '__main__':\n    sys.exit(1)\n{COMPARE}", marks=pytest.mark.soak
-        ),
+        pytest.param(FAILING, marks=pytest.mark.soak),
     ],
     ids=["compare", "tune", "another failure"],
 )

@@ -21,6 +21,7 @@ import torch
 from comparison.tiny import save_bert
 from holdfast import Recipe
 from holdfast.cli import main
+from holdfast.comparison import tuning
 from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.results import Results
 from holdfast.comparison.search import (
@@ -284,6 +285,17 @@ def test_goals_are_less_is_better():
     good, bad = run(1.0, 1.0), run(2.0, 5.0)
     assert all(a < b for a, b in zip(goals_in(good), goals_in(bad), strict=True))
     assert all(map(math.isfinite, goals_in(good)))
+
+
+def wrong(*_):
+    raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+
+def test_an_error_of_the_plan_is_sent_as_text(monkeypatch):
+    monkeypatch.setattr(Search, "__init__", wrong)
+    kind, text = tuning._search()
+    assert tuning._PLAN_ERRORS[kind] is ValueError
+    assert "invalid start byte" in text
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,6 @@ def run(options: argparse.Namespace) -> None:
 
         def on_trials(trials: list[Any]) -> None:
             for number, trial in enumerate(trials, 1):
-                if trial.state.name == "RUNNING" and "at" in trial.user_attrs:
-                    progress.update(f"trial {number}", *trial.user_attrs["at"])
                 if trial.state.is_finished() and trial.number not in ended:
                     ended.add(trial.number)
                     progress.finished(f"trial {number}", _words(trial))

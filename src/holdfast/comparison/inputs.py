@@ -1,7 +1,5 @@
 """The inputs of a plan: its tests, all of them or one half, and a check before the first run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace

@@ -36,9 +36,6 @@ RECIPES = (
 #: The recipe whose settings are tuned by default.
 TUNED_RECIPE = "recadam+wise-ft"
 
-#: Files up to this many bytes are hashed; of larger ones only the size is compared.
-_HASHED = 1 << 28
-
 
 @dataclass(frozen=True)
 class Measuring:
@@ -84,10 +81,7 @@ class RunSpec:
     Attributes:
         recipe: name of the recipe: the preset, or the stem of the file.
         settings: all settings of the recipe, as :meth:`Recipe.to_dict` writes them.
-        seed: random seed, also of the order of the data.
         values: the values of the grid that apply to this run, by dotted name.
-        training: settings of the training loop.
-        id: unique name of the run.
     """
 
     recipe: str
@@ -146,25 +140,20 @@ class Plan:
         if len(set(names)) < len(names):
             raise ValueError(f"two recipe files are named {_twice(names)!r}: rename one of them")
         list(self.runs())  # raises if a recipe or a value is invalid
-        training = set(vars(self.training))
-        used = {setting for recipe in self.recipes for setting in _settings_of(recipe)}
-        known = {f"{e.stage}.{f.name}" for e in methods() for f in fields(e.cls)}
-        for key in self.grid:
-            _check_setting(key, used | training)
-        for key in self.options:
-            _check_setting(key, known | training)
+        used = [part for name in self.recipes for part in read_recipe(name)[1]]
+        known = [(entry.stage, entry.cls) for entry in methods()]
+        for asked, parts in ((self.grid, used), (self.options, known)):
+            keys = {f"{stage}.{f.name}" for stage, cls in parts for f in fields(cls) if f.init}
+            for key in asked:
+                _check_setting(key, keys | vars(self.training).keys())
 
     def runs(self) -> Iterator[RunSpec]:
         """All runs, seed by seed, so that the first results cover all recipes."""
         grid = [[(name, value) for value in some] for name, some in self.grid.items()]
         for seed in self.seeds:
             for name in self.recipes:
-                seen = set()
-                for chosen in itertools.product(*grid):
-                    spec = self.spec(name, seed, dict(chosen))
-                    if spec.id not in seen:
-                        seen.add(spec.id)
-                        yield spec
+                specs = (self.spec(name, seed, dict(chosen)) for chosen in itertools.product(*grid))
+                yield from {spec.id: spec for spec in specs}.values()
 
     def spec(self, name: str, seed: int, values: Mapping[str, Any]) -> RunSpec:
         """The run of a recipe with those of the given values that it has settings for."""
@@ -222,16 +211,9 @@ def contents_of(source: str) -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def _digest(path: str, size: int, changed: int) -> str:
-    if size > _HASHED:
+    if size > 1 << 28:  # it would take too long
         return f"{size} bytes"
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
-
-
-def _settings_of(name: str) -> Iterator[str]:
-    """The settings of a recipe by dotted name, such as ``update.pull``."""
-    for stage, parts in read_recipe(name)[1].to_dict().items():
-        for row in parts if isinstance(parts, list) else [parts]:
-            yield from (f"{stage}.{option}" for option in row if option != "name")
 
 
 def _with_option(

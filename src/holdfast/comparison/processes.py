@@ -4,8 +4,6 @@ One :class:`~concurrent.futures.ProcessPoolExecutor` of a single process stands 
 a process that dies takes only its own call with it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os
@@ -52,8 +50,7 @@ def call_in_processes(
         function: a function of a module; processes import it.
         calls: arguments of the calls. More may be appended while this iterates.
         caller: name of the public function, for errors.
-        jobs: number of processes that share the machine's cores.
-        workers: number of processes to start; ``jobs`` by default.
+        jobs: number of processes that share the machine's cores; ``workers`` of them are started.
         on_progress: called with a call and what it passed to :func:`report_progress`.
         on_wait: called several times per second.
     """
@@ -134,22 +131,25 @@ class _Worker:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
+        self.pipe, self._theirs = context.Pipe()
         self.executor = ProcessPoolExecutor(
-            1, context, initializer=_begin, initargs=(theirs, self.number, self.jobs)
+            1, context, initializer=_begin, initargs=(self._theirs, self.number, self.jobs)
         )
 
     def submit(self, function: Callable[..., Any], call: Call) -> Future[Any]:
         with _no_interrupts():
             try:
-                return self.executor.submit(attempt, function, call)
+                future = self.executor.submit(attempt, function, call)
             except BrokenProcessPool:  # it died while it was idle
                 self.restart()
-                return self.executor.submit(attempt, function, call)
+                future = self.executor.submit(attempt, function, call)
+        self._theirs.close()  # now only the process holds that end: the pipe ends when it dies
+        return future
 
     def messages(self) -> Iterator[tuple[Any, ...]]:
-        while self.pipe.poll():
-            yield self.pipe.recv()
+        with contextlib.suppress(EOFError, OSError):  # it died, perhaps in the middle of a message
+            while self.pipe.poll():
+                yield self.pipe.recv()
 
     def restart(self) -> None:
         self.end()

@@ -13,8 +13,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.evaluate.report import Curve, ForgettingReport, Score
 from holdfast.io import codec as _codec
 from holdfast.io.storage import Place
@@ -22,9 +23,6 @@ from holdfast.report import comparison as _shown
 from holdfast.report.document import Document
 from holdfast.report.recommend import Recommendation, recommend
 from holdfast.report.shown import Shown
-
-if TYPE_CHECKING:
-    from holdfast.comparison.plan import Plan, RunSpec
 
 
 @dataclass(frozen=True)
@@ -90,14 +88,11 @@ class RunResult:
 
     Attributes:
         id, recipe, seed, values, settings: as in :class:`~holdfast.comparison.plan.RunSpec`.
-        target: the test of the new task.
-        retained: the tests of what should not be forgotten.
+        target, retained: the test of the new task, and those of what should not be forgotten.
         drift: how far the weights moved; None if they cannot be compared.
         kl: KL(base‖tuned) in nats per prediction, by input name.
         seconds: time for training and testing.
         peak_memory: in bytes, of the GPU if there is one, else of the process.
-        versions: versions of the software.
-        curves: values over the updates.
     """
 
     id: str
@@ -116,12 +111,10 @@ class RunResult:
     schema_version: int = 1
 
     def to_json(self) -> str:
-        """Return the result as JSON."""
         return _codec.to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> RunResult:
-        """Read a result from JSON; raise ValueError if it does not fit."""
         return _codec.decode(cls, json.loads(text), "the result")
 
     @property
@@ -144,7 +137,6 @@ class RunResult:
 def result_of(
     spec: RunSpec, report: ForgettingReport, seconds: float, peak_memory: int
 ) -> RunResult:
-    """Make the result of a run from its forgetting report."""
     targets = [measured(s) for s in report.scores if s.role == "target"]
     if not targets:
         raise ValueError("the report has no test of the target")
@@ -189,8 +181,6 @@ def read_result(file: Place) -> RunResult | None:
 
 
 def _mean(values: Sequence[float]) -> float:
-    if -math.inf in values:
-        return -math.inf
     return sum(values) / len(values) if values else 0.0
 
 
@@ -198,15 +188,8 @@ def _mean(values: Sequence[float]) -> float:
 class Summary:
     """The results of one recipe over its seeds.
 
-    Attributes:
-        label: name of the recipe and the values in which it differs from the plan.
-        recipe: name of the recipe alone.
-        seeds: number of seeds.
-        target, retained: medians over the seeds; the intervals hold the lowest and the highest
-            change of any seed.
-        kept, loss, relative_drift, kl, seconds: medians over the seeds.
-        peak_memory: the maximum over the seeds.
-        runs: one run per seed.
+    Numbers are medians over the seeds; the intervals of ``target`` and ``retained`` hold the lowest
+    and the highest change of any seed, and ``peak_memory`` is the maximum.
     """
 
     label: str
@@ -290,7 +273,6 @@ class Results(Shown):
         return recommend(self)
 
     def document(self) -> Document:
-        """Recommended recipe, frontier and tables, in the form that all renderers show."""
         return _shown.document(self)
 
 
@@ -308,8 +290,13 @@ def finished_in(folder: Path, plan: Plan | None = None) -> Results | None:
         runs[run.id] = run
     if not runs:
         return None
-    order = {spec.id: i for i, spec in enumerate(plan.runs())} if plan else {}
     notes = {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("failed/*.txt")}
+    return collect(runs, notes, plan)
+
+
+def collect(runs: Mapping[str, RunResult], notes: Mapping[str, str], plan: Plan | None) -> Results:
+    """Put runs in the order of the plan; ``notes`` are the tracebacks of failed ones, by id."""
+    order = {spec.id: i for i, spec in enumerate(plan.runs())} if plan else {}
     return Results(
         runs=tuple(sorted(runs.values(), key=lambda run: order.get(run.id, len(order)))),
         failed={n: t.strip().rpartition("\n")[2] for n, t in notes.items() if n not in runs},
@@ -317,28 +304,22 @@ def finished_in(folder: Path, plan: Plan | None = None) -> Results | None:
     )
 
 
-def together(found: Mapping[str, object]) -> Results:
+def together(found: Mapping[str, Any]) -> Results:
     """Join comparisons of one base and target, by source; the last of two equal runs counts."""
-    every: dict[str, Results] = {}
     for source, results in found.items():
         if not isinstance(results, Results):
             raise ValueError(f"{source} is not a comparison: show it alone")
-        every[source] = results
-    filled = [(source, results) for source, results in every.items() if results.runs]
+    filled = [(source, results) for source, results in found.items() if results.runs]
     for source, results in filled[1:]:
         if differ := _difference(filled[0][1], results):
             raise ValueError(f"{filled[0][0]} and {source} cannot be put together: {differ}")
-    runs = {run.id: run for results in every.values() for run in results.runs}
-    failed = {name: line for results in every.values() for name, line in results.failed.items()}
-    plan = dict(next(iter(every.values())).plan)
+    runs = {run.id: run for results in found.values() for run in results.runs}
+    failed = {name: line for results in found.values() for name, line in results.failed.items()}
+    plan = dict(next(iter(found.values())).plan)
     for name in ("recipes", "seeds"):
-        items = [item for results in every.values() for item in results.plan.get(name) or []]
+        items = [item for results in found.values() for item in results.plan.get(name) or []]
         plan[name] = list(dict.fromkeys(items))
-    return Results(
-        runs=tuple(runs.values()),
-        failed={name: line for name, line in failed.items() if name not in runs},
-        plan=plan,
-    )
+    return replace(collect(runs, failed, None), plan=plan)
 
 
 def _difference(one: Results, other: Results) -> str | None:

@@ -1,7 +1,5 @@
 """Run a plan: in processes of this machine, or as tasks of a Ray cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -16,27 +14,15 @@ import torch
 
 from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
+from holdfast.comparison import processes
 from holdfast.comparison.plan import Plan, RunSpec
-from holdfast.comparison.processes import (
-    attempt,
-    call_in_processes,
-    refuse_in_import,
-    report_progress,
-)
-from holdfast.comparison.results import Results, RunResult, read_result
+from holdfast.comparison.results import Results, RunResult, collect, read_result
 from holdfast.comparison.worker import Worker
-from holdfast.io import codec as _codec
 from holdfast.io.files import locked
 from holdfast.io.storage import Place
 
-#: Called with a run, the name of its activity, the amount done and the total amount.
-Tell = Callable[[RunSpec, str, int, int], None]
-
 #: A run that has ended, with its result or with a traceback.
-Outcome = tuple[RunSpec, RunResult | None, str | None]
-
-#: How often Ray repeats a run whose node or process died.
-RETRIES = 3
+Ending = tuple[RunSpec, RunResult | None, str | None]
 
 
 def compare(
@@ -49,7 +35,7 @@ def compare(
     address: str | None = None,
     config: str | None = None,
     on_finished: Callable[[RunSpec, RunResult | None, str | None], None] | None = None,
-    on_progress: Tell | None = None,
+    on_progress: Callable[[RunSpec, str, int, int], None] | None = None,
 ) -> Results:
     """Do all runs of a plan that are not finished yet, and return the results of all of them.
 
@@ -71,19 +57,19 @@ def compare(
         address: address of the Ray cluster.
         config: text for ``config.yaml``.
         on_finished: called with each run that has ended, its result or None, and its traceback.
-        on_progress: called with the progress of each run (local engine only).
+        on_progress: called with a run, the name of its activity, the amount done and the total
+            amount (local engine only).
     """
-    refuse_in_import("compare")
+    processes.refuse_in_import("compare")
     whole_number("jobs", jobs, 1)
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be local or ray, got {engine!r}")
-    specs = list(plan.runs())
     place = Place.at(out)
     with locked(place.folder, place.name):
         if config is not None:
             (place / "config.yaml").write_text(config)
         results = finished_runs(plan, place)
-        left = [spec for spec in specs if spec.id not in results]
+        left = [spec for spec in plan.runs() if spec.id not in results]
         failed: dict[str, str] = {}
         if engine == "ray" and left:
             ended = _run_on_ray(plan, left, place, gpus, address)
@@ -100,24 +86,19 @@ def compare(
                     note.write_text(failed[spec.id])
                 if on_finished:
                     on_finished(spec, result, error)
-        together = Results(
-            runs=tuple(results[spec.id] for spec in specs if spec.id in results),
-            failed={name: text.strip().rpartition("\n")[2] for name, text in failed.items()},
-            plan=_codec.encode(plan),
-        )
-        (place / "results.json").write_text(together.to_json() + "\n")
-    return together
+        everything = collect(results, failed, plan)
+        (place / "results.json").write_text(everything.to_json())
+    return everything
 
 
 def finished_runs(plan: Plan, place: Place) -> dict[str, RunResult]:
-    """Read the results of the runs that are finished, by run id."""
     read = {spec.id: read_result(place / "runs" / spec.id / "result.json") for spec in plan.runs()}
     return {name: result for name, result in read.items() if result is not None}
 
 
 def _run_locally(
-    plan: Plan, specs: Sequence[RunSpec], out: Place, jobs: int, tell: Tell | None
-) -> Generator[Outcome, None, None]:
+    plan: Plan, specs: Sequence[RunSpec], out: Place, jobs: int, tell: Callable[..., None] | None
+) -> Generator[Ending, None, None]:
     """Run side by side in processes.
 
     A run whose process dies (out of memory, perhaps) continues when all others have ended, alone.
@@ -128,29 +109,27 @@ def _run_locally(
         if tell:
             tell(call[1], *done)
 
-    def run(some: Sequence[RunSpec], workers: int) -> Generator[Outcome, None, list[RunSpec]]:
-        died = []
-        calls = deque((plan, spec, out) for spec in some)
-        ended = call_in_processes(
-            partial(run_one, progress=report_progress), calls, caller="compare", jobs=jobs,
-            workers=workers, on_progress=on_progress,
+    died: list[RunSpec] = []
+    for some, workers in ((specs, jobs), (died, 1)):
+        ended = processes.call_in_processes(
+            partial(run_one, progress=processes.report_progress),
+            deque((plan, spec, out) for spec in some),
+            caller="compare", jobs=jobs, workers=workers, on_progress=on_progress,
         )  # fmt: skip
         with contextlib.closing(ended):
             for one in ended:
-                if one.died:
-                    died.append(one.call[1])
+                spec = one.call[1]
+                if not one.died:
+                    yield spec, one.value, one.error
+                elif some is died:
+                    yield spec, None, "the worker process died twice, possibly out of memory"
                 else:
-                    yield one.call[1], one.value, one.error
-        return died
-
-    for spec in (yield from run(specs, jobs)):
-        if (yield from run([spec], 1)):
-            yield (spec, None, "the worker process died twice, possibly out of memory")
+                    died.append(spec)
 
 
 def _run_on_ray(
     plan: Plan, specs: Sequence[RunSpec], out: Place, gpus: float, address: str | None
-) -> Generator[Outcome, None, None]:
+) -> Generator[Ending, None, None]:
     """Run as tasks of a Ray cluster. If a node dies, Ray retries its task on another node.
 
     All nodes must be able to reach ``out``. In a shared folder a repeated run resumes; at an
@@ -162,7 +141,7 @@ def _run_on_ray(
         _join(ray, address)
     pending: dict[Any, RunSpec] = {}
     try:
-        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_run_on_node)
+        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(_run_on_node)
         if gpus > (available := ray.cluster_resources().get("GPU", 0)):
             warnings.warn(
                 f"each run needs {gpus:g} GPUs, but the cluster has {available:g}: the runs wait "
@@ -206,7 +185,7 @@ def _run_on_node(
     if Path(here).is_dir():
         os.chdir(here)
     torch.set_num_threads(1)  # the one CPU that the task asked for
-    return attempt(run_one, (plan, spec, out))
+    return processes.attempt(run_one, (plan, spec, out))
 
 
 _worker: Worker | None = None

@@ -1,24 +1,22 @@
 """The search of ``tune``: Optuna proposes settings, a worker trains, the study keeps all results.
 
 A trial trains once. If the recipe's merging has a setting that needs no training (α of WiSE-FT),
-the trained model is tested at several values of it, and each value is a point of the study. The
-sampler sees the half of the tests that settings are chosen on. The study also holds the results on
-the other half, for the report. Machines that share the storage of a study share its search.
+the trained model is tested at several values of it, and each is a candidate: a trial of the study.
+The sampler sees the half of the tests that settings are chosen on. The study also holds the results
+on the other half, for the report. Machines that share the storage of a study share its search.
 """
 
-from __future__ import annotations
-
 import copy
-import json
 import math
 import secrets
 import shutil
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,8 @@ from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
 from holdfast.comparison.results import Measured, RunResult, measured, result_of
 from holdfast.comparison.worker import Worker, peak_memory, reset_peak_memory
 from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance, watch_distance
+from holdfast.hosts.watching import Observer
+from holdfast.io import codec as _codec
 from holdfast.io.files import write_whole
 from holdfast.io.models import Loader
 from holdfast.recipe import Recipe, read_recipe
@@ -105,7 +105,6 @@ def space_of(
 
 
 def suggest(range_: SearchRange, trial: Any, name: str) -> float:
-    """Draw a value for an Optuna trial; an integer if the default is one."""
     if isinstance(range_.default, int):
         return int(trial.suggest_int(name, int(range_.low), int(range_.high), log=range_.log))
     return float(trial.suggest_float(name, range_.low, range_.high, log=range_.log))
@@ -141,7 +140,6 @@ class Search:
         self.study.sampler = self._sampler()
 
     def run(self) -> None:
-        """Run trials until the study has enough."""
         from optuna.trial import TrialState
 
         self.study.enqueue_trial(self.defaults, skip_if_exists=True)
@@ -179,19 +177,7 @@ class Search:
     ) -> dict[float | None, Halves]:
         """Return the results on both halves, by value of the swept setting."""
         begin = time.monotonic()
-        looks: dict[str, Sequence[float]] = {}
         found: dict[float | None, Halves] = {}
-
-        def look(update: int, goals: Sequence[float]) -> None:
-            looks[str(update)] = goals
-            trial.set_user_attr("looks", looks)
-            if not all(map(math.isfinite, goals)) or hopeless(self.study, update, goals):
-                raise _Pruned
-
-        def watch(model: nn.Module, total: int) -> Watch:
-            if not self.tuning.prune:
-                return watch_distance(model, total)
-            return _Look(model, total, self.plan, self.worker.tokenizer, look)
 
         def test(run: Run, history: list[dict[str, float]]) -> None:
             curves, trained = curves_of(history), time.monotonic() - begin
@@ -218,15 +204,44 @@ class Search:
             )
             found.update(swept.items())
 
+        watch = partial(self._looking, trial) if self.tuning.prune else watch_distance
         self.worker.train(spec, folder, watch=watch, on_trained=test)
         return found
 
+    def _looking(self, trial: Any, model: nn.Module, total: int) -> Observer:
+        """Compute both objectives on a few samples, at each quarter of a training run; prune."""
+        tests = measure_options(self.plan)
+        tests["text"] = {name: words[:LOOK_TEXT] for name, words in tests["text"].items()}
+        length = self.plan.measuring.max_length
+        few = Watch(
+            model,
+            every=max(1, total // 4),
+            loader=Loader(max_length=length, tokenizer=self.worker.tokenizer),
+            **{**tests, "limit": LOOK_ROWS, "kl_samples": 0, "context_free": 0},
+        )
+        looks: dict[str, Sequence[float]] = {}
+
+        def look(update: int, model: nn.Module) -> dict[str, float]:
+            if update % few.every or update in (0, total):
+                return {}
+            scores = few.examine(model).scores
+            target = next(measured(s) for s in scores if s.role == "target")
+            retained = [measured(s) for s in scores if s.role != "target"]
+            distance = effective_distance(model, few.reference)
+            looks[str(update)] = goals = goals_of(target, retained, distance)
+            trial.set_user_attr("looks", looks)
+            if not all(map(math.isfinite, goals)) or hopeless(self.study, update, goals):
+                raise _Pruned
+            return {f"{PREFIX}distance": distance}
+
+        return look
+
     def _tell(self, trial: Any, drawn: float | None, found: dict[float | None, Halves]) -> None:
-        """Add all points to the study, the trial's own last: if it exists, so do the others."""
+        """Add all candidates to the study, the trial's own last: if it exists, so do the others."""
         import optuna
 
         for value, halves in sorted(found.items(), key=lambda row: row[0] == drawn):
-            chosen, reported = (json.loads(half.to_json()) for half in halves)
+            chosen, reported = _codec.encode(halves)
             both, goals = {"chosen": chosen, "reported": reported}, goals_in(halves[0])
             if value == drawn:
                 if not all(map(math.isfinite, goals)):
@@ -248,15 +263,15 @@ class Search:
         # A continued search, and one on another machine, must draw other numbers.
         place, trials = place_of(self.folder), self.study.get_trials(deepcopy=False)
         drawn = [self.tuning.seed, self.number, len(trials), zlib.crc32(place.encode())]
-        points = 1 + len(self.tuning.alphas) if self.swept in self.space else 1
+        per_training = 1 + len(self.tuning.alphas) if self.swept in self.space else 1
         return optuna.samplers.TPESampler(
             seed=int(np.random.SeedSequence(drawn).generate_state(1)[0]),
             multivariate=True,
-            n_startup_trials=points * max(4, self.tuning.trials // 4),
+            n_startup_trials=per_training * max(4, self.tuning.trials // 4),
         )
 
     def _median_loss(self) -> float | None:
-        """The median loss of the training data; None if the model has a new head."""
+        """None if the model has a new head."""
         model = self.worker.load()
         if self.worker.new:
             return None
@@ -272,34 +287,6 @@ class _Pruned(Exception):  # noqa: N818 (not an error)
     """Ends a training run that is worse than the others, or has diverged."""
 
 
-class _Look(Watch):
-    """Computes both objectives on a few samples, at each quarter of a training run."""
-
-    def __init__(
-        self, model: nn.Module, total: int, plan: Plan, tokenizer: Any, seen: Callable[..., None]
-    ) -> None:
-        tests = measure_options(plan)
-        tests["text"] = {name: words[:LOOK_TEXT] for name, words in tests["text"].items()}
-        super().__init__(
-            model,
-            every=max(1, total // 4),
-            loader=Loader(max_length=plan.measuring.max_length, tokenizer=tokenizer),
-            **{**tests, "limit": LOOK_ROWS, "kl_samples": 0, "context_free": 0},
-        )
-        self.total, self.seen = total, seen
-
-    def __call__(self, update: int, model: nn.Module) -> dict[str, float]:
-        """Pass the objectives to ``seen``, which may end the training."""
-        if update % self.every or update in (0, self.total):
-            return {}
-        scores = self.examine(model).scores
-        target = next(measured(s) for s in scores if s.role == "target")
-        retained = [measured(s) for s in scores if s.role != "target"]
-        distance = effective_distance(model, self.reference)
-        self.seen(update, goals_of(target, retained, distance))
-        return {f"{PREFIX}distance": distance}
-
-
 def goals_of(target: Measured, retained: Sequence[Measured], moved: float) -> tuple[float, float]:
     """The two objectives, lower is better: the target, and the mean loss of the retained tests.
 
@@ -311,7 +298,6 @@ def goals_of(target: Measured, retained: Sequence[Measured], moved: float) -> tu
 
 
 def goals_in(result: RunResult) -> tuple[float, float]:
-    """The two objectives of a result."""
     far = 0.0 if result.drift is None else result.drift.relative
     moved = result.kl.get("context-free", next(iter(result.kl.values()), far))
     return goals_of(result.target, result.retained, moved)
@@ -342,7 +328,7 @@ def open_study(storage: str, name: str) -> Any:
 def counted(study: Any) -> list[Any]:
     """The trials that count: completed, pruned, running, or failed by an error of their own.
 
-    Points at other values of the swept setting and trials of dead processes do not count.
+    Candidates at other values of the swept setting and trials of dead processes do not count.
     """
     return [
         trial

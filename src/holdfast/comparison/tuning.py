@@ -1,14 +1,13 @@
 """Find the settings of a recipe by a search with two objectives: target and retained tests.
 
 Settings are chosen on one half of the tests (every other row, the first half of a text) and
-reported on the other half. The points that no other point beats are the frontier. The recipe found
-is the point that the report of a comparison would recommend.
+reported on the other half. The candidates that no other one beats are the frontier. The recipe
+found is the candidate that the report of a comparison would recommend.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,19 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._torch.checks import whole_number
+from holdfast.comparison import search
 from holdfast.comparison.plan import Plan
-from holdfast.comparison.processes import call_in_processes, refuse_in_import
+from holdfast.comparison.processes import Call, call_in_processes, refuse_in_import
 from holdfast.comparison.results import Results, RunResult
-from holdfast.comparison.search import (
-    Search,
-    Tuning,
-    counted,
-    goals_in,
-    open_study,
-    place_of,
-    revive,
-    swept_setting,
-)  # fmt: skip
+from holdfast.comparison.search import Tuning
 from holdfast.io import codec as _codec
 from holdfast.io.files import locked
 from holdfast.recipe import Recipe, read_recipe
@@ -39,12 +30,10 @@ Values = dict[str, int | float | str | bool | None]
 
 
 @dataclass(frozen=True)
-class Point:
+class Candidate:
     """One model of the search: a trained model, merged with one α.
 
     Attributes:
-        trial: number of the training run.
-        values: the searched settings, by dotted name.
         chosen, reported: results on the half that settings are chosen on, and on the other half.
     """
 
@@ -53,9 +42,9 @@ class Point:
     chosen: RunResult
     reported: RunResult
 
-    def beats(self, other: Point, half: str = "chosen") -> bool:
+    def beats(self, other: Candidate, half: str = "chosen") -> bool:
         """Whether it is better in one objective and at least as good in the other."""
-        mine, theirs = goals_in(getattr(self, half)), goals_in(getattr(other, half))
+        mine, theirs = (search.goals_in(getattr(one, half)) for one in (self, other))
         return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
@@ -65,22 +54,20 @@ class Tuned:
 
     Attributes:
         recipe: name of the recipe that was searched.
-        settings: the recipe found, as :meth:`Recipe.to_dict` writes it.
-        taken: the point of the recipe found.
-        default: the point of the default settings, or None.
-        unmerged: the same training run at α = 1, or None.
-        frontier: the points that no other point beats on the half that settings are chosen on.
-        points: number of all points.
-        trained, pruned, failed: number of trials by outcome.
+        settings, taken: the recipe found, as :meth:`Recipe.to_dict` writes it, and its candidate.
+        default: the default settings, or None.
+        unmerged: the training run with the default settings at α = 1, or None.
+        frontier: those that no other candidate beats on the half that settings are chosen on.
+        candidates, trained, pruned, failed: number of models tested, and of trials by outcome.
     """
 
     recipe: str
     settings: dict[str, Any]
-    taken: Point
-    default: Point | None
-    unmerged: Point | None
-    frontier: tuple[Point, ...]
-    points: int
+    taken: Candidate
+    default: Candidate | None
+    unmerged: Candidate | None
+    frontier: tuple[Candidate, ...]
+    candidates: int
     trained: int
     pruned: int
     failed: int
@@ -95,8 +82,8 @@ class Tuned:
 
     def results(self, plan: Plan) -> Results:
         """The frontier and the defaults, on the half of the tests that nothing was chosen on."""
-        points = [self.default, *self.frontier] if self.default else [*self.frontier]
-        runs = {point.reported.label: point.reported for point in (*points, self.taken)}
+        shown = [one.reported for one in (self.default, *self.frontier, self.taken) if one]
+        runs = {run.label: run for run in shown}
         return Results(
             runs=tuple(runs.values()), plan=_codec.encode(plan), taken=self.taken.reported.label
         )
@@ -107,8 +94,8 @@ class Tuned:
         trials = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         settings = ", ".join(f"{name} = {value:.3g}" for name, value in self.taken.values.items())
         said = [
-            f"Trials: {trials}; {self.points} models tested, {len(self.frontier)} of them on the "
-            "frontier.",
+            f"Trials: {trials}; {self.candidates} models tested, {len(self.frontier)} of them on "
+            "the frontier.",
             f"Found ({self.taken.chosen.label}): {settings}.",
         ]
         if not self.taken.chosen.target.gain > 0:
@@ -131,9 +118,9 @@ class Tuned:
             f"Of {len(self.frontier)} on the frontier {better}.",
         ]
 
-    def _better_than(self, point: Point) -> int:
-        """How many points of the frontier beat a point on the half to report."""
-        return sum(other.beats(point, "reported") for other in self.frontier)
+    def _better_than(self, other: Candidate) -> int:
+        """How many of the frontier beat a candidate on the half to report."""
+        return sum(one.beats(other, "reported") for one in self.frontier)
 
 
 def tune(
@@ -170,54 +157,55 @@ def tune(
         )
     kept, folder = storage or str(out / "study.log"), out / "trials"
     with locked(out):
-        study = open_study(kept, name)
+        study = search.open_study(kept, name)
         _check_same(study, plan, tuning)
-        revive(study, place_of(folder))
-        if len(counted(study)) < tuning.trials:
+        search.revive(study, search.place_of(folder))
+        if len(search.counted(study)) < tuning.trials:
             _search_in_processes(study, jobs, (plan, tuning, folder, kept, name), on_trials)
         return tuned_of(study, tuning, plan)
 
 
 def _search_in_processes(
-    study: Any,
-    jobs: int,
-    given: tuple[Plan, Tuning, Path, str, str],
-    on_trials: Callable[[list[Any]], None] | None,
+    study: Any, jobs: int, given: Call, on_trials: Callable[[list[Any]], None] | None
 ) -> None:
     """Run one search per process; replace a process that dies."""
-    place, last, deaths = place_of(given[2]), 0.0, 0
+    place, last, deaths = search.place_of(given[2]), 0.0, 0
 
     def on_wait() -> None:
         nonlocal last
         if on_trials and time.monotonic() - last > 1:
-            on_trials(counted(study))
+            on_trials(search.counted(study))
             last = time.monotonic()
 
-    calls = deque((number, *given) for number in range(jobs))
+    calls = deque((*given, number) for number in range(jobs))
     ended = call_in_processes(_search, calls, caller="tune", jobs=jobs, on_wait=on_wait)
     with contextlib.closing(ended):
-        for search in ended:
-            if search.error:
-                raise RuntimeError(search.error)
-            if search.value is not None:
-                raise search.value
-            if search.died:
+        for one in ended:
+            if one.error:
+                raise RuntimeError(one.error)
+            if one.value is not None:
+                kind, text = one.value
+                raise _PLAN_ERRORS[kind](text)
+            if one.died:
                 deaths += 1
-                revive(study, place, worker=search.call[0])
-                if deaths > 2 * jobs + len(counted(study)):
+                search.revive(study, place, worker=one.call[-1])
+                if deaths > 2 * jobs + len(search.counted(study)):
                     raise ValueError("worker processes die repeatedly: is there enough memory?")
-                calls.append(search.call)
+                calls.append(one.call)
     if on_trials:
-        on_trials(counted(study))
+        on_trials(search.counted(study))
 
 
-def _search(number: int, *given: Any) -> Exception | None:
+#: Errors of the plan. Their objects may not survive pickling, so processes send name and text.
+_PLAN_ERRORS = {kind.__name__: kind for kind in (ValueError, OSError, ImportError)}
+
+
+def _search(*given: Any) -> tuple[str, str] | None:
     """In a worker process: search. Return an error of the plan; trials keep their own errors."""
-    plan, tuning, folder, storage, name = given
     try:
-        Search(plan, tuning, folder, storage, name, number).run()
-    except (ValueError, OSError, ImportError) as error:
-        return error
+        search.Search(*given).run()
+    except tuple(_PLAN_ERRORS.values()) as error:
+        return next(n for n, kind in _PLAN_ERRORS.items() if isinstance(error, kind)), str(error)
     return None
 
 
@@ -235,58 +223,57 @@ def _check_same(study: Any, plan: Plan, tuning: Tuning) -> None:
 
 
 def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
-    """Read the outcome from the trials of a study."""
-    trials, every = counted(study), study.get_trials(deepcopy=False)
+    trials, every = search.counted(study), study.get_trials(deepcopy=False)
     states = [trial.state.name for trial in trials]
     failed = [trial.user_attrs["error"] for trial in trials if "error" in trial.user_attrs]
-    order = {trial.number: 1 + i for i, trial in enumerate(trials)}
-    done = {trial.number for trial in trials if trial.state.name == "COMPLETE"}
-    points = [
-        _point(trial, order[whose], tuning, plan)
+    numbers = {t.number: i for i, t in enumerate(trials, 1) if t.state.name == "COMPLETE"}
+    found = [
+        _candidate(trial, numbers[whose], tuning, plan)
         for trial in every
         if trial.state.name == "COMPLETE"
-        and (whose := trial.user_attrs.get("of", trial.number)) in done
+        and (whose := trial.user_attrs.get("of", trial.number)) in numbers
     ]
-    if not points:
+    if not found:
         last = failed[-1].strip().rpartition("\n")[2] if failed else "all were pruned"
         raise ValueError(f"no trial completed: {last}")
-    frontier = [point for point in points if not any(other.beats(point) for other in points)]
-    frontier.sort(key=lambda point: goals_in(point.chosen))
-    chosen = Results(runs=tuple(point.chosen for point in points)).recommendation().label
-    taken = next((point for point in points if point.chosen.label == chosen), frontier[0])
-    default = next((p for p in points if p.chosen.recipe == "defaults"), None)
-    alike = [p for p in points if default and p.trial == default.trial and p is not default]
-    swept = swept_setting(read_recipe(tuning.recipe)[1])
+    # Not Optuna's best_trials: it has candidates of trials that did not complete.
+    frontier = [one for one in found if not any(other.beats(one) for other in found)]
+    frontier.sort(key=lambda one: search.goals_in(one.chosen))
+    chosen = Results(runs=tuple(one.chosen for one in found)).recommendation().label
+    taken = next((one for one in found if one.chosen.label == chosen), frontier[0])
+    default = next((one for one in found if one.chosen.recipe == "defaults"), None)
+    alike = [one for one in found if default and one.trial == default.trial and one is not default]
+    swept = search.swept_setting(read_recipe(tuning.recipe)[1])
     return Tuned(
         recipe=tuning.recipe,
         settings=taken.chosen.settings,
         taken=taken,
         default=default,
-        unmerged=next((p for p in alike if swept and p.values.get(swept) == 1.0), None),
+        unmerged=next((one for one in alike if swept and one.values.get(swept) == 1.0), None),
         frontier=tuple(frontier),
-        points=len(points),
+        candidates=len(found),
         trained=states.count("COMPLETE"),
         pruned=states.count("PRUNED"),
         failed=len(failed),
     )
 
 
-def _point(trial: Any, number: int, tuning: Tuning, plan: Plan) -> Point:
-    """Read a point from a trial of the study; it is named after its training run and its α."""
+def _candidate(trial: Any, number: int, tuning: Tuning, plan: Plan) -> Candidate:
+    """Read a candidate from a trial; it is named after its training run and its α."""
     attrs, values = trial.user_attrs, dict(trial.params)
-    swept = swept_setting(read_recipe(tuning.recipe)[1])
-    alpha: Values = {}
-    if swept and swept in values:
-        alpha[swept.rpartition(".")[2]] = round(values[swept], 3)
-    name, called = ("defaults", {}) if attrs.get("default") else (f"trial {number}", alpha)
+    name, called = "defaults", {}
+    if not attrs.get("default"):
+        name, swept = f"trial {number}", search.swept_setting(read_recipe(tuning.recipe)[1])
+        if swept and swept in values:
+            called[swept.rpartition(".")[2]] = round(values[swept], 3)
     spec = plan.spec(tuning.recipe, tuning.seed, values)
     update = {**spec.settings["update"], "lr": spec.training.lr}
     settings = Recipe.from_dict({**spec.settings, "update": update}).to_dict()
     chosen, reported = (
         replace(
-            RunResult.from_json(json.dumps(attrs["halves"][half])),
+            _codec.decode(RunResult, attrs["halves"][half], "the result"),
             recipe=name, values=called, settings=settings,
         )
         for half in ("chosen", "reported")
     )  # fmt: skip
-    return Point(number, values, chosen, reported)
+    return Candidate(number, values, chosen, reported)

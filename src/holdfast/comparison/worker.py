@@ -3,8 +3,6 @@
 A stopped run resumes exactly. The result of a finished run is read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time
@@ -22,8 +20,9 @@ from holdfast.comparison.results import RunResult, read_result, result_of
 from holdfast.evaluate.measure import Meter
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.suite import Suite
-from holdfast.evaluate.watch import Watch, curves_of, watch_distance
+from holdfast.evaluate.watch import curves_of, watch_distance
 from holdfast.hosts.job import ProgressCallback, spent_before, train
+from holdfast.hosts.watching import Observer
 from holdfast.io.encoding import TrainingData
 from holdfast.io.models import Loader
 from holdfast.io.storage import Place
@@ -46,10 +45,7 @@ class Worker:
     def __call__(
         self, spec: RunSpec, progress: ProgressCallback | None = None, results: Place | None = None
     ) -> RunResult:
-        """Return the result of a run; train, test and write the result if there is none yet.
-
-        Results are written to ``results``, by default to the folder of the run.
-        """
+        """Return the result in ``results`` (by default the folder); without one, train and test."""
         file = (results or Place.at(self.folder)) / spec.id / "result.json"
         if (found := read_result(file)) is not None:
             return found
@@ -83,10 +79,9 @@ class Worker:
         spec: RunSpec,
         folder: Path,
         progress: ProgressCallback | None = None,
-        watch: Callable[[nn.Module, int], Watch] = watch_distance,
+        watch: Callable[[nn.Module, int], Observer] = watch_distance,
         on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
     ) -> tuple[nn.Module, list[dict[str, float]]]:
-        """Train the model of a run; return it and the log."""
         model = self.load()
         samples = self.samples(model, spec.training.max_length)
         recipe = Recipe.from_dict(spec.settings)
@@ -97,7 +92,6 @@ class Worker:
         )  # fmt: skip
 
     def load(self) -> nn.Module:
-        """Load the pretrained model; a new head has the same weights each time."""
         model, self.new = self.data.load()
         return model
 
@@ -108,7 +102,6 @@ class Worker:
         return self._samples[max_length]
 
     def measure(self, name: str, model: nn.Module) -> ForgettingReport:
-        """Test a model and compare it with the base."""
         adapted: Any = model
         if hasattr(adapted, "merge_and_unload"):
             model = adapted.merge_and_unload()

@@ -17,6 +17,9 @@ from holdfast.report.text import to_markdown, to_terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
+#: Keys that a benchmark adds to a result: how it was obtained.
+_RECORD = ("device", "versions", "protocol", "date")
+
 Self = TypeVar("Self", bound="Shown")
 
 
@@ -68,6 +71,7 @@ class Shown(ABC):
                 f"this {cls.what} has schema_version {version}, but this version of holdfast reads "
                 f"at most {newest}: update holdfast"
             )
+        value = {k: v for k, v in value.items() if k in fields or k not in _RECORD}
         return decode(cls, value, f"the {cls.what}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
