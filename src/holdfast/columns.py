@@ -5,8 +5,6 @@ loader = DataLoader(data, 32, shuffle=True, collate_fn=keeping(collate, "weight"
 batch, values = take_column(batch, "weight")        # the batch without the values, and the values
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ An :class:`IndexedSource` reads samples by index and batches them by length, to 
 :class:`StreamSource` yields batches in the order in which they come.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ quotient. The training loss is the weighted sum over all samples, divided by the
 in the whole batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -40,7 +38,7 @@ def per_sample_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
     | task                 | labels                           | loss of a sample                |
     | -------------------- | -------------------------------- | ------------------------------- |
     | causal_lm            | (batch, length), −100 is ignored | mean NLL of the next tokens     |
-    | token_classification | (batch, length), −100 is ignored | mean NLL of the labeled tokens |
+    | token_classification | (batch, length), −100 is ignored | mean NLL of the labeled tokens  |
     | classification       | (batch,) class indices           | NLL                             |
     | multi_label          | (batch, classes) of 0 and 1      | mean binary cross-entropy       |
     | regression           | (batch,) or (batch, outputs)     | mean squared error              |

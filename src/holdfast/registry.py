@@ -4,8 +4,6 @@ The tables of all pages are generated from it. A new method is one file and one 
 CONTRIBUTING.md.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal, get_args

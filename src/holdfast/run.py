@@ -6,8 +6,6 @@ update, and keeps the model that ``run.finish()`` returns. :func:`holdfast.finet
 shortest example.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Sequence

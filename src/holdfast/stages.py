@@ -6,22 +6,22 @@ stage       question                          classes
 1 trainable what may change, and from where?  :class:`Trainable`, :class:`Start`
 2 objective what is minimized?                :class:`Objective`, :class:`Criterion`
 3 update    how do the weights move?          :class:`Update`, :class:`Penalty`
-4 merging   what is kept?                     :class:`Merging`
+4 merging   which weights are kept?           :class:`Merging`
 =========== ================================= ===================================
 
-A method is a frozen dataclass. Its fields are its settings, and a recipe file holds nothing else.
-A method extends the class of its stage, overrides the hooks that it needs and inherits the rest:
-without overrides, a stage class is plain fine-tuning. Everything special about a method is behind a
-hook. No module but the method's own names it.
+A method is a frozen dataclass that extends the class of its stage. Its fields are its settings, and
+a recipe file holds nothing else. A stage class without overrides is plain fine-tuning; a method
+overrides the hooks that it needs. Everything special about a method is behind a hook, so that no
+other module names the method.
 
 A :class:`~holdfast.Recipe` has one slot per stage. A :class:`~holdfast.Run` applies a recipe to a
-model and data, and is passed to most hooks. Data flows one way:
+model and data, and most hooks receive it. θ* denotes the pretrained weights. The order of a run:
 
     pretrained model + data → capture θ* → 1 prepare the model → 2 score the data at θ*
     → 3 build the optimizer → the host's own loop trains → 4 merge
 
 A resumed run computes stages 1, 2 and 4 again from settings and data. State that must survive a
-restart lives in ``optimizer.state_dict()`` or in the state of the criterion.
+restart is in ``optimizer.state_dict()`` or in the state of the criterion.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ from holdfast.losses import LossFunction, Task, count_targets, weighted_loss
 from holdfast.reference import Reference
 
 if TYPE_CHECKING:
-    from holdfast.recipe import Recipe
-    from holdfast.run import Run
+    from holdfast.recipe import Recipe as Recipe
+    from holdfast.run import Run as Run
+else:  # both are built on top of the stages; methods import the types from here
+    Recipe = Run = Any
 
 Result = TypeVar("Result")
+Checks = dict[str, Callable[[str, Any], Any]]  # setting → (name, value) → the validated value
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class SearchRange:
 
     Attributes:
         low, high: the smallest and the largest value.
-        default: the value without a search. An int means that only integers are tried.
+        default: the value without a search. If it is an int, only integers are tried.
         log: search on a logarithmic scale.
     """
 
@@ -80,14 +83,23 @@ MedianLoss = Callable[[], float | None]
 class Method:
     """Base class of all methods: the hooks that every stage has."""
 
-    #: The settings that turn the method into plain fine-tuning; None if there are none.
+    #: The check of each setting that has one. None is valid where it is the default.
+    checks: ClassVar[Checks] = {}
+    #: Settings with which the method is plain fine-tuning; None if there are none.
     neutral: ClassVar[dict[str, Any] | None] = {}
-    #: Whether the method uses the pretrained weights after training has started.
+    #: Whether the method uses θ* after training has started, so that a copy of θ* is kept.
     needs_reference: ClassVar[bool] = False
-    #: Whether the method evaluates the pretrained model once, or keeps its weights in the model.
+    #: Whether the result depends on θ* in another way, such as on its predictions before training.
     uses_base: ClassVar[bool] = False
     #: The values of :meth:`log` that a report plots over the training.
     plotted: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for cls in type(self).__mro__:
+            for name, check in vars(cls).get("checks", {}).items():
+                value = getattr(self, name)
+                if value is not None or getattr(type(self), name, ...) is not None:
+                    object.__setattr__(self, name, check(name, value))
 
     @property
     def reads_data(self) -> bool:
@@ -112,17 +124,17 @@ class Method:
         return None
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
-        """The settings that ``tune`` searches, by name.
+        """Return the settings that ``tune`` searches, by name.
 
         Args:
             lr: the learning rate of the recipe.
             median_loss: computes the median loss of the training samples under the pretrained
-                model; returns None if the model has a new head.
+                model, or None if the model has a new head.
         """
         return {}
 
     def log(self, run: Run) -> dict[str, float]:
-        """The values that hosts log during training, by name."""
+        """Return values that hosts log during training, by name."""
         return {}
 
 
@@ -130,33 +142,32 @@ class Method:
 class Trainable(Method):
     """Stage 1: what may change? Without overrides: everything."""
 
-    #: Whether the model keeps its pretrained weights (beside adapters), so that no copy is needed.
+    #: Whether the trained model contains θ* (LoRA freezes it), so that no copy is needed.
     keeps_base: ClassVar[bool] = False
     #: Whether :meth:`fit` fits a new head, so that other methods can use its predictions.
     fits_head: ClassVar[bool] = False
     #: How a user fits a new head with this method, for an error message ("use the preset …").
     head_advice: ClassVar[str] = ""
-    #: Why the weights must start at the pretrained ones, as the end of a sentence about the
-    #: method ("freezes the body"); empty if they need not.
+    #: Why training must start at θ*, as a predicate ("freezes the body"); empty if it need not.
     needs_pretrained_start: ClassVar[str] = ""
 
     @property
     def reads_data(self) -> bool:
-        """True if the method fits something to the data."""
+        """True if the method overrides :meth:`fit`."""
         return type(self).fit is not Trainable.fit
 
     def prepare(self, run: Run) -> nn.Module:
-        """Return the model to train; parameters that will ever change require gradients."""
-        model: nn.Module = run.model
-        return model
+        """Return the model to train. Every parameter that may change later requires a gradient."""
+        return run.model
 
     def fit(self, run: Run) -> None:
-        """Fit a part of the model to the data, before the data is scored at θ*."""
+        """Fit a part of the model to the data. Called before methods use predictions at θ*."""
 
     def anchors(self, run: Run) -> Reference | None:
-        """θ* of the trained parameters: the target of pulls and merging; None without a reference.
+        """Return θ* of the trained parameters, to which methods pull and with which they merge.
 
-        A model that came with adapters is at θ* where the adapters are zero.
+        A model that came with LoRA adapters is at θ* where the adapters are zero. The result is
+        None if no method needs it.
         """
         if run.reference is None and run.recipe.needs_reference and has_adapters(run.model):
             return Reference(adapter_origin(run.model)).bind(run.model)
@@ -172,10 +183,10 @@ class Trainable(Method):
 
 @dataclass(frozen=True)
 class Start(Method):
-    """Stage 1: from where do the weights start? Without overrides: from the pretrained ones."""
+    """Stage 1: from where do the weights start? Without overrides: from θ*."""
 
     def apply(self, run: Run) -> None:
-        """Set the initial weights. Called after everything was computed at θ*."""
+        """Set the initial weights. Called after everything that needs the model at θ*."""
 
 
 @dataclass(frozen=True)
@@ -188,15 +199,15 @@ class Objective(Method):
 
     @property
     def reads_data(self) -> bool:
-        """True if the method prepares anything."""
+        """True if the method overrides :meth:`prepare`."""
         return type(self).prepare is not Objective.prepare
 
     def prepare(self, run: Run) -> Criterion:
-        """Build the criterion; the model still holds θ*."""
+        """Return the criterion. The model is still at θ*."""
         return Criterion(run)
 
     def samples(self, run: Run, data: Any, name: str = "data") -> IndexedSource:
-        """The source for data that is read by index; raises ValueError for a stream."""
+        """Return the source that reads data by index; raise ValueError for a stream."""
         source = as_source(data, run.collate, 32, pad_id_of(run.model))
         if isinstance(source, IndexedSource):
             return source
@@ -215,13 +226,13 @@ class Objective(Method):
 
 
 class Criterion:
-    """The training data and the loss of a batch: an objective that has been prepared.
+    """The training data and the loss of a batch. An objective's ``prepare`` returns it.
 
     Attributes:
         data: the training data, with the ``column`` that the loss needs, if any.
         column: the name of the column; batches must carry it (:func:`holdfast.columns.keeping`).
-        auxiliary: the factor of the model's own auxiliary loss (of a mixture of experts) per
-            micro-batch; None is the micro-batch's share of the targets.
+        auxiliary: the factor of the model's auxiliary loss (of a mixture of experts) in each
+            micro-batch. None is the micro-batch's share of the update's targets.
     """
 
     column: str | None = None
@@ -233,13 +244,13 @@ class Criterion:
 
     @property
     def task(self) -> Task | LossFunction:
-        """The task: how labels are read."""
+        """The run's task."""
         return self._run.task
 
     def loss(
         self, model: nn.Module, batch: Any, num_targets: Tensor | float, update: int
     ) -> Tensor:
-        """One micro-batch's contribution to the loss of an update.
+        """Return one micro-batch's contribution to the loss of an update.
 
         Args:
             model: the model, in training mode.
@@ -256,13 +267,13 @@ class Criterion:
     def weights(
         self, model: nn.Module, batch: Any, values: Tensor | None, update: int
     ) -> Tensor | None:
-        """The weights of a batch's samples or tokens, given its column; None is uniform."""
+        """Return the weights of a batch's samples or tokens, given its column; None is uniform."""
         return None
 
     def weighted(
         self, model: nn.Module, batch: Any, weights: Tensor | None, num_targets: Tensor | float
     ) -> Tensor:
-        """Σ weight · loss over the targets of a batch, divided by ``num_targets``."""
+        """Return Σ weight · loss over the targets of a batch, divided by ``num_targets``."""
         if not isinstance(self.task, str):  # the user's function: one loss per sample
             losses = self.task(model, batch)
             if losses.shape != (batch_length(batch),):
@@ -278,7 +289,7 @@ class Criterion:
     def forward(
         self, model: nn.Module, inputs: Any, labels: Tensor, num_targets: Tensor | float
     ) -> tuple[Tensor, Tensor | float]:
-        """The model's logits, and the micro-batch's share of the model's own auxiliary loss."""
+        """Return the model's logits and the micro-batch's part of the model's auxiliary loss."""
         logits, auxiliary = logits_and_auxiliary(model, inputs)
         if auxiliary is None:
             return logits, 0.0
@@ -288,7 +299,7 @@ class Criterion:
         return logits, auxiliary * share
 
     def state_dict(self) -> dict[str, Any]:
-        """The state to save in a checkpoint: tensors and plain values."""
+        """Return the state to save in a checkpoint: tensors and plain values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -296,7 +307,21 @@ class Criterion:
 
 
 @dataclass(frozen=True)
-class Update(Method, ABC):
+class _Step(Method):
+    """What updates and penalties have in common."""
+
+    @property
+    def reads_data(self) -> bool:
+        """True if the method measures importance."""
+        return type(self).measure_importance is not _Step.measure_importance
+
+    def measure_importance(self, run: Run) -> Reference | None:
+        """Return the importance of each coordinate, measured at θ*; None if all are equal."""
+        return None
+
+
+@dataclass(frozen=True)
+class Update(_Step, ABC):
     """Stage 3: how do the weights move? The settings of an optimizer.
 
     Args:
@@ -306,29 +331,18 @@ class Update(Method, ABC):
             divided by this number (ULMFiT: 2.6). 1 gives all layers the same rate.
     """
 
+    checks: ClassVar[Checks] = {
+        "lr": at_least_zero, "weight_decay": at_least_zero, "layer_decay": above_zero,
+    }  # fmt: skip
+
     lr: float | None = None
     weight_decay: float | None = None
     layer_decay: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("lr", "weight_decay"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, at_least_zero(name, getattr(self, name)))
-        object.__setattr__(self, "layer_decay", above_zero("layer_decay", self.layer_decay))
 
     @property
     def pulls(self) -> bool:
         """Whether the optimizer pulls the weights to θ*."""
         return False
-
-    @property
-    def reads_data(self) -> bool:
-        """True if the method measures importance."""
-        return type(self).measure_importance is not Update.measure_importance
-
-    def measure_importance(self, run: Run) -> Reference | None:
-        """Measure the importance of each coordinate at θ*; None if it is uniform."""
-        return None
 
     @abstractmethod
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
@@ -336,19 +350,20 @@ class Update(Method, ABC):
 
 
 @dataclass(frozen=True)
-class Penalty(Method, ABC):
+class Penalty(_Step, ABC):
     """Stage 3: a pull to θ* in the step of any optimizer.
 
     A penalty acts once per update, inside the optimizer's step
     (:func:`holdfast.optim.attach_penalties`). A term in the loss would be counted once per
     micro-batch under gradient accumulation, and would see placeholders under parameter sharding.
 
-    - *decoupled* (the default): after the step, the penalty moves θ by itself, untouched by Adam's
-      normalization, as weight decay does in AdamW;
+    - *decoupled* (the default): the penalty moves the weights after the step, as weight decay does
+      in AdamW. Adam's normalization does not change its strength.
     - *coupled*: the penalty's gradient is added to the parameter's before the step, as for a term
       in the loss.
 
-    A method defines :meth:`rate`, the share of the way back to θ* per update, or else :meth:`move`.
+    A method overrides :meth:`rate` if the pull is proportional to θ − θ*, else :meth:`move`, and
+    :meth:`gradient` if it can be coupled.
     """
 
     needs_reference: ClassVar[bool] = True
@@ -356,11 +371,6 @@ class Penalty(Method, ABC):
     weighted: ClassVar[bool] = False
     #: Whether a parameter without a gradient is skipped, as optimizers do.
     needs_gradient: ClassVar[bool] = True
-
-    @property
-    def reads_data(self) -> bool:
-        """True if the method measures importance."""
-        return type(self).measure_importance is not Penalty.measure_importance
 
     @property
     def acts(self) -> bool:
@@ -376,51 +386,48 @@ class Penalty(Method, ABC):
         """Whether the penalty acts at an update, counted from 1."""
         return True
 
-    def measure_importance(self, run: Run) -> Reference | None:
-        """Measure the importance of each coordinate at θ*; None if it is uniform."""
-        return None
-
     def value(self, difference: Tensor, importance: Tensor | float) -> Tensor | None:
-        """The penalty's value for the log, or None.
+        """Return the penalty's value for the log, or None.
 
         Args:
             difference: θ − θ*.
-            importance: 1 if it is uniform.
+            importance: 1 if all coordinates are equally important.
         """
         return None
 
     def rate(self, lr: float) -> float | None:
-        """c, if a decoupled step at ``lr`` goes the share min(1, c·F) of the way back to θ*.
+        """Return c for a pull that is proportional to θ − θ*; None for any other.
 
-        A coupled penalty then adds rate(1)·F·(θ − θ*) to the gradient. This needs one pass over
-        memory, and :meth:`move` is not called. None if the penalty has another form.
+        With importance F, a decoupled step at ``lr`` moves θ by the fraction min(1, c·F) of the
+        way to θ*. A coupled penalty adds rate(1)·F·(θ − θ*) to the gradient. Either takes one pass
+        over memory, and :meth:`move` is not called.
         """
         return None
 
     def gradient(self, difference: Tensor, importance: Tensor | float) -> Tensor:
-        """The gradient that a coupled penalty adds."""
+        """Return the gradient that a coupled penalty adds."""
         return (self.rate(1.0) or 0.0) * importance * difference
 
     def move(self, difference: Tensor, importance: Tensor | float, lr: float) -> Tensor:
-        """θ − θ* after a decoupled step at ``lr``, for a penalty without a :meth:`rate`."""
+        """Return θ − θ* after a decoupled step at ``lr``, for a penalty without :meth:`rate`."""
         raise NotImplementedError(f"{type(self).__name__} defines neither rate nor move")
 
     def at(self, lr: float) -> Penalty:
-        """This penalty with all settings resolved for a run's peak learning rate."""
+        """Return this penalty with all settings resolved for a run's peak learning rate."""
         return self
 
     def warning(self, lr: float) -> str | None:
-        """The warning to show at a learning rate, or None."""
+        """Return a warning to show at a learning rate, or None."""
         return None
 
 
 @dataclass(frozen=True)
 class Merging(Method):
-    """Stage 4: what is kept? Without overrides: the tuned model."""
+    """Stage 4: which weights are kept? Without overrides: the tuned ones."""
 
     #: A setting that :meth:`sweep` can vary after training, without training again.
     swept: ClassVar[str | None] = None
-    #: Whether merging is linear in the weights, or in the B of LoRA adapters.
+    #: Whether the merged weights are linear in the tuned ones; with LoRA adapters, in B.
     interpolates: ClassVar[bool] = False
 
     def merge(
@@ -436,7 +443,7 @@ class Merging(Method):
         Args:
             model: the tuned model.
             reference: θ* of the trained parameters.
-            data, collate: the training data, for statistics that must be estimated again.
+            data, collate: the training data, to estimate BatchNorm's statistics again.
         """
         return model
 
@@ -452,9 +459,6 @@ class Merging(Method):
     ) -> dict[float, Result]:
         """Evaluate the merged model at several values of the setting :attr:`swept`.
 
-        Afterwards the model is the tuned one again.
-
-        Returns:
-            value → the result of ``evaluate``.
+        Return the result of ``evaluate`` by value. The model is the tuned one again afterwards.
         """
         raise NotImplementedError(f"{type(self).__name__} has no setting to sweep")

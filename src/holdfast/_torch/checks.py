@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
@@ -27,9 +27,23 @@ def whole_number(name: str, value: Any, least: int) -> int:
     return number
 
 
+def natural_number(name: str, value: Any) -> int:
+    return whole_number(name, value, 0)
+
+
+def positive_integer(name: str, value: Any) -> int:
+    return whole_number(name, value, 1)
+
+
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
 
 

@@ -4,8 +4,6 @@ Between two models, the statistics of neither fit: Izmailov et al., *Averaging W
 Wider Optima and Better Generalization*, UAI 2018, https://arxiv.org/abs/1803.05407, section 3.2.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Phases and mode are attributes of the model: methods stay plain settings, and a 
 model keeps them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +30,6 @@ class Freezing(Trainable):
     """A method that freezes parts of the model until training is finished."""
 
     def finish(self, model: nn.Module) -> nn.Module:
-        """Remove the phases and undo all freezing."""
         inner = unwrapped(model)
         if hasattr(inner, _PHASES):
             _freeze(inner, _phases_of(inner).trainable, frozenset())

@@ -14,12 +14,10 @@ variables, and their divergences are averaged. Regression outputs are means of G
 variance 1, and T cancels: T²·KL = ½·(z − z*)².
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +31,7 @@ from holdfast._torch.progress import progress_bar
 from holdfast.columns import take_column, with_column
 from holdfast.data import IndexedSource, as_source
 from holdfast.losses import TOKEN_TASKS, Task, target_outputs, weighted_loss
-from holdfast.stages import Criterion, MedianLoss, Objective, SearchRange, SearchSpace
-
-if TYPE_CHECKING:
-    from holdfast.run import Run
+from holdfast.stages import Checks, Criterion, MedianLoss, Objective, Run, SearchRange, SearchSpace
 
 _COLUMN = "base_logits"
 _MOST_KEPT = 1 << 30  # bytes of cached outputs
@@ -69,23 +64,18 @@ class Distill(Objective):
     """
 
     neutral: ClassVar[dict[str, Any] | None] = {"strength": 0.0}
+    checks: ClassVar[Checks] = {"strength": at_least_zero, "temperature": above_zero}
     uses_base: ClassVar[bool] = True
 
     strength: float = 1.0
     temperature: float = 2.0
     cache: bool = True
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "strength", at_least_zero("strength", self.strength))
-        object.__setattr__(self, "temperature", above_zero("temperature", self.temperature))
-
     @property
     def needs_fitted_head(self) -> bool:
-        """Unless the strength is 0."""
         return self.strength != 0
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
-        """The weight of the distillation loss."""
         return {"strength": SearchRange(0.03, 30.0, 1.0)}
 
     def prepare(self, run: Run) -> Criterion:
@@ -140,7 +130,6 @@ class DistillCriterion(Criterion):
     def loss(
         self, model: nn.Module, batch: Any, num_targets: Tensor | float, update: int
     ) -> Tensor:
-        """A micro-batch's contribution to loss and divergence."""
         task, settings = cast(Task, self.task), self.settings
         if self.base is None:
             batch, z_base = take_column(batch, _COLUMN)
@@ -169,7 +158,6 @@ class Frozen:
                 vars(module).pop("forward", None)
 
     def __call__(self, model: nn.Module, inputs: Any) -> Tensor:
-        """z* of a batch."""
         first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
         if next(self.model.parameters()).device != first.device:
             self.model.to(first.device)  # a host has moved the model

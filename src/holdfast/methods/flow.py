@@ -16,25 +16,21 @@ optimization does the opposite and upweights the hardest samples. Hard samples w
 far; small weights for them keep it near θ*, without using its weights at all.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from holdfast._torch.batch import inputs_and_labels
+from holdfast._torch.checks import one_of
 from holdfast.columns import with_weights
 from holdfast.losses import TOKEN_TASKS, target_mask
 from holdfast.scoring.scorer import score
 from holdfast.scoring.scores import Scores
-from holdfast.stages import Criterion, MedianLoss, Objective, SearchRange, SearchSpace
-
-if TYPE_CHECKING:
-    from holdfast.run import Run
+from holdfast.stages import Criterion, MedianLoss, Objective, Run, SearchRange, SearchSpace
 
 TauRule = Literal["median", "batch_median", "running_median"]
 Level = Literal["sequence", "token"]
@@ -54,11 +50,9 @@ class RunningMedian:
         return float(np.median(self.values))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint."""
         return {"window": self.window, "values": torch.from_numpy(self.values.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a saved state."""
         self.window = state["window"]
         self.values = state["values"].numpy().copy()
 
@@ -101,12 +95,10 @@ class Flow(Objective):
         if not (number and float(self.tau) > 0) and self.tau not in get_args(TauRule):
             rules = ", ".join(map(repr, get_args(TauRule)))
             raise ValueError(f"tau must be one of {rules} or a number > 0, got {self.tau!r}")
-        if self.level not in get_args(Level):
-            raise ValueError(f"level must be 'sequence' or 'token', got {self.level!r}")
+        one_of("level", self.level, get_args(Level))
 
     @property
     def needs_fitted_head(self) -> bool:
-        """Unless all weights are 1."""
         return self.tau != math.inf
 
     def packing_conflict(self) -> str | None:
@@ -119,12 +111,10 @@ class Flow(Objective):
         )
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
-        """τ, around the median loss of the data."""
         median = median_loss()
         return {} if median is None else {"tau": SearchRange(median / 5, median * 5, median)}
 
     def prepare(self, run: Run) -> Criterion:
-        """Score the data at θ* and add the weight to each sample."""
         if self.tau == math.inf:
             return Criterion(run)
         if self.level == "token" and run.task not in TOKEN_TASKS:
@@ -163,11 +153,9 @@ class Flow(Objective):
         return w / w.mean() if self.normalize else w
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the running median, for a checkpoint."""
         return self._history.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a saved state."""
         self._history.load_state_dict(state)
 
     def temperature(self, scores: Scores) -> float:
@@ -222,17 +210,14 @@ class FlowCriterion(Criterion):
     def weights(
         self, model: nn.Module, batch: Any, values: Tensor | None, update: int
     ) -> Tensor | None:
-        """The column, or the weights of its losses in this batch."""
         if self.by_batch and values is not None:
             return self._weigh_batch(model, batch, values)
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the running median."""
         return self.flow.state_dict() if self.flow.tau == "running_median" else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a saved state."""
         if state:
             self.flow.load_state_dict(state)
 

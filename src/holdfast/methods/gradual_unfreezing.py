@@ -7,20 +7,16 @@ all layers". The last layer has the least general knowledge, and a trained head 
 layers less.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
 from holdfast._torch.checks import above_zero, share
 from holdfast._torch.layers import head_of, layer_of, within
 from holdfast.methods._freezing import Freezing, enter, phase_count, set_phases, trainable_names
-
-if TYPE_CHECKING:
-    from holdfast.run import Run
+from holdfast.stages import Checks, Run
 
 
 @dataclass(frozen=True)
@@ -41,17 +37,15 @@ class GradualUnfreezing(Freezing):
         'gradual-unfreezing'
     """
 
+    checks: ClassVar[Checks] = {"until": share}
     neutral: ClassVar[dict[str, Any] | None] = {"until": 0.0}
     needs_pretrained_start: ClassVar[str] = "trains the top layers first"
 
     until: float = 0.5
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "until", share("until", self.until))
-
     def prepare(self, run: Run) -> nn.Module:
         """Number the layers; in phase n, n + 1 of them train."""
-        model: nn.Module = run.model
+        model = run.model
         head = head_of(model)
         always = (*run.new, *([head] if head else []))
         trainable = trainable_names(model)
@@ -75,7 +69,6 @@ class GradualUnfreezing(Freezing):
         return model
 
     def advance(self, model: nn.Module, update: int, total_updates: int) -> None:
-        """Unfreeze the layers of this phase."""
         layers = phase_count(model)
         enter(model, layers_free(update, total_updates, layers, self.until) - 1)
 

@@ -9,23 +9,19 @@ of attention, one of two norms. Of the three matrices of a gated feed-forward ne
 frozen in one layer and one in the next. Embeddings and the head always train.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from holdfast._torch.checks import share, whole_number
+from holdfast._torch.checks import natural_number, positive_integer, share
 from holdfast._torch.layers import block_of, head_of, within
 from holdfast.methods._freezing import Freezing, enter, set_phases, trainable_names
-
-if TYPE_CHECKING:
-    from holdfast.run import Run
+from holdfast.stages import Checks, Run
 
 
 @dataclass(frozen=True)
@@ -48,6 +44,7 @@ class HFT(Freezing):
         'hft'
     """
 
+    checks: ClassVar[Checks] = {"frozen": share, "rounds": positive_integer, "seed": natural_number}
     neutral: ClassVar[dict[str, Any] | None] = {"frozen": 0.0}
     needs_pretrained_start: ClassVar[str] = "freezes half of the matrices"
 
@@ -55,15 +52,9 @@ class HFT(Freezing):
     rounds: int = 1
     seed: int | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "frozen", share("frozen", self.frozen))
-        object.__setattr__(self, "rounds", whole_number("rounds", self.rounds, 1))
-        if self.seed is not None:
-            object.__setattr__(self, "seed", whole_number("seed", self.seed, 0))
-
     def prepare(self, run: Run) -> nn.Module:
         """Draw the frozen half of every round."""
-        model: nn.Module = run.model
+        model = run.model
         head = head_of(model)
         groups = matrices(model, keep=(*run.new, *([head] if head else [])))
         if not groups:
@@ -82,7 +73,6 @@ class HFT(Freezing):
         return model
 
     def advance(self, model: nn.Module, update: int, total_updates: int) -> None:
-        """Freeze this round's half."""
         enter(model, min((update - 1) * self.rounds // total_updates, self.rounds - 1))
 
 

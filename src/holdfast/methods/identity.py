@@ -1,7 +1,5 @@
 """The identity of each stage: with all four, a recipe is plain fine-tuning."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from holdfast.stages import Merging, Objective, Start, Trainable

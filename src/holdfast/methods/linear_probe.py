@@ -7,17 +7,14 @@ ICLR 2022, https://arxiv.org/abs/2202.10054, compare it with full fine-tuning.
 a convex problem.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, pad_id_of, to_device
 from holdfast._torch.checks import at_least_zero
@@ -25,11 +22,9 @@ from holdfast._torch.layers import head_of, submodule, within
 from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar
 from holdfast.data import Collate, Source, as_source
-from holdfast.losses import Task
+from holdfast.losses import Task, weighted_loss
 from holdfast.methods._freezing import Freezing, set_phases, stay_in_eval
-
-if TYPE_CHECKING:
-    from holdfast.run import Run
+from holdfast.stages import Run
 
 
 @dataclass(frozen=True)
@@ -58,8 +53,7 @@ class LinearProbe(Freezing):
     head: str | None = None
 
     def prepare(self, run: Run) -> nn.Module:
-        """Freeze the body and keep it in eval mode."""
-        model: nn.Module = run.model
+        model = run.model
         heads = heads_of(run, self.head)
         ours = {id(p) for head in heads for p in model.get_submodule(head).parameters()}
         shared = [
@@ -177,7 +171,7 @@ def _fit(
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = _mean_loss(head(features), labels, task)
+        loss = weighted_loss(head(features), labels, None, task)
         loss = loss + 0.5 * sum((decay * w.square()).sum() for w in weights)
         loss.backward()
         return loss
@@ -187,7 +181,7 @@ def _fit(
         closure()
         gradient = max(float(p.grad.abs().max()) for p in head.parameters() if p.grad is not None)
         with torch.no_grad():
-            return float(_mean_loss(head(features), labels, task)), gradient
+            return float(weighted_loss(head(features), labels, None, task)), gradient
 
 
 @torch.no_grad()
@@ -195,15 +189,6 @@ def _shift(head: nn.Linear, by: Tensor) -> None:
     """Change the bias so that the outputs stay the same after subtracting ``by`` from features."""
     if head.bias is not None:
         head.bias.add_(head.weight @ by)
-
-
-def _mean_loss(outputs: Tensor, labels: Tensor, task: Task) -> Tensor:
-    """The mean loss, in the dtype of the outputs."""
-    if task == "classification":
-        return F.cross_entropy(outputs, labels.long())
-    if task == "multi_label":
-        return F.binary_cross_entropy_with_logits(outputs, labels.to(outputs))
-    return F.mse_loss(outputs, labels.to(outputs).reshape(outputs.shape))
 
 
 @torch.no_grad()
@@ -225,9 +210,7 @@ def _features(
             inputs, targets = inputs_and_labels(model, to_device(read(), device))
             outputs = logits_of(model, inputs, features=True)
             if inside and not caught:
-                raise ValueError(
-                    "the model did not run the head: check that head= is the right module"
-                )
+                raise ValueError("the model did not run the head: check the argument head=")
             found = caught.pop() if inside else outputs
             if isinstance(head, nn.Linear) and found.dim() == 3 and isinstance(inputs, Mapping):
                 found = _last(found, inputs)

@@ -9,29 +9,23 @@ B, toward 0, and not on A. WiSE-FT scales B. With the adapters off, the model is
 All of this holds for a quantized base as well (QLoRA).
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
 from holdfast._torch.adapters import adapter_origin
-from holdfast._torch.checks import above_zero, share, whole_number
+from holdfast._torch.checks import above_zero, positive_integer, share
 from holdfast._torch.imports import require
 from holdfast._torch.layers import within
 from holdfast._torch.names import shorten
 from holdfast._torch.rng import seeded
 from holdfast.methods._freezing import Freezing, stay_in_eval
 from holdfast.reference import Reference
-from holdfast.stages import MedianLoss, SearchRange, SearchSpace
-
-if TYPE_CHECKING:
-    from holdfast.recipe import Recipe
-    from holdfast.run import Run
+from holdfast.stages import Checks, MedianLoss, Recipe, Run, SearchRange, SearchSpace
 
 
 @dataclass(frozen=True)
@@ -58,6 +52,7 @@ class LoRA(Freezing):
         'lora'
     """
 
+    checks: ClassVar[Checks] = {"r": positive_integer, "alpha": above_zero, "dropout": share}
     neutral: ClassVar[dict[str, Any] | None] = None
     keeps_base: ClassVar[bool] = True
     uses_base: ClassVar[bool] = True
@@ -71,10 +66,7 @@ class LoRA(Freezing):
     dora: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "r", whole_number("r", self.r, 1))
-        if self.alpha is not None:
-            object.__setattr__(self, "alpha", above_zero("alpha", self.alpha))
-        object.__setattr__(self, "dropout", share("dropout", self.dropout))
+        super().__post_init__()
         if not isinstance(self.target, str):
             object.__setattr__(self, "target", tuple(self.target))
         if not self.target or not all(isinstance(name, str) for name in self.target):
@@ -83,7 +75,6 @@ class LoRA(Freezing):
             )
 
     def conflict(self, recipe: Recipe) -> str | None:
-        """With DoRA the weights are not linear in B."""
         if self.dora and recipe.merging.interpolates:
             merging = type(recipe.merging).__name__
             return (
@@ -93,13 +84,11 @@ class LoRA(Freezing):
         return None
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
-        """The rank."""
         return {"r": SearchRange(1, 128, 16)}
 
     def prepare(self, run: Run) -> nn.Module:
-        """Wrap the model with PEFT and freeze its weights."""
         peft = require("peft", extra="peft", what="LoRA")
-        model: nn.Module = run.model
+        model = run.model
         if hasattr(model, "peft_config"):
             raise ValueError(
                 "the model already has adapters: leave out LoRA to train them, or merge them first "

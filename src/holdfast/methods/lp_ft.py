@@ -5,17 +5,12 @@ ICLR 2022, https://arxiv.org/abs/2202.10054. The gradients of a random head dist
 the head is being learned. The gradients of a fitted head are small and do not.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from holdfast._torch.checks import at_least_zero
 from holdfast.methods.linear_probe import heads_of, linear_probe
-from holdfast.stages import Trainable
-
-if TYPE_CHECKING:
-    from holdfast.run import Run
+from holdfast.stages import Checks, Run, Trainable
 
 
 @dataclass(frozen=True)
@@ -33,6 +28,7 @@ class LPFT(Trainable):
         'lp-ft'
     """
 
+    checks: ClassVar[Checks] = {"l2": at_least_zero}
     neutral: ClassVar[dict[str, Any] | None] = None
     needs_pretrained_start: ClassVar[str] = "fits the head to the pretrained features"
     fits_head: ClassVar[bool] = True
@@ -41,11 +37,7 @@ class LPFT(Trainable):
     head: str | None = None
     l2: float = 1e-4
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "l2", at_least_zero("l2", self.l2))
-
     def fit(self, run: Run) -> None:
-        """Fit the head; the body does not change."""
         task: Any = run.task
         if task not in ("classification", "regression", "multi_label"):
             what = f"the task is {task}" if isinstance(task, str) else "the task is a function"

@@ -11,20 +11,15 @@ it penalizes the distance to θ*: the expected value of a quadratic loss with cu
 by ½·μ·p/(1 − p)·‖θ − θ*‖².
 """
 
-from __future__ import annotations
-
-import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
+from functools import cache, partial
+from typing import Any, ClassVar, Literal, cast, get_args
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast._torch.checks import share
-from holdfast.stages import MedianLoss, SearchRange, SearchSpace, Trainable
-
-if TYPE_CHECKING:
-    from holdfast.run import Run
+from holdfast._torch.checks import one_of, share
+from holdfast.stages import Checks, MedianLoss, Run, SearchRange, SearchSpace, Trainable
 
 Per = Literal["neuron", "weight"]
 
@@ -49,6 +44,7 @@ class Mixout(Trainable):
         'mixout'
     """
 
+    checks: ClassVar[Checks] = {"p": share, "per": partial(one_of, allowed=get_args(Per))}
     neutral: ClassVar[dict[str, Any] | None] = {"p": 0.0}
     needs_reference: ClassVar[bool] = True
 
@@ -56,19 +52,16 @@ class Mixout(Trainable):
     per: Per = "neuron"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "p", share("p", self.p))
+        super().__post_init__()
         if self.p == 1:
             raise ValueError("p must be below 1: at 1 no tuned weight is used")
-        if self.per not in get_args(Per):
-            raise ValueError(f"per must be 'neuron' or 'weight', got {self.per!r}")
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
-        """The probability of a pretrained weight."""
         return {"p": SearchRange(0.1, 0.95, 0.7, log=False)}
 
     def prepare(self, run: Run) -> nn.Module:
         """Make every linear layer with pretrained weights mix. Parameters keep their names."""
-        model: nn.Module = run.model
+        model = run.model
         if self.p == 0:
             return model
         if run.reference is None:
@@ -92,7 +85,6 @@ class Mixout(Trainable):
         return model
 
     def finish(self, model: nn.Module) -> nn.Module:
-        """Restore the plain layers."""
         for module in model.modules():
             if isinstance(module, _Mixing):
                 module.__class__ = module.plain  # type: ignore[assignment]
@@ -157,7 +149,7 @@ def _mixing_class(module: nn.Module) -> type[_Mixing] | None:
     return None
 
 
-@functools.cache
+@cache
 def _mix_conv1d() -> type[_Mixing]:
     """``MixConv1D``, created on first use because its base class is in transformers."""
     from transformers.pytorch_utils import Conv1D

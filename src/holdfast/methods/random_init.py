@@ -4,25 +4,19 @@ The model starts from random weights and is pulled to the pretrained ones while 
 lets it explore. The pretrained weights are anchors only (https://arxiv.org/abs/2004.12651).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
 
-from holdfast._torch.checks import whole_number
+from holdfast._torch.checks import natural_number
 from holdfast._torch.fingerprint import tensor_fingerprint
 from holdfast._torch.names import shorten
 from holdfast._torch.rng import seeded
-from holdfast.stages import Start
-
-if TYPE_CHECKING:
-    from holdfast.recipe import Recipe
-    from holdfast.run import Run
+from holdfast.stages import Checks, Recipe, Run, Start
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -40,17 +34,13 @@ class RandomInit(Start):
         'random-init+recadam'
     """
 
+    checks: ClassVar[Checks] = {"seed": natural_number}
     neutral: ClassVar[dict[str, Any] | None] = None
     needs_reference: ClassVar[bool] = True
 
     seed: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.seed is not None:
-            object.__setattr__(self, "seed", whole_number("seed", self.seed, 0))
-
     def conflict(self, recipe: Recipe) -> str | None:
-        """Frozen weights would stay random, and without a pull nothing leads back to θ*."""
         trainable = recipe.trainable
         if reason := trainable.needs_pretrained_start:
             return (
@@ -66,7 +56,6 @@ class RandomInit(Start):
         )
 
     def apply(self, run: Run) -> None:
-        """Initialize the trainable parameters."""
         frozen = [(p, p.detach().clone()) for p in run.model.parameters() if not p.requires_grad]
         random_init(run.model, seed=run.seed if self.seed is None else self.seed)
         with torch.no_grad():

@@ -11,12 +11,10 @@ new task has weight λ/(1−s), and one of the old task (1−λ)/s. The weighted
 the objective, and random batches give it in expectation.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +27,7 @@ from holdfast.anneal import Anneal, Constant
 from holdfast.columns import with_column
 from holdfast.data import IndexedSource
 from holdfast.losses import TOKEN_TASKS, count_targets
-from holdfast.stages import Criterion, Objective
-
-if TYPE_CHECKING:
-    from holdfast.run import Run
+from holdfast.stages import Checks, Criterion, Objective, Run
 
 _COLUMN = "rehearsal"  # 1 for samples of the old task, 0 for those of the new one
 _LABELS = ("labels", "label", "label_ids")
@@ -60,13 +55,14 @@ class Rehearsal(Objective):
         'rehearsal'
     """
 
+    checks: ClassVar[Checks] = {"ratio": at_least_zero}
     neutral: ClassVar[dict[str, Any] | None] = {"ratio": 0.0}
 
     ratio: float = 0.25
     anneal: Anneal | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ratio", at_least_zero("ratio", self.ratio))
+        super().__post_init__()
         if self.anneal is not None and not isinstance(self.anneal, Anneal):
             raise TypeError(
                 "anneal must be an annealing such as Constant(0.5) or Sigmoid(k=0.1, t0=250), got "
@@ -74,7 +70,6 @@ class Rehearsal(Objective):
             )
 
     def prepare(self, run: Run) -> Criterion:
-        """Mix the data of both tasks."""
         if self.ratio == 0:
             return Criterion(run)
         if run.old_data is None:
@@ -107,7 +102,6 @@ class RehearsalCriterion(Criterion):
     def weights(
         self, model: nn.Module, batch: Any, values: Tensor | None, update: int
     ) -> Tensor | None:
-        """The weights by task."""
         return None if values is None else mixing_weights(values, self.anneal(update), self.share)
 
 

@@ -10,22 +10,21 @@ values (a new head) stay as tuned. Trying several α costs no training. With LoR
 weights are interpolated, θ* + α·BA, by scaling B.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from holdfast._torch.adapters import adapter_parameters
-from holdfast._torch.checks import share
+from holdfast._torch.checks import one_of, share
 from holdfast._torch.layout import like
 from holdfast.data import Collate
 from holdfast.methods._batch_norm import reestimate_statistics, statistics_of
 from holdfast.reference import Reference
-from holdfast.stages import MedianLoss, Merging, Result, SearchRange, SearchSpace
+from holdfast.stages import Checks, MedianLoss, Merging, Result, SearchRange, SearchSpace
 
 Statistics = Literal["interpolate", "keep", "reestimate"]
 
@@ -51,6 +50,10 @@ class WiseFT(Merging):
         0.7071
     """
 
+    checks: ClassVar[Checks] = {
+        "alpha": share,
+        "statistics": partial(one_of, allowed=get_args(Statistics)),
+    }
     neutral: ClassVar[dict[str, Any] | None] = {"alpha": 1.0}
     needs_reference: ClassVar[bool] = True
     swept: ClassVar[str | None] = "alpha"
@@ -59,15 +62,7 @@ class WiseFT(Merging):
     alpha: float = 0.5
     statistics: Statistics = "interpolate"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "alpha", share("alpha", self.alpha))
-        if self.statistics not in get_args(Statistics):
-            raise ValueError(
-                f"statistics must be 'interpolate', 'keep' or 'reestimate', got {self.statistics!r}"
-            )
-
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
-        """α, from nearly the pretrained model to the tuned one."""
         return {"alpha": SearchRange(0.05, 1.0, 0.5, log=False)}
 
     def merge(
