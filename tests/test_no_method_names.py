@@ -182,7 +182,7 @@ def test_the_lists_exist():
         "name == 'flow'",
         "recipe = 'recadam+flow'",
         "raise ValueError('use Flow() instead')",
-        "from holdfast.methods.flow import RunningMedian",
+        "from holdfast.methods.flow import FlowCriterion",
         "from holdfast.methods import flow",
         "import holdfast.methods.flow",
         "def train(rehearsal): ...",

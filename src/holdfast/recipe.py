@@ -54,7 +54,7 @@ class Recipe:
         alone = isinstance(given, Penalty | str | type)
         object.__setattr__(self, "penalties", (given,) if alone else tuple(given))
         for stage, method in self:
-            if not isinstance(method, _KINDS[stage]):
+            if not isinstance(method, STAGES[stage]):
                 raise TypeError(_wrong_kind(stage, method))
         twice = [type(p).__name__ for p in self.penalties]
         if len(set(twice)) < len(twice):
@@ -212,16 +212,6 @@ def as_recipe(recipe: Recipe | str) -> Recipe:
             f'Recipe.preset("recadam+flow"), got {recipe!r}'
         )
     return recipe
-
-
-_KINDS: dict[Stage, type] = {
-    "trainable": Trainable,
-    "start": Start,
-    "objective": Objective,
-    "update": Update,
-    "penalties": Penalty,
-    "merging": Merging,
-}
 
 
 def read_recipe(name: str) -> tuple[str, Recipe]:

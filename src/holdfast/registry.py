@@ -6,7 +6,7 @@ CONTRIBUTING.md.
 
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from holdfast._torch.checks import did_you_mean
 from holdfast.methods.adamw import AdamWUpdate
@@ -30,12 +30,16 @@ from holdfast.methods.rehearsal import Rehearsal
 from holdfast.methods.sfa import SFA
 from holdfast.methods.sgd import SGDUpdate
 from holdfast.methods.wise_ft import WiseFT
-from holdfast.stages import Method
+from holdfast.stages import Merging, Method, Objective, Penalty, Start, Trainable, Update
 
 __all__ = ["STAGES", "Entry", "Stage", "entry_of", "find", "methods", "register"]
 
 Stage = Literal["trainable", "start", "objective", "update", "penalties", "merging"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
+#: The base class of each stage, in the order of the stages.
+STAGES: dict[Stage, type[Method]] = {
+    "trainable": Trainable, "start": Start, "objective": Objective, "update": Update,
+    "penalties": Penalty, "merging": Merging,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

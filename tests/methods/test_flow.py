@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import Flow, Scores
-from holdfast.methods.flow import RunningMedian
 
 losses = st.lists(st.floats(1e-6, 50), min_size=1, max_size=40)
 
@@ -92,9 +91,9 @@ class TestRunningMedian:
             assert torch.allclose(flow.weigh(f), torch.exp(-f / statistics.median(seen)))
 
     def test_only_the_window_counts(self):
-        history = RunningMedian(window=3)
-        history.update(torch.tensor([100.0, 100.0, 100.0]))
-        assert history.update(torch.tensor([1.0, 2.0])) == 2.0
+        flow, f = Flow(tau="running_median"), torch.ones(6_000)
+        flow.weigh(torch.full((10_000,), 100.0))
+        assert torch.allclose(flow.weigh(f), torch.exp(-f.double()))  # 6,000 of the last 10,000
 
     def test_saved_and_loaded(self, tmp_path):
         flow, other = Flow(tau="running_median"), Flow(tau="running_median")
@@ -108,8 +107,8 @@ class TestRunningMedian:
         flow = Flow(tau="running_median")
         flow.weigh(torch.ones(3))
         assert flow == Flow(tau="running_median")
-        assert "history" not in repr(flow)
-        assert len(dataclasses.replace(flow)._history.values) == 0
+        assert "recent" not in repr(flow)
+        assert len(dataclasses.replace(flow)._recent) == 0
 
 
 class TestScores:

@@ -87,7 +87,7 @@ def test_a_running_median_is_saved_with_the_criterion():
     flow = Flow(tau="running_median")
     criterion, model = prepared("classification", flow)
     again, _ = prepared("classification", flow)
-    assert len(flow._history.values) == 0  # the recipe's object knows of no run
+    assert len(flow._recent) == 0  # the recipe's object knows of no run
     collate = default_collate
     loss_of(criterion, model, collate, [0, 1, 2])
     again.load_state_dict(criterion.state_dict())

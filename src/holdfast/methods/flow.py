@@ -17,7 +17,9 @@ far; small weights for them keep it near θ*, without using its weights at all.
 """
 
 import math
+from collections import deque
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -34,27 +36,7 @@ from holdfast.stages import Criterion, MedianLoss, Objective, Run, SearchRange, 
 
 TauRule = Literal["median", "batch_median", "running_median"]
 Level = Literal["sequence", "token"]
-
-
-class RunningMedian:
-    """The median of the ``window`` most recent values. Its state is saved with the run."""
-
-    def __init__(self, window: int = 10_000) -> None:
-        self.window = window
-        self.values = np.empty(0)
-
-    def update(self, losses: Tensor) -> float:
-        """Add values and return the median of the window."""
-        new = losses.detach().double().cpu().numpy().reshape(-1)
-        self.values = np.concatenate([self.values, new])[-self.window :]
-        return float(np.median(self.values))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"window": self.window, "values": torch.from_numpy(self.values.copy())}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.window = state["window"]
-        self.values = state["values"].numpy().copy()
+_WINDOW = 10_000  # the most recent losses that a running median covers
 
 
 @dataclass(frozen=True)
@@ -63,7 +45,7 @@ class Flow(Objective):
 
     Args:
         tau: ``"median"`` of the losses over the fine-tuning set; ``"batch_median"`` of each batch;
-            ``"running_median"`` of all losses that this object has weighed, for streams; or a
+            ``"running_median"`` of the last 10,000 losses that this object has weighed, for streams; or a
             number > 0. Infinity gives all samples weight 1.
         level: weigh whole ``"sequence"``s, or every ``"token"`` by its own loss.
         normalize: scale the weights to a mean of 1. Otherwise their mean is well below 1, which
@@ -86,8 +68,8 @@ class Flow(Objective):
     tau: TauRule | float = "median"
     level: Level = "sequence"
     normalize: bool = False
-    _history: RunningMedian = field(
-        default_factory=RunningMedian, init=False, repr=False, compare=False
+    _recent: deque[float] = field(
+        default_factory=partial(deque, maxlen=_WINDOW), init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
@@ -153,10 +135,13 @@ class Flow(Objective):
         return w / w.mean() if self.normalize else w
 
     def state_dict(self) -> dict[str, Any]:
-        return self._history.state_dict()
+        """Return the losses behind the running median, for a checkpoint."""
+        return {"values": torch.tensor(list(self._recent), dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._history.load_state_dict(state)
+        """Restore a saved state."""
+        self._recent.clear()
+        self._recent.extend(state["values"].tolist())
 
     def temperature(self, scores: Scores) -> float:
         """τ as a number: the median of all losses, unless it is a number already."""
@@ -182,9 +167,9 @@ class Flow(Objective):
         if not isinstance(self.tau, str):
             return float(self.tau)
         if self.tau == "running_median":
-            tau = self._history.update(f)
-        else:
-            tau = float(np.median(f.numpy()))  # the mean of the two middle values
+            self._recent.extend(f.flatten().tolist())
+            f = torch.tensor(list(self._recent), dtype=torch.float64)
+        tau = float(np.median(f.numpy()))  # the mean of the two middle values
         if tau == 0:
             raise ValueError(
                 "the median loss is 0, because the pretrained model predicts at least half of the "
