@@ -32,9 +32,11 @@ class Freezing(Trainable):
     def finish(self, model: nn.Module) -> nn.Module:
         inner = unwrapped(model)
         if hasattr(inner, _PHASES):
-            _freeze(inner, _phases_of(inner).trainable, frozenset())
+            _freeze(inner, frozenset())
             delattr(inner, _PHASES)
-        leave_eval(model)
+        hooks = model._forward_pre_hooks
+        for key in [key for key, hook in hooks.items() if isinstance(hook, StayInEval)]:
+            del hooks[key]
         return model
 
 
@@ -49,32 +51,31 @@ def set_phases(model: nn.Module, frozen: Sequence[Collection[str]]) -> None:
     trainable = frozenset(map(plain_name, trainable_names(model)))
     phases = tuple(trainable & set(map(plain_name, names)) for names in frozen)
     setattr(model, _PHASES, Phases(trainable, phases))
-    _freeze(model, trainable, frozenset.intersection(*phases))
+    _freeze(model, frozenset.intersection(*phases))
 
 
 def enter(model: nn.Module, phase: int) -> None:
     """Freeze the parameters of a phase, counted from 0, and unfreeze the others."""
-    model = unwrapped(model)
-    known = _phases_of(model)
-    if known.now != phase:
-        known.now = phase
-        _freeze(model, known.trainable, known.frozen[phase])
+    phases = _phases_of(model)
+    if phases.now != phase:
+        phases.now = phase
+        _freeze(model, phases.frozen[phase])
 
 
 def phase_count(model: nn.Module) -> int:
-    """The number of phases."""
-    return len(_phases_of(unwrapped(model)).frozen)
+    return len(_phases_of(model).frozen)
 
 
 def _phases_of(model: nn.Module) -> Phases:
-    known: Any = getattr(model, _PHASES, None)
-    if not isinstance(known, Phases):
+    phases: Any = getattr(unwrapped(model), _PHASES, None)
+    if not isinstance(phases, Phases):
         raise ValueError(f"this {type(model).__name__} was not prepared: call prepare(run) first")
-    return known
+    return phases
 
 
-def _freeze(model: nn.Module, trainable: frozenset[str], frozen: frozenset[str]) -> None:
-    for name, p in model.named_parameters():
+def _freeze(model: nn.Module, frozen: frozenset[str]) -> None:
+    trainable = _phases_of(model).trainable
+    for name, p in unwrapped(model).named_parameters():
         if (plain := plain_name(name)) in trainable:
             p.requires_grad_(plain not in frozen)
             if plain in frozen:
@@ -101,13 +102,6 @@ class StayInEval:
 def stay_in_eval(model: nn.Module, names: Iterable[str]) -> None:
     """Keep the modules with these names in eval mode."""
     model.register_forward_pre_hook(StayInEval(frozenset(names)))
-
-
-def leave_eval(model: nn.Module) -> None:
-    """Undo :func:`stay_in_eval`."""
-    hooks = model._forward_pre_hooks
-    for key in [key for key, hook in hooks.items() if isinstance(hook, StayInEval)]:
-        del hooks[key]
 
 
 def held_in_eval(model: nn.Module) -> set[nn.Module]:

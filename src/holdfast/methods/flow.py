@@ -45,8 +45,8 @@ class Flow(Objective):
 
     Args:
         tau: ``"median"`` of the losses over the fine-tuning set; ``"batch_median"`` of each batch;
-            ``"running_median"`` of the last 10,000 losses that this object has weighed, for streams; or a
-            number > 0. Infinity gives all samples weight 1.
+            ``"running_median"`` of the last 10,000 losses that this object weighed, for streams;
+            or a number > 0. Infinity gives all samples weight 1.
         level: weigh whole ``"sequence"``s, or every ``"token"`` by its own loss.
         normalize: scale the weights to a mean of 1. Otherwise their mean is well below 1, which
             makes the steps of SGD smaller by that factor; Adam divides the factor out.

@@ -11,7 +11,7 @@ weights are interpolated, θ* + α·BA, by scaling B.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
@@ -78,10 +78,14 @@ class WiseFT(Merging):
         The reference may be None if only LoRA adapters were trained. The data is for
         ``statistics="reestimate"``, as for :func:`holdfast.score`.
         """
-        self._check_data(model, data, [self.alpha])
-        pairs = list(self._pairs(model, reference))
-        _place(pairs, [tensor for tensor, _ in pairs], self.alpha)
-        if self.statistics == "reestimate" and self.alpha != 1:
+        reestimate = self.statistics == "reestimate" and self.alpha != 1
+        if reestimate and data is None and statistics_of(model):
+            raise ValueError(
+                "statistics='reestimate' needs data for BatchNorm's statistics: pass data="
+            )
+        for tensor, base in self._pairs(model, reference):
+            _interpolate(tensor, base, self.alpha)
+        if reestimate:
             reestimate_statistics(model, data, collate)
         return model
 
@@ -99,35 +103,19 @@ class WiseFT(Merging):
 
         The setting ``alpha`` is not used; the other arguments are as in :meth:`merge`.
         """
-        for alpha in values:
-            share("alpha", alpha)
-        self._check_data(model, data, values)
-        pairs = list(self._pairs(model, reference))
-        moved = [tensor for tensor, _ in pairs]
-        statistics = [b for norm in statistics_of(model) for b in norm.buffers()]
-        tuned = [tensor.detach().clone() for tensor in moved]
-        estimated = [buffer.clone() for buffer in statistics]
+        merges = {value: replace(self, alpha=value) for value in values}
+        changed = [tensor for tensor, _ in self._pairs(model, reference)]
+        changed += [buffer for norm in statistics_of(model) for buffer in norm.buffers()]
+        tuned = [tensor.detach().clone() for tensor in changed]
         results: dict[float, Result] = {}
         try:
-            for alpha in values:
-                _place(pairs, tuned, float(alpha))
-                if self.statistics == "reestimate":
-                    if alpha == 1:
-                        _copy(statistics, estimated)
-                    else:
-                        reestimate_statistics(model, data, collate)
-                results[alpha] = evaluate(model)
+            for value, method in merges.items():
+                method.merge(model, reference, data=data, collate=collate)
+                results[value] = evaluate(model)
+                _copy(changed, tuned)
         finally:
-            _copy(moved, tuned)
-            _copy(statistics, estimated)
+            _copy(changed, tuned)
         return results
-
-    def _check_data(self, model: nn.Module, data: Any, alphas: Sequence[float]) -> None:
-        needed = self.statistics == "reestimate" and any(alpha != 1 for alpha in alphas)
-        if needed and data is None and statistics_of(model):
-            raise ValueError(
-                "statistics='reestimate' needs data for BatchNorm's statistics: pass data="
-            )
 
     def _pairs(
         self, model: nn.Module, reference: Reference | None
@@ -155,15 +143,12 @@ class WiseFT(Merging):
 
 
 @torch.no_grad()
-def _place(pairs: Sequence[tuple[Tensor, Tensor]], tuned: Sequence[Tensor], alpha: float) -> None:
-    """θ ← α·θ₁ + (1−α)·θ*, to the last bit at the ends."""
-    for (tensor, base), end in zip(pairs, tuned, strict=True):
-        if alpha == 1:
-            tensor.copy_(end)
-        elif alpha == 0:
-            tensor.copy_(base)
-        else:
-            tensor.copy_(torch.lerp(like(base, tensor), end, alpha))
+def _interpolate(tensor: Tensor, base: Tensor, alpha: float) -> None:
+    """θ ← α·θ + (1−α)·θ*, to the last bit at the ends."""
+    if alpha == 0:
+        tensor.copy_(base)
+    elif alpha != 1:
+        tensor.copy_(torch.lerp(like(base, tensor), tensor, alpha))
 
 
 @torch.no_grad()
