@@ -59,7 +59,7 @@ def test_the_same_model_has_forgotten_nothing(folders):
     assert report.drift.total.distance == 0
     assert all((d.kl.value, d.kl.low, d.kl.high) == (0, 0, 0) for d in report.divergences)
     assert all(s.change.value == 0 for s in report.scores)
-    assert report.verdict().level == "nothing"
+    assert report.verdict().forgotten == "nothing"
     assert "othing" in report.verdict().headline
 
 

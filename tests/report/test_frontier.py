@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.report.frontier import Axis, Point, frontier, out_of_view, pareto, placed
+from holdfast.report.frontier import Axis, Mark, frontier, out_of_view, pareto, placed
 from holdfast.report.plot import ACCENT, GAINED, Span
 
 pairs = st.lists(st.tuples(st.floats(0, 300), st.floats(0, 200)), max_size=15)
 
 
 def points(count):
-    return [Point(f"model {i}", ACCENT, ()) for i in range(count)]
+    return [Mark(f"model {i}", ACCENT, ()) for i in range(count)]
 
 
 @given(pairs)
@@ -50,5 +50,5 @@ def test_the_line_joins_the_best_or_all():
 
 def test_the_recommended_model_is_drawn_last():
     x = Axis("x", [Span(1.0), Span(2.0)], lower_is_better=False)
-    drawn = frontier([Point("chosen", GAINED, ()), Point("other", ACCENT, ())], x, x)
+    drawn = frontier([Mark("chosen", GAINED, ()), Mark("other", ACCENT, ())], x, x)
     assert drawn.plot["data"][1]["text"][-1] == "<b>chosen</b>"

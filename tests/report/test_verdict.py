@@ -30,7 +30,7 @@ def test_losses_the_worst_first():
     said = verdict(report(WIKI, ARC, PIQA))
     assert said.headline == "Lost 3.1 points on PIQA and 0.120 nats per token on WikiText."
     assert said.sentences == ("No measurable change on ARC-easy (±0.8 points).",)
-    assert said.level == "some"
+    assert said.forgotten == "some"
 
 
 def test_the_sample():
@@ -48,7 +48,7 @@ def test_the_same_model_forgot_nothing():
     same = score("PIQA", "accuracy", 0.684, 0.684, 0.02, 0.0, 1838)
     said = verdict(report(same, drift=STILL, divergences=(kl(0.0),)))
     assert said.headline == "Nothing forgotten."
-    assert said.level == "nothing"
+    assert said.forgotten == "nothing"
     assert verdict(report(drift=STILL)).headline == "Nothing forgotten."
     assert verdict(report(divergences=(kl(0.0),))).headline == "Nothing forgotten."
 
@@ -56,14 +56,14 @@ def test_the_same_model_forgot_nothing():
 @pytest.mark.parametrize("more", ["only_base", "only_tuned"])
 def test_other_tensors_may_forget(more):
     said = verdict(report(drift=replace(STILL, **{more: ("lora_A",)})))
-    assert said.level == "unknown"
+    assert said.forgotten == "unknown"
     assert "model lacks lora_A." in str(said)
 
 
 def test_without_scores_forgetting_was_not_tested():
     said = verdict(report(drift=drift(), divergences=(kl(0.08),)))
     assert said.headline == "Forgetting was not tested; predictions moved by 0.080 nats per token."
-    assert said.level == "unknown"
+    assert said.forgotten == "unknown"
     assert "To see what was forgotten, test tasks" in said.sentences[-1]
     two = verdict(report(divergences=(kl(0.08), kl(0.4, "a.txt"))))
     assert "predictions moved by up to 0.400 nats per token." in two.headline
@@ -75,7 +75,7 @@ def test_without_scores_forgetting_was_not_tested():
 def test_a_target_alone_tests_no_forgetting():
     target = replace(PIQA, role="target")
     said = verdict(report(target))
-    assert said.level == "unknown"
+    assert said.forgotten == "unknown"
     assert "The target PIQA got worse by 3.1 points." in said.sentences
     better = score("GSM8K", "exact_match", 0.02, 0.14, 0.01, 0.01, 1319, role="target")
     assert "The target GSM8K improved by 12.0 points." in verdict(report(ARC, better)).sentences
@@ -83,7 +83,7 @@ def test_a_target_alone_tests_no_forgetting():
 
 def test_nothing_was_measured():
     said = verdict(report())
-    assert (said.headline, said.level) == ("Forgetting was not tested.", "unknown")
+    assert (said.headline, said.forgotten) == ("Forgetting was not tested.", "unknown")
     assert said.sentences == ("Nothing was measured.",)
 
 
@@ -91,7 +91,7 @@ def test_no_measurable_loss():
     better = score("LAMBADA", "acc", 0.4, 0.45, 0.01, 0.01, 5153)
     said = verdict(report(ARC, better))
     assert said.headline == "No measurable loss on LAMBADA and ARC-easy."
-    assert said.level == "nothing"
+    assert said.forgotten == "nothing"
     assert "Improved by 5.0 points on LAMBADA." in said.sentences
 
 
@@ -102,7 +102,7 @@ def test_nan_weights_come_first():
         "The tuned model is broken: 2 tensors hold NaN or infinity (a.weight and b.weight)."
     )
     assert said.sentences[0] == "Lost 3.1 points on PIQA."
-    assert said.level == "much"
+    assert said.forgotten == "much"
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
@@ -110,17 +110,17 @@ def test_a_score_that_is_not_finite_is_loud(odd):
     change = Estimate(odd, odd, odd, 9)
     said = verdict(report(replace(WIKI, after=change, change=change)))
     assert said.headline == "The tuned model has no finite score on WikiText."
-    assert said.level == "much"
+    assert said.forgotten == "much"
 
 
 def test_without_an_interval_it_may_be_chance():
     said = verdict(report(replace(PIQA, change=Estimate(-0.031, None, None, 1838))))
-    assert said.level == "unknown"
+    assert said.forgotten == "unknown"
     assert said.sentences[0] == (
         "Worse by 3.1 points on PIQA; without an interval this may be chance."
     )
     one = replace(PIQA, change=Estimate(-1.0, -1.0, -1.0, 1))
-    assert verdict(report(one)).level == "unknown"
+    assert verdict(report(one)).forgotten == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_perplexities_rise_beside_what_is_lost():
 
 def test_a_handful_of_samples_says_nothing():
     some = score("X", "acc", 1.0, 0.5, 0.0, 0.1, 3, False)
-    assert verdict(report(some)).level == "unknown"
+    assert verdict(report(some)).forgotten == "unknown"
 
 
 def test_many_losses_are_cut_short():
@@ -182,7 +182,7 @@ def test_two_metrics_of_one_task_are_told_apart():
 def test_every_report_has_a_verdict(some):
     said = verdict(some)
     assert all(s and s.endswith(".") and s.isprintable() for s in (said.headline, *said.sentences))
-    assert said.level in ("nothing", "little", "some", "much", "unknown")
+    assert said.forgotten in ("nothing", "little", "some", "much", "unknown")
     if some.drift is not None and some.drift.not_finite:
         assert said.headline.startswith("The tuned model is broken")
 
@@ -198,11 +198,11 @@ def test_a_loss_needs_an_interval_without_zero(a, b, c, metric, lower):
                  Estimate(value, low, high, 9))  # fmt: skip
     outcome = change_of(some).outcome
     if low <= 0 <= high:
-        assert outcome == "same"
-        assert verdict(report(some)).level == "nothing"
+        assert outcome == "no measurable change"
+        assert verdict(report(some)).forgotten == "nothing"
     else:
         assert outcome == ("lost" if (value > 0) == lower else "gained")
-        assert (verdict(report(some)).level == "nothing") == (outcome == "gained")
+        assert (verdict(report(some)).forgotten == "nothing") == (outcome == "gained")
 
 
 @given(finite, finite, kinds, st.booleans())

@@ -24,7 +24,7 @@ from holdfast.comparison.search import Tuning
 from holdfast.io import codec as _codec
 from holdfast.io.files import locked
 from holdfast.recipe import Recipe, read_recipe
-from holdfast.report.words import level, percent, plain
+from holdfast.report.words import percent, plain, score_text
 
 Values = dict[str, int | float | str | bool | None]
 
@@ -113,8 +113,8 @@ class Tuned:
         return [
             *said,
             "On the half of the tests that nothing was chosen on, the recipe found has "
-            f"{level(metric, mine.target.after)} {plain(metric)} (the defaults: "
-            f"{level(metric, theirs.target.after)}){lost}: it {beats} the defaults in both.",
+            f"{score_text(metric, mine.target.after)} {plain(metric)} (the defaults: "
+            f"{score_text(metric, theirs.target.after)}){lost}: it {beats} the defaults in both.",
             f"Of {len(self.frontier)} on the frontier {better}.",
         ]
 

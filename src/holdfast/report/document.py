@@ -7,8 +7,8 @@ Document are plain text: renderers escape them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, Literal
 
@@ -31,8 +31,6 @@ class Answer:
 
 @dataclass(frozen=True)
 class Column:
-    """The head of a table's column."""
-
     head: str
     note: str = ""  # the rest of the title, such as the metric; left out on narrow terminals
     rank: int = 0  # narrow terminals drop the columns with the highest ranks first, never rank 0
@@ -40,14 +38,11 @@ class Column:
 
     @property
     def title(self) -> str:
-        """Head and note."""
         return f"{self.head}, {self.note}" if self.note else self.head
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a title."""
-
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -58,14 +53,19 @@ class Table:
     page_only: bool = False  # whether Markdown and terminals leave the table out
 
     @classmethod
-    def facts(cls, title: str, values: Mapping[str, object]) -> Table:
-        """Names and values, for the page only."""
-        rows = tuple((plain(name), plain(str(value))) for name, value in values.items())
-        return cls(title, (Column("name"), Column("value", prose=True)), rows, page_only=True)
+    def of(
+        cls,
+        title: str,
+        items: Iterable[Any],
+        cells: Mapping[Column, Callable[..., str]],
+        **more: Any,
+    ) -> Table:
+        """One row per item, with the column's text of it."""
+        rows = tuple(tuple(cell(item) for cell in cells.values()) for item in items)
+        return cls(title, tuple(cells), rows, **more)
 
     @property
     def toned(self) -> list[tuple[tuple[str, ...], Tone]]:
-        """The rows, each with its tone."""
         none: Tone = ""
         return list(zip(self.rows, self.tones or repeat(none), strict=False))
 
@@ -91,11 +91,19 @@ class Section:
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()  # one sentence each
 
+    @classmethod
+    def facts(cls, title: str, **tables: Mapping[str, object]) -> Section:
+        """Names and values, for the page only."""
+        columns = Column("name"), Column("value", prose=True)
+        rows = {
+            n: tuple((plain(k), plain(str(v))) for k, v in t.items()) for n, t in tables.items()
+        }
+        found = (Table(name, columns, some, page_only=True) for name, some in rows.items())
+        return cls(title, tables=tuple(found))
+
 
 @dataclass(frozen=True)
 class Document:
-    """Everything to show about one result."""
-
     kind: str  # such as "forgetting report"
     answer: Answer
     badge: str  # the answer in a few words
@@ -103,9 +111,9 @@ class Document:
     names: tuple[str, ...]  # the models or files that the result is about
     sections: tuple[Section, ...]
     download: str = "result.json"  # the name under which the page saves the JSON
-    version: str = ""  # of the holdfast that measured
 
     @property
     def filled(self) -> list[Section]:
-        """The sections that hold something."""
-        return [s for s in self.sections if s.figures or s.tables or s.notes]
+        """The sections that hold something, without empty tables."""
+        found = [replace(s, tables=tuple(t for t in s.tables if t.rows)) for s in self.sections]
+        return [s for s in found if s.figures or s.tables or s.notes]

@@ -1,4 +1,4 @@
-"""The frontier between what was learned and what was kept: one point per model.
+"""The frontier between what was learned and what was kept: one mark per model.
 
 The target is to the right and a retained test upwards; better is always to the right and up.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from holdfast.report.document import Figure
 from holdfast.report.plot import ACCENT, GAINED, JSON, LOST, Span, escape, hover, whiskers
-from holdfast.report.words import cut, plain
+from holdfast.report.words import cut, kind_of, plain
 
 #: Retained tests that are drawn at most; the tables have all.
 MOST = 6
@@ -20,20 +20,16 @@ MOST = 6
 _WHOLE, _HALF, _PHONE = 910, 420, 215
 #: A value that is worse than the worst quarter by this many interquartile ranges is out of view.
 _FAR = 10
-#: Points are drawn in this order.
+#: Marks are drawn in this order.
 _ORDER = (ACCENT, LOST, GAINED)
-#: Pixels: of a letter, of a line of text, of a point's radius, and room for text at the right.
+#: Pixels: of a letter, of a line of text, of a mark's radius, and room for text at the right.
 _LETTER, _LINE, _DOT, _MARGIN = 7.0, 15.0, 6.0, 30.0
-_PLACES = (
-    "top right", "middle right", "bottom right", "top left", "middle left", "bottom left",
-    "top center", "bottom center",
-)  # fmt: skip
 
 Pair = tuple[float, float]
 Box = tuple[float, float, float, float]
 
 
-class Point(NamedTuple):
+class Mark(NamedTuple):
     """A model: its label, its color and its details, one line each."""
 
     name: str
@@ -51,9 +47,19 @@ class Axis:
     lower_is_better: bool | None = None  # reverses the axis; None if neither end is better
     suffix: str = ""  # of the numbers
 
+    @classmethod
+    def of_test(
+        cls, name: str, metric: str, spans: Sequence[Span], start: float, lower_is_better: bool
+    ) -> Axis:
+        """The axis of a test; shares are in percent."""
+        title = f"{plain(name)}, {plain(metric)}"
+        if kind_of(metric) != "share":
+            return cls(title, spans, start, lower_is_better)
+        spans = [Span(100 * s.value, *(x and 100 * x for x in (s.low, s.high))) for s in spans]
+        return cls(title, spans, 100 * start, lower_is_better, " %")
+
     @property
     def sign(self) -> int:
-        """−1 if the axis is reversed."""
         return -1 if self.lower_is_better else 1
 
     def view(self, *more: float | None) -> Pair:
@@ -70,15 +76,12 @@ class Axis:
 
 
 def frontier(
-    points: Sequence[Point], x: Axis, y: Axis, *, path: bool = False, wide: bool = False
+    marks: Sequence[Mark], x: Axis, y: Axis, *, path: bool = False, wide: bool = False
 ) -> Figure:
-    """Draw models by two quantities; the figure's title is that of ``y``.
+    """Draw models by two quantities, in the order of the axes' values.
 
-    Args:
-        points: the models, in the order of the axes' values.
-        x, y: the axes.
-        path: join all points in their order; else join those that no other beats on both axes.
-        wide: take the whole width of the page.
+    ``path`` joins all marks in their order; else a line joins those that no other beats on both
+    axes. ``wide`` takes the whole width of the page.
     """
     across, up, seen = _view(x, y)
     joined = seen
@@ -93,8 +96,22 @@ def frontier(
         "line": {"color": "var(--whisker-soft)", "width": 1.5},
         "hoverinfo": "skip",
     }
-    order = sorted(seen, key=lambda i: _ORDER.index(points[i].color))
-    drawn = [(points[i], x.spans[i], y.spans[i]) for i in order]
+    order = sorted(seen, key=lambda i: _ORDER.index(marks[i].color))
+    drawn = [marks[i] for i in order]
+    xs, ys = [x.spans[i] for i in order], [y.spans[i] for i in order]
+    colors = [mark.color for mark in drawn]
+    dots = {
+        "type": "scatter",
+        "mode": "markers+text",
+        "x": [span.value for span in xs],
+        "y": [span.value for span in ys],
+        "error_x": whiskers(xs),
+        "error_y": whiskers(ys),
+        "textfont": {"color": ["var(--ink)" if color == ACCENT else color for color in colors]},
+        "cliponaxis": False,
+        "marker": {"size": [14 if color == GAINED else 10 for color in colors], "color": colors},
+        "customdata": [hover(mark.name, mark.details) for mark in drawn],
+    }
     height = 480 if wide else 330
     right, upwards = ("" if a.lower_is_better is None else "better →" for a in (x, y))
     title = ", ".join(filter(None, [escape(cut(x.title, 40)), right]))
@@ -105,22 +122,32 @@ def frontier(
         "yaxis": {"range": list(up), "ticksuffix": y.suffix, "title": {"text": upwards}},
     }
     if y.start is not None and _drawable(y.start):
-        level = {"color": "var(--same)", "width": 1.5, "dash": "dot"}
+        dotted = {"color": "var(--same)", "width": 1.5, "dash": "dot"}
         ends = {"x0": 0, "x1": 1, "xref": "paper", "y0": y.start, "y1": y.start}
-        layout["shapes"] = [{"type": "line", "layer": "below", "line": level, **ends}]
+        layout["shapes"] = [{"type": "line", "layer": "below", "line": dotted, **ends}]
+    names = [cut(plain(mark.name), 22) for mark in drawn]
 
     def plot(width: float) -> JSON:
-        labels = _labels(drawn, (across, up), (width, height - 70))
-        return {"data": [line, _markers(drawn, labels)], "layout": layout}
+        inside = height - 70
+        pixels = [
+            (width * _share(across, a.value), inside * (1 - _share(up, b.value)))
+            for a, b in zip(xs, ys, strict=True)
+        ]
+        # The last mark is on top, so its name is placed first.
+        places = placed(names[::-1], pixels[::-1], width, inside)[::-1]
+        texts = [escape(name) if place else "" for name, place in zip(names, places, strict=True)]
+        bold = [t if c == ACCENT else f"<b>{t}</b>" for t, c in zip(texts, colors, strict=True)]
+        named = {"text": bold, "textposition": [place or "top right" for place in places]}
+        return {"data": [line, dots | named], "layout": layout}
 
-    alt = "; ".join(", ".join([plain(point.name), *point.details]) for point, _, _ in drawn[:20])
+    alt = "; ".join(", ".join([plain(mark.name), *mark.details]) for mark in drawn[:20])
     return Figure(y.title, plot(_WHOLE if wide else _HALF), plot(_PHONE), alt, wide)
 
 
-def out_of_view(points: Sequence[Point], x: Axis, y: Axis) -> list[str]:
+def out_of_view(marks: Sequence[Mark], x: Axis, y: Axis) -> list[str]:
     """The models that a plot leaves out: not finite, or far worse than the rest."""
     seen = _view(x, y)[2]
-    return [plain(point.name) for i, point in enumerate(points) if i not in seen]
+    return [plain(mark.name) for i, mark in enumerate(marks) if i not in seen]
 
 
 def pareto(points: Sequence[Pair]) -> list[int]:
@@ -146,12 +173,12 @@ def placed(
     taken: list[Box] = []
     found: list[str | None] = []
     for name, point in zip(names, points, strict=True):
-        found.append(None)
         dots = [(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y in points if (x, y) != point]
-        for place in _PLACES:
-            box = _beside(name, point, place)
-            inside = box[0] >= 0 and box[1] >= -_LINE and box[3] <= height
-            inside = inside and box[2] <= width + _MARGIN - _DOT
+        found.append(None)
+        for place, box in _boxes(name, *point).items():
+            left, top, right, bottom = box
+            inside = left >= 0 and top >= -_LINE and bottom <= height
+            inside = inside and right <= width + _MARGIN - _DOT
             if inside and not any(_meet(box, other) for other in (*taken, *dots)):
                 taken.append(box)
                 found[-1] = place
@@ -159,70 +186,33 @@ def placed(
     return found
 
 
+def _boxes(text: str, x: float, y: float) -> dict[str, Box]:
+    """The box of a text at each position beside its point, the preferred position first."""
+    wide = _LETTER * len(text)
+    sides = {"right": x + _DOT, "left": x - _DOT - wide}
+    heights = {"top": y - _DOT - _LINE, "middle": y - _LINE / 2, "bottom": y + _DOT}
+    corners = {f"{h} {s}": (sides[s], heights[h]) for s in sides for h in heights}
+    corners |= {f"{h} center": (x - wide / 2, heights[h]) for h in ("top", "bottom")}
+    return {place: (x, y, x + wide, y + _LINE) for place, (x, y) in corners.items()}
+
+
+def _meet(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
 def _view(x: Axis, y: Axis) -> tuple[Pair, Pair, list[int]]:
     """The range across and upwards, and the models inside."""
     across, up = x.view(), y.view(y.start)
-    pairs = enumerate(zip(x.spans, y.spans, strict=True))
-    seen = [i for i, (a, b) in pairs if _inside(across, a.value) and _inside(up, b.value)]
-    return across, up, seen
+    spans = enumerate(zip(x.spans, y.spans, strict=True))
+    shares = [(i, _share(across, a.value), _share(up, b.value)) for i, (a, b) in spans]
+    return across, up, [i for i, a, b in shares if 0 <= a <= 1 and 0 <= b <= 1]
+
+
+def _share(view: Pair, value: float) -> float:
+    """Where a value is between the ends of a view, from 0 to 1."""
+    return (value - view[0]) / (view[1] - view[0])
 
 
 def _drawable(value: float) -> bool:
     """Whether a value is finite and small enough to compute a range with."""
     return abs(value) < 1e100
-
-
-def _inside(view: Pair, value: float) -> bool:
-    return min(view) <= value <= max(view)
-
-
-def _labels(
-    drawn: Sequence[tuple[Point, Span, Span]], view: tuple[Pair, Pair], inner: Pair
-) -> list[tuple[str, str]]:
-    """Text and position of each name, the last first; no text where there is no room."""
-    (left, right), (bottom, top) = view
-    width, height = inner
-    pixels = [
-        (width * (x.value - left) / (right - left), height * (top - y.value) / (top - bottom))
-        for _, x, y in drawn
-    ]
-    names = [cut(plain(point.name), 22) for point, _, _ in drawn]
-    places = placed(names[::-1], pixels[::-1], *inner)[::-1]
-    return [
-        (escape(name), place) if place else ("", "top right")
-        for name, place in zip(names, places, strict=True)
-    ]
-
-
-def _markers(drawn: Sequence[tuple[Point, Span, Span]], labels: Sequence[tuple[str, str]]) -> JSON:
-    """The points with their names, and their intervals as whiskers."""
-    colors = [point.color for point, _, _ in drawn]
-    texts = zip(colors, labels, strict=True)
-    return {
-        "type": "scatter",
-        "mode": "markers+text",
-        "x": [x.value for _, x, _ in drawn],
-        "y": [y.value for _, _, y in drawn],
-        "text": [text if color == ACCENT else f"<b>{text}</b>" for color, (text, _) in texts],
-        "textposition": [place for _, place in labels],
-        "textfont": {"color": ["var(--ink)" if color == ACCENT else color for color in colors]},
-        "cliponaxis": False,
-        "marker": {"size": [14 if color == GAINED else 10 for color in colors], "color": colors},
-        "error_x": whiskers([x for _, x, _ in drawn]),
-        "error_y": whiskers([y for _, _, y in drawn]),
-        "customdata": [hover(point.name, point.details) for point, _, _ in drawn],
-    }
-
-
-def _beside(text: str, point: Pair, place: str) -> Box:
-    """The box of a text at a place beside its point."""
-    x, y = point
-    wide = _LETTER * len(text)
-    up, _, side = place.partition(" ")
-    left = {"right": x + _DOT, "left": x - _DOT - wide, "center": x - wide / 2}[side]
-    top = {"top": y - _DOT - _LINE, "middle": y - _LINE / 2, "bottom": y + _DOT}[up]
-    return left, top, left + wide, top + _LINE
-
-
-def _meet(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -4,8 +4,6 @@ The page holds plotly.js (about 4.8 MB), the plots and the JSON of the result. I
 policy allows only its own two scripts to run, and nothing to be loaded.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -18,14 +16,7 @@ from holdfast.report.words import plain
 
 
 def to_html(document: Document, data: str) -> str:
-    """Render a page.
-
-    Needs jinja2, and plotly for its JavaScript.
-
-    Args:
-        document: what to show.
-        data: the JSON of the result, for download from the page.
-    """
+    """Render a page, from which ``data``, the JSON of the result, can be downloaded."""
     plotly = require("plotly.offline", extra="eval", what="the HTML page")
     markup = require("markupsafe", extra="eval", what="the HTML page").Markup
     figures = [figure for section in document.filled for figure in section.figures]

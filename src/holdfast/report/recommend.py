@@ -12,10 +12,10 @@ The rule for recipes:
 
 A recipe that was chosen on other data (``Results.taken``) is recommended regardless.
 
-The rule for α: its target score is close if it is within 1 % of the best one, or if the 95 %
-interval of its gain over the base reaches the best gain. Losses are on the scale of the verdict (1
-is where a loss stops being little). Without retained tests, take the smallest close α. Without a
-target score there is no recommendation.
+The rule for α is the same, with three differences: every α with a finite target score is a
+candidate; an α is also close if the 95 % interval of its gain over the base reaches the best gain;
+losses are on the scale of the verdict (1 is where a loss stops being little). Without retained
+tests, take the smallest close α. Without a target score there is no recommendation.
 """
 
 from __future__ import annotations
@@ -23,28 +23,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.report.document import Answer
-from holdfast.report.verdict import verdict
-from holdfast.report.words import change_of, level, percent, plain
+from holdfast.report.verdict import NO_TESTS, verdict
+from holdfast.report.words import change_of, percent, plain, score_text
 
 if TYPE_CHECKING:
     from holdfast.comparison.results import Results, Summary
-    from holdfast.evaluate.report import ForgettingReport, Score
+    from holdfast.evaluate.report import Score
     from holdfast.evaluate.sweep import Sweep, SweepPoint
-
-    Found = tuple[SweepPoint, Score]
 
 #: Relative distance to the best target score that counts as close, and as near.
 CLOSE, NEAR = 0.01, 0.05
-#: The name of the recipe that is plain fine-tuning.
+#: The recipe that is plain fine-tuning.
 STANDARD = "standard"
 
-_NO_TESTS = "To see what was forgotten, test tasks that the model should keep."
 _CONFIRM = "The choice was made on these samples: confirm it on others."
-
-Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -63,37 +58,65 @@ class AlphaRecommendation(Answer):
     alpha: float | None = None  # the α to take; None if the target was not tested
 
 
+class Candidate(NamedTuple):
+    """A recipe or an α. Less is better of all numbers."""
+
+    label: str
+    says: str  # its sentence
+    target: float  # the score; NaN without one
+    low: float  # the range of the score over the seeds, or the interval of its change
+    high: float
+    loss: float | None  # None without retained tests
+    moved: float  # the KL, or α itself: decides without retained tests
+
+    def close_to(self, best: Candidate) -> bool:
+        overlap = max(self.low, best.low) <= min(self.high, best.high)
+        return overlap or self.within(CLOSE, best)
+
+    def within(self, share: float, best: Candidate) -> bool:
+        return abs(self.target - best.target) <= share * abs(best.target)
+
+
 def recommend(results: Results) -> Recommendation:
     """Apply the rule for recipes, and give the reasons."""
-    found = results.summaries()
+    summaries = results.summaries()
     total = len(results.failed) + len(results.runs)
     failed = [f"{len(results.failed)} of {total} runs failed."] if results.failed else []
-    if not found:
+    if not summaries:
         return Recommendation("No run has finished.", tuple(failed))
-    target = plain(found[0].target.name)
-    better = [s for s in found if math.isfinite(s.target.after) and s.target.gain > 0]
+    start = summaries[0].target
+    found = {s.label: _recipe(s) for s in summaries}
+    better = [found[s.label] for s in summaries if s.target.gain > 0]
+    better = [c for c in better if math.isfinite(c.target)]
     if not better:
-        headline = f"Keep the pretrained model: no recipe made it better on {target}."
+        headline = f"Keep the pretrained model: no recipe made it better on {plain(start.name)}."
         return Recommendation(headline, tuple(failed))
-    best = min(better, key=lambda s: (_target_first(s), s.loss))
-    close = [s for s in better if _within(s, best, CLOSE) or _overlap(s, best)]
-    near = [s for s in better if s in close or _within(s, best, NEAR)]
-    gentle = _gentlest(near)
-    taken = next((s for s in found if s.label == results.taken), None)
-    chosen = taken or _gentlest(close)
-    standard = standard_of(found)
-    last = "forgets least" if any(s.retained for s in close) else "moves the predictions least"
-    reason = _reason(len(close), "recipe", target, last)
+    best = min(better, key=lambda c: (c.target, c.loss or 0.0))
+    close = [c for c in better if c.close_to(best)]
+    gentle = _gentlest([c for c in better if c in close or c.within(NEAR, best)])
+    chosen = found.get(results.taken or "", _gentlest(close))
+    reason = _reason(close, "recipe", "recipes", start.name, "moves the predictions least")
     if len(found) == 1:
-        reason = f"it is the only recipe, and better than the pretrained model on {target}"
-    if taken is not None:
+        reason = (
+            f"it is the only recipe, and better than the pretrained model on {plain(start.name)}"
+        )
+    if results.taken in found:
         reason = "on the data for choosing, it was close to the best and forgot least"
-    sentences = [*_on_recipes(chosen, best, gentle, standard), *failed]
-    if not any(s.retained for s in found):
-        sentences.append(_NO_TESTS)
-    if len(found) > 1 and all(s.seeds == 1 for s in found):
+    names = {
+        chosen.label: plain(chosen.label),
+        best.label: f"The best, {plain(best.label)}",
+        gentle.label: f"To forget less, take {plain(gentle.label)}",
+    }
+    if (standard := standard_of(summaries)) is not None:
+        names.setdefault(standard.label, "Standard fine-tuning")
+    names[chosen.label] = plain(chosen.label)
+    sentences = [f"{name}: {found[label].says}" for label, name in names.items()]
+    sentences += [f"The pretrained model: {score_text(start.metric, start.before)}.", *failed]
+    if not any(s.retained for s in summaries):
+        sentences.append(NO_TESTS)
+    if len(found) > 1 and all(s.seeds == 1 for s in summaries):
         sentences.append("Only one seed was run: small differences may be chance.")
-    if len(found) > 1 and taken is None:
+    if len(found) > 1 and results.taken not in found:
         sentences.append(_CONFIRM)
     headline = f"Take {plain(chosen.label)}: {reason}."
     return Recommendation(headline, tuple(sentences), chosen.label, best.label, gentle.label)
@@ -101,33 +124,31 @@ def recommend(results: Results) -> Recommendation:
 
 def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
     """Apply the rule for α, and give the reasons."""
-    found = targets_of(sweep)
-    finite = [(point, score) for point, score in found if math.isfinite(score.after.value)]
-    advice = [] if any(retained(point.report) for point in sweep.points) else [_NO_TESTS]
-    if not finite:
-        why = "its target score is not a finite number" if found else "no target was tested"
-        sentences = (*_on_alphas(sweep, found, None), *advice)
-        return AlphaRecommendation(f"No α is recommended: {why}.", sentences)
-    best = min(finite, key=_alpha_first)
-    close = [row for row in finite if _is_close(row[1], best[1])]
-    if any(retained(point.report) for point, _ in close):
-        chosen = min(close, key=lambda row: (loss_of(row[0].report), _alpha_first(row)))
-        last = "forgets least"
+    scores = [(p.alpha, s) for p in sweep.points for s in p.report.scores if s.role == "target"]
+    tests = [(s.name, s.metric) for _, s in scores]
+    targets = {a: s for (a, s), test in zip(scores, tests, strict=True) if test == tests[0]}
+    found = [_alpha(point, targets.get(point.alpha)) for point in sweep.points]
+    advice = [NO_TESTS] if all(c.loss is None for c in found) else []
+    # From the largest: of two equally good ones, it is taken.
+    finite = [c for c in reversed(found) if math.isfinite(c.target)]
+    if finite:
+        best = min(finite, key=lambda c: c.target)
+        close = [c for c in finite if c.close_to(best)]
+        alpha = _gentlest(close).moved
+        take = {0.0: "Keep the base", 1.0: "Keep the tuned model"}.get(alpha, f"Take α = {alpha:g}")
+        reason = _reason(close, "α", "α", scores[0][1].name, "stays closest to the base")
+        advice.append(_CONFIRM)
     else:
-        chosen = min(close, key=lambda row: row[0].alpha)
-        last = "stays closest to the base"
-    point, target = chosen[0], plain(chosen[1].name)
-    sentences = (*_on_alphas(sweep, found, point.alpha), *advice, _CONFIRM)
-    take = {0.0: "Keep the base", 1.0: "Keep the tuned model"}
-    take_it = take.get(point.alpha, f"Take α = {point.alpha:g}")
-    headline = f"{take_it}: {_reason(len(close), 'α', target, last)}."
-    return AlphaRecommendation(headline, sentences, point.alpha)
+        alpha, take = None, "No α is recommended"
+        reason = "its target score is not a finite number" if scores else "no target was tested"
+    sentences = [f"{c.label}: {c.says}" for c in found if c.moved in (0, alpha, 1) and c.says]
+    return AlphaRecommendation(f"{take}: {reason}.", (*sentences, *advice), alpha)
 
 
 def standard_of(found: Sequence[Summary]) -> Summary | None:
     """Plain fine-tuning, with the values that are best on the target, if it was run."""
     plain_ones = [s for s in found if s.recipe == STANDARD and math.isfinite(s.target.after)]
-    return min(plain_ones, key=_target_first, default=None)
+    return max(plain_ones, key=lambda s: s.target.gain, default=None)
 
 
 def kl_of(summary: Summary) -> float | None:
@@ -135,110 +156,54 @@ def kl_of(summary: Summary) -> float | None:
     return summary.kl.get("context-free", next(iter(summary.kl.values()), None))
 
 
-def targets_of(sweep: Sweep) -> list[Found]:
-    """The points that have the first target score, each with that score."""
-    scores = [(p, s) for p in sweep.points for s in p.report.scores if s.role == "target"]
-    return [(p, s) for p, s in scores if key_of(s) == key_of(scores[0][1])]
+def _recipe(summary: Summary) -> Candidate:
+    target, kl = summary.target, kl_of(summary)
+    sign = 1 if target.lower_is_better else -1
+    seeds = [sign * run.target.after for run in summary.runs if math.isfinite(run.target.after)]
+    lost = f", lost {percent(summary.loss)} on average" if summary.retained else ""
+    return Candidate(
+        summary.label,
+        f"{_scored(target.metric, target.after, target.name)}{lost}.",
+        sign * target.after,
+        min(seeds, default=math.nan),
+        max(seeds, default=math.nan),
+        summary.loss if summary.retained else None,
+        math.inf if kl is None else kl,
+    )
 
 
-def key_of(score: Score) -> Key:
-    """The identity of a score at every α."""
-    return score.name, score.metric, score.role
+def _alpha(point: SweepPoint, target: Score | None) -> Candidate:
+    names = {0.0: "The base", 1.0: "The tuned model"}
+    value = low = high = math.nan
+    says = []
+    if target:
+        says.append(f"{_scored(target.metric, target.after.value, target.name)}.")
+        sign, change = 1 if target.lower_is_better else -1, change_of(target)
+        value, high = sign * target.after.value, sign * change.value
+        end = change.low if target.lower_is_better else change.high  # only the better end counts
+        low = high if end is None else sign * end
+    # Losses are on the scale of the verdict.
+    retained = [score for score in point.report.scores if score.role == "retained"]
+    losses = [max(0.0, change_of(score).loss) for score in retained]
+    if losses and point.alpha != 0:
+        says.append(verdict(point.report).headline)
+    loss = sum(losses) / len(losses) if losses else None
+    name = names.get(point.alpha, f"α = {point.alpha:g}")
+    return Candidate(name, " ".join(says), value, low, high, loss, point.alpha)
 
 
-def retained(report: ForgettingReport) -> list[Score]:
-    """The scores on tasks that the model should keep."""
-    return [score for score in report.scores if score.role == "retained"]
+def _gentlest(among: Sequence[Candidate]) -> Candidate:
+    if any(c.loss is not None for c in among):
+        return min(among, key=lambda c: (c.loss or 0.0, c.target))
+    return min(among, key=lambda c: (c.moved, c.target))
 
 
-def loss_of(report: ForgettingReport, key: Key | None = None) -> float:
-    """The mean loss over the retained scores, or over one, on the scale of the verdict."""
-    changes = [change_of(s) for s in retained(report) if key in (None, key_of(s))]
-    losses = [
-        math.inf if c.outcome == "broken" else c.severity if c.worse else 0.0 for c in changes
-    ]
-    return sum(losses) / len(losses) if losses else 0.0
+def _reason(close: Sequence[Candidate], one: str, several: str, test: str, untested: str) -> str:
+    if len(close) == 1:
+        return f"no other {one} comes close on {plain(test)}"
+    why = "forgets least" if any(c.loss is not None for c in close) else untested
+    return f"of the {len(close)} {several} close to the best on {plain(test)}, it {why}"
 
 
-def _target_first(summary: Summary) -> float:
-    """Least for the best on the target."""
-    return (1 if summary.target.lower_is_better else -1) * summary.target.after
-
-
-def _alpha_first(row: Found) -> tuple[float, float]:
-    """Least for the best on the target; a tie goes to the largest α."""
-    point, score = row
-    return (1 if score.lower_is_better else -1) * score.after.value, -point.alpha
-
-
-def _within(summary: Summary, best: Summary, share: float) -> bool:
-    top = best.target.after
-    return abs(summary.target.after - top) <= share * abs(top)
-
-
-def _overlap(one: Summary, other: Summary) -> bool:
-    """Whether the ranges of their seeds' target scores overlap."""
-    values = [run.target.after for run in one.runs], [run.target.after for run in other.runs]
-    known = [[value for value in some if math.isfinite(value)] for some in values]
-    return all(known) and max(map(min, known)) <= min(map(max, known))
-
-
-def _is_close(score: Score, best: Score) -> bool:
-    if abs(score.after.value - best.after.value) <= CLOSE * abs(best.after.value):
-        return True
-    change, top = change_of(score), change_of(best).value
-    if score.lower_is_better:
-        return change.low is not None and change.low <= top
-    return change.high is not None and change.high >= top
-
-
-def _gentlest(among: Sequence[Summary]) -> Summary:
-    if any(s.retained for s in among):
-        return min(among, key=lambda s: (s.loss, _target_first(s)))
-    moved = {s.label: math.inf if (kl := kl_of(s)) is None else kl for s in among}
-    return min(among, key=lambda s: (moved[s.label], _target_first(s)))
-
-
-def _reason(close: int, what: str, target: str, last: str) -> str:
-    if close == 1:
-        return f"no other {what} comes close on {target}"
-    several = what if what == "α" else f"{what}s"
-    return f"of the {close} {several} close to the best on {target}, it {last}"
-
-
-def _on_recipes(
-    chosen: Summary, best: Summary, gentle: Summary, standard: Summary | None
-) -> list[str]:
-    """One sentence per recipe that matters for the choice, and one for the pretrained model."""
-    target, metric = plain(chosen.target.name), chosen.target.metric
-    shown = {
-        chosen.label: (plain(chosen.label), chosen),
-        best.label: (f"The best, {plain(best.label)}", best),
-        gentle.label: (f"To forget less, take {plain(gentle.label)}", gentle),
-    }
-    if standard is not None:
-        shown.setdefault(standard.label, ("Standard fine-tuning", standard))
-    shown[chosen.label] = plain(chosen.label), chosen
-    said = []
-    for who, summary in shown.values():
-        lost = f", lost {percent(summary.loss)} on average" if summary.retained else ""
-        value = level(metric, summary.target.after)
-        said.append(f"{who}: {value} {plain(metric)} on {target}{lost}.")
-    return [*said, f"The pretrained model: {level(metric, chosen.target.before)}."]
-
-
-def _on_alphas(sweep: Sweep, found: Sequence[Found], alpha: float | None) -> list[str]:
-    """One sentence for the chosen model, the tuned one and the base."""
-    scores = {point.alpha: score for point, score in found}
-    said = []
-    for point in sweep.points:
-        if point.alpha in (0, alpha, 1):
-            names = {0.0: "The base", 1.0: "The tuned model"}
-            words = [f"{names.get(point.alpha, f'α = {point.alpha:g}')}:"]
-            if score := scores.get(point.alpha):
-                value = level(score.metric, score.after.value)
-                words.append(f"{value} {plain(score.metric)} on {plain(score.name)}.")
-            if point.alpha != 0 and retained(point.report):
-                words.append(verdict(point.report).headline)
-            said += [" ".join(words)] if len(words) > 1 else []
-    return said
+def _scored(metric: str, value: float, test: str) -> str:
+    return f"{score_text(metric, value)} {plain(metric)} on {plain(test)}"

@@ -1,9 +1,8 @@
 """Scored samples: their losses under the pretrained model, their weights, and their Document."""
 
-from __future__ import annotations
-
+import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,8 +28,6 @@ class Sample:
 
 @dataclass(frozen=True)
 class Scored:
-    """Losses and weights of a dataset."""
-
     model: str
     data: str
     rows: int  # of the data; a row may give no sample, or several
@@ -39,16 +36,12 @@ class Scored:
     texts: Sequence[str]  # how each sample begins
 
     def summary(self) -> dict[str, Any]:
-        """The figures as plain values."""
         known = [(s.loss, s) for s in self.samples if s.loss is not None]
         losses = [loss for loss, _ in known]
-        flat = [
-            w for _, s in known for w in (s.weight if isinstance(s.weight, list) else [s.weight])
-        ]
-        ordered = [
-            {**asdict(s), "text": self.texts[s.index]}
-            for _, s in sorted(known, key=lambda pair: pair[0])
-        ]
+        weights = (s.weight if isinstance(s.weight, list) else [s.weight] for _, s in known)
+        flat = list(itertools.chain.from_iterable(weights))
+        known.sort(key=lambda pair: pair[0])
+        ordered = [{**asdict(s), "text": self.texts[s.index]} for _, s in known]
         empty = self.rows - len({s.row for s in self.samples})
         return {
             "model": self.model,
@@ -67,7 +60,6 @@ class Scored:
         }
 
     def document(self) -> Document:
-        """Figures, histogram and both ends."""
         summary = self.summary()
         size, weights, median = (summary[k] for k in ("effective_size", "weights", "median_loss"))
         rows, samples = self.rows, len(self.samples)
@@ -100,20 +92,18 @@ def _histogram(losses: Sequence[float]) -> list[dict[str, float]]:
         return [{"low": low, "high": high, "samples": len(losses)}]
     edges = [*np.linspace(low, top, _BINS + 1)[:-1].tolist(), high]
     counts, _ = np.histogram(losses, edges)
-    return [
-        {"low": a, "high": b, "samples": n}
-        for a, b, n in zip(edges, edges[1:], counts.tolist(), strict=False)
-    ]
+    bins = zip(edges[:-1], edges[1:], counts.tolist(), strict=True)
+    return [{"low": low, "high": high, "samples": n} for low, high, n in bins]
 
 
 def _bars(bins: Sequence[Mapping[str, float]]) -> Table:
     most = max(row["samples"] for row in bins)
-    rows = []
-    for row in bins:
-        ends, bar = f"{row['low']:.3g} – {row['high']:.3g}", round(_BAR * row["samples"] / most)
-        rows.append((ends, f"{row['samples']:.0f}", "█" * bar))
-    columns = (Column("loss"), Column("samples"), Column("", prose=True))
-    return Table("Losses", columns, tuple(rows))
+    columns: dict[Column, Callable[[Mapping[str, float]], str]] = {
+        Column("loss"): lambda row: f"{row['low']:.3g} – {row['high']:.3g}",
+        Column("samples"): lambda row: f"{row['samples']:.0f}",
+        Column("", prose=True): lambda row: "█" * round(_BAR * row["samples"] / most),
+    }
+    return Table.of("Losses", bins, columns)
 
 
 def _ends(title: str, samples: Sequence[Mapping[str, Any]]) -> Table:

@@ -26,14 +26,11 @@ Self = TypeVar("Self", bound="Shown")
 class Shown(ABC):
     """A dataclass that can be saved, loaded and shown in every form.
 
-    It has a field ``schema_version``, whose default is the newest version that it reads. The
-    version grows when a field is renamed, removed or changes its meaning.
-
-    Attributes:
-        what: what the class is called in errors.
+    Its field ``schema_version`` defaults to the newest version that it reads. The version grows
+    when a field is renamed, removed or changes its meaning.
     """
 
-    what: ClassVar[str] = "report"
+    what: ClassVar[str] = "report"  # its name in errors
 
     @abstractmethod
     def document(self) -> Document:

@@ -33,10 +33,7 @@ def to_markdown(document: Document) -> str:
 
 
 def to_terminal(document: Document, console: Console | None = None) -> None:
-    """Print on a console of rich, or as Markdown if rich is not installed.
-
-    Names are text, never markup.
-    """
+    """Print on a console of rich, or as Markdown if rich is not installed."""
     try:
         from rich import box
         from rich.console import Console
@@ -90,22 +87,17 @@ def _markdown(table: Table) -> str:
     head = [column.title for column in table.columns]
     rows = [[escape(cell.strip()) for cell in row] for row in (head, *table.rows[: table.brief])]
     widths = [max(3, *map(len, cells)) for cells in zip(*rows, strict=True)]
-    rule = [
-        "-" * (width - 1) + ":" if i else ":" + "-" * (width - 1) for i, width in enumerate(widths)
-    ]
-    lines = [
-        " | ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in (rows[0], rule, *rows[1:])
-    ]
-    text = "\n".join(f"| {line} |" for line in lines)
+
+    def line(cells: Sequence[str], fill: str = " ") -> str:
+        first = cells[0].ljust(widths[0], fill)
+        rest = (c.rjust(w, fill) for c, w in zip(cells[1:], widths[1:], strict=True))
+        return f"| {' | '.join([first, *rest])} |"
+
+    text = "\n".join([line(rows[0]), line([":"] * len(widths), "-"), *map(line, rows[1:])])
     return "\n\n".join(filter(None, [f"## {escape(table.title)}", text, escape(_note(table))]))
 
 
 def _note(table: Table, left_out: int = 0) -> str:
-    """The table's note, and how much of the table is not shown."""
     notes = [table.note]
     if table.brief is not None and table.brief < len(table.rows):
         notes.append(f"{table.brief} of {len(table.rows)} rows.")

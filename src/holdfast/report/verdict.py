@@ -17,14 +17,16 @@ from holdfast.report.words import Change, change_of, listed, nats, percent, plai
 if TYPE_CHECKING:
     from holdfast.evaluate.report import Divergence, Drift, ForgettingReport, Score
 
-Level = Literal["nothing", "little", "some", "much", "unknown"]
+Forgotten = Literal["nothing", "little", "some", "much", "unknown"]
 
+NO_TESTS = "To see what was forgotten, test tasks that the model should keep."
 #: A KL below this, in nats, is rounding error.
 _STILL = 1e-6
 #: More tests than this are counted instead of named.
 _FEW = 4
 #: From this many tests on, some 95 % intervals exclude 0 by chance.
 _MANY = 20
+_DOUBT = "; without an interval this may be chance"
 
 
 @dataclass(frozen=True)
@@ -32,18 +34,15 @@ class Verdict(Answer):
     """The answer of a forgetting report.
 
     Attributes:
-        level: how much was forgotten, by the worst loss. Little is below 1 point, 0.05 nats per
-            token or 5 % of perplexity; much is at least 5 points, 0.25 nats per token or 28 %.
-            For other metrics the limits are 2 and 10 % of the value before. ``"unknown"`` if
-            forgetting was not tested.
+        forgotten: how much, by the worst loss. Little is below 1 point, 0.05 nats per token or 5 %
+            of perplexity; much is at least 5 points, 0.25 nats per token or 28 %. For other metrics
+            the limits are 2 and 10 % of the value before. ``"unknown"`` if it was not tested.
     """
 
-    level: Level = "unknown"
+    forgotten: Forgotten = "unknown"
 
 
 class Judged(NamedTuple):
-    """A score with its name and its change."""
-
     name: str
     score: Score
     change: Change
@@ -63,39 +62,33 @@ def verdict(report: ForgettingReport) -> Verdict:
     Lost 3.1 points on PIQA.
     No measurable change on ARC-easy (±0.8 points).
     """
-    judged = _judge(report.scores)
+    names = [plain(score.name) for score in report.scores]
+    judged = [
+        Judged(f"{name} {plain(s.metric)}" if names.count(name) > 1 else name, s, change_of(s))
+        for name, s in zip(names, report.scores, strict=True)
+    ]
+    judged.sort(key=lambda j: -abs(j.change.loss))
     retained = [j for j in judged if j.score.role == "retained"]
     broken = _broken(report.drift, judged)
-    headline, level = _headline(report, retained)
+    headline, forgotten = _headline(report, retained)
     sentences = [
-        *_on_retained(retained, headline),
+        *_on_retained(retained),
         *_on_targets([j for j in judged if j.score.role == "target"]),
-        *_on_predictions(report.divergences, headline),
-        *_on_weights(report.drift, headline),
+        *_on_predictions(report.divergences),
+        *(_on_weights(report.drift) if report.drift else ()),
     ]
     if not (report.scores or report.divergences or report.drift):
         sentences.append("Nothing was measured.")
-    elif not retained and level == "unknown":
-        sentences.append("To see what was forgotten, test tasks that the model should keep.")
+    elif not retained and forgotten == "unknown":
+        sentences.append(NO_TESTS)
     if broken:
         return Verdict(broken[0], (*broken[1:], headline, *sentences), "much")
-    return Verdict(headline, tuple(sentences), level)
+    return Verdict(headline, tuple(sentences), forgotten)
 
 
 def source_of(divergence: Divergence) -> str:
-    """The inputs on which predictions were compared."""
     free = divergence.name == "context-free"
     return "the base model's own texts" if free else plain(divergence.name)
-
-
-def _judge(scores: Sequence[Score]) -> list[Judged]:
-    """Scores with their names and changes, the worst first."""
-    names = [plain(score.name) for score in scores]
-    judged = [
-        Judged(f"{name} {plain(s.metric)}" if names.count(name) > 1 else name, s, change_of(s))
-        for name, s in zip(names, scores, strict=True)
-    ]
-    return sorted(judged, key=lambda j: -j.change.severity)
 
 
 def _broken(drift: Drift | None, judged: Sequence[Judged]) -> list[str]:
@@ -104,40 +97,44 @@ def _broken(drift: Drift | None, judged: Sequence[Judged]) -> list[str]:
     if names := [plain(name) for name in drift.not_finite] if drift else []:
         tensors = "1 tensor holds" if len(names) == 1 else f"{len(names)} tensors hold"
         said.append(f"The tuned model is broken: {tensors} NaN or infinity ({listed(names)}).")
-    broken = [j for j in judged if j.change.outcome == "broken"]
+    broken = [j for j in judged if j.change.outcome == "not finite"]
     if names := [j.name for j in broken if math.isfinite(j.score.before.value)]:
         said.append(f"The tuned model has no finite score on {listed(names)}.")
     return said
 
 
-def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str, Level]:
+def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str, Forgotten]:
     if lost := [j for j in retained if j.change.outcome == "lost"]:
-        worst = max(j.change.severity for j in lost)
-        return _losses(lost, retained), "little" if worst < 1 else "some" if worst < 2 else "much"
+        worst = lost[0].change.loss
+        forgotten: Forgotten = "little" if worst < 1 else "some" if worst < 2 else "much"
+        return _losses(lost, len(retained)), forgotten
     drift, divergences = report.drift, report.divergences
     still = drift is None or _is_still(drift)
     still = still and all(abs(d.kl.value) < _STILL for d in divergences)
     if (drift or divergences) and still and all(s.change.value == 0 for s in report.scores):
         return "Nothing forgotten.", "nothing"
-    if any(j.change.outcome in ("unsure", "broken") for j in retained):
+    if any(j.change.outcome in ("no interval", "not finite") for j in retained):
         return "The changes cannot be distinguished from chance.", "unknown"
     if retained:
         return f"No measurable loss on {_named(retained)}.", "nothing"
+    moved = ""
     if finite := [d for d in divergences if math.isfinite(d.kl.value)]:
         most = max(finite, key=lambda d: d.kl.value)
-        up_to = "up to " if len(finite) > 1 else ""
-        moved = f"moved by {up_to}{nats(most.kl.value)} nats per {plain(most.per)}"
-        moved = moved if abs(most.kl.value) >= _STILL else "did not move"
-        return f"Forgetting was not tested; predictions {moved}.", "unknown"
-    weights = f"; the weights {_moved(drift)}" if drift else ""
-    return f"Forgetting was not tested{weights}.", "unknown"
+        size = (
+            f"{'up to ' if len(finite) > 1 else ''}{nats(most.kl.value)} nats per {plain(most.per)}"
+        )
+        moved = f"moved by {size}" if abs(most.kl.value) >= _STILL else "did not move"
+        moved = f"; predictions {moved}"
+    elif drift:
+        moved = f"; the weights {_moved(drift)}"
+    return f"Forgetting was not tested{moved}.", "unknown"
 
 
-def _losses(lost: Sequence[Judged], retained: Sequence[Judged]) -> str:
+def _losses(lost: Sequence[Judged], tests: int) -> str:
     """The losses. Changes of a perplexity are worded as increases."""
     if len(lost) > _FEW:
         worst = f"{lost[0].name} ({lost[0].change.amount})"
-        return f"Lost on {len(lost)} of {len(retained)} tests, most on {worst}."
+        return f"Lost on {len(lost)} of {tests} tests, most on {worst}."
     rose = [str(j) for j in lost if j.change.kind == "perplexity"]
     rest = [str(j) for j in lost if j.change.kind != "perplexity"]
     said = [f"lost {listed(rest)}"] if rest else []
@@ -146,13 +143,13 @@ def _losses(lost: Sequence[Judged], retained: Sequence[Judged]) -> str:
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
-def _on_retained(retained: Sequence[Judged], headline: str) -> list[str]:
+def _on_retained(retained: Sequence[Judged]) -> list[str]:
     said = []
     same, gained, unsure, lost = (
         [j for j in retained if j.change.outcome == outcome]
-        for outcome in ("same", "gained", "unsure", "lost")
+        for outcome in ("no measurable change", "gained", "no interval", "lost")
     )
-    if same and headline != "Nothing forgotten.":
+    if same:
         said.append(f"No measurable change on {_named(same, margins=True)}.")
     tested = sum(j.change.low is not None for j in retained)
     if lost and tested >= _MANY:
@@ -161,27 +158,27 @@ def _on_retained(retained: Sequence[Judged], headline: str) -> list[str]:
     if gained:
         said.append(f"Improved by {listed(list(map(str, gained)))}.")
     for worse, word in ((True, "Worse"), (False, "Better")):
-        if some := [str(j) for j in unsure if j.change.worse == worse]:
-            said.append(f"{word} by {listed(some)}; without an interval this may be chance.")
+        if some := [str(j) for j in unsure if (j.change.loss > 0) == worse]:
+            said.append(f"{word} by {listed(some)}{_DOUBT}.")
     return said
 
 
 def _on_targets(targets: Sequence[Judged]) -> list[str]:
     said = []
     for j in targets:
-        moved = f"{'got worse' if j.change.worse else 'improved'} by {j.change.amount}"
-        if j.change.outcome == "same":
+        moved = f"{'got worse' if j.change.loss > 0 else 'improved'} by {j.change.amount}"
+        if j.change.outcome == "no measurable change":
             said.append(f"No measurable change on the target {_named([j], margins=True)}.")
-        elif j.change.outcome != "broken":
-            doubt = "; without an interval this may be chance" * (j.change.outcome == "unsure")
+        elif j.change.outcome != "not finite":
+            doubt = _DOUBT if j.change.outcome == "no interval" else ""
             said.append(f"The target {j.name} {moved}{doubt}.")
     return said
 
 
-def _on_predictions(divergences: Sequence[Divergence], headline: str) -> list[str]:
+def _on_predictions(divergences: Sequence[Divergence]) -> list[str]:
     said = []
     moved = [d for d in divergences if abs(d.kl.value) >= _STILL and math.isfinite(d.kl.value)]
-    if moved and not (len(moved) == 1 and "predictions moved" in headline):
+    if moved:
         sizes = [f"{nats(d.kl.value)} nats per {plain(d.per)} on {source_of(d)}" for d in moved]
         said.append(f"Predictions moved by {listed(sizes)}.")
     if odd := [source_of(d) for d in divergences if not math.isfinite(d.kl.value)]:
@@ -189,19 +186,16 @@ def _on_predictions(divergences: Sequence[Divergence], headline: str) -> list[st
     return said
 
 
-def _on_weights(drift: Drift | None, headline: str) -> list[str]:
-    if drift is None:
-        return []
+def _on_weights(drift: Drift) -> list[str]:
     said = []
     if _is_still(drift):
         said.append("The two models have the same weights.")
     elif drift.total.distance == 0:
         said.append("The weights that both models have did not move.")
     elif math.isfinite(drift.total.distance):
-        most = max(drift.layers, key=lambda row: row.relative, default=drift.total)
-        if most is not drift.total or "the weights" not in headline:
-            name = f", most in {plain(most.name)} ({percent(most.relative)})"
-            said.append(f"The weights {_moved(drift)}{name if most is not drift.total else ''}.")
+        most = max(drift.layers, key=lambda row: row.relative, default=None)
+        where = f", most in {plain(most.name)} ({percent(most.relative)})" if most else ""
+        said.append(f"The weights {_moved(drift)}{where}.")
     for names, lacks in ((drift.only_base, "tuned"), (drift.only_tuned, "base")):
         if names:
             said.append(f"The {lacks} model lacks {listed([plain(name) for name in names])}.")

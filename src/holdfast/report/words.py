@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from holdfast.comparison.results import Measured
     from holdfast.evaluate.report import Score
 
-Kind = Literal["share", "nll", "perplexity", "other"]
-Outcome = Literal["lost", "gained", "same", "unsure", "broken"]
+MetricKind = Literal["share", "nll", "perplexity", "other"]
+ChangeOutcome = Literal["lost", "gained", "no measurable change", "no interval", "not finite"]
 
 NONE = "–"
 #: An interval over fewer samples is ignored.
@@ -21,12 +22,12 @@ FEWEST = 8
 
 _SHARES = re.compile("acc|agree|match|em$|f1|mc[12]$|pass$|precision|recall|share")
 _PERPLEXITIES = ("perplexity", "ppl")
-#: Where a loss stops being little, and where it starts to be much.
-_STEPS: dict[Kind, tuple[float, float]] = {
-    "share": (1.0, 5.0),  # points
-    "nll": (0.05, 0.25),  # nats per token
-    "perplexity": (5.0, 28.0),  # percent
-    "other": (2.0, 10.0),  # percent of the value before
+#: The unit of a change, where a loss stops being little, and where it starts to be much.
+_UNITS: dict[MetricKind, tuple[str, float, float]] = {
+    "share": ("points", 1.0, 5.0),
+    "nll": ("nats per token", 0.05, 0.25),
+    "perplexity": ("%", 5.0, 28.0),
+    "other": ("", 2.0, 10.0),  # the metric itself, but the limits are percent of the value before
 }
 
 
@@ -34,14 +35,13 @@ _STEPS: dict[Kind, tuple[float, float]] = {
 class Change:
     """The change of a score, in the unit in which people state it."""
 
-    kind: Kind  # of the metric
+    kind: MetricKind
     unit: str  # "points", "nats per token", "%" for perplexities, else the metric's name
     value: float  # after − before
     low: float | None  # the interval of the change
     high: float | None
-    outcome: Outcome  # "lost" and "gained" need an interval that excludes 0, "same" includes 0
-    worse: bool  # whether the change is for the worse
-    severity: float  # the size of the change: below 1 little, 2 or more much
+    outcome: ChangeOutcome  # no measurable change if the interval includes 0
+    loss: float  # its size: below 1 little, from 2 on much; negative for a gain
 
     @property
     def amount(self) -> str:
@@ -72,9 +72,7 @@ class Change:
     @property
     def interval(self) -> str:
         """The interval without its unit: ``−3.9 to −2.3``."""
-        if self.low is None or self.high is None:
-            return NONE
-        return f"{self._signed(self.low)} to {self._signed(self.high)}"
+        return between(self.low, self.high, self._signed)
 
     def _digits(self, size: float) -> str:
         if self.kind == "other":
@@ -96,27 +94,28 @@ def change(
     low: float | None = None,
     high: float | None = None,
 ) -> Change:
-    """Describe a change of a metric by ``value``, with its interval."""
     kind = kind_of(metric)
     if kind == "perplexity" and not 0 < before < math.inf:
         kind = "other"
     scale = {"share": 100.0, "perplexity": 100 / (before or 1)}.get(kind, 1.0)
-    units = {"share": "points", "nll": "nats per token", "perplexity": "%"}
     value *= scale
     low, high = (None if x is None or math.isnan(x) else x * scale for x in (low, high))
     worse = value > 0 if lower_is_better else value < 0
     if not math.isfinite(value):
-        outcome: Outcome = "broken"
-    elif value == 0 and not low and not high:
-        outcome = "same"
+        outcome: ChangeOutcome = "not finite"
     elif low is None or high is None:
-        outcome = "unsure"
+        outcome = "no interval" if value or low or high else "no measurable change"
     elif low <= 0 <= high:
-        outcome = "same"
+        outcome = "no measurable change"
     else:
         outcome = "lost" if worse else "gained"
-    severity = _severity(kind, abs(value), abs(before))
-    return Change(kind, units.get(kind, plain(metric)), value, low, high, outcome, worse, severity)
+    unit, little, much = _UNITS[kind]
+    size = abs(value)
+    if kind == "other":
+        size = 100 * size / abs(before) if abs(before) > 0 else math.inf
+    severity = size / little if size < little else 1 + (size - little) / (much - little)
+    loss = math.inf if outcome == "not finite" else severity if worse else -severity
+    return Change(kind, unit or plain(metric), value, low, high, outcome, loss)
 
 
 def change_of(score: Score) -> Change:
@@ -133,7 +132,7 @@ def change_in(test: Measured, before: float | None = None, after: float | None =
     return change(test.metric, test.lower_is_better, before, after - before)
 
 
-def kind_of(metric: str) -> Kind:
+def kind_of(metric: str) -> MetricKind:
     """The kind of a metric, from its name.
 
     >>> [kind_of(m) for m in ("acc_norm", "exact_match (strict)", "nll", "word_perplexity", "bleu")]
@@ -164,10 +163,10 @@ def digits(value: float, places: int) -> str:
     return text.replace("-", "−") if value < 0 else text
 
 
-def level(metric: str, value: float) -> str:
+def score_text(metric: str, value: float) -> str:
     """A score; shares are in percent.
 
-    >>> level("accuracy", 0.6831), level("nll", 2.8049)
+    >>> score_text("accuracy", 0.6831), score_text("nll", 2.8049)
     ('68.3 %', '2.805')
     """
     kind = kind_of(metric)
@@ -178,9 +177,7 @@ def level(metric: str, value: float) -> str:
     return f"{value:.4g}"
 
 
-def nats(value: float) -> str:
-    """A divergence, without its unit."""
-    return digits(value, 3)
+nats = partial(digits, places=3)
 
 
 def percent(share: float) -> str:
@@ -216,6 +213,10 @@ def gibibytes(size: float) -> str:
     return f"{digits(value, 2 if value < 10 else 1)} GiB"
 
 
+def between(low: float | None, high: float | None, text: Callable[[float], str] = nats) -> str:
+    return NONE if low is None or high is None else f"{text(low)} to {text(high)}"
+
+
 def listed(items: Sequence[str], most: int = 4) -> str:
     """Items joined as in a sentence, the first few of many.
 
@@ -242,12 +243,3 @@ def cut(text: str, most: int) -> str:
     """A long text without its middle: names often differ at their ends."""
     half = most // 2
     return text if len(text) <= most else f"{text[: half - 1]}…{text[-half:]}"
-
-
-def _severity(kind: Kind, size: float, before: float) -> float:
-    little, much = _STEPS[kind]
-    if kind == "other":
-        size = 100 * size / before if before > 0 else math.inf
-    if math.isnan(size):
-        return math.inf
-    return size / little if size < little else 1 + (size - little) / (much - little)
