@@ -52,8 +52,19 @@ def _here(monkeypatch, tmp_path):
     (tmp_path / "old.txt").write_text("It was the best of times, it was the worst of times.\n" * 20)
 
 
-def test_a_search_and_what_it_leaves(tmp_path, capsys):
+def test_a_search_and_what_it_leaves(tmp_path, capsys, monkeypatch):
+    heard = []
+
+    def listening(*given, on_progress, **options):
+        def on_message(*message):
+            heard.append(message)
+            on_progress(*message)
+
+        return tune(*given, on_progress=on_message, **options)
+
+    monkeypatch.setattr("holdfast.cli.tune.tune", listening)
     assert main(["tune", "--out=out", *FEW]) == 0
+    assert {(0, "training", 1, 2), (0, "training", 2, 2), (0, "testing", 0, 1)} <= {*heard}
     said = capsys.readouterr().out
     assert "Trials: 2 trained" in said or "pruned" in said
     found = json.loads((tmp_path / "out" / "tune.json").read_text())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,8 @@ def claim(
 ) -> None:
     """Check before the work that its results can be written, and that they overwrite no input.
 
-    Args:
-        folder: the output directory.
-        inputs: files and directories that are read; names that are neither are ignored.
-        page: whether an HTML page will be drawn, which needs plotly.
-        option: the option that gave the folder, for error messages.
+    Inputs that are neither files nor directories are ignored. ``page`` is whether an HTML page will
+    be drawn, which needs plotly.
     """
     check_folder(folder, option)
     for given in map(Path, inputs):
@@ -40,6 +38,18 @@ def claim(
             raise ValueError(f"{option} {folder} must lie outside the input {given}")
     if page and importlib.util.find_spec("plotly") is None:
         raise ImportError('the HTML page needs the package plotly: pip install "holdfast[eval]"')
+
+
+@contextlib.contextmanager
+def removed_if_empty(folder: Path) -> Iterator[None]:
+    """Remove a new output directory at the end if the work wrote nothing into it."""
+    existed = folder.exists()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it does not exist, or is not empty
+            if not existed:
+                folder.rmdir()
 
 
 def show(shown: Shown, options: argparse.Namespace, out: Place | None, *files: str) -> None:

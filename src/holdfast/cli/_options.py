@@ -52,7 +52,6 @@ class Convert:
 
     @classmethod
     def to(cls, kind: Any) -> Convert:
-        """Build the converter to a type annotation."""
         parts: list[Any] = []
         for part in get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind]:
             parts += get_args(part) if get_origin(part) is Literal else [part]
@@ -112,7 +111,10 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "training data: a file of rows or text, a directory of datasets.save_to_disk, "
         "a folder of images, or a hub dataset",
     },
-    "target": {"metavar": "FILE", "help": "data of the new task to test on"},
+    "target": {
+        "metavar": "FILE",
+        "help": "data of the new task to test on (compare and tune take one file)",
+    },
     "recipe": {"help": "preset names joined by +, or a YAML file"},
     "head": {
         **one_of("auto", "classification", "regression", "none"), "default": "auto",
@@ -140,7 +142,6 @@ class Pairs(argparse.Action):
     """Collect ``--grid NAME VALUE…`` in a dictionary; a repeated name replaces its values."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        """Add the values of one name."""
         name, *found = values
         if not found:
             raise argparse.ArgumentError(self, f"expected a value after {name!r}")
@@ -182,7 +183,6 @@ class Parser(argparse.ArgumentParser):
         self.usage, self.needed = f"{self.prog} {usage}", needed
 
     def error(self, message: str) -> NoReturn:
-        """Raise the error instead of printing the usage."""
         raise UsageError(f"{message}; `{self.prog} --help` lists the options")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:

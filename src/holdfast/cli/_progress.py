@@ -15,10 +15,7 @@ QUIET = 30.0
 class Progress:
     """Show the progress of several parts, which may run at the same time, on stderr.
 
-    Args:
-        total: number of parts.
-        what: name of the parts, such as ``"runs"``.
-        done: number of parts that were finished before.
+    ``what`` names the parts, ``done`` of which were finished before.
 
     Example:
         >>> with Progress(2, "runs") as progress:
@@ -46,7 +43,6 @@ class Progress:
             self.bars.stop()
 
     def update(self, name: str, done: int, total: int, doing: str = "") -> None:
-        """Show how far a part is."""
         self.shares[name] = max(self.shares.get(name, 0.0), done / max(1, total))
         if self.bars:
             if name not in self.tasks:
@@ -58,7 +54,6 @@ class Progress:
             self._say(f"{name}: {done}/{total}")
 
     def finished(self, name: str, text: str) -> None:
-        """Print the result of a part."""
         self.shares.pop(name, None)
         self.done += 1
         line = f"[{self.done}/{self.total}] {name}: {text}"
@@ -76,7 +71,6 @@ class Progress:
         self.bars.update(self.all, completed=done, count=f"{self.done}/{self.total}")
 
     def _say(self, line: str) -> None:
-        """Print a line with the time left."""
         self.said = time.monotonic()
         done = self.done + sum(self.shares.values())
         if self.before < done < self.total:

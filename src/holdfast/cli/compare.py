@@ -10,35 +10,25 @@ examples:
 The same command continues a stopped comparison. --out may be an address that fsspec can write.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from holdfast.cli import _options
 from holdfast.cli._guard import claim, show
-from holdfast.cli._options import (
-    NUMBER,
-    Parser,
-    add,
-    add_settings,
-    config_text,
-    one_of,
-    settings_from,
-)
+from holdfast.cli._options import Parser, add, add_settings, config_text, settings_from
 from holdfast.cli._progress import Progress
-from holdfast.comparison.plan import Measuring, Plan
+from holdfast.comparison import default
+from holdfast.comparison.inputs import check_inputs
+from holdfast.comparison.plan import Measuring, Plan, RunSpec
+from holdfast.comparison.scheduler import compare, finished_runs
 from holdfast.hosts.job import Training
 from holdfast.io.storage import Place
 
-if TYPE_CHECKING:
-    from holdfast.comparison.plan import RunSpec
-
 
 def add_options(parser: Parser) -> None:
-    """Add the options of the command."""
     parser.describe(__doc__, needed=("model", "data", "target"))
     parser.demo = lambda: {**demo_settings(), "set": {"penalties.samples": 64}}  # 1000 takes long
     add(parser, "config", "print_config")
@@ -48,27 +38,24 @@ def add_options(parser: Parser) -> None:
     output = parser.add_argument_group("output and running")
     add(output, "out", default="runs/compare")
     add(output, "json", "jobs")
+    engine = "run in local processes, or on a Ray cluster"
+    output.add_argument("--engine", **_options.one_of("local", "ray"), default="local", help=engine)
     output.add_argument(
-        "--engine", **one_of("local", "ray"), default="local",
-        help="run in local processes, or on a Ray cluster",
-    )  # fmt: skip
-    output.add_argument("--gpus", type=NUMBER, default=0.0, metavar="N", help="GPUs per run on Ray")
+        "--gpus", type=_options.NUMBER, default=0.0, metavar="N", help="GPUs per run on Ray"
+    )
     output.add_argument("--address", help="address of the Ray cluster")
 
 
 def add_plan_options(parser: Parser) -> None:
-    """Add the options of the model, the training and the tests."""
     add(parser.add_argument_group("model and data"), "model", "data", "head", "new")
     add_settings(parser.add_argument_group("training"), Training)
     tests = parser.add_argument_group("tests")
     add(tests, "target")
-    add_settings(tests, Measuring)
+    add_settings(tests, Measuring, skip=("half",))  # which a search chooses
 
 
 def demo_settings() -> dict[str, Any]:
     """Return options for a small model, math problems to learn, and texts to retain."""
-    from holdfast.comparison import default
-
     return {
         "model": str(default.MODEL), "data": str(default.TRAIN), "target": str(default.DEV),
         "text": [str(path) for path in default.RETAINED.values()], "test_max_length": 256,
@@ -78,10 +65,6 @@ def demo_settings() -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Do the runs, and show the results."""
-    from holdfast.comparison.inputs import check_inputs
-    from holdfast.comparison.scheduler import compare, finished_runs
-
     plan, out = settings_from(Plan, options), Place.at(options.out)
     claim(out.folder, inputs_of(plan), page=True)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # Progress shows all of it
@@ -109,7 +92,6 @@ def run(options: argparse.Namespace) -> None:
 
 
 def inputs_of(plan: Plan) -> list[str]:
-    """Return the files and directories that a plan reads."""
     tests = plan.measuring
     return [plan.model, plan.data, plan.target, *tests.text, *tests.data, *tests.similarity]
 

@@ -5,8 +5,6 @@ examples:
   holdfast completion zsh > "${fpath[1]}/_holdfast"                  once, for zsh
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 
@@ -24,13 +22,11 @@ RECIPES = {"recipe", "recipes"}
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of the command."""
     parser.describe(__doc__, "SHELL")
     parser.add_argument("shell", **one_of("bash", "zsh"), help="the shell")
 
 
 def run(options: argparse.Namespace, parser: Parser, commands: Mapping[str, Parser]) -> None:
-    """Print the script that completes the parsers of all commands."""
     shtab = require("shtab", extra="cli", what="shell completion")
     names = " ".join(entry.name for entry in registry.methods())
     recipe = {"bash": "_holdfast_recipes", "zsh": f"_alternative 'r::(({names}))' 'f::_files'"}

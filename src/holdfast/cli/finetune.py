@@ -11,8 +11,6 @@ completion, text, or text or image and label. The result is a transformers model
 LoRA. `holdfast measure` shows what it forgot, `holdfast compare` which recipe to take.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -20,18 +18,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli._guard import claim, say
+from holdfast._torch.adapters import has_adapters, without_peft
+from holdfast.cli._guard import claim, removed_if_empty, say
 from holdfast.cli._options import NOT_SAVED, Parser, add, add_settings, config_text, settings_from
 from holdfast.cli._progress import Progress
-from holdfast.hosts.job import Training
+from holdfast.evaluate.watch import watch_distance
+from holdfast.hosts.job import Training, train
+from holdfast.io.encoding import TrainingData
+from holdfast.io.files import locked
+from holdfast.io.models import Loader
 from holdfast.io.storage import Place
+from holdfast.recipe import read_recipe
 
 #: Files that only an unfinished run has; the first one is its checkpoint.
 UNFINISHED = ("run.pt", "history.jsonl", "seconds")
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of the command."""
     parser.describe(
         __doc__, "--model MODEL --data DATA --out DIR [options]", needed=("model", "data", "out")
     )
@@ -45,31 +48,18 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train, and save the model."""
-    from holdfast.io.files import locked
-
     out = Path(options.out)
     claim(out, [options.model, options.data])
-    new_folder = not out.exists()
-    with locked(out):
+    with removed_if_empty(out), locked(out):
         try:
             train_into(out, options)
         finally:
-            with contextlib.suppress(OSError):  # Windows keeps a locked file; or it is not empty
+            with contextlib.suppress(OSError):  # Windows keeps a locked file
                 (out / ".lock").unlink(missing_ok=True)
-                if new_folder:
-                    out.rmdir()
 
 
 def train_into(out: Path, options: argparse.Namespace) -> None:
     """Train in a folder that no other process uses."""
-    from holdfast._torch.adapters import has_adapters, without_peft
-    from holdfast.evaluate.watch import watch_distance
-    from holdfast.hosts.job import train
-    from holdfast.io.encoding import TrainingData
-    from holdfast.io.models import Loader
-    from holdfast.recipe import read_recipe
-
     check_unfinished(out, options)
     training, config = settings_from(Training, options), config_text(options)
     name, recipe = read_recipe(options.recipe)

@@ -1,7 +1,5 @@
 """The entry point: finds the command, runs it, and reports an error in one sentence."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal
@@ -84,9 +82,7 @@ def _run(words: Sequence[str]) -> None:
 def make_parser(complete: Collection[str] = tuple(COMMANDS)) -> tuple[Parser, dict[str, Parser]]:
     """Build the parser of ``holdfast`` and those of its commands.
 
-    Args:
-        complete: the commands that get their options. Options import the modules behind them,
-            which takes seconds.
+    Only the commands in ``complete`` get their options, which import the modules behind them.
     """
     parser = Parser(
         prog="holdfast",

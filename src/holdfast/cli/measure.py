@@ -15,21 +15,23 @@ NAME:CONFIGURATION:SPLIT). Their columns decide the test: question, choices and 
 choice), prompt and completion, text or image and label, or text.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from holdfast.cli._guard import claim, show
 from holdfast.cli._options import Parser, add, add_settings, one_of
 from holdfast.comparison.plan import Measuring
+from holdfast.evaluate.kl import ContextFreeKL
+from holdfast.evaluate.measure import measure
+from holdfast.io.models import Loader
 from holdfast.io.storage import Place
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of the command."""
     parser.describe(__doc__, "BASE TUNED [options]")
     add_models(parser)
     add_tests(parser)
@@ -37,7 +39,6 @@ def add_options(parser: Parser) -> None:
 
 
 def add_models(parser: Parser) -> None:
-    """Add the two models, and how they are read."""
     models = parser.add_argument_group("models")
     models.add_argument("base", metavar="BASE", help="pretrained model: a directory or a hub name")
     models.add_argument("tuned", metavar="TUNED", help="fine-tuned model, or LoRA adapter")
@@ -45,7 +46,6 @@ def add_models(parser: Parser) -> None:
 
 
 def add_tests(parser: argparse.ArgumentParser, title: str = "tests") -> None:
-    """Add the tests, and how the models are run."""
     tests = parser.add_argument_group(title)
     add(tests, "target", nargs="+", default=[])
     add_settings(tests, Measuring, skip=("half",))
@@ -55,21 +55,13 @@ def add_tests(parser: argparse.ArgumentParser, title: str = "tests") -> None:
     tests.add_argument(
         "--device", help="device of the models, such as cuda:1 (default: a GPU if there is one)"
     )
-    tests.add_argument(
-        "--dtype", **one_of("float32", "bfloat16", "float16"),
-        help="dtype of the models (default: float32 on the CPU, else the checkpoint's)",
-    )  # fmt: skip
+    dtype = "dtype of the models (default: float32 on the CPU, else the checkpoint's)"
+    tests.add_argument("--dtype", **one_of("float32", "bfloat16", "float16"), help=dtype)
     add(tests, "seed")
     parser.set_defaults(context_free=64)
 
 
 def measure_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of :func:`holdfast.measure`."""
-    import torch
-
-    from holdfast.evaluate.kl import ContextFreeKL
-    from holdfast.io.models import Loader
-
     same = ("text", "target", "similarity", "tasks", "include_path", "drift", "limit")
     texts = options.context_free
     return {
@@ -87,9 +79,6 @@ def measure_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure, print, write."""
-    from holdfast.evaluate.measure import measure
-
     out = None if options.out is None else Place.at(Path(options.out))
     if out is not None:
         claim(out.folder, page=True)

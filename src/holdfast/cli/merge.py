@@ -10,22 +10,21 @@ examples:
 TUNED may be a LoRA adapter: the result is a full model.
 """
 
-from __future__ import annotations
-
 import argparse
-import contextlib
 import json
 import sys
 from pathlib import Path
 
-from holdfast.cli._guard import claim, show
+from holdfast.cli._guard import claim, removed_if_empty, show
 from holdfast.cli._options import NUMBER, Parser, UsageError, add
 from holdfast.cli.measure import add_models, add_tests, measure_arguments
+from holdfast.evaluate.drift import drift
+from holdfast.evaluate.sweep import sweep
+from holdfast.io.merge import merge_on_disk
 from holdfast.io.storage import Place
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of the command."""
     parser.describe(__doc__, "BASE TUNED --out DIR [options]", needed=("out",))
     add_models(parser)
     merging = parser.add_argument_group("merging")
@@ -41,11 +40,10 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Merge at one α, or measure at several."""
     if options.sweep is not None:
         if options.alpha is not None:
             raise UsageError("--alpha merges at one α and --sweep at several: give one of the two")
-        sweep(options)
+        measure_merged(options)
         return
     blank = Parser()
     add_tests(blank)
@@ -58,9 +56,6 @@ def run(options: argparse.Namespace) -> None:
 
 def merge(options: argparse.Namespace) -> None:
     """Write one merged checkpoint, and print its size and its distance from the base."""
-    from holdfast.evaluate.drift import drift
-    from holdfast.io.merge import merge_on_disk
-
     shared = {"allow_pickle": options.allow_pickle, "progress": sys.stderr.isatty()}
     alpha = 0.5 if options.alpha is None else options.alpha
     out = merge_on_disk(
@@ -81,24 +76,14 @@ def merge(options: argparse.Namespace) -> None:
         print(f"{len(bad)} tensors contain NaN or infinity, the first is {bad[0]}")
 
 
-def sweep(options: argparse.Namespace) -> None:
-    """Measure at several α, and recommend one."""
-    from holdfast.evaluate.sweep import sweep
-
+def measure_merged(options: argparse.Namespace) -> None:
     if not all(0 <= alpha <= 1 for alpha in options.sweep):
         given = " ".join(f"{alpha:g}" for alpha in options.sweep)
         raise UsageError(f"--sweep must be numbers from 0 to 1, got {given}")
     out = Path(options.out)
     claim(out, page=True)
-    new_folder = not out.exists()
-    try:
-        found = sweep(
-            options.base, options.tuned, options.sweep, out=out, keep=options.keep,
-            overwrite=options.overwrite, **measure_arguments(options),
-        )  # fmt: skip
-    except BaseException:
-        with contextlib.suppress(OSError):  # it does not exist, or is not empty
-            if new_folder:
-                out.rmdir()
-        raise
+    places = {"out": out, "keep": options.keep, "overwrite": options.overwrite}
+    with removed_if_empty(out):
+        arguments = {**places, **measure_arguments(options)}
+        found = sweep(options.base, options.tuned, options.sweep, **arguments)
     show(found, options, Place.at(out), "sweep.json", "sweep.md", "sweep.html")

@@ -7,8 +7,6 @@ examples:
 Names joined by + are a recipe: holdfast finetune --recipe recadam+flow+wise-ft
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 
@@ -17,13 +15,11 @@ from holdfast.cli._options import Parser, add
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of the command."""
     parser.describe(__doc__)
     add(parser, "json")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print the list."""
     entries = list(registry.methods())
     if options.json:
         rows = [

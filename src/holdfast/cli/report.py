@@ -10,32 +10,29 @@ Several comparisons of one base on one target become one with all runs, for plan
 shared. A run that occurs twice is taken from the last.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from holdfast.cli import compare
 from holdfast.cli._guard import claim, say, show
 from holdfast.cli._options import Parser, UsageError, add, settings_from
+from holdfast.comparison.plan import Plan
+from holdfast.comparison.results import Results, finished_in, together
+from holdfast.evaluate.report import ForgettingReport
+from holdfast.evaluate.sweep import Sweep
 from holdfast.io.storage import Place
-
-if TYPE_CHECKING:
-    from holdfast.comparison.results import Results
-    from holdfast.report.shown import Shown
+from holdfast.report.shown import Shown
 
 FILES = ("results.json", "report.json", "sweep.json")
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of the command."""
     parser.describe(__doc__, "RESULTS [RESULTS ...] [options]")
-    parser.add_argument(
-        "sources", metavar="RESULTS", nargs="+",
-        help="results.json, report.json, sweep.json, or a directory with one of them",
-    )  # fmt: skip
+    sources = f"{', '.join(FILES)}, or a directory with one of them"
+    parser.add_argument("sources", metavar="RESULTS", nargs="+", help=sources)
     output = parser.add_argument_group("output")
     add(output, "out")
     form = output.add_mutually_exclusive_group()
@@ -44,9 +41,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Read, print, write."""
-    from holdfast.comparison.results import together
-
     several = len(options.sources) > 1
     if several and options.out is None:
         raise UsageError("several comparisons become a new one: give its directory with --out DIR")
@@ -76,11 +70,6 @@ def read(source: Path) -> tuple[Shown, Path]:
 
 
 def open_results(file: Path) -> Shown:
-    """Read the results of compare, measure or merge --sweep from their JSON file."""
-    from holdfast.comparison.results import Results
-    from holdfast.evaluate.report import ForgettingReport
-    from holdfast.evaluate.sweep import Sweep
-
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -99,10 +88,6 @@ def open_results(file: Path) -> Shown:
 
 def unfinished(folder: Path) -> Results:
     """Return the finished runs of a comparison that is running, or was stopped."""
-    from holdfast.cli import compare
-    from holdfast.comparison.plan import Plan
-    from holdfast.comparison.results import finished_in
-
     parser, plan = Parser(), None
     compare.add_options(parser)
     with contextlib.suppress(OSError, TypeError, ValueError, ImportError):  # then without its plan

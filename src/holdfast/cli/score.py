@@ -9,8 +9,6 @@ less. Give the pretrained model, not a tuned one. --out writes losses and weight
 rows with a column 'weight' for any trainer. `holdfast finetune --recipe flow` scores by itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json
@@ -18,7 +16,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,16 +24,17 @@ from holdfast import registry
 from holdfast.cli._guard import claim
 from holdfast.cli._options import Parser, UsageError, add, add_settings, settings_from
 from holdfast.hosts.job import Training
+from holdfast.io.encoding import TrainingData, training_samples
+from holdfast.io.models import Loader
+from holdfast.io.rows import Rows
 from holdfast.io.storage import Place
 from holdfast.recipe import head_advice
-
-if TYPE_CHECKING:
-    from holdfast.io.encoding import TrainingData
-    from holdfast.io.rows import Rows
+from holdfast.report.scored import Sample, Scored
+from holdfast.report.text import to_terminal
+from holdfast.scoring.scorer import score
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of the command."""
     parser.describe(__doc__, "--model MODEL --data DATA [options]", needed=("model", "data"))
     add(parser, "config", "print_config")
     add(parser.add_argument_group("model and data"), "model", "data")
@@ -56,13 +55,6 @@ def weighting() -> type[Any]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Score, weigh, write, print."""
-    from holdfast.io.encoding import TrainingData
-    from holdfast.io.models import Loader
-    from holdfast.report.scored import Sample, Scored
-    from holdfast.report.text import to_terminal
-    from holdfast.scoring.scorer import score
-
     method, training = settings_from(weighting(), options), settings_from(Training, options)
     check_places(options)
     loader = Loader(max_length=training.max_length, dtype=torch.float32)  # as finetune does
@@ -73,14 +65,13 @@ def run(options: argparse.Namespace) -> None:
             f"head mean nothing. With holdfast finetune, {head_advice()}"
         )
     model, _ = task.load()
-    samples, rows = task.samples(model), task.rows
-    owners = rows_of_samples(task, model)
+    rows = task.rows
+    owners, samples = training_samples(loader.ready(model, task.tokenizer), rows, task.data)
     if options.weighted:
         check_rows(rows, owners, options)
     tokens = options.level == "token"
-    scores = score(
-        model, samples, tokens=tokens, batch_size=training.batch_size, progress=sys.stderr.isatty()
-    )
+    shown, size = sys.stderr.isatty(), training.batch_size
+    scores = score(model, samples, tokens=tokens, batch_size=size, progress=shown)
     weights: Any = method.weigh(scores)
     weights = [w.tolist() for w in (scores.split(weights) if tokens else weights)]
     figures = zip(owners, scores.losses.tolist(), weights, scores.counts.tolist(), strict=True)
@@ -88,10 +79,8 @@ def run(options: argparse.Namespace) -> None:
         Sample(i, row, loss if count else None, weight, count)
         for i, (row, loss, weight, count) in enumerate(figures)
     ]
-    scored = Scored(
-        options.model, options.data, len(rows), method.temperature(scores), found,
-        texts_of(task, samples),
-    )  # fmt: skip
+    tau, texts = method.temperature(scores), texts_of(task, samples)
+    scored = Scored(options.model, options.data, len(rows), tau, found, texts)
     if options.out:
         scores.save(options.out)
         write_lines(Path(options.out) / "weights.jsonl", map(asdict, found))
@@ -125,16 +114,6 @@ def check_places(options: argparse.Namespace) -> None:
     claim(file.absolute().parent, option="--weighted")
 
 
-def rows_of_samples(task: TrainingData, model: Any) -> list[int]:
-    """Return the row of each sample. A row may give no sample, or several."""
-    from holdfast.io.encoding import causal_samples
-
-    loaded = task.loader.ready(model, task.tokenizer)
-    if loaded.kind != "causal_lm":
-        return list(range(len(task.rows)))
-    return [row for row, _ in causal_samples(loaded, task.rows, task.data)]
-
-
 def check_rows(rows: Rows, owners: Sequence[int], options: argparse.Namespace) -> None:
     """Check before the work that every row can be written with one weight."""
     twice = next((i for i, j in itertools.pairwise(owners) if i == j), None)
@@ -154,7 +133,6 @@ def check_rows(rows: Rows, owners: Sequence[int], options: argparse.Namespace) -
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON lines."""
     Place.at(path).write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 

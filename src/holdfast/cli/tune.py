@@ -13,10 +13,9 @@ one half of the tests and reports them on the other half. The same command conti
 search; machines that share --storage work on one search.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,14 @@ from holdfast.cli._guard import claim
 from holdfast.cli._options import Parser, add, add_settings, config_text, settings_from
 from holdfast.cli._progress import Progress
 from holdfast.cli.compare import add_plan_options, demo_settings, inputs_of, jobs_of
+from holdfast.comparison.inputs import check_inputs
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.search import Tuning
+from holdfast.comparison.tuning import tune
 from holdfast.io.storage import Place
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of the command."""
     parser.describe(__doc__, needed=("model", "data", "target"))
     parser.demo = demo_settings
     add(parser, "config", "print_config")
@@ -51,30 +51,29 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Search, and show the result."""
-    from holdfast.comparison.inputs import check_inputs
-    from holdfast.comparison.tuning import tune
-
     tuning = settings_from(Tuning, options)
     plan = settings_from(Plan, options, recipes=(tuning.recipe,), seeds=(tuning.seed,))
     out = Place.at(Path(options.out))
     claim(out.folder, inputs_of(plan), page=True)
     check_inputs(plan)
     (out / "config.yaml").write_text(config_text(options))
+    names: dict[int, str] = {}
     ended: set[int] = set()
     with Progress(tuning.trials, "trials") as progress:
 
         def on_trials(trials: list[Any]) -> None:
-            for number, trial in enumerate(trials, 1):
+            for order, trial in enumerate(trials, 1):
+                name = names.setdefault(trial.number, f"trial {order}")
                 if trial.state.is_finished() and trial.number not in ended:
                     ended.add(trial.number)
-                    progress.finished(f"trial {number}", _words(trial))
+                    progress.finished(name, _words(trial))
 
-        found = tune(
-            plan, tuning, out.folder, storage=options.storage, name=options.name,
-            jobs=jobs_of(options),
-            on_trials=on_trials,
-        )  # fmt: skip
+        def under_way(number: int, doing: str, done: int, total: int) -> None:
+            if number in names and number not in ended:
+                progress.update(names[number], done, total, doing)
+
+        study = partial(tune, storage=options.storage, name=options.name, jobs=jobs_of(options))
+        found = study(plan, tuning, out.folder, on_trials=on_trials, on_progress=under_way)
     results = found.results(plan)
     for file, text in {
         "recipe.yaml": found.to_yaml(),

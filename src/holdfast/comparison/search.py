@@ -13,7 +13,7 @@ import shutil
 import time
 import traceback
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -123,9 +123,18 @@ class Search:
     """The search in one process, by its number: each process draws different settings."""
 
     def __init__(
-        self, plan: Plan, tuning: Tuning, folder: Path, storage: str, name: str, number: int = 0
+        self,
+        plan: Plan,
+        tuning: Tuning,
+        folder: Path,
+        storage: str,
+        name: str,
+        number: int = 0,
+        *,
+        on_progress: Callable[..., None] = lambda *_: None,
     ) -> None:
         self.tuning, self.folder, self.number = tuning, folder, number
+        self.on_progress = on_progress
         # Tasks of the harness cannot be halved, so no settings are chosen on them.
         one = replace(plan.measuring, half=0, tasks=())
         self.plan = replace(plan, measuring=one)
@@ -176,11 +185,12 @@ class Search:
         self, trial: Any, spec: RunSpec, folder: Path
     ) -> dict[float | None, Halves]:
         """Return the results on both halves, by value of the swept setting."""
-        begin = time.monotonic()
+        begin, progress = time.monotonic(), partial(self.on_progress, trial.number)
         found: dict[float | None, Halves] = {}
 
         def test(run: Run, history: list[dict[str, float]]) -> None:
             curves, trained = curves_of(history), time.monotonic() - begin
+            progress("testing", 0, 1)
 
             def both(tuned: Any) -> Halves:
                 if hasattr(tuned, "merge_and_unload"):  # measuring merges the adapters
@@ -205,7 +215,7 @@ class Search:
             found.update(swept.items())
 
         watch = partial(self._looking, trial) if self.tuning.prune else watch_distance
-        self.worker.train(spec, folder, watch=watch, on_trained=test)
+        self.worker.train(spec, folder, progress, watch=watch, on_trained=test)
         return found
 
     def _looking(self, trial: Any, model: nn.Module, total: int) -> Observer:

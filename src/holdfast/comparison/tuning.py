@@ -18,7 +18,12 @@ from typing import Any
 from holdfast._torch.checks import whole_number
 from holdfast.comparison import search
 from holdfast.comparison.plan import Plan
-from holdfast.comparison.processes import Call, call_in_processes, refuse_in_import
+from holdfast.comparison.processes import (
+    Call,
+    call_in_processes,
+    refuse_in_import,
+    report_progress,
+)
 from holdfast.comparison.results import Results, RunResult
 from holdfast.comparison.search import Tuning
 from holdfast.io import codec as _codec
@@ -132,6 +137,7 @@ def tune(
     name: str = "holdfast",
     jobs: int = 1,
     on_trials: Callable[[list[Any]], None] | None = None,
+    on_progress: Callable[[int, str, int, int], None] | None = None,
 ) -> Tuned:
     """Search until the study has all its trials; a stopped search continues.
 
@@ -146,6 +152,7 @@ def tune(
         name: name of the study, the same on all machines.
         jobs: number of training runs at a time on this machine.
         on_trials: called once per second with the trials so far.
+        on_progress: called with the number of a trial on this machine, and how far it is.
     """
     refuse_in_import("tune")
     whole_number("jobs", jobs, 1)
@@ -161,12 +168,17 @@ def tune(
         _check_same(study, plan, tuning)
         search.revive(study, search.place_of(folder))
         if len(search.counted(study)) < tuning.trials:
-            _search_in_processes(study, jobs, (plan, tuning, folder, kept, name), on_trials)
+            given = plan, tuning, folder, kept, name
+            _search_in_processes(study, jobs, given, on_trials, on_progress)
         return tuned_of(study, tuning, plan)
 
 
 def _search_in_processes(
-    study: Any, jobs: int, given: Call, on_trials: Callable[[list[Any]], None] | None
+    study: Any,
+    jobs: int,
+    given: Call,
+    on_trials: Callable[[list[Any]], None] | None,
+    on_progress: Callable[..., None] | None,
 ) -> None:
     """Run one search per process; replace a process that dies."""
     place, last, deaths = search.place_of(given[2]), 0.0, 0
@@ -177,8 +189,14 @@ def _search_in_processes(
             on_trials(search.counted(study))
             last = time.monotonic()
 
+    def on_message(_: Call, *message: Any) -> None:
+        if on_progress:
+            on_progress(*message)
+
     calls = deque((*given, number) for number in range(jobs))
-    ended = call_in_processes(_search, calls, caller="tune", jobs=jobs, on_wait=on_wait)
+    ended = call_in_processes(
+        _search, calls, caller="tune", jobs=jobs, on_wait=on_wait, on_progress=on_message
+    )
     with contextlib.closing(ended):
         for one in ended:
             if one.error:
@@ -203,7 +221,7 @@ _PLAN_ERRORS = {kind.__name__: kind for kind in (ValueError, OSError, ImportErro
 def _search(*given: Any) -> tuple[str, str] | None:
     """In a worker process: search. Return an error of the plan; trials keep their own errors."""
     try:
-        search.Search(*given).run()
+        search.Search(*given, on_progress=report_progress).run()
     except tuple(_PLAN_ERRORS.values()) as error:
         return next(n for n, kind in _PLAN_ERRORS.items() if isinstance(error, kind)), str(error)
     return None

@@ -1,7 +1,5 @@
 """Tests with labels: accuracy, squared error, and the agreement of the pretrained head."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,9 +15,8 @@ from holdfast._torch.layers import head_of
 from holdfast._torch.pretrained_head import PretrainedHead
 from holdfast._torch.progress import progress_bar
 from holdfast.data import Collate, Source, as_source, pad_collate
-from holdfast.evaluate import stats
 from holdfast.evaluate.report import Score
-from holdfast.evaluate.stats import Numbers, correlation
+from holdfast.evaluate.stats import Numbers, Outcomes, compare, correlation
 from holdfast.io.encoding import Images, encode_labelled
 from holdfast.io.heads import is_regression
 from holdfast.io.models import Loaded
@@ -27,13 +24,10 @@ from holdfast.io.rows import image_column, text_columns
 
 
 class Answers(NamedTuple):
-    """Whether a classifier was correct on each sample, and its loss.
+    """Whether a classifier was correct on each sample, and its loss."""
 
-    ``losses`` is None if a label is not one of the model's classes.
-    """
-
-    correct: stats.Outcomes
-    losses: stats.Outcomes | None
+    correct: Outcomes
+    losses: Outcomes | None  # None if a label is not one of the model's classes
 
 
 @dataclass(frozen=True)
@@ -41,14 +35,8 @@ class Classification:
     """The accuracy of a classifier; for the target also its loss.
 
     A regression model, which predicts a number, is tested by its mean squared error and its
-    correlation with the labels.
-
-    Args:
-        data: rows with a text (``text``, ``sentence``, or a pair such as ``sentence1`` and
-            ``sentence2``) or an ``image``, and a ``label``; or anything that
-            :func:`holdfast.score` takes.
-        collate: builds a batch from samples, if the default does not fit.
-        batch_size: samples per batch.
+    correlation with the labels. The data are rows with one or two texts or an ``image``, and a
+    ``label``; or anything that :func:`holdfast.score` takes, with its ``collate``.
     """
 
     name: str
@@ -58,39 +46,36 @@ class Classification:
     role: str = "retained"
 
     def run(self, loaded: Loaded, *, progress: bool) -> Answers | Numbers:
-        """Return correctness and loss of each sample; for a regression the predicted numbers."""
         numbers = is_regression(getattr(loaded.model, "config", None))
         found: dict[int, tuple[float, float]] = {}
-        bar = progress_bar(None, self.name, shown=progress)
-        for indices, logits, labels in self._batches(loaded):
-            if numbers:
-                rows = zip(logits.reshape(-1).tolist(), labels.tolist(), strict=True)
-            else:
-                correct = (logits.argmax(-1) == labels).float()
-                rows = zip(correct.tolist(), _losses(logits, labels).tolist(), strict=True)
-            found |= dict(zip(indices, rows, strict=True))
-            bar.update(len(indices))
-        bar.close()
-        one, other = zip(*(found[i] for i in sorted(found)), strict=True)
+        with progress_bar(None, self.name, shown=progress) as bar:
+            for indices, logits, labels in self._batches(loaded):
+                if numbers:
+                    one, other = logits.reshape(-1), labels
+                else:
+                    one, other = (logits.argmax(-1) == labels).float(), _losses(logits, labels)
+                rows = zip(one.tolist(), other.tolist(), strict=True)
+                found |= dict(zip(indices, rows, strict=True))
+                bar.update(len(indices))
+        first, second = zip(*(found[i] for i in sorted(found)), strict=True)
         if numbers:
-            return Numbers(one, other)
-        known = not any(math.isnan(loss) for loss in other)
-        return Answers(stats.Outcomes(one), stats.Outcomes(other) if known else None)
+            return Numbers(first, second)
+        known = not any(map(math.isnan, second))
+        return Answers(Outcomes(first), Outcomes(second) if known else None)
 
     def scores(self, before: Answers | Numbers, after: Answers | Numbers) -> list[Score]:
-        """Return accuracy and the target's loss; for a regression squared error and correlation."""
-        compare = partial(stats.compare, self.name, role=self.role)
+        score = partial(compare, self.name, role=self.role)
         if isinstance(before, Numbers) and isinstance(after, Numbers):
-            error = compare("mse", _squared(before), _squared(after), lower_is_better=True)
+            error = score("mse", _squared(before), _squared(after), lower_is_better=True)
             return [error, correlation(self.name, "pearson", before, after, self.role)]
         if isinstance(before, Numbers) or isinstance(after, Numbers):
             raise ValueError(
                 f"{self.name}: one model predicts classes and the other a number, so they cannot "
                 "be compared"
             )
-        rows = [compare("accuracy", before.correct, after.correct, lower_is_better=False)]
+        rows = [score("accuracy", before.correct, after.correct, lower_is_better=False)]
         if self.role == "target" and before.losses and after.losses:
-            rows.append(compare("loss", before.losses, after.losses, lower_is_better=True))
+            rows.append(score("loss", before.losses, after.losses, lower_is_better=True))
         return rows
 
     def logits(self, loaded: Loaded) -> list[Tensor]:
@@ -134,31 +119,25 @@ class HeadAgreement:
     """How often the tuned body with the pretrained head still predicts what the base predicted.
 
     For models whose head was replaced. The pretrained head and the pretrained BatchNorm statistics
-    are put onto the tuned body.
-
-    Args:
-        task: the data. Its labels may be other classes; then only the agreement is reported.
-        head: the module name of the head; None finds it.
-        labelled: whether the labels are classes of the base; then the accuracy is reported too.
+    are put onto the tuned body. If the labels are classes of the base, pass ``labelled=True`` to
+    report the accuracy too.
     """
 
     task: Classification
-    head: str | None = None
+    head: str | None = None  # the module name of the head; None finds it
     labelled: bool = False
     _kept: PretrainedHead | None = field(default=None, repr=False)
     _predicted: list[int] = field(default_factory=list, repr=False)
 
     @property
     def name(self) -> str:
-        """The name of the data."""
         return self.task.name
 
     def begin(self) -> None:
         """Discard the head and the predictions of an earlier base."""
         self._kept, self._predicted = None, []
 
-    def run(self, loaded: Loaded, *, progress: bool) -> list[stats.Outcomes]:
-        """Run the base first, to keep its head and predictions; then the tuned model."""
+    def run(self, loaded: Loaded, *, progress: bool) -> list[Outcomes]:
         if self._kept is None:
             head = self.head or head_of(loaded.model)
             if head is None:
@@ -171,11 +150,8 @@ class HeadAgreement:
         else:
             with self._kept.on(loaded.model):
                 logits = self.task.logits(loaded)
-        agrees = [
-            float(int(row.argmax()) == before)
-            for row, before in zip(logits, self._predicted, strict=True)
-        ]
-        found = [stats.Outcomes(agrees)]
+        both = zip(logits, self._predicted, strict=True)
+        found = [Outcomes([float(int(row.argmax()) == before) for row, before in both])]
         if self.labelled:
             with self._kept.on(loaded.model):
                 answers = self.task.run(loaded, progress=progress)
@@ -184,11 +160,10 @@ class HeadAgreement:
             found.append(answers.correct)
         return found
 
-    def scores(self, before: list[stats.Outcomes], after: list[stats.Outcomes]) -> list[Score]:
-        """Return the agreement, which is 1 for the base, and the accuracy."""
+    def scores(self, before: list[Outcomes], after: list[Outcomes]) -> list[Score]:
         metrics = ["agreement of the pretrained head", "accuracy of the pretrained head"]
         return [
-            stats.compare(self.name, metric, old, new, lower_is_better=False, role=self.task.role)
+            compare(self.name, metric, old, new, lower_is_better=False, role=self.task.role)
             for metric, old, new in zip(metrics, before, after, strict=False)
         ]
 
@@ -200,6 +175,6 @@ def _losses(logits: Tensor, labels: Tensor) -> Tensor:
     return losses.where(known, math.nan)
 
 
-def _squared(numbers: Numbers) -> stats.Outcomes:
+def _squared(numbers: Numbers) -> Outcomes:
     pairs = zip(numbers.predicted, numbers.true, strict=True)
-    return stats.Outcomes([(predicted - true) ** 2 for predicted, true in pairs])
+    return Outcomes([(predicted - true) ** 2 for predicted, true in pairs])

@@ -3,13 +3,11 @@
 Both checkpoints are read once, in slices.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,12 +30,8 @@ def drift(
 
     Sums over 4096 weights are in float32, sums of these in float64. Integer tensors (counters,
     packed quantized weights) are ignored. A tensor with NaN or infinity in either model is named in
-    ``not_finite`` and counts as not moved.
-
-    Args:
-        base, tuned: as for :func:`open_weights`. A tuned LoRA adapter is combined with the base.
-        allow_pickle: also read pickled weights.
-        progress: show a progress bar.
+    ``not_finite`` and counts as not moved. The arguments are those of :func:`open_weights`; a tuned
+    LoRA adapter is combined with the base.
 
     Example:
         >>> base, tuned = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
@@ -49,16 +43,14 @@ def drift(
     before = open_weights(base, allow_pickle=allow_pickle)
     after = open_weights(tuned, base=before, allow_pickle=allow_pickle)
     pairing = pair(before, after)
-    counted = [
-        p
-        for p in pairing.pairs
-        if not p.again
-        and before[p.base].dtype.is_floating_point
-        and after[p.tuned].dtype.is_floating_point
-    ]
+
+    def counts(p: Pair) -> bool:
+        dtypes = before[p.base].dtype, after[p.tuned].dtype
+        return not p.again and all(dtype.is_floating_point for dtype in dtypes)
+
     rows: list[DriftRow] = []
     not_finite: list[str] = []
-    for p, distance, norm in _measured(before, after, counted, progress):
+    for p, distance, norm in _measured(before, after, filter(counts, pairing.pairs), progress):
         if not math.isfinite(distance + norm):
             not_finite.append(p.name)
             distance, norm = 0.0, norm if math.isfinite(norm) else 0.0
@@ -76,43 +68,33 @@ def drift(
     )
 
 
-@dataclass(frozen=True)
-class _Slice:
-    pair: Pair
-    begin: int
-    end: int
-    last: bool
+_Slice: TypeAlias = tuple[Pair, int, int]  # of a pair of tensors, from one weight to another
 
 
 def _measured(
-    base: Weights, tuned: Weights, pairs: list[Pair], progress: bool
+    base: Weights, tuned: Weights, pairs: Iterable[Pair], progress: bool
 ) -> Iterator[tuple[Pair, float, float]]:
     """Yield the distance and the pretrained norm of each pair, in order."""
     sizes = {p: base[p.base].size for p in pairs}
-    parts = (
-        _Slice(p, begin, end, last=end == size)
-        for p, size in sizes.items()
-        for begin, end in slices(size)
-    )
+    parts = ((p, begin, end) for p, size in sizes.items() for begin, end in slices(size))
     work = partial(_sums, base, tuned, Scratch())
-    bar = progress_bar(sum(sizes.values()), "drift", shown=progress, unit="weight")
     moved = pretrained = 0.0
-    for part, d, n in in_parallel(work, parts):
-        moved, pretrained = moved + d, pretrained + n
-        bar.update(part.end - part.begin)
-        if part.last:
-            yield part.pair, math.sqrt(moved), math.sqrt(pretrained)
-            moved = pretrained = 0.0
-    bar.close()
+    with progress_bar(sum(sizes.values()), "drift", shown=progress, unit="weight") as bar:
+        for (p, begin, end), d, n in in_parallel(work, parts):
+            moved, pretrained = moved + d, pretrained + n
+            bar.update(end - begin)
+            if end == sizes[p]:
+                yield p, math.sqrt(moved), math.sqrt(pretrained)
+                moved = pretrained = 0.0
 
 
 def _sums(
     base: Weights, tuned: Weights, scratch: Scratch, part: _Slice
 ) -> tuple[_Slice, float, float]:
     """Return ‖θ − θ*‖² and ‖θ*‖² of a slice."""
-    before = base.read(part.pair.base, part.begin, part.end, scratch)
-    after = tuned.read(part.pair.tuned, part.begin, part.end, scratch)
-    before, after = widened(before, after, scratch)
+    p, begin, end = part
+    before = base.read(p.base, begin, end, scratch)
+    before, after = widened(before, tuned.read(p.tuned, begin, end, scratch), scratch)
     moved = torch.sub(after, before, out=scratch("moved", len(after), after.dtype))
     return part, square_sum(moved), square_sum(before)
 

@@ -1,7 +1,5 @@
 """Tasks of lm-evaluation-harness, by name or from your own YAML files."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -20,14 +18,10 @@ from holdfast.io.models import Loaded
 
 @dataclass(frozen=True)
 class Harness:
-    """Tasks that lm-evaluation-harness runs itself.
+    """Tasks that lm-evaluation-harness runs itself, such as ``["piqa", "arc_easy"]``.
 
-    Args:
-        tasks: names of tasks, such as ``["piqa", "arc_easy"]``.
-        include_path: a directory with your own task YAML files.
-        limit: the maximum number of samples per task.
-        num_fewshot: the number of examples in the prompt; None uses the task's own.
-        batch_size: requests per batch.
+    ``include_path`` is a directory with your own task YAML files. ``limit`` and ``num_fewshot``
+    (None uses the task's own) are those of the harness.
     """
 
     tasks: Sequence[str]
@@ -39,7 +33,6 @@ class Harness:
 
     @property
     def name(self) -> str:
-        """The names of all tasks."""
         return ", ".join(self.tasks)
 
     def check_tasks(self) -> Any:
@@ -60,14 +53,12 @@ class Harness:
         return manager
 
     def run(self, loaded: Loaded, *, progress: bool) -> Mapping[str, Any]:
-        """Return the harness's own results, samples included."""
         if loaded.kind != "causal_lm":
-            raise ValueError(
-                f"lm-evaluation-harness tests causal language models, got "
-                f"{type(loaded.model).__name__}"
-            )
+            model = type(loaded.model).__name__
+            raise ValueError(f"lm-evaluation-harness tests causal language models, got {model}")
         manager = self.check_tasks()
-        model = require("lm_eval.models.huggingface", extra="eval", what="tasks").HFLM(
+        huggingface = require("lm_eval.models.huggingface", extra="eval", what="tasks")
+        model = huggingface.HFLM(
             pretrained=loaded.model,
             tokenizer=loaded.need_tokenizer("lm-evaluation-harness"),
             max_length=loaded.limit,
@@ -85,7 +76,6 @@ class Harness:
         return dict(results)
 
     def scores(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Score]:
-        """Return one row per metric of each task, by the harness's own names."""
         rows = []
         for task, figures in before["results"].items():
             directions = before.get("higher_is_better", {}).get(task, {})

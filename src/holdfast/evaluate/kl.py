@@ -6,8 +6,6 @@ divergence can be measured on texts that the base model generates from its BOS t
 (https://arxiv.org/abs/2505.13811).
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -29,12 +27,8 @@ Tables = Iterable[Tensor]
 class KL:
     """KL(base‖tuned) on some inputs: first :meth:`remember` the base, then :meth:`compare`.
 
-    Args:
-        name: the name of the inputs.
-        log_probs: runs a model; yields one table per sequence with one row of log-probabilities
-            per prediction.
-        per: the unit of a prediction.
-        how: one line on how the divergence is measured.
+    ``log_probs`` runs a model; it yields one table per sequence with one row of log-probabilities
+    per prediction. The other arguments are those of :class:`Divergence`.
     """
 
     def __init__(
@@ -97,12 +91,8 @@ class ContextFreeKL(KL):
 
     The divergence of two distributions over texts is the expectation, over the base's texts, of the
     summed divergences of their next tokens. Each of these is computed over the whole vocabulary, so
-    that only the choice of texts is random. The figure is that sum per drawn token.
-
-    Args:
-        texts: the number of texts.
-        tokens: the maximum length of a text.
-        seed: the random seed of the texts.
+    that only the choice of texts is random. The figure is that sum per drawn token. ``tokens`` is
+    the maximum length of a text, ``seed`` the random seed of all texts.
     """
 
     def __init__(self, texts: int = 64, tokens: int = 64, seed: int = 0) -> None:
@@ -112,16 +102,13 @@ class ContextFreeKL(KL):
         self._ids: list[list[int]] = []
 
     def remember(self, loaded: Loaded, folder: Path, *, progress: bool) -> None:
-        """Draw texts from the base model, and store its predictions."""
         self._ids = self.draw(loaded)
         super().remember(loaded, folder, progress=progress)
 
     def draw(self, loaded: Loaded) -> list[list[int]]:
         """Draw texts without their last token, after which nothing is predicted."""
-        tokens = min(self.tokens, loaded.limit - 1)
-        texts = draw_texts(
-            loaded.model, self.texts, tokens, prefix=[loaded.first_token()], seed=self.seed
-        )
+        tokens, prefix = min(self.tokens, loaded.limit - 1), [loaded.first_token()]
+        texts = draw_texts(loaded.model, self.texts, tokens, prefix=prefix, seed=self.seed)
         return [text[:-1] for text in texts]
 
     def _log_probs(self, loaded: Loaded) -> Tables:

@@ -4,8 +4,6 @@ The drift is computed first, streamed from the files. Then all tests run on the 
 base freed from memory, each tuned model takes the same tests.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import tempfile
@@ -103,14 +101,9 @@ def measure_many(
 ) -> Generator[ForgettingReport, None, None]:
     """Compare several models with the base, which takes the tests only once.
 
-    The next model is taken from ``tuned`` after the report of the previous one was yielded, so a
-    generator can create one model at a time.
-
-    Args:
-        base: as for :func:`measure`.
-        tuned: pairs of a name and a model; None stands for the base itself.
-        drift, loader, progress: as for :func:`measure`.
-        tests: the tests, with the names of :func:`measure`: ``text``, ``data``, ``target``, …
+    ``tuned`` are pairs of a name and a model; None stands for the base itself. The next model is
+    taken after the report of the previous one was yielded, so a generator can create one model at a
+    time. The other arguments, ``tests`` among them, are those of :func:`measure`.
 
     To test the base alone, read the ``before`` of each score::
 
@@ -141,10 +134,7 @@ class Compared:
 class Examination:
     """The tests of a suite and the results of the base: first :meth:`start`, then :meth:`compare`.
 
-    Args:
-        suite: the tests.
-        tokens: the maximum length of the texts that the base generates.
-        progress: show progress bars.
+    ``tokens`` is the maximum length of the texts that the base generates.
     """
 
     def __init__(self, suite: Suite, *, tokens: int = 64, progress: bool = False) -> None:
@@ -160,10 +150,8 @@ class Examination:
     def start(self, loaded: Loaded, head: NewHead | None = None) -> None:
         """Run the tests on the base, which may have a new head, and store its predictions."""
         if head is not None:
-            self.notes.append(
-                f"The base has no head for this task. It was tested with a new, untrained head "
-                f"({head})."
-            )
+            tested = f"It was tested with a new, untrained head ({head})."
+            self.notes.append(f"The base has no head for this task. {tested}")
         if self.free and loaded.kind == "causal_lm":
             self.kls.append(self.free)
         elif self.free:

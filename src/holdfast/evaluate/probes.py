@@ -1,16 +1,8 @@
-"""Tests of language models and encoders. Each runs one model at a time.
-
-Text("wikitext", text)                         # perplexity
-Completions("gsm8k", rows)                     # loss of the reference answer, and exact match
-MultipleChoice("piqa", rows)                   # accuracy
-Similarity("stsb", rows)                       # Spearman correlation with human ratings
-"""
-
-from __future__ import annotations
+"""Tests of language models and encoders. Each runs one model at a time."""
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -26,14 +18,7 @@ from holdfast._torch.progress import progress_bar
 from holdfast.data import IndexedSource, pad_collate
 from holdfast.evaluate.report import Score
 from holdfast.evaluate.stats import Numbers, Outcomes, compare, correlation
-from holdfast.io.encoding import (
-    column_of,
-    encode_pair,
-    prompt_and_answer,
-    prompt_of,
-    tokenize,
-    windows,
-)
+from holdfast.io import encoding
 from holdfast.io.models import Loaded
 from holdfast.io.rows import Rows, as_number, text_columns
 from holdfast.scoring.kl import masked_log_probs
@@ -54,8 +39,7 @@ class Probe(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """The name of the test."""
+    def name(self) -> str: ...
 
     def run(self, loaded: Loaded, *, progress: bool) -> Any:
         """Test one model: first the base, then the tuned model."""
@@ -69,10 +53,8 @@ class Text:
     """The perplexity of a running text.
 
     A causal model predicts each token once, from windows of its maximum length. A masked model
-    predicts the 15 % of tokens that are masked, which are the same for both models.
-
-    Args:
-        metric: ``"perplexity"``, or ``"nll"`` for nats per token.
+    predicts the 15 % of tokens that are masked, which are the same for both models. The metric
+    ``"nll"`` is in nats per token.
     """
 
     name: str
@@ -85,7 +67,6 @@ class Text:
             raise ValueError(f"the text {self.name!r} is empty")
 
     def run(self, loaded: Loaded, *, progress: bool) -> Outcomes:
-        """Return the loss of each block of :data:`BLOCK` tokens, or of each masked window."""
         tokenizer = loaded.need_tokenizer(f"the text {self.name!r}")
         if loaded.kind == "masked_lm":
             return self._masked(loaded, progress)
@@ -94,8 +75,8 @@ class Text:
                 f"the text {self.name!r} needs a language model, got {type(loaded.model).__name__}"
             )
         start = loaded.first_token()
-        ids = tokenize(tokenizer, self.text)
-        requests = windows(ids[1:] if ids[:1] == [start] else ids, start, loaded.limit)
+        ids = encoding.tokenize(tokenizer, self.text)
+        requests = encoding.windows(ids[1:] if ids[:1] == [start] else ids, start, loaded.limit)
         found = log_likelihoods(loaded, requests, self.name, progress=progress)
         losses = [loss for likelihood in found for loss in likelihood.losses]
         blocks = [losses[i : i + BLOCK] for i in range(0, len(losses), BLOCK)]
@@ -111,14 +92,8 @@ class Text:
         return Outcomes(values, counts)
 
     def scores(self, before: Outcomes, after: Outcomes) -> list[Score]:
-        """Return one row."""
-        transform = np.exp if self.metric == "perplexity" else None
-        return [
-            compare(
-                self.name, self.metric, before, after,
-                lower_is_better=True, role=self.role, transform=transform,
-            )
-        ]  # fmt: skip
+        score = partial(compare, self.name, self.metric, lower_is_better=True, role=self.role)
+        return [score(before, after, transform=np.exp if self.metric == "perplexity" else None)]
 
 
 @dataclass(frozen=True)
@@ -128,9 +103,8 @@ class Completions:
     An exact match is an answer that greedy decoding produces token by token. It is computed without
     generation.
 
-    Args:
-        rows: each with a prompt (``prompt``, ``question``, …) and a ``completion`` (``answer``, …).
-        template: the prompt with columns in braces, such as ``"Question: {question}\\nAnswer:"``.
+    Each row has a prompt (``prompt``, ``question``, …) and a ``completion`` (``answer``, …).
+    ``template`` is the prompt with columns in braces: ``"Question: {question}\\nAnswer:"``.
     """
 
     name: str
@@ -142,20 +116,16 @@ class Completions:
         _check_rows(self.name, self.rows)
 
     def run(self, loaded: Loaded, *, progress: bool) -> tuple[Outcomes, Outcomes]:
-        """Return the loss and the exact match of each answer."""
-        requests = [encode_pair(loaded, *self.texts(i)) for i in range(len(self.rows))]
+        requests = [encoding.encode_pair(loaded, *self.texts(i)) for i in range(len(self.rows))]
         found = log_likelihoods(loaded, requests, self.name, progress=progress)
         losses = Outcomes([f.nll for f in found], [f.tokens for f in found])
         return losses, Outcomes([float(f.greedy) for f in found])
 
     def texts(self, number: int) -> tuple[str, str]:
         """Return the prompt and the answer of a row, with a space between them."""
-        return prompt_and_answer(self.rows[number], number, self.name, self.template)
+        return encoding.prompt_and_answer(self.rows[number], number, self.name, self.template)
 
-    def scores(
-        self, before: tuple[Outcomes, Outcomes], after: tuple[Outcomes, Outcomes]
-    ) -> list[Score]:
-        """Return two rows."""
+    def scores(self, before: Sequence[Outcomes], after: Sequence[Outcomes]) -> list[Score]:
         nll, match = zip(before, after, strict=True)
         return [
             compare(self.name, "nll", *nll, lower_is_better=True, role=self.role),
@@ -167,11 +137,9 @@ class Completions:
 class MultipleChoice:
     """How often the correct choice is the likeliest.
 
-    Args:
-        rows: each with a question, ``choices`` (texts) and ``label`` (the correct index).
-        template: the question with columns in braces; the choice follows after a space.
-        by_length: divide log-likelihoods by the choices' lengths in characters (``acc_norm`` in
-            lm-evaluation-harness).
+    Each row has a question, ``choices`` (texts) and ``label`` (the correct index). ``template`` is
+    the question with columns in braces. ``by_length`` divides log-likelihoods by the choices'
+    lengths in characters (``acc_norm`` in lm-evaluation-harness).
     """
 
     name: str
@@ -184,17 +152,17 @@ class MultipleChoice:
         _check_rows(self.name, self.rows)
 
     def run(self, loaded: Loaded, *, progress: bool) -> Outcomes:
-        """Return whether each question was answered correctly."""
         requests, lengths, labels = [], [], []
         for number, row in enumerate(self.rows):
-            choices = _choices(column_of(row, ("choices",), number, self.name), number, self.name)
-            label = int(column_of(row, ("label", "gold"), number, self.name))
+            given = encoding.column_of(row, ("choices",), number, self.name)
+            choices = _choices(given, number, self.name)
+            label = int(encoding.column_of(row, ("label", "gold"), number, self.name))
             if not 0 <= label < len(choices):
                 raise ValueError(
                     f"{self.name}: row {number} has {len(choices)} choices but the label {label}"
                 )
-            prompt = prompt_of(row, self.template, number, self.name)
-            requests += [encode_pair(loaded, prompt, f" {choice}") for choice in choices]
+            prompt = encoding.prompt_of(row, self.template, number, self.name)
+            requests += [encoding.encode_pair(loaded, prompt, f" {choice}") for choice in choices]
             lengths.append([max(1, len(c)) if self.by_length else 1 for c in choices])
             labels.append(label)
         found = iter(log_likelihoods(loaded, requests, self.name, progress=progress))
@@ -205,10 +173,8 @@ class MultipleChoice:
         return Outcomes(correct)
 
     def scores(self, before: Outcomes, after: Outcomes) -> list[Score]:
-        """Return one row."""
-        return [
-            compare(self.name, "accuracy", before, after, lower_is_better=False, role=self.role)
-        ]
+        score = partial(compare, self.name, "accuracy", lower_is_better=False, role=self.role)
+        return [score(before, after)]
 
 
 @dataclass(frozen=True)
@@ -216,12 +182,8 @@ class Similarity:
     """How well the similarity of embeddings agrees with human ratings.
 
     The embedding of a text is the mean of the body's last hidden states over its tokens. Two texts
-    are compared by their cosine similarity. The model's head, if any, is not used.
-
-    Args:
-        rows: each with two texts (``sentence1`` and ``sentence2``, …) and a number (``label``,
-            ``score`` or ``similarity``) that grows with the similarity.
-        batch_size: texts per batch.
+    are compared by their cosine similarity. The model's head, if any, is not used. Each row has two
+    texts and a number (``label``, ``score`` or ``similarity``) that grows with the similarity.
     """
 
     name: str
@@ -235,7 +197,6 @@ class Similarity:
             self._row(number)
 
     def run(self, loaded: Loaded, *, progress: bool) -> Numbers:
-        """Return the cosine similarity of each pair."""
         tokenizer = loaded.need_tokenizer(f"the similarity of {self.name}")
         pairs = [self._row(i) for i in range(len(self.rows))]
         texts = sorted({text for one, other, _ in pairs for text in (one, other)})
@@ -248,7 +209,6 @@ class Similarity:
         return Numbers(predicted, [number for *_, number in pairs])
 
     def scores(self, before: Numbers, after: Numbers) -> list[Score]:
-        """Return one row."""
         return [correlation(self.name, "spearman", before, after, self.role)]
 
     @torch.inference_mode()
@@ -257,19 +217,19 @@ class Similarity:
         body: Any = getattr(model, "base_model", model)
         collate = partial(pad_collate, pad_id=pad_id_of(loaded.model) or 0)
         found: dict[int, Tensor] = {}
-        bar = progress_bar(len(ids), self.name, shown=progress)
-        for indices, read in IndexedSource(ids, collate, self.batch_size):
-            batch = to_device(read(), loaded.device)
-            states = getattr(body(**batch), "last_hidden_state", None)
-            if states is None:
-                raise ValueError(
-                    f"{self.name} needs hidden states, which {type(body).__name__} does not return"
-                )
-            mask = batch["attention_mask"][:, :, None].to(torch.float32)
-            means = (states.float() * mask).sum(1) / mask.sum(1)
-            found |= dict(zip(indices, means.cpu(), strict=True))
-            bar.update(len(indices))
-        bar.close()
+        with progress_bar(len(ids), self.name, shown=progress) as bar:
+            for indices, read in IndexedSource(ids, collate, self.batch_size):
+                batch = to_device(read(), loaded.device)
+                states = getattr(body(**batch), "last_hidden_state", None)
+                if states is None:
+                    raise ValueError(
+                        f"{self.name} needs hidden states, which {type(body).__name__} does not "
+                        "return"
+                    )
+                mask = batch["attention_mask"][:, :, None].to(torch.float32)
+                means = (states.float() * mask).sum(1) / mask.sum(1)
+                found |= dict(zip(indices, means.cpu(), strict=True))
+                bar.update(len(indices))
         return [found[i] for i in range(len(ids))]
 
     def _row(self, number: int) -> tuple[str, str, float]:

@@ -4,8 +4,6 @@
 and shown as Markdown, in a terminal or as a page. ``docs/schema`` holds the JSON Schema.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

@@ -5,8 +5,6 @@ are 1), a mean over tokens (a sample is a window of text, its count the number o
 share.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from holdfast._torch.imports import require
 from holdfast.evaluate.report import Estimate, Score
 
 Array = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
 Transform: TypeAlias = Callable[[Array], Array] | None
 RESAMPLES = 2000
 _CELLS = 1 << 22  # the maximum size of a table of resamples
@@ -26,19 +25,16 @@ _CELLS = 1 << 22  # the maximum size of a table of resamples
 
 @dataclass(frozen=True)
 class Outcomes:
-    """The result of one model on each sample: a sum, and the number of summed values."""
+    """The result of one model on each sample: a sum, and the number of summed values.
+
+    Without counts, every count is 1.
+    """
 
     values: Sequence[float]
     counts: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
-
-    def arrays(self) -> tuple[Array, Array]:
-        """Return values and counts as arrays; without counts every count is 1."""
-        values = np.asarray(self.values, dtype=np.float64)
-        counts = np.ones_like(values) if self.counts is None else np.asarray(self.counts, float)
-        return values, counts
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,8 @@ def estimate(outcomes: Outcomes, transform: Transform = None) -> Estimate:
     """
     if transform is None and _are_yes_and_no(outcomes):
         return _wilson(outcomes)
-    return _estimate([outcomes], lambda ratios: _applied(ratios[0], transform))
+    ratio = _ratio(outcomes, transform)
+    return _bootstrap(len(outcomes), lambda drawn: [ratio(drawn)])[0]
 
 
 def change(before: Outcomes, after: Outcomes, transform: Transform = None) -> Estimate:
@@ -77,9 +74,8 @@ def change(before: Outcomes, after: Outcomes, transform: Transform = None) -> Es
         # No answer changed. By the rule of three the share of changes is below 3/n at 95 %.
         most = min(1.0, 3 / len(before))
         return Estimate(0.0, -most, most, len(before))
-    return _estimate(
-        [before, after], lambda r: _applied(r[1], transform) - _applied(r[0], transform)
-    )
+    old, new = _ratio(before, transform), _ratio(after, transform)
+    return _bootstrap(len(before), lambda drawn: [new(drawn) - old(drawn)])[0]
 
 
 def compare(
@@ -93,15 +89,8 @@ def compare(
     transform: Transform = None,
 ) -> Score:
     """Return the score of two models on the same samples."""
-    return Score(
-        name=name,
-        metric=metric,
-        lower_is_better=lower_is_better,
-        before=estimate(before, transform),
-        after=estimate(after, transform),
-        change=change(before, after, transform),
-        role=role,
-    )
+    old, new = estimate(before, transform), estimate(after, transform)
+    return Score(name, metric, lower_is_better, old, new, change(before, after, transform), role)
 
 
 def _are_yes_and_no(outcomes: Outcomes) -> bool:
@@ -116,29 +105,38 @@ def _wilson(outcomes: Outcomes, z: float = 1.959964) -> Estimate:
     return Estimate(p, max(0.0, middle - half), min(1.0, middle + half), n)
 
 
-def _applied(ratio: Array, transform: Transform) -> Array:
-    return ratio if transform is None else transform(ratio)
+def _ratio(outcomes: Outcomes, transform: Transform) -> Callable[[Indices], Array]:
+    values = np.asarray(outcomes.values, float)
+    counts = np.ones_like(values) if outcomes.counts is None else np.asarray(outcomes.counts, float)
+
+    def ratio(drawn: Indices) -> Array:
+        found: Array = values[drawn].sum(-1) / counts[drawn].sum(-1)
+        return found if transform is None else transform(found)
+
+    return ratio
 
 
-def _estimate(groups: Sequence[Outcomes], combine: Callable[[list[Array]], Array]) -> Estimate:
-    n = len(groups[0])
+@np.errstate(all="ignore")  # a broken model gives NaN and infinity
+def _bootstrap(n: int, figures: Callable[[Indices], Sequence[Array]]) -> list[Estimate]:
+    """Return figures of n samples with their intervals.
+
+    ``figures`` computes them for each row of a table of samples' indices.
+    """
     if n == 0:
         raise ValueError("there are no samples to estimate a figure from")
-    arrays = [group.arrays() for group in groups]
-    exact = [np.asarray([v.sum() / c.sum()]) for v, c in arrays]
-    value = float(combine(exact)[0])
-    if not np.isfinite(value):  # the model is broken; an interval would mean nothing
-        return Estimate(value, None, None, n)
     # The same seed for every figure, so that figures over the same samples share their resamples.
     generator = np.random.default_rng(0)
-    found: list[Array] = []
-    per_round = max(1, _CELLS // n)
-    for start in range(0, RESAMPLES, per_round):
-        rows = min(per_round, RESAMPLES - start)
-        drawn = generator.integers(0, n, size=(rows, n))
-        found.append(combine([v[drawn].sum(1) / c[drawn].sum(1) for v, c in arrays]))
-    low, high = np.percentile(np.concatenate(found), [2.5, 97.5])
-    return Estimate(value, float(low), float(high), n)
+    rounds = -(-RESAMPLES * n // _CELLS)
+    sizes = [len(part) for part in np.array_split(range(RESAMPLES), rounds)]
+    drawn = (generator.integers(0, n, size=(size, n)) for size in sizes)
+    resampled = np.hstack([figures(indices) for indices in drawn])
+    exact = np.hstack(figures(np.arange(n)[None]))
+    found = []
+    for value, row in zip(exact.tolist(), resampled, strict=True):
+        known = row[~np.isnan(row)] if math.isfinite(value) else ()
+        low, high = np.percentile(known, [2.5, 97.5]).tolist() if len(known) else (None, None)
+        found.append(Estimate(value, low, high, n))
+    return found
 
 
 def correlation(name: str, metric: str, before: Numbers, after: Numbers, role: str) -> Score:
@@ -147,43 +145,33 @@ def correlation(name: str, metric: str, before: Numbers, after: Numbers, role: s
     The metric is ``"spearman"`` or ``"pearson"``. The bootstrap intervals resample the same samples
     for both models.
     """
-    measured = {"spearman": spearman, "pearson": pearson}[metric]
+    figure = {"spearman": spearman, "pearson": pearson}[metric]
     pairs = [(np.asarray(n.predicted, float), np.asarray(n.true, float)) for n in (before, after)]
-    n = len(before.predicted)
-    values = [measured(*pair) for pair in pairs]
-    generator = np.random.default_rng(0)
-    drawn = (generator.integers(0, n, size=n) for _ in range(RESAMPLES))
-    resampled = np.asarray([[measured(p[rows], t[rows]) for p, t in pairs] for rows in drawn])
-    old, new = (_interval(v, column, n) for v, column in zip(values, resampled.T, strict=True))
-    change = _interval(values[1] - values[0], resampled[:, 1] - resampled[:, 0], n)
-    return Score(name, metric, lower_is_better=False, before=old, after=new, change=change,
-                 role=role)  # fmt: skip
+
+    def figures(drawn: Indices) -> list[Array]:
+        old, new = (figure(predicted[drawn], true[drawn]) for predicted, true in pairs)
+        return [old, new, new - old]
+
+    old, new, change = _bootstrap(len(before.predicted), figures)
+    return Score(name, metric, False, old, new, change, role)
 
 
-def spearman(predicted: Array, true: Array) -> float:
-    """Return Spearman's ρ, with average ranks for ties.
+def spearman(predicted: Array, true: Array) -> Array:
+    """Return Spearman's ρ along the last axis, with average ranks for ties.
 
-    >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 9.0]))
+    >>> float(spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 9.0])))
     1.0
     """
     rank = require("scipy.stats", extra="eval", what="rank correlation").rankdata
-    return pearson(*rank([predicted, true], axis=1))
+    return pearson(rank(predicted, axis=-1), rank(true, axis=-1))
 
 
-def pearson(predicted: Array, true: Array) -> float:
-    """Return Pearson's r; NaN if one of the two is constant.
+def pearson(predicted: Array, true: Array) -> Array:
+    """Return Pearson's r along the last axis; NaN if one of the two is constant.
 
-    >>> round(pearson(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0])), 6)
+    >>> round(float(pearson(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0]))), 6)
     -1.0
     """
-    x, y = predicted - predicted.mean(), true - true.mean()
-    scale = float(np.sqrt((x @ x) * (y @ y)))
-    return float(x @ y) / scale if scale > 0 else float("nan")
-
-
-def _interval(value: float, resampled: Array, n: int) -> Estimate:
-    known = resampled[np.isfinite(resampled)]
-    if not np.isfinite(value) or not len(known):
-        return Estimate(value, None, None, n)
-    low, high = np.percentile(known, [2.5, 97.5])
-    return Estimate(value, float(low), float(high), n)
+    x, y = (values - values.mean(-1, keepdims=True) for values in (predicted, true))
+    found: Array = (x * y).sum(-1) / np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
+    return found

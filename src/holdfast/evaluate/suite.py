@@ -1,7 +1,5 @@
 """The tests that models take, built from files, rows and texts."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,19 +11,9 @@ from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.kl import KL, ContextFreeKL, class_kl, masked_kl, token_kl
 from holdfast.evaluate.probes import Completions, MultipleChoice, Probe, Role, Similarity, Text
-from holdfast.io.encoding import ANSWERS, QUESTIONS, encode_pair, pieces, tokenize
+from holdfast.io import encoding, rows
 from holdfast.io.heads import is_regression
 from holdfast.io.models import Loaded
-from holdfast.io.rows import (
-    IMAGE_COLUMNS,
-    LABEL_COLUMNS,
-    DatasetRows,
-    Rows,
-    is_text,
-    open_rows,
-    read_text,
-    text_columns,
-)
 
 PathLike = str | os.PathLike[str]
 Data = PathLike | Sequence[Mapping[str, Any]]
@@ -64,7 +52,7 @@ class Suite:
         """Read the data; return all tests, and those of ``target`` among them."""
         tests: list[Probe] = [*_texts(self.text), *self._read(self.data, "data", "retained")]
         for name, data in named(self.similarity, "similarity").items():
-            tests.append(Similarity(name, _rows(name, data, self.limit)))
+            tests.append(Similarity(name, _first_rows(name, data, self.limit)))
         targets = self._read(self.target, "target", "target")
         tests += targets
         if self.tasks:
@@ -104,25 +92,25 @@ def named(given: Any, default: str) -> dict[str, Any]:
 def _texts(text: Any) -> list[Probe]:
     if isinstance(text, Mapping):
         return [Text(name, words) for name, words in text.items()]
-    return [Text(name, read_text(Path(path))) for name, path in named(text, "text").items()]
+    return [Text(name, rows.read_text(Path(path))) for name, path in named(text, "text").items()]
 
 
 def _probe_of(name: str, data: Any, role: Role, limit: int | None) -> Probe:
     """Return the test that fits the columns of the data."""
-    if isinstance(data, str | os.PathLike) and is_text(path := Path(data)) and path.is_file():
-        return Text(name, read_text(path), role=role)
-    rows = _rows(name, data, limit)
-    first: Any = rows[0]
+    if isinstance(data, str | os.PathLike) and rows.is_text(path := Path(data)) and path.is_file():
+        return Text(name, rows.read_text(path), role=role)
+    data = _first_rows(name, data, limit)
+    first: Any = data[0]
     if not isinstance(first, Mapping):
-        return Classification(name, rows, role=role)
+        return Classification(name, data, role=role)
     if "choices" in first:
-        return MultipleChoice(name, rows, role=role)
-    if any(c in first for c in ANSWERS) and any(c in first for c in QUESTIONS):
-        return Completions(name, rows, role=role)
-    if any(c in first for c in LABEL_COLUMNS):
-        return Classification(name, rows, role=role)
-    if columns := text_columns(first):
-        return Text(name, "\n\n".join(str(row[columns[0]]) for row in rows), role=role)
+        return MultipleChoice(name, data, role=role)
+    if {*first} & {*encoding.ANSWERS} and {*first} & {*encoding.QUESTIONS}:
+        return Completions(name, data, role=role)
+    if {*first} & {*rows.LABEL_COLUMNS}:
+        return Classification(name, data, role=role)
+    if columns := rows.text_columns(first):
+        return Text(name, "\n\n".join(str(row[columns[0]]) for row in data), role=role)
     raise ValueError(
         f"{name} has the columns {', '.join(map(str, first))}, which fit no test. Rows hold "
         "multiple choice (question, choices, label), completions (prompt, completion), "
@@ -130,17 +118,17 @@ def _probe_of(name: str, data: Any, role: Role, limit: int | None) -> Probe:
     )
 
 
-def _rows(name: str, data: Any, limit: int | None) -> Rows:
+def _first_rows(name: str, data: Any, limit: int | None) -> rows.Rows:
     """Return the first rows; images stay undecoded."""
     if isinstance(data, str | os.PathLike):
-        data = open_rows(data)
+        data = rows.open_rows(data)
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         raise TypeError(f"{name} must be a file or a sequence of rows, got {type(data).__name__}")
     if not len(data):
         raise ValueError(f"{name} has no rows")
-    if any(column in IMAGE_COLUMNS for column in getattr(data, "column_names", ())):
-        data = DatasetRows(data)
-    if isinstance(data, DatasetRows):
+    if any(column in rows.IMAGE_COLUMNS for column in getattr(data, "column_names", ())):
+        data = rows.DatasetRows(data)
+    if isinstance(data, rows.DatasetRows):
         return data[:limit]
     return [data[i] for i in range(min(len(data), limit or len(data)))]
 
@@ -158,13 +146,11 @@ def kl_of(probe: Probe, loaded: Loaded, samples: int) -> KL | None:
         return None
     tokenizer = loaded.need_tokenizer(probe.name)
     if isinstance(probe, Text):
-        some = pieces(tokenize(tokenizer, probe.text), loaded.limit)[:samples]
+        some = encoding.pieces(encoding.tokenize(tokenizer, probe.text), loaded.limit)[:samples]
         return token_kl(probe.name, some, "the next token, after each token of the text")
     if isinstance(probe, Completions):
-        pairs = [encode_pair(loaded, *probe.texts(i)) for i in range(len(probe.rows[:samples]))]
-        return token_kl(
-            probe.name,
-            [[*pair.context, *pair.target] for pair in pairs],
-            "the next token, after each token of the prompts and their answers",
-        )
+        texts = (probe.texts(i) for i in range(min(samples, len(probe.rows))))
+        pairs = [encoding.encode_pair(loaded, *text) for text in texts]
+        how = "the next token, after each token of the prompts and their answers"
+        return token_kl(probe.name, [[*pair.context, *pair.target] for pair in pairs], how)
     return None

@@ -7,13 +7,11 @@
 al., https://arxiv.org/abs/2109.01903).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,8 +19,9 @@ from typing import Any, ClassVar
 from torch import nn
 
 from holdfast._torch.checks import share
-from holdfast.evaluate.measure import measure_many
+from holdfast.evaluate.measure import Meter
 from holdfast.evaluate.report import ForgettingReport
+from holdfast.evaluate.suite import Suite
 from holdfast.io.heads import ModelSource
 from holdfast.io.merge import merge_on_disk
 from holdfast.io.models import Loader
@@ -36,12 +35,7 @@ ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """The model at one α, compared with the base.
-
-    Attributes:
-        alpha: the share of the tuned weights; 0 is the base and 1 the tuned model.
-        report: the comparison with the base.
-    """
+    """The model at one α, the share of the tuned weights, compared with the base."""
 
     alpha: float
     report: ForgettingReport
@@ -52,12 +46,7 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class Sweep(Shown):
-    """The models between a base and a tuned model, measured.
-
-    Attributes:
-        base, tuned: the names of the models.
-        points: the measured models, by increasing α.
-    """
+    """The models between a base and a tuned model, measured, by increasing α."""
 
     base: str
     tuned: str
@@ -98,14 +87,12 @@ def sweep(
     model in memory. The base and the tuned model themselves are not copied.
 
     Args:
-        base: a directory or a file of the pretrained model.
-        tuned: a directory or a file of the tuned model, or a LoRA adapter.
-        alphas: the shares of the tuned weights, from 0 to 1.
+        base, tuned: directories or files of the models; ``tuned`` may be a LoRA adapter.
+        alphas: the shares of the tuned weights, from 0 (the base) to 1 (the tuned model).
         out: where merged checkpoints are written; None uses a temporary directory.
         keep: keep the merged checkpoints, as ``out/alpha-0.25`` and so on.
         overwrite: replace existing checkpoints.
-        drift, loader, progress: as for :func:`holdfast.measure`.
-        tests: the tests, with the names of :func:`holdfast.measure`: ``text``, ``data``, …
+        drift, loader, progress, tests: as for :func:`holdfast.measure`.
 
     Example:
         >>> import torch
@@ -127,44 +114,24 @@ def sweep(
     order = sorted(wanted, key=lambda alpha: (alpha in (0, 1), alpha))
     if isinstance(base, nn.Module) or isinstance(tuned, nn.Module):
         raise ValueError(
-            "a sweep needs checkpoints on disk: save the model with save_pretrained, and pass its "
-            "directory"
+            "a sweep needs checkpoints on disk: pass the directory that save_pretrained wrote"
         )
-    merging = {
-        "overwrite": overwrite,
-        "allow_pickle": loader is not None and loader.allow_pickle,
-        "progress": progress,
-    }
+    points = []
     with contextlib.ExitStack() as stack:
         if out is None:
             out = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-"))
-        models = _models(base, tuned, order, Path(out), keep, merging)
-        reports = measure_many(base, models, drift=drift, loader=loader, progress=progress, **tests)
-        for opened in (models, reports):  # closed in reverse order
-            stack.enter_context(contextlib.closing(opened))
-        points = [SweepPoint(a, report) for a, report in zip(order, reports, strict=True)]
+        meter = Meter(base, Suite(**tests), drift, loader, progress)
+        merging = {"overwrite": overwrite, "allow_pickle": meter.loader.allow_pickle}
+        for alpha in order:
+            if alpha in (0, 1):
+                report = meter(str(tuned), tuned) if alpha else meter(str(base), None)
+            else:
+                name = f"alpha-{alpha}" if keep else f".alpha-{alpha}.{os.getpid()}.tmp"
+                try:
+                    merge_on_disk(base, tuned, Path(out, name), alpha, progress=progress, **merging)
+                    report = meter(f"{tuned}, α = {alpha:g}", Path(out, name))
+                finally:
+                    if not keep:
+                        shutil.rmtree(Path(out, name), ignore_errors=True)
+            points.append(SweepPoint(alpha, report))
     return Sweep(str(base), str(tuned), tuple(sorted(points, key=lambda point: point.alpha)))
-
-
-def _models(
-    base: ModelSource,
-    tuned: ModelSource,
-    alphas: Sequence[float],
-    folder: Path,
-    keep: bool,
-    merging: dict[str, bool],
-) -> Generator[tuple[str, ModelSource | None], None, None]:
-    """Yield the model at each α with its name; a merged model is removed after its use."""
-    for alpha in alphas:
-        if alpha == 0:
-            yield str(base), None
-        elif alpha == 1:
-            yield str(tuned), tuned
-        else:
-            name = f"alpha-{alpha}" if keep else f".alpha-{alpha}.{os.getpid()}.tmp"
-            try:
-                merge_on_disk(base, tuned, folder / name, alpha, **merging)
-                yield f"{tuned}, α = {alpha:g}", folder / name
-            finally:
-                if not keep:
-                    shutil.rmtree(folder / name, ignore_errors=True)

@@ -7,8 +7,6 @@
 Every host has a callback for a watch; its figures appear in the host's log next to the loss.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -70,10 +68,8 @@ class Watch:
         self.loader = loader or Loader(max_length=512)
         with self.loader.open(unwrapped(model)) as loaded:
             if self.exam.free and loaded.kind != "causal_lm":
-                raise ValueError(
-                    f"context_free must be 0 for {type(model).__name__}, which does not generate "
-                    "texts"
-                )
+                name = type(model).__name__
+                raise ValueError(f"context_free must be 0: {name} does not generate texts")
             self.exam.start(loaded)
 
     def __call__(self, update: int, model: nn.Module) -> dict[str, float]:
@@ -107,9 +103,8 @@ def watch_distance(model: nn.Module, total_updates: int) -> Watch:
 def curves_of(history: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:
     """Return the curves in a host's log: loss, distance, and the figures of methods and watches.
 
-    Args:
-        history: rows with ``update`` or ``step`` and figures by name, as ``finetune_loop`` passes
-            to ``log=``, or a Trainer's ``state.log_history``.
+    ``history`` are rows with ``update`` or ``step`` and figures by name: those that
+    ``finetune_loop`` passes to ``log=``, or a Trainer's ``state.log_history``.
     """
     found: dict[str, dict[int, float]] = {}
     plotted = {"loss", "eval_loss", "distance"}.union(*(e.cls.plotted for e in methods()))

@@ -123,8 +123,10 @@ def encode_labelled(loaded: Loaded, row: Mapping[str, Any], name: str) -> dict[s
     return {**{k: list(v) for k, v in out.items()}, "labels": target}
 
 
-def training_samples(loaded: Loaded, rows: Rows, name: str) -> Sequence[Any]:
+def training_samples(loaded: Loaded, rows: Rows, name: str) -> tuple[Sequence[int], Sequence[Any]]:
     """Encode rows as training samples for a model, by its kind and the rows' columns.
+
+    Return the number of each sample's row, and the samples.
 
     A causal language model learns the assistant's turns of conversations (``messages``), the
     completions of prompts, or whole texts in pieces of its maximum length. A classifier learns the
@@ -136,19 +138,22 @@ def training_samples(loaded: Loaded, rows: Rows, name: str) -> Sequence[Any]:
     if loaded.kind == "image_classifier" or image_column(rows[0]):
         if loaded.kind != "image_classifier":
             raise ValueError(f"{name} holds images, but {model} is not an image classifier")
-        return Images(loaded, rows, name)  # type: ignore[return-value]
+        return range(len(rows)), Images(loaded, rows, name)  # type: ignore[return-value]
     if loaded.kind == "classifier":
         labels_of(rows, name)
-        return [encode_labelled(loaded, row, name) for row in rows]
+        return range(len(rows)), [encode_labelled(loaded, row, name) for row in rows]
     if loaded.kind != "causal_lm":
         raise ValueError(
             f"{model} has no head for {name}: give rows with a text and a label to get a new head, "
             "or train it in your own loop with holdfast.Run"
         )
-    return [sample for _, sample in causal_samples(loaded, rows, name)]
+    kept = _causal_samples(loaded, rows, name)
+    return [i for i, _ in kept], [sample for _, sample in kept]
 
 
-def causal_samples(loaded: Loaded, rows: Rows, name: str) -> list[tuple[int, dict[str, list[int]]]]:
+def _causal_samples(
+    loaded: Loaded, rows: Rows, name: str
+) -> list[tuple[int, dict[str, list[int]]]]:
     """Encode rows for a causal language model, each sample with the number of its row.
 
     A row without a target within the maximum length gives no sample, a long text gives several.
@@ -302,4 +307,4 @@ class TrainingData:
 
     def samples(self, model: nn.Module, max_length: int | None = None) -> Sequence[Any]:
         loader = replace(self.loader, max_length=max_length or self.loader.max_length)
-        return training_samples(loader.ready(model, self.tokenizer), self.rows, self.data)
+        return training_samples(loader.ready(model, self.tokenizer), self.rows, self.data)[1]
