@@ -159,7 +159,6 @@ def result_of(
 
 
 def measured(score: Score) -> Measured:
-    """Convert a score of a report."""
     return Measured(
         name=score.name,
         metric=score.metric,

@@ -101,10 +101,9 @@ class Worker:
             self._samples = {max_length: self.data.samples(model, max_length)}
         return self._samples[max_length]
 
-    def measure(self, name: str, model: nn.Module) -> ForgettingReport:
-        adapted: Any = model
-        if hasattr(adapted, "merge_and_unload"):
-            model = adapted.merge_and_unload()
+    def measure(self, name: str, model: Any) -> ForgettingReport:
+        if hasattr(model, "merge_and_unload"):
+            model = model.merge_and_unload()
         if self._meter is None:
             base: str | nn.Module = self.plan.model
             tests = measure_options(self.plan)
