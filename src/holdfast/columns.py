@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import Dataset
 
-from holdfast.data import Collate
+from holdfast.data import Collate, is_table
 from holdfast.losses import Task, target_mask
 
 
@@ -26,8 +26,7 @@ def with_column(dataset: Any, values: Sequence[Any], column: str) -> Any:
     """
     if len(values) != len(dataset):
         raise ValueError(f"got {len(values)} values for {len(dataset)} samples")
-    # A transform that runs on the fly may drop a column that it does not know.
-    if hasattr(dataset, "add_column") and dataset.format["type"] != "custom":
+    if is_table(dataset):
         if column in dataset.column_names:
             raise ValueError(f"the dataset already has a column {column!r}: choose another name")
         plain = [value.numpy() if isinstance(value, Tensor) else value for value in values]
@@ -202,12 +201,8 @@ def _batched(given: Sequence[Any], batch: Any, column: str) -> Tensor:
         )
     gaps = [width - len(value) for value in values]
     left = _padded_on_the_left(batch, gaps)
-    return torch.stack(
-        [
-            F.pad(value, (gap, 0) if left else (0, gap))
-            for value, gap in zip(values, gaps, strict=True)
-        ]
-    )
+    padding = [(gap, 0) if left else (0, gap) for gap in gaps]
+    return torch.stack([F.pad(value, pad) for value, pad in zip(values, padding, strict=True)])
 
 
 def _padded_on_the_left(batch: Any, gaps: list[int]) -> bool:

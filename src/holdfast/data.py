@@ -52,7 +52,7 @@ class IndexedSource:
 
     def fingerprint(self) -> str | None:
         """A fingerprint of the content; None if there is none."""
-        if hasattr(self.data, "with_format") and self.data.format["type"] != "custom":
+        if is_table(self.data):
             return arrow_fingerprint(self.data)
         return content_fingerprint(self.data[i] for i in range(len(self.data)))
 
@@ -124,6 +124,11 @@ def as_source(
     if collate is not None:
         return StreamSource(_Chunks(data, collate, batch_size))
     return StreamSource(data)
+
+
+def is_table(data: Any) -> bool:
+    """Whether data is a ``datasets.Dataset`` without a transform, which may drop added columns."""
+    return hasattr(data, "add_column") and data.format["type"] != "custom"
 
 
 def pad_collate(samples: Sequence[Mapping[str, Any]], pad_id: int = 0) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from holdfast._torch.adapters import without_peft
 from holdfast._torch.layout import rank_and_world
 
 Task = Literal["causal_lm", "classification", "regression", "multi_label", "token_classification"]
+Count = Tensor | float  # a number of targets, perhaps on the device
 LossFunction = Callable[[nn.Module, Any], Tensor]  # the user's: one loss per sample
 TOKEN_TASKS = ("causal_lm", "token_classification")
 IGNORED = -100  # the label that transformers and torch ignore

@@ -39,7 +39,7 @@ from holdfast._torch.batch import batch_length, inputs_and_labels, logits_and_au
 from holdfast._torch.checks import above_zero, at_least_zero
 from holdfast.columns import take_column
 from holdfast.data import Collate, IndexedSource, as_source
-from holdfast.losses import LossFunction, Task, count_targets, weighted_loss
+from holdfast.losses import Count, LossFunction, Task, count_targets, weighted_loss
 from holdfast.reference import Reference
 
 if TYPE_CHECKING:
@@ -240,16 +240,14 @@ class Criterion:
 
     def __init__(self, run: Run, data: Any = None) -> None:
         self.data = run.data if data is None else data
-        self._run = run
+        self.run = run
 
     @property
     def task(self) -> Task | LossFunction:
         """The run's task."""
-        return self._run.task
+        return self.run.task
 
-    def loss(
-        self, model: nn.Module, batch: Any, num_targets: Tensor | float, update: int
-    ) -> Tensor:
+    def loss(self, model: nn.Module, batch: Any, num_targets: Count, update: int) -> Tensor:
         """Return one micro-batch's contribution to the loss of an update.
 
         Args:
@@ -261,17 +259,14 @@ class Criterion:
         values = None
         if self.column is not None:
             batch, values = take_column(batch, self.column)
-        weights = self.weights(model, batch, values, update)
-        return self.weighted(model, batch, weights, num_targets)
+        return self.weighted(model, batch, self.weights(batch, values, update), num_targets)
 
-    def weights(
-        self, model: nn.Module, batch: Any, values: Tensor | None, update: int
-    ) -> Tensor | None:
+    def weights(self, batch: Any, values: Tensor | None, update: int) -> Tensor | None:
         """Return the weights of a batch's samples or tokens, given its column; None is uniform."""
         return None
 
     def weighted(
-        self, model: nn.Module, batch: Any, weights: Tensor | None, num_targets: Tensor | float
+        self, model: nn.Module, batch: Any, weights: Tensor | None, num_targets: Count
     ) -> Tensor:
         """Return Σ weight · loss over the targets of a batch, divided by ``num_targets``."""
         if not isinstance(self.task, str):  # the user's function: one loss per sample
@@ -287,7 +282,7 @@ class Criterion:
         return weighted_loss(logits, labels, weights, self.task, num_targets) + auxiliary
 
     def forward(
-        self, model: nn.Module, inputs: Any, labels: Tensor, num_targets: Tensor | float
+        self, model: nn.Module, inputs: Any, labels: Tensor, num_targets: Count
     ) -> tuple[Tensor, Tensor | float]:
         """Return the model's logits and the micro-batch's part of the model's auxiliary loss."""
         logits, auxiliary = logits_and_auxiliary(model, inputs)

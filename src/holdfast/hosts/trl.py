@@ -132,7 +132,7 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
             return super().compute_loss(model, inputs, *args, **kwargs)
         criterion = self.run.criterion
         inputs, values = take_column(inputs, str(criterion.column))
-        weights = criterion.weights(model, inputs, values, self.state.global_step + 1)
+        weights = criterion.weights(inputs, values, self.state.global_step + 1)
 
         def weigh(module: nn.Module, given: Any, outputs: Any) -> Any:
             # TRL's fused head returns the log-probabilities of labels[:, 1:]. Its metrics stay.

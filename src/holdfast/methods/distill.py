@@ -30,7 +30,7 @@ from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.progress import progress_bar
 from holdfast.columns import take_column, with_column
 from holdfast.data import IndexedSource, as_source
-from holdfast.losses import TOKEN_TASKS, Task, target_outputs, weighted_loss
+from holdfast.losses import TOKEN_TASKS, Count, Task, target_outputs, weighted_loss
 from holdfast.stages import Checks, Criterion, MedianLoss, Objective, Run, SearchRange, SearchSpace
 
 _COLUMN = "base_logits"
@@ -127,9 +127,7 @@ class DistillCriterion(Criterion):
         self.settings, self.base = settings, base
         self.column = _COLUMN if base is None else None
 
-    def loss(
-        self, model: nn.Module, batch: Any, num_targets: Tensor | float, update: int
-    ) -> Tensor:
+    def loss(self, model: nn.Module, batch: Any, num_targets: Count, update: int) -> Tensor:
         task, settings = cast(Task, self.task), self.settings
         if self.base is None:
             batch, z_base = take_column(batch, _COLUMN)

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast._torch.batch import inputs_and_labels
 from holdfast._torch.checks import one_of
@@ -192,11 +192,9 @@ class FlowCriterion(Criterion):
         task = run.task if isinstance(run.task, str) else "causal_lm"  # used for tokens only
         super().__init__(run, with_weights(data, values, column=self.column, task=task))
 
-    def weights(
-        self, model: nn.Module, batch: Any, values: Tensor | None, update: int
-    ) -> Tensor | None:
+    def weights(self, batch: Any, values: Tensor | None, update: int) -> Tensor | None:
         if self.by_batch and values is not None:
-            return self._weigh_batch(model, batch, values)
+            return self._weigh_batch(batch, values)
         return values
 
     def state_dict(self) -> dict[str, Any]:
@@ -206,10 +204,10 @@ class FlowCriterion(Criterion):
         if state:
             self.flow.load_state_dict(state)
 
-    def _weigh_batch(self, model: nn.Module, batch: Any, f: Tensor) -> Tensor:
+    def _weigh_batch(self, batch: Any, f: Tensor) -> Tensor:
         kept = ~f.isnan()  # samples without targets have no loss
         if isinstance(self.task, str) and self.flow.level == "token":
-            kept = target_mask(inputs_and_labels(model, batch)[1], self.task)
+            kept = target_mask(inputs_and_labels(self.run.model, batch)[1], self.task)
         weights = torch.zeros_like(f)
         if kept.any():
             weights[kept] = self.flow.weigh(f[kept]).to(f)

@@ -25,7 +25,7 @@ from holdfast._torch.batch import inputs_and_labels
 from holdfast._torch.checks import at_least_zero
 from holdfast.anneal import Anneal, Constant
 from holdfast.columns import with_column
-from holdfast.data import IndexedSource
+from holdfast.data import IndexedSource, is_table
 from holdfast.losses import TOKEN_TASKS, count_targets
 from holdfast.stages import Checks, Criterion, Objective, Run
 
@@ -99,9 +99,7 @@ class RehearsalCriterion(Criterion):
         super().__init__(run, data)
         self.anneal, self.share = anneal, share
 
-    def weights(
-        self, model: nn.Module, batch: Any, values: Tensor | None, update: int
-    ) -> Tensor | None:
+    def weights(self, batch: Any, values: Tensor | None, update: int) -> Tensor | None:
         return None if values is None else mixing_weights(values, self.anneal(update), self.share)
 
 
@@ -138,7 +136,7 @@ def mixed(new: Any, old: Any, chosen: Sequence[int], model: nn.Module) -> Any:
     Two ``datasets.Dataset`` give another one. The inputs of the model, and the labels, must be
     columns of both datasets or of none.
     """
-    if _is_table(new) and _is_table(old):
+    if is_table(new) and is_table(old):
         import datasets
 
         old = old.select(chosen)
@@ -176,11 +174,6 @@ class _Mixed(ConcatDataset[Any]):
     def __getitem__(self, i: int) -> Any:
         sample = super().__getitem__(i)  # type: ignore[no-untyped-call]
         return sample if self.columns is None else {name: sample[name] for name in self.columns}
-
-
-def _is_table(data: Any) -> bool:
-    """Whether data is a ``datasets.Dataset`` without a transform."""
-    return hasattr(data, "add_column") and data.format["type"] != "custom"
 
 
 def _check_columns(new: Iterable[str], old: Iterable[str], model: nn.Module) -> set[str]:
