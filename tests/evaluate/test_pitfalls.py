@@ -15,7 +15,8 @@ import holdfast  # noqa: E402
 from holdfast.evaluate.classify import Classification  # noqa: E402
 from holdfast.evaluate.probes import Completions, MultipleChoice, Text  # noqa: E402
 from holdfast.io.encoding import encode_pair, tokenize  # noqa: E402
-from holdfast.io.models import Loader, model_kind  # noqa: E402
+from holdfast.io.heads import model_kind  # noqa: E402
+from holdfast.io.models import Loader  # noqa: E402
 from holdfast.io.rows import read_rows  # noqa: E402
 from small import make_llama, make_tokenizer, noisy, save  # noqa: E402
 

@@ -194,7 +194,7 @@ class TestPlace:
         def fail(*_):
             raise OSError("the disk is full")
 
-        monkeypatch.setattr(on_disk, "_write_index", fail)
+        monkeypatch.setattr(on_disk, "_move", fail)
         with pytest.raises(OSError, match="the disk is full"):
             merge_on_disk(*pair, tmp_path / "out")
         assert {f.name for f in tmp_path.iterdir()} == {"base", "tuned"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.io.files import check_folder
 from holdfast.report.words import plain
 
 if TYPE_CHECKING:
@@ -32,7 +32,11 @@ def claim(
     Inputs that are neither files nor directories are ignored. ``page`` is whether an HTML page will
     be drawn, which needs plotly.
     """
-    check_folder(folder, option)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{option} must be a directory, but {folder} is a file")
+    above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"{option} {folder} cannot be written: no permission in {above}")
     for given in map(Path, inputs):
         if given.is_dir() and given.resolve() in (folder.resolve(), *folder.resolve().parents):
             raise ValueError(f"{option} {folder} must lie outside the input {given}")

@@ -30,16 +30,12 @@ def open_weights(
         source: a directory in the Hugging Face format, a ``.safetensors`` file, the directory of a
             LoRA adapter (whose weights are the effective ones, base + s·B·A), a GGUF file, or a
             model.
-        base: the model that an adapter was trained on; None uses the directory that the adapter
-            names.
+        base: the model under an adapter; None uses the directory that the adapter names.
         allow_pickle: also read pickled weights (``.bin``, ``.pt``), restricted to tensors.
 
-    Example:
-        >>> weights = open_weights(nn.Linear(3, 2))
-        >>> {name: spec.shape for name, spec in weights.items()}
-        {'weight': (2, 3), 'bias': (2,)}
-        >>> weights.read("bias", 0, 1).shape
-        torch.Size([1])
+    >>> weights = open_weights(nn.Linear(3, 2))
+    >>> {name: spec.shape for name, spec in weights.items()}, weights.read("bias", 0, 1).shape
+    ({'weight': (2, 3), 'bias': (2,)}, torch.Size([1]))
     """
     if isinstance(source, Weights):
         return source

@@ -14,8 +14,7 @@ from typing import Any, Literal, TypeVar, get_origin
 
 from holdfast._torch.imports import require
 
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as float() reads them and json writes them
 _WORDS = {
     str: "text",
     int: "a whole number",
@@ -96,9 +95,7 @@ def _exactly(given: Any, kind: type) -> Any:
 
 
 def _decode_number(given: Any, _: Any) -> float:
-    if isinstance(given, str) and given in _NOT_FINITE:
-        return _NOT_FINITE[given]
-    if type(given) not in (int, float):
+    if given not in _NOT_FINITE and type(given) not in (int, float):
         raise ValueError(f"must be a number, got {_short(given)}")
     return float(given)
 
@@ -117,9 +114,7 @@ def _encode_number(given: Any) -> bool | int | float | str:
     if isinstance(given, numbers.Integral):
         return int(given)
     number = float(given)
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    return number if math.isfinite(number) else json.dumps(number)
 
 
 def _encode_text(given: str) -> str:

@@ -113,7 +113,6 @@ def prompt_and_answer(
 
 
 def encode_labelled(loaded: Loaded, row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Encode a row with one or two texts and a label for a classifier."""
     tokenizer = loaded.need_tokenizer(name)
     columns, label = text_columns(row), label_of(row)
     if not columns or label is None:
@@ -184,9 +183,8 @@ def _completion(loaded: Loaded, prompt: str, answer: str) -> dict[str, list[int]
     context, target = encode_pair(loaded, prompt, answer)
     end = loaded.need_tokenizer("training").eos_token_id
     target = target if end is None else [*target, end]
-    ids = [*context, *target]
     labels = [*[IGNORED] * len(context), *target]
-    return {"input_ids": ids[: loaded.limit], "labels": labels[: loaded.limit]}
+    return {"input_ids": [*context, *target][: loaded.limit], "labels": labels[: loaded.limit]}
 
 
 def _conversation(
@@ -219,10 +217,7 @@ def _conversation(
 
 
 class Images(Dataset[dict[str, Any]]):
-    """Rows with an image and a label, as inputs of an image classifier.
-
-    An image is a file, its bytes, or a PIL image. It is read and decoded on access.
-    """
+    """Rows with an image and a label for an image classifier; images are decoded on access."""
 
     def __init__(self, loaded: Loaded, rows: Rows, name: str) -> None:
         labels = labels_of(rows, name)
@@ -284,11 +279,7 @@ class TrainingData:
     def open(
         cls, source: str, data: str, loader: Loader, *, head: str = "auto", new: Sequence[str] = ()
     ) -> TrainingData:
-        """Read the rows, and decide whether the model needs a new head for them.
-
-        ``data`` is as for :func:`holdfast.io.rows.open_rows`, ``head`` as for
-        :func:`holdfast.io.heads.head_for`. ``new`` are parts without pretrained weights.
-        """
+        """Read the rows, and decide with ``head_for`` whether the model needs a new head."""
         rows = open_rows(data)
         needed = head_for(head, source, rows, data)
         tokenizer = loader.tokenizer_of(source)
@@ -306,5 +297,11 @@ class TrainingData:
         return model, tuple(dict.fromkeys((*self.given, *new)))
 
     def samples(self, model: nn.Module, max_length: int | None = None) -> Sequence[Any]:
+        """Encode the rows as training samples, by the kind of the model and the rows' columns.
+
+        A causal language model learns the assistant's turns of conversations (``messages``), the
+        completions of prompts, or whole texts in pieces of its maximum length. A classifier learns
+        the labels of texts or images.
+        """
         loader = replace(self.loader, max_length=max_length or self.loader.max_length)
         return training_samples(loader.ready(model, self.tokenizer), self.rows, self.data)[1]

@@ -1,4 +1,4 @@
-"""Files: atomic writing, JSON, and checks of output folders."""
+"""Files: atomic writing, JSON, and locks of output folders."""
 
 import contextlib
 import json
@@ -28,7 +28,6 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def read_json(file: Path) -> Any:
-    """Read a JSON file. A ValueError names it."""
     try:
         return json.loads(file.read_text())
     except ValueError as error:
@@ -39,30 +38,16 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:300]
 
 
-def check_folder(folder: Path, option: str = "--out") -> None:
-    """Raise ValueError before long work if a folder cannot be created or written."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{option} must be a directory, but {folder} is a file")
-    above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(f"{option} {folder} cannot be written: no permission in {above}")
-
-
 @contextlib.contextmanager
 def locked(folder: Path, name: str | None = None) -> Iterator[None]:
-    """Create and lock an output folder; raise ValueError if another local process uses it.
-
-    The error calls it ``name``, if the output is not the folder itself.
-    """
+    """Create and lock an output folder; raise ValueError, with its name, if it is in use."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")  # the system releases it if this process dies
     try:
-        lock.acquire(blocking=False)
+        held = lock.acquire(blocking=False)
     except Timeout:
         raise ValueError(
             f"another holdfast process is writing to {name or folder}: choose another --out"
         ) from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()

@@ -19,15 +19,10 @@ class GGUFWeights(Weights):
     """Weights in a GGUF file. A tensor is dequantized as a whole; the last one is cached."""
 
     def __init__(
-        self,
-        label: str,
-        specs: Mapping[str, Spec],
-        stored: Mapping[str, Any],
-        processor: Any,
-        config: Mapping[str, Any],
+        self, path: Path, specs: Mapping[str, Spec], stored: Any, processor: Any, config: Any
     ) -> None:
-        super().__init__(label, specs, config=config, path=Path(label))
-        self._stored, self._processor = dict(stored), processor
+        super().__init__(str(path), specs, config=config, path=path)
+        self._stored, self._processor = stored, processor
         self._lock = threading.Lock()
         self._last: tuple[str, Tensor] = ("", torch.empty(0))
 
@@ -83,4 +78,4 @@ def open_gguf(path: Path) -> Weights:
     stored = {mapping[t.name]: t for t in reader.tensors if t.name in mapping}
     shapes = model.state_dict()
     specs = {name: Spec(tuple(shapes[name].shape), torch.float32) for name in stored}
-    return GGUFWeights(str(path), specs, stored, processor, config)
+    return GGUFWeights(path, specs, stored, processor, config)

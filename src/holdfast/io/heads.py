@@ -237,10 +237,9 @@ def head_for(head: str, source: str, rows: Rows, name: str) -> NewHead | None:
 
 
 def head_like(base: ModelSource, tuned: ModelSource) -> NewHead | None:
-    """Return the new head that a base needs to be compared with a tuned classifier.
+    """Return the new head that a base needs to be compared with a tuned classifier, if any.
 
-    A base on disk with no classes, or with other classes, got a new head when it was tuned. None
-    means that the base needs no new head.
+    A base on disk with no classes, or with other classes, got a new head when it was tuned.
     """
     on_disk = [source for source in (base, tuned) if not isinstance(source, nn.Module)]
     if isinstance(base, nn.Module) or is_adapter(base) or any(Path(s).is_file() for s in on_disk):
@@ -317,7 +316,6 @@ def new_parts(model: nn.Module, missing: Sequence[str], body: str) -> tuple[str,
 
 @torch.no_grad()
 def draw_weights(model: nn.Module, parts: Sequence[str]) -> None:
-    """Initialize modules randomly from the fixed seed."""
     spread = getattr(getattr(model, "config", None), "initializer_range", None) or 0.02
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)

@@ -63,20 +63,24 @@ def merge_on_disk(
     # The first pair of a tensor counts; a second one is a head that the tuned model ties.
     partner = {p.tuned: p.base for p in reversed(pair(before, after).pairs)}
     merge = _Merge(before, after, partner, alpha)
+    files, size = after.shards, sum(spec.bytes for spec in after.values())
+    if len(files) == 1:
+        files = {"model.safetensors": next(iter(files.values()))}
 
     aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     out.parent.mkdir(parents=True, exist_ok=True)
-    _check_room(out.parent, merge.bytes)
+    _check_room(out.parent, size)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
         _copy_companions(after, aside)
-        bar = progress_bar(merge.bytes, "merge", shown=progress, unit="B")
-        for file, names in merge.files().items():
+        bar = progress_bar(size, "merge", shown=progress, unit="B")
+        for file, names in files.items():
             for written in merge.write(aside / file, names):
                 bar.update(written)
         bar.close()
-        _write_index(aside, merge)
+        if len(files) > 1:
+            _write_index(aside, files, size)
         _move(aside, out)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -93,14 +97,6 @@ class _Merge:
     partner: Mapping[str, str]
     alpha: float
     scratch: Scratch = field(default_factory=Scratch)
-
-    @property
-    def bytes(self) -> int:
-        return sum(spec.bytes for spec in self.tuned.values())
-
-    def files(self) -> dict[str, list[str]]:
-        files = self.tuned.shards
-        return files if len(files) > 1 else {"model.safetensors": next(iter(files.values()))}
 
     def write(self, file: Path, names: list[str]) -> Iterator[int]:
         """Write a file in slices; yield the number of bytes of each slice."""
@@ -173,12 +169,9 @@ def _copy_companions(tuned: Weights, to: Path) -> None:
             shutil.copyfile(file, to / file.name)
 
 
-def _write_index(directory: Path, merge: _Merge) -> None:
-    files = merge.files()
-    if len(files) == 1:
-        return
+def _write_index(directory: Path, files: Mapping[str, list[str]], size: int) -> None:
     weight_map = sorted((name, file) for file, names in files.items() for name in names)
-    index = {"metadata": {"total_size": merge.bytes}, "weight_map": dict(weight_map)}
+    index = {"metadata": {"total_size": size}, "weight_map": dict(weight_map)}
     text = json.dumps(index, indent=2, ensure_ascii=False) + "\n"
     (directory / "model.safetensors.index.json").write_text(text, encoding="utf-8")
 

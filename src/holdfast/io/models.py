@@ -21,20 +21,10 @@ from holdfast._torch.batch import evaluating
 from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
+from holdfast.io import heads
 from holdfast.io.adapter import is_adapter
 from holdfast.io.files import first_line, read_json
-from holdfast.io.heads import (
-    ModelKind,
-    ModelSource,
-    NewHead,
-    config_of,
-    draw_weights,
-    head_like,
-    import_transformers,
-    locate,
-    model_kind,
-    new_parts,
-)
+from holdfast.io.heads import ModelSource, NewHead
 from holdfast.io.rows import check_hub
 
 _TOKENIZER_FILES = ("tokenizer*.json", "tokenizer.model", "vocab.*", "spiece.model")
@@ -46,7 +36,7 @@ class Loaded:
     """A model that is ready to run: in eval mode, on its device."""
 
     model: nn.Module
-    kind: ModelKind
+    kind: heads.ModelKind
     tokenizer: Any  # or the image processor of an image classifier, or None
     limit: int  # of tokens in a sequence
     start_token: int | None = None  # the first token of a text, if the user sets it
@@ -128,14 +118,13 @@ class Loader:
                 torch.cuda.empty_cache()
 
     def ready(self, model: nn.Module, tokenizer: Any) -> Loaded:
-        """Combine a model with everything needed to run it."""
         limits = [self.max_length, *_limits(getattr(model, "config", None))]
         for name, part in model.named_modules():
             # RoBERTa's positions start after the padding index, so its table is longer than the
             # longest sequence.
             if name.endswith("position_embeddings") and getattr(part, "padding_idx", None):
                 limits.append(part.num_embeddings - part.padding_idx - 1)
-        return Loaded(model, model_kind(model), tokenizer, min(limits), self.start_token)
+        return Loaded(model, heads.model_kind(model), tokenizer, min(limits), self.start_token)
 
     def shared_by(self, base: ModelSource, tuned: ModelSource) -> Loader:
         """Return this loader with one maximum length and one dtype that suit both models."""
@@ -143,7 +132,7 @@ class Loader:
         for source in (base, tuned):
             if not isinstance(source, nn.Module) and not is_adapter(source):
                 with contextlib.suppress(ImportError, ValueError):
-                    configs.append(config_of(source))
+                    configs.append(heads.config_of(source))
         length = min([self.max_length, *(n for config in configs for n in _limits(config))])
         dtype = self.dtype
         if dtype is None and configs and self.target_device().type != "cpu":
@@ -152,17 +141,18 @@ class Loader:
 
     def cannot_generate(self, source: ModelSource) -> str | None:
         """Return why a model cannot generate texts, without loading it; None if it can."""
+        name = "the model"
         if isinstance(source, nn.Module):
-            generates = model_kind(source) == "causal_lm"
-            return None if generates else "the model does not generate texts"
-        if is_adapter(source) or Path(source).suffix == ".gguf":
+            kind = heads.model_kind(source)
+        elif is_adapter(source) or Path(source).suffix == ".gguf":
             return None
-        try:
-            config = config_of(source)
-        except (ImportError, ValueError) as error:
-            return str(error)
-        name = (config.architectures or ["a model of unknown class"])[0]
-        return None if model_kind(config) == "causal_lm" else f"{name} does not generate texts"
+        else:
+            try:
+                config = heads.config_of(source)
+            except (ImportError, ValueError) as error:
+                return str(error)
+            kind, name = heads.model_kind(config), (config.architectures or [name])[0]
+        return None if kind == "causal_lm" else f"{name} does not generate texts"
 
     def target_device(self) -> torch.device:
         if self.device is not None:
@@ -177,13 +167,13 @@ class Loader:
         self, source: str, base: ModelSource | None = None, head: NewHead | None = None
     ) -> nn.Module:
         """Load a model of the class in its configuration; an adapter is merged into its base."""
-        transformers = import_transformers()
+        transformers = heads.import_transformers()
         if head is not None:
             return self.load_with_head(source, head)[0]
         if is_adapter(source):
             return self._load_adapted(Path(source), base)
         where, options = self.location(source)
-        name = (config_of(source).architectures or [""])[0]
+        name = (heads.config_of(source).architectures or [""])[0]
         cls: Any = getattr(transformers, name, None)
         if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
             gguf = "gguf_file" in options  # a GGUF file names no class
@@ -201,9 +191,9 @@ class Loader:
 
     def load_with_head(self, source: str, head: NewHead) -> tuple[nn.Module, tuple[str, ...]]:
         """Load a model with a new head; also return the names of its new modules."""
-        transformers = import_transformers()
+        transformers = heads.import_transformers()
         where, options = self.location(source)
-        config = config_of(source)
+        config = heads.config_of(source)
         auto = transformers.AutoModelForSequenceClassification
         if head.images:
             auto = transformers.AutoModelForImageClassification
@@ -224,13 +214,13 @@ class Loader:
         body = f"{model.base_model_prefix}."
         in_body = [k for k in missing if k.startswith(body) and "pooler" not in k]
         _refuse_random(source, model, in_body)
-        new = new_parts(model, missing, body)
-        draw_weights(model, new)
+        new = heads.new_parts(model, missing, body)
+        heads.draw_weights(model, new)
         return model.to(self.target_device()).eval(), new
 
     def location(self, source: str) -> tuple[str, dict[str, Any]]:
         """Return where transformers finds a model, and the options to load it with."""
-        where, gguf = locate(source)
+        where, gguf = heads.locate(source)
         if gguf:
             return where, dict(gguf)
         if where != str(source) and Path(source).name != "model.safetensors":
@@ -250,14 +240,14 @@ class Loader:
             raise ValueError(f"{path} is an adapter that does not name its base model: pass base")
         # A config.json next to the adapter describes the head that its base lacks, if finetune
         # wrote it, or is a copy of the base's configuration, if another trainer did.
-        body = self.load(str(under), head=head_like(under, path))
+        body = self.load(str(under), head=heads.head_like(under, path))
         merged: nn.Module = peft.PeftModel.from_pretrained(body, path).merge_and_unload()
         return merged.eval()
 
     def tokenizer_of(self, source: str, base: ModelSource | None = None) -> Any:
         """Return the tokenizer or image processor of a model or its base; None if there is none."""
-        transformers = import_transformers()
-        where, gguf = locate(source)
+        transformers = heads.import_transformers()
+        where, gguf = heads.locate(source)
         places: list[tuple[str, dict[str, str]]] = [(where, {})]
         if gguf:
             places.append((where, gguf))

@@ -6,8 +6,6 @@ open_rows("flowers/train")                 # one folder of images per class
 open_rows("openai/gsm8k:main:train")       # a hub dataset: name, configuration, split
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -16,10 +14,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
@@ -39,11 +37,9 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 class DatasetRows(Sequence[Mapping[str, Any]]):
     """The rows of a ``datasets.Dataset``. A row is read, and its image decoded, on access.
 
-    Attributes:
-        names: the class names of the label column by index; None if the dataset has no names. If
-            any name is itself a number, the rows hold the names instead of the indices, so that a
-            name cannot be mistaken for an index.
-        classes: whether the labels are classes, even if they look like numbers.
+    ``names`` are the class names by index, if the dataset has names. If any name is itself a
+    number, the rows hold the names instead of the indices, so that a name cannot be mistaken for
+    an index. ``classes`` tells that labels are classes, even if they look like numbers.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -59,11 +55,7 @@ class DatasetRows(Sequence[Mapping[str, Any]]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> DatasetRows: ...
-    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | DatasetRows:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return DatasetRows(self.dataset.select(range(*index.indices(len(self)))))
         row: dict[str, Any] = self.dataset[index]
@@ -113,7 +105,7 @@ def as_number(label: Any) -> float | None:
 
 
 def labels_of(rows: Rows, name: str) -> list[Any] | None:
-    """Return the labels of rows, or None if no row has one; an error names the first gap."""
+    """Return the labels of rows; None if no row has one, an error if only some have."""
     labels = rows.labels() if isinstance(rows, DatasetRows) else [label_of(row) for row in rows]
     missing = [i for i, label in enumerate(labels) if label is None or label == ""]
     if len(missing) == len(labels):
@@ -150,7 +142,6 @@ def open_rows(data: str | os.PathLike[str]) -> Rows:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file holds running text, judged by its name."""
     return _suffix(path) in _TEXT_SUFFIXES
 
 
@@ -220,23 +211,16 @@ def _open_directory(path: Path, split: str | None) -> Rows:
 
 
 def _open_image_folder(path: Path) -> Rows:
-    rows = []
-    for folder in sorted(p for p in _visible(path) if p.is_dir()):
-        files = sorted(p for p in _visible(folder) if p.suffix.lower() in _IMAGE_SUFFIXES)
-        rows += [{"image": str(file), "label": folder.name} for file in files]
-    if not rows:
+    visible = path.glob("[!.]*/[!.]*")  # not .ipynb_checkpoints/1.png, nor cat/._1.png
+    files = sorted(file for file in visible if file.suffix.lower() in _IMAGE_SUFFIXES)
+    if not files:
         deeper = {str(p.parent.parent) for p in path.glob("*/*/*") if p.suffix in _IMAGE_SUFFIXES}
         hint = f"; do you mean {' or '.join(sorted(deeper))}?" if deeper else ""
         raise ValueError(
             f"{path} is neither a dataset saved by datasets.save_to_disk nor a folder with one "
             f"folder of images per class{hint}"
         )
-    return rows
-
-
-def _visible(path: Path) -> Iterator[Path]:
-    """The entries of a folder except hidden ones (``.ipynb_checkpoints``, ``._1.png``)."""
-    return (entry for entry in path.iterdir() if not entry.name.startswith("."))
+    return [{"image": str(file), "label": file.parent.name} for file in files]
 
 
 def _open_hub(name: str, dataset: str, *more: str) -> Rows:
@@ -254,7 +238,7 @@ def _open_hub(name: str, dataset: str, *more: str) -> Rows:
 
 
 def _select_split(found: Any, split: str | None, name: str) -> DatasetRows:
-    if not hasattr(found, "column_names") or isinstance(found.column_names, dict):
+    if isinstance(found, dict):
         if split is None and len(found) == 1:
             split = next(iter(found))
         if split not in found:
@@ -272,10 +256,8 @@ def _select_split(found: Any, split: str | None, name: str) -> DatasetRows:
 
 
 def check_hub(name: str, kind: str) -> None:
-    """Raise OSError if a ``"model"`` or ``"dataset"`` is not cached and the hub cannot be reached.
-
-    Without a connection the hub's own clients retry for minutes before they give up.
-    """
+    """Raise OSError if a model or dataset is not cached and the hub cannot be reached."""
+    # Without a connection the hub's own clients retry for minutes before they give up.
     if not _HUB_NAME.fullmatch(name) or _is_cached(name, kind) or _is_reachable():
         return
     raise OSError(

@@ -73,16 +73,14 @@ class Place:
             self.files.pipe_file(self.path, text.encode("utf-8"))
 
     def remove(self) -> None:
-        """Remove the file, if it exists."""
         with contextlib.suppress(FileNotFoundError), self._naming_errors("remove"):
             self.files.rm_file(self.path)
 
     @contextlib.contextmanager
     def _naming_errors(self, action: str) -> Iterator[None]:
-        """Filesystems raise errors of their own, which may not name the file."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # filesystems raise their own types, which may not name the file
             if self.is_local or isinstance(error, FileNotFoundError):
                 raise
             raise OSError(f"cannot {action} {self.name}: {error}") from error

@@ -36,9 +36,6 @@ class Scratch(threading.local):
     New memory is mapped page by page by the system, which takes as long as reading a file.
 
     >>> scratch = Scratch()
-    >>> one = scratch("sum", 3, torch.float32)
-    >>> scratch("sum", 2, torch.float64).data_ptr() == one.data_ptr()
-    False
     >>> scratch("sum", 2, torch.int64).data_ptr() == scratch("sum", 2, torch.float64).data_ptr()
     True
     """
@@ -55,7 +52,6 @@ class Scratch(threading.local):
         return buffer[:needed].view(dtype)
 
     def cast(self, use: str, values: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the values in another dtype; unchanged if they have it already."""
         if values.dtype == dtype:
             return values
         return self(use, len(values), dtype).copy_(values)
@@ -145,9 +141,6 @@ class Weights(Mapping[str, Spec]):
 
     def _read(self, name: str, begin: int, end: int, scratch: Scratch | None) -> Tensor:
         raise NotImplementedError
-
-    def tensor(self, name: str) -> Tensor:
-        return self.read(name).view(self[name].shape)
 
     def __getitem__(self, name: str) -> Spec:
         return self.specs[name]
