@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from holdfast._torch.adapters import base_name
 from holdfast._torch.imports import require
 from holdfast._torch.names import align, shorten
+from holdfast.io.files import read_json
 from holdfast.io.safetensors_files import map_safetensors
 from holdfast.io.weights import LiveWeights, Scratch, Spec, Weights
 
@@ -36,8 +37,6 @@ class _Product:
 
 
 class AdaptedWeights(Weights):
-    """The weights of a base plus those of an adapter."""
-
     def __init__(
         self,
         label: str,
@@ -66,13 +65,22 @@ def is_adapter(source: str | os.PathLike[str] | nn.Module) -> bool:
     return not isinstance(source, nn.Module) and (Path(source) / "adapter_config.json").is_file()
 
 
-def open_adapter(path: Path, config: Mapping[str, Any], base: Weights) -> Weights:
+def base_of(adapter: Path) -> str:
+    """Return the directory or hub name of the model that an adapter was trained on."""
+    base = read_json(adapter / "adapter_config.json").get("base_model_name_or_path")
+    if not base:
+        raise FileNotFoundError(f"the adapter {adapter} names no base: pass its base model")
+    return str(base)
+
+
+def open_adapter(path: Path, base: Weights) -> Weights:
     file = path / "adapter_model.safetensors"
     if not file.is_file():
         raise FileNotFoundError(
             f"the adapter {path} has no adapter_model.safetensors: save it again with PEFT's "
             "save_pretrained"
         )
+    config = read_json(path / "adapter_config.json")
     return adapt(str(path), base, config, map_safetensors(file), path)
 
 

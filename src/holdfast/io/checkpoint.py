@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from holdfast.io.adapter import is_adapter, of_peft_model, open_adapter
+from holdfast.io.adapter import base_of, is_adapter, of_peft_model, open_adapter
 from holdfast.io.files import first_line, read_json
 from holdfast.io.gguf import open_gguf
 from holdfast.io.safetensors_files import StoredWeights, shards_of
@@ -43,9 +43,13 @@ def open_weights(
         return _of_model(source)
     path = _local_path(source)
     if is_adapter(path):
-        config = read_json(path / "adapter_config.json")
-        under = open_weights(base or _base_named_in(config, path), allow_pickle=allow_pickle)
-        return open_adapter(path, config, under)
+        if base is None:
+            base = base_of(path)
+            if not Path(base).exists():
+                raise FileNotFoundError(
+                    f"the base {base} of {path} is not on disk: pass its base model"
+                )
+        return open_adapter(path, open_weights(base, allow_pickle=allow_pickle))
     if path.is_file() and path.suffix == ".gguf":
         return open_gguf(path)
     if pickles := _pickles(path):
@@ -75,15 +79,6 @@ def _local_path(source: str | os.PathLike[str]) -> Path:
             f"{source} is neither a local file or directory nor a model on the hub: "
             f"{first_line(error)}"
         ) from error
-
-
-def _base_named_in(config: Mapping[str, Any], adapter: Path) -> str:
-    base = str(config.get("base_model_name_or_path") or "")
-    if not base:
-        raise FileNotFoundError(f"the adapter {adapter} names no base: pass its base model")
-    if not Path(base).exists():
-        raise FileNotFoundError(f"the base {base} of {adapter} is not on disk: pass its base model")
-    return base
 
 
 def _of_model(model: nn.Module) -> Weights:

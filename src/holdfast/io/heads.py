@@ -216,10 +216,10 @@ def head_for(head: str, source: str, rows: Rows, name: str) -> NewHead | None:
             f"columns {', '.join(map(str, rows[0]))}"
         )
     numbers = [as_number(label) for label in labels]
+    given, classes = (rows.names, rows.classes) if isinstance(rows, DatasetRows) else (None, False)
     if head == "auto":
-        if _has_suitable_head(source, labels, numbers, rows):
+        if _has_suitable_head(source, labels, numbers, given):
             return None
-        classes = isinstance(rows, DatasetRows) and rows.classes
         decimal = all(n is not None for n in numbers) and any(n != int(n) for n in numbers if n)
         head = "regression" if decimal and not classes else "classification"
     if head == "regression":
@@ -227,7 +227,7 @@ def head_for(head: str, source: str, rows: Rows, name: str) -> NewHead | None:
             wrong = labels[numbers.index(None)]
             raise ValueError(f"{name}: a regression needs numbers as labels, got {wrong!r}")
         return NewHead((), images)
-    names = _given_names(rows) or class_names(labels)
+    names = given or class_names(labels)
     if len(names) < 2:
         raise ValueError(
             f"{name}: all rows have the label {names[0]!r}, but a classification needs at least "
@@ -265,7 +265,7 @@ def _head_in(config: Any) -> NewHead:
 
 
 def _has_suitable_head(
-    source: str, labels: Sequence[Any], numbers: Sequence[Any], rows: Rows
+    source: str, labels: Sequence[Any], numbers: Sequence[Any], given: Sequence[str] | None
 ) -> bool:
     """Whether a model's own head fits the labels, or must not be replaced without being asked."""
     if source.endswith(".gguf") or is_adapter(source):
@@ -276,17 +276,13 @@ def _has_suitable_head(
         return kind == "causal_lm"
     if is_regression(config):
         return None not in numbers
-    names = _given_names(rows) or class_names(labels)
+    names = given or class_names(labels)
     if all(class_index(config, label) is not None for label in names):
         known = {str(name) for name in config.id2label.values()}
         return len(names) == len(known) or set(names) <= known
     # The data names classes that the model only numbers.
     numbered = all(str(name) == f"LABEL_{i}" for i, name in config.id2label.items())
-    return numbered and _given_names(rows) is not None and len(names) == len(config.id2label)
-
-
-def _given_names(rows: Rows) -> list[str] | None:
-    return rows.names if isinstance(rows, DatasetRows) else None
+    return numbered and given is not None and len(given) == len(config.id2label)
 
 
 def new_parts(model: nn.Module, missing: Sequence[str], body: str) -> tuple[str, ...]:

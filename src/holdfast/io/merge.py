@@ -113,11 +113,9 @@ class _Merge:
     def _write_slice(self, file: Path, task: tuple[str, int, int, int]) -> int:
         name, offset, begin, end = task
         values = self._between(name, begin, end).view(torch.uint8)
-        with open(file, "r+b", buffering=0) as opened:
+        with open(file, "r+b") as opened:
             opened.seek(offset + begin * self.tuned[name].dtype.itemsize)
-            left = values.numpy().data
-            while left:  # a write may be partial
-                left = left[opened.write(left) :]
+            opened.write(values.numpy().data)
         return values.numel()
 
     def _between(self, name: str, begin: int, end: int) -> torch.Tensor:

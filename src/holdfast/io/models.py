@@ -22,8 +22,8 @@ from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
 from holdfast.io import heads
-from holdfast.io.adapter import is_adapter
-from holdfast.io.files import first_line, read_json
+from holdfast.io.adapter import base_of, is_adapter
+from holdfast.io.files import first_line
 from holdfast.io.heads import ModelSource, NewHead
 from holdfast.io.rows import check_hub
 
@@ -234,10 +234,7 @@ class Loader:
 
     def _load_adapted(self, path: Path, base: ModelSource | None) -> nn.Module:
         peft = require("peft", extra="peft", what=f"the LoRA adapter {path}")
-        own = read_json(path / "adapter_config.json").get("base_model_name_or_path")
-        under = own if base is None or isinstance(base, nn.Module) else base
-        if not under:
-            raise ValueError(f"{path} is an adapter that does not name its base model: pass base")
+        under = base_of(path) if base is None or isinstance(base, nn.Module) else base
         # A config.json next to the adapter describes the head that its base lacks, if finetune
         # wrote it, or is a copy of the base's configuration, if another trainer did.
         body = self.load(str(under), head=heads.head_like(under, path))

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
@@ -55,7 +55,11 @@ class DatasetRows(Sequence[Mapping[str, Any]]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | Rows:
         if isinstance(index, slice):
             return DatasetRows(self.dataset.select(range(*index.indices(len(self)))))
         row: dict[str, Any] = self.dataset[index]

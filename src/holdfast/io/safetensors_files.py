@@ -54,12 +54,11 @@ class StoredWeights(Weights):
             values = torch.empty(end - begin, dtype=dtype)
         else:
             values = scratch(f"read {id(self)}", end - begin, dtype)
-        with open(path, "rb", buffering=0) as file:
+        content = values.view(torch.uint8).numpy().data
+        with open(path, "rb") as file:
             file.seek(offset + begin * dtype.itemsize)
-            left = values.view(torch.uint8).numpy().data
-            while left and (count := file.readinto(left)):  # a read may be partial
-                left = left[count:]
-        if left:
+            count = file.readinto(content)  # longer than the file's buffer, so not copied into it
+        if count < len(content):
             raise ValueError(f"{path} was truncated while it was read")
         return values
 
@@ -138,7 +137,6 @@ def safetensors_files(root: Path) -> Mapping[Path, set[str] | None]:
 
 
 def shards_of(index: Path) -> dict[Path, set[str]]:
-    """Return the files that an index names, with the names of their tensors."""
     files: dict[Path, set[str]] = {}
     try:
         weight_map = json.loads(index.read_text())["weight_map"].items()
