@@ -45,7 +45,7 @@ class AdaptedWeights(Weights):
         replaced: Mapping[str, Tensor],
         path: Path | None,
     ) -> None:
-        specs = base.specs | {n: Spec(tuple(t.shape), t.dtype) for n, t in replaced.items()}
+        specs = dict(base) | {n: Spec(tuple(t.shape), t.dtype) for n, t in replaced.items()}
         shards = {file: list(names) for file, names in base.shards.items()}
         if shards:  # tensors that the base lacks go into its last file
             shards[list(shards)[-1]] += [name for name in specs if name not in base]

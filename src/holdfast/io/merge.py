@@ -74,11 +74,10 @@ def merge_on_disk(
     aside.mkdir()
     try:
         _copy_companions(after, aside)
-        bar = progress_bar(size, "merge", shown=progress, unit="B")
-        for file, names in files.items():
-            for written in merge.write(aside / file, names):
-                bar.update(written)
-        bar.close()
+        with progress_bar(size, "merge", shown=progress, unit="B") as bar:
+            for file, names in files.items():
+                for written in merge.write(aside / file, names):
+                    bar.update(written)
         if len(files) > 1:
             _write_index(aside, files, size)
         _move(aside, out)

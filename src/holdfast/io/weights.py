@@ -108,7 +108,7 @@ class Spec:
         return self.size * self.dtype.itemsize
 
 
-class Weights(Mapping[str, Spec]):
+class Weights(dict[str, Spec]):
     """The named tensors of a checkpoint: their shapes, and their values in slices.
 
     ``label`` is its name in messages, ``config`` the model's configuration. A checkpoint on disk
@@ -124,9 +124,8 @@ class Weights(Mapping[str, Spec]):
         path: Path | None = None,
         shards: Mapping[str, list[str]] | None = None,
     ) -> None:
-        self.label, self.specs = label, dict(specs)
-        self.config = dict(config or {})
-        self.path = path
+        super().__init__(specs)
+        self.label, self.path, self.config = label, path, dict(config or {})
         self.shards = {file: list(names) for file, names in (shards or {}).items()}
 
     def read(
@@ -141,15 +140,6 @@ class Weights(Mapping[str, Spec]):
 
     def _read(self, name: str, begin: int, end: int, scratch: Scratch | None) -> Tensor:
         raise NotImplementedError
-
-    def __getitem__(self, name: str) -> Spec:
-        return self.specs[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.specs)
-
-    def __len__(self) -> int:
-        return len(self.specs)
 
     def __repr__(self) -> str:
         size = sum(spec.size for spec in self.values())
