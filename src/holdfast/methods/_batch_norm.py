@@ -28,20 +28,12 @@ def reestimate_statistics(
     """Set BatchNorm's running statistics, in place, to their means over one pass of data.
 
     All other modules run in eval mode, and no weight changes. Statistics that are kept in eval mode
-    (of a frozen body) do not change. An error leaves the model unchanged.
+    (of a frozen body) do not change. An error leaves the model unchanged. A last batch with one
+    sample is skipped, because it has no variance.
 
-    Args:
-        model: a model with or without BatchNorm layers.
-        data, collate, batch_size: as for :func:`holdfast.score`. A last batch with one sample is
-            skipped, because it has no variance.
-
-    Example:
-        >>> import torch
-        >>> from holdfast.methods._batch_norm import reestimate_statistics
-        >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(1))
-        >>> x = torch.tensor([[1.0], [2.0], [3.0]])
-        >>> reestimate_statistics(model, [(x, torch.zeros(3))])[0].running_mean
-        tensor([2.])
+    >>> x, model = torch.tensor([[1.0], [2.0], [3.0]]), nn.Sequential(nn.BatchNorm1d(1))
+    >>> reestimate_statistics(model, [(x, torch.zeros(3))])[0].running_mean
+    tensor([2.])
     """
     held = held_in_eval(model)
     norms = [norm for norm in statistics_of(model) if norm not in held]

@@ -59,18 +59,15 @@ class GradualUnfreezing(Freezing):
                 "one trainable layer (layers are the children of an nn.ModuleList or "
                 "nn.Sequential, and the parts before and after them). Leave it out"
             )
-        set_phases(
-            model,
-            [
-                [n for n, layer in layers.items() if layer < lowest and not within(n, always)]
-                for lowest in from_the_top
-            ],
-        )
+        frozen = [
+            [n for n, layer in layers.items() if layer < lowest and not within(n, always)]
+            for lowest in from_the_top
+        ]
+        set_phases(model, frozen)
         return model
 
     def advance(self, model: nn.Module, update: int, total_updates: int) -> None:
-        layers = phase_count(model)
-        enter(model, layers_free(update, total_updates, layers, self.until) - 1)
+        enter(model, layers_free(update, total_updates, phase_count(model), self.until) - 1)
 
 
 def layers_free(update: int, total_updates: int, layers: int, until: float) -> int:

@@ -65,11 +65,8 @@ class HFT(Freezing):
             )
         generator = torch.Generator().manual_seed(run.seed if self.seed is None else self.seed)
         owner = {name: name.rpartition(".")[0] for name, _ in model.named_parameters()}
-        phases = []
-        for _ in range(self.rounds):
-            drawn = draw_frozen(groups, self.frozen, generator)
-            phases.append([name for name in owner if owner[name] in drawn])
-        set_phases(model, phases)
+        draws = [draw_frozen(groups, self.frozen, generator) for _ in range(self.rounds)]
+        set_phases(model, [[name for name in owner if owner[name] in drawn] for drawn in draws])
         return model
 
     def advance(self, model: nn.Module, update: int, total_updates: int) -> None:
