@@ -11,7 +11,7 @@ from hypothesis import settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 settings.register_profile("default", deadline=None, max_examples=30)
-settings.register_profile("soak", deadline=None, max_examples=1000)
+settings.register_profile("soak", deadline=None, max_examples=300)
 settings.load_profile("default")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests send it to their children

@@ -182,7 +182,7 @@ class AnchoredOptimizer(Optimizer):
     def distance(self) -> float:
         """‖θ − θ*‖ over all anchored parameters."""
         if self._released:
-            raise RuntimeError("the anchors were released: measure with a Reference of your own")
+            raise RuntimeError("the anchors were released: create a Reference before training and call its distance()")
         return math.hypot(
             *(
                 distance(p, anchor)

@@ -1,4 +1,4 @@
-"""Random number generators: seed them for a while, or restore them."""
+"""Random number generators: seed them within a block, or restore their states."""
 
 import contextlib
 import random

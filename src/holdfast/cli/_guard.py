@@ -1,4 +1,4 @@
-"""What all commands do alike: check where they write, write and print their results."""
+"""Shared by all commands: check where they write, write and print their results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Compare a tuned model with its base: how far the weights and the predictions moved, and the test
-scores before and after.
+"""Compare a tuned model with its base: distances, divergence, test scores before and after.
 
 examples:
   holdfast measure BASE TUNED                        needs no data

@@ -1,5 +1,6 @@
-"""Write α·TUNED + (1−α)·BASE as a new checkpoint, on the CPU and in little memory (WiSE-FT,
-https://arxiv.org/abs/2109.01903). With --sweep, measure several α and recommend one.
+"""Write α·TUNED + (1−α)·BASE as a new checkpoint (WiSE-FT, https://arxiv.org/abs/2109.01903).
+
+Merging runs on the CPU in little memory. With --sweep, several α are measured and one recommended.
 
 examples:
   holdfast merge models/Llama-3.2-1B runs/my-tune --alpha 0.5 --out models/half
