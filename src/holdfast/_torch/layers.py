@@ -50,13 +50,7 @@ def block_of(model: nn.Module) -> dict[str, str | None]:
 
 
 def head_of(model: nn.Module) -> str | None:
-    """The name of the module that computes the outputs; None if it cannot be found.
-
-    >>> head_of(nn.ModuleDict({"features": nn.Linear(3, 2), "classifier": nn.Linear(2, 1)}))
-    'classifier'
-    >>> head_of(nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)))
-    '2'
-    """
+    """The name of the module that computes the outputs; None if it cannot be found."""
     # The methods of transformers and timm.
     for method in ("get_output_embeddings", "get_classifier"):
         ask: Any = getattr(model, method, None)
@@ -78,11 +72,7 @@ def submodule(model: nn.Module, name: str) -> nn.Module:
 
 
 def within(name: str, parts: Collection[str]) -> bool:
-    """Whether a parameter or module is one of the given parts of a model, or inside one.
-
-    >>> within("classifier.weight", ["classifier"]), within("classifier2.weight", ["classifier"])
-    (True, False)
-    """
+    """Whether a parameter or module is one of the given parts of a model, or inside one."""
     return any(name == part or name.startswith(f"{part}.") for part in parts)
 
 

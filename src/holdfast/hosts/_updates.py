@@ -46,7 +46,6 @@ class Updates:
         return self._order[number * self.size : (number + 1) * self.size]
 
     def batches(self, update: int) -> Iterator[Any]:
-        """The micro-batches of an update on one rank."""
         for rows in self.rows(update).split(self.batch_size):
             yield normalized(self.collate([self.data[i] for i in rows.tolist()]))
 
