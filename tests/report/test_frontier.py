@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.report.frontier import Axis, Mark, frontier, out_of_view, pareto, placed
-from holdfast.report.plot import ACCENT, GAINED, Span
+from holdfast.report.plot import ACCENT, GAINED
+from holdfast.report.words import Span
 
 pairs = st.lists(st.tuples(st.floats(0, 300), st.floats(0, 200)), max_size=15)
 

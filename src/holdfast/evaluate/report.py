@@ -156,7 +156,7 @@ class ForgettingReport(Shown):
         >>> kl = Divergence("notes.txt", Estimate(0.08, 0.07, 0.09, n=64), 4096, "token", "")
         >>> report = ForgettingReport("base", "tuned", divergences=(kl,))
         >>> print(report.verdict().headline)
-        Forgetting was not tested; predictions moved by 0.080 nats per token.
+        Forgetting was not tested.
         >>> ForgettingReport.from_json(report.to_json()) == report
         True
     """

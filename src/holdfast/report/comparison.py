@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from holdfast.report import words
 from holdfast.report.document import Column, Document, Figure, Section, Table
 from holdfast.report.frontier import MOST, Axis, Mark, frontier, out_of_view
-from holdfast.report.plot import ACCENT, GAINED, LOST, Span, lines
+from holdfast.report.plot import ACCENT, GAINED, LOST, lines
 from holdfast.report.recommend import STANDARD, kl_of, recommend, standard_of
-from holdfast.report.words import NONE, change_in, percent, plain, score_text
+from holdfast.report.words import NONE, Span, change_in, percent, plain, score_text
 
 if TYPE_CHECKING:
     from holdfast.comparison.results import Measured, Results, RunResult, Summary

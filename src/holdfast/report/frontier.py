@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from holdfast.report.document import Figure
-from holdfast.report.plot import ACCENT, GAINED, JSON, LOST, Span, escape, hover, whiskers
-from holdfast.report.words import cut, kind_of, plain
+from holdfast.report.plot import ACCENT, GAINED, JSON, LOST, escape, hover, whiskers
+from holdfast.report.words import Span, cut, kind_of, plain
 
 #: Retained tests that are drawn at most; the tables have all.
 MOST = 6

@@ -25,14 +25,14 @@ def to_html(document: Document, data: str) -> str:
         allow_nan=False,
         default=float,  # of numpy
     )
-    page: str = _template().render(
+    page = _template().render(
         document=document,
         # "<" occurs only in strings of JSON: escaped, no HTML parser finds a tag.
         data=markup(data.replace("<", "\\u003c")),
         plots=markup(plots.replace("<", "\\u003c")),
         plotly=markup(plotly.get_plotlyjs().replace("\r\n", "\n")),
     )
-    return page
+    return str(page)
 
 
 @cache

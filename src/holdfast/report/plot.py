@@ -13,10 +13,10 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from holdfast.report.document import Figure
-from holdfast.report.words import Change, cut, percent, plain, score_text
+from holdfast.report.words import Change, Span, cut, percent, plain, score_text
 
 if TYPE_CHECKING:
     from holdfast.evaluate.report import Curve, Drift, DriftRow, Score
@@ -32,12 +32,6 @@ _PALETTE = (
 )  # fmt: skip
 #: The row of the drift map that stands for whole layers.
 _ALL = "all weights"
-
-
-class Span(NamedTuple):
-    value: float
-    low: float | None = None
-    high: float | None = None
 
 
 def escape(text: str) -> str:
@@ -90,8 +84,8 @@ def lines(
                 "hovertemplate": f"<b>{escape(name)}</b><br>{x_title} %{{x}}: %{{y:.4g}}",
             }
         )
-    axes = {"xaxis": {"showgrid": False, "title": {"text": x_title}}, "yaxis": {}}
-    layout = {"height": 360 if several else 260, **axes}
+    x_axis = {"showgrid": False, "title": {"text": x_title}}
+    layout = {"height": 360 if several else 260, "xaxis": x_axis, "yaxis": {}}
     return Figure(title, {"data": traces, "layout": layout}, alt="; ".join(ends))
 
 
@@ -152,7 +146,7 @@ def _score_hover(score: Score, change: Change) -> str:
 def drift_map(drift: Drift) -> Figure:
     """Draw the relative drift by kind and layer; the first row is the whole layer."""
     layers = [row.name for row in drift.layers]
-    cells = {(row.kind, row.layer): row for row in _by_kind_and_layer(drift.tensors)}
+    cells = _by_kind_and_layer(drift.tensors)
     # Kinds that only one layer has are left out, unless there are no others.
     counts = Counter(kind for kind, layer in cells if kind and layer)
     kinds = [_ALL, *([kind for kind, n in counts.items() if n > 1] or counts)]
@@ -207,15 +201,13 @@ def short_names(names: Sequence[str]) -> list[str]:
     return [cut(plain(name), 16) for name in names]
 
 
-def _by_kind_and_layer(tensors: Sequence[DriftRow]) -> list[DriftRow]:
+def _by_kind_and_layer(tensors: Sequence[DriftRow]) -> dict[tuple[str, str], DriftRow]:
     found: dict[tuple[str, str], DriftRow] = {}
     for row in tensors:
-        other = found.get((row.kind, row.layer))
-        distance = math.hypot(row.distance, other.distance if other else 0.0)
-        norm = math.hypot(row.norm, other.norm if other else 0.0)
-        joined = replace(row, name=row.layer, distance=distance, norm=norm)
-        found[row.kind, row.layer] = joined
-    return list(found.values())
+        other = found.get((row.kind, row.layer), replace(row, distance=0.0, norm=0.0))
+        distance, norm = math.hypot(row.distance, other.distance), math.hypot(row.norm, other.norm)
+        found[row.kind, row.layer] = replace(row, name=row.layer, distance=distance, norm=norm)
+    return found
 
 
 def _percent(row: DriftRow | None, top: float) -> float | None:

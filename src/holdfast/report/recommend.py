@@ -78,28 +78,25 @@ class Candidate(NamedTuple):
 
 
 def recommend(results: Results) -> Recommendation:
-    """Apply the rule for recipes, and give the reasons."""
     summaries = results.summaries()
     total = len(results.failed) + len(results.runs)
     failed = [f"{len(results.failed)} of {total} runs failed."] if results.failed else []
     if not summaries:
         return Recommendation("No run has finished.", tuple(failed))
-    start = summaries[0].target
+    start, target = summaries[0].target, plain(summaries[0].target.name)
     found = {s.label: _recipe(s) for s in summaries}
     better = [found[s.label] for s in summaries if s.target.gain > 0]
     better = [c for c in better if math.isfinite(c.target)]
     if not better:
-        headline = f"Keep the pretrained model: no recipe made it better on {plain(start.name)}."
+        headline = f"Keep the pretrained model: no recipe made it better on {target}."
         return Recommendation(headline, tuple(failed))
     best = min(better, key=lambda c: (c.target, c.loss or 0.0))
     close = [c for c in better if c.close_to(best)]
     gentle = _gentlest([c for c in better if c in close or c.within(NEAR, best)])
     chosen = found.get(results.taken or "", _gentlest(close))
-    reason = _reason(close, "recipe", "recipes", start.name, "moves the predictions least")
+    reason = _reason(close, "recipe", "recipes", target, "moves the predictions least")
     if len(found) == 1:
-        reason = (
-            f"it is the only recipe, and better than the pretrained model on {plain(start.name)}"
-        )
+        reason = f"it is the only recipe, and better than the pretrained model on {target}"
     if results.taken in found:
         reason = "on the data for choosing, it was close to the best and forgot least"
     names = {
@@ -123,7 +120,6 @@ def recommend(results: Results) -> Recommendation:
 
 
 def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
-    """Apply the rule for α, and give the reasons."""
     scores = [(p.alpha, s) for p in sweep.points for s in p.report.scores if s.role == "target"]
     tests = [(s.name, s.metric) for _, s in scores]
     targets = {a: s for (a, s), test in zip(scores, tests, strict=True) if test == tests[0]}

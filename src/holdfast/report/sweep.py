@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.report.document import Column, Document, Figure, Section, Table
 from holdfast.report.frontier import MOST, Axis, Mark, frontier
-from holdfast.report.plot import ACCENT, GAINED, Span
+from holdfast.report.plot import ACCENT, GAINED
 from holdfast.report.recommend import recommend_alpha
 from holdfast.report.verdict import source_of
-from holdfast.report.words import NONE, change_of, nats, percent, plain, score_text
+from holdfast.report.words import NONE, Span, change_of, nats, percent, plain, score_text
 
 if TYPE_CHECKING:
     from holdfast.evaluate.report import ForgettingReport

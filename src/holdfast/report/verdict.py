@@ -117,17 +117,7 @@ def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str
         return "The changes cannot be distinguished from chance.", "unknown"
     if retained:
         return f"No measurable loss on {_named(retained)}.", "nothing"
-    moved = ""
-    if finite := [d for d in divergences if math.isfinite(d.kl.value)]:
-        most = max(finite, key=lambda d: d.kl.value)
-        size = (
-            f"{'up to ' if len(finite) > 1 else ''}{nats(most.kl.value)} nats per {plain(most.per)}"
-        )
-        moved = f"moved by {size}" if abs(most.kl.value) >= _STILL else "did not move"
-        moved = f"; predictions {moved}"
-    elif drift:
-        moved = f"; the weights {_moved(drift)}"
-    return f"Forgetting was not tested{moved}.", "unknown"
+    return "Forgetting was not tested.", "unknown"
 
 
 def _losses(lost: Sequence[Judged], tests: int) -> str:
@@ -137,10 +127,9 @@ def _losses(lost: Sequence[Judged], tests: int) -> str:
         return f"Lost on {len(lost)} of {tests} tests, most on {worst}."
     rose = [str(j) for j in lost if j.change.kind == "perplexity"]
     rest = [str(j) for j in lost if j.change.kind != "perplexity"]
-    said = [f"lost {listed(rest)}"] if rest else []
-    said += [f"perplexity rose {listed(rose)}"] if rose else []
-    sentence = "; ".join(said)
-    return f"{sentence[0].upper()}{sentence[1:]}."
+    if not rest:
+        return f"Perplexity rose {listed(rose)}."
+    return f"Lost {listed(rest)}{f'; perplexity rose {listed(rose)}' if rose else ''}."
 
 
 def _on_retained(retained: Sequence[Judged]) -> list[str]:
@@ -195,7 +184,7 @@ def _on_weights(drift: Drift) -> list[str]:
     elif math.isfinite(drift.total.distance):
         most = max(drift.layers, key=lambda row: row.relative, default=None)
         where = f", most in {plain(most.name)} ({percent(most.relative)})" if most else ""
-        said.append(f"The weights {_moved(drift)}{where}.")
+        said.append(f"The weights moved by {percent(drift.total.relative)} of their norm{where}.")
     for names, lacks in ((drift.only_base, "tuned"), (drift.only_tuned, "base")):
         if names:
             said.append(f"The {lacks} model lacks {listed([plain(name) for name in names])}.")
@@ -206,10 +195,6 @@ def _is_still(drift: Drift) -> bool:
     """Whether both models have the same tensors with the same values."""
     odd = drift.only_base or drift.only_tuned or drift.not_finite
     return drift.total.distance == 0 and not odd
-
-
-def _moved(drift: Drift) -> str:
-    return f"moved by {percent(drift.total.relative)} of their norm"
 
 
 def _named(judged: Sequence[Judged], margins: bool = False) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from holdfast.comparison.results import Measured
@@ -29,6 +29,14 @@ _UNITS: dict[MetricKind, tuple[str, float, float]] = {
     "perplexity": ("%", 5.0, 28.0),
     "other": ("", 2.0, 10.0),  # the metric itself, but the limits are percent of the value before
 }
+
+
+class Span(NamedTuple):
+    """A value and its interval."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,20 +94,13 @@ class Change:
         return sign + self._digits(abs(value))
 
 
-def change(
-    metric: str,
-    lower_is_better: bool,
-    before: float,
-    value: float,
-    low: float | None = None,
-    high: float | None = None,
-) -> Change:
+def change(metric: str, lower_is_better: bool, before: float, moved: Span) -> Change:
     kind = kind_of(metric)
     if kind == "perplexity" and not 0 < before < math.inf:
         kind = "other"
     scale = {"share": 100.0, "perplexity": 100 / (before or 1)}.get(kind, 1.0)
-    value *= scale
-    low, high = (None if x is None or math.isnan(x) else x * scale for x in (low, high))
+    value = scale * moved.value
+    low, high = (None if x is None or math.isnan(x) else x * scale for x in moved[1:])
     worse = value > 0 if lower_is_better else value < 0
     if not math.isfinite(value):
         outcome: ChangeOutcome = "not finite"
@@ -120,16 +121,16 @@ def change(
 
 def change_of(score: Score) -> Change:
     """The change of a score, judged by its interval if it rests on enough samples."""
-    moved = score.change
-    low, high = (None, None) if moved.n < FEWEST else (moved.low, moved.high)
-    return change(score.metric, score.lower_is_better, score.before.value, moved.value, low, high)
+    found = score.change
+    moved = Span(found.value, *((None, None) if found.n < FEWEST else (found.low, found.high)))
+    return change(score.metric, score.lower_is_better, score.before.value, moved)
 
 
 def change_in(test: Measured, before: float | None = None, after: float | None = None) -> Change:
     """The change of a test of a run, or between two other values of the same metric."""
     before = test.before if before is None else before
     after = test.after if after is None else after
-    return change(test.metric, test.lower_is_better, before, after - before)
+    return change(test.metric, test.lower_is_better, before, Span(after - before))
 
 
 def kind_of(metric: str) -> MetricKind:
