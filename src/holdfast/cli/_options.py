@@ -21,6 +21,7 @@ from holdfast._torch.checks import did_you_mean
 from holdfast._torch.imports import require
 
 T = TypeVar("T")
+Names = Collection[str]
 
 #: Options whose name differs from the name of their field, because another option has that name.
 RENAMED = {
@@ -103,18 +104,13 @@ METAVARS = {
 #: Options of several commands.
 SHARED: dict[str, dict[str, Any]] = {
     "config": {"metavar": "FILE", "help": "YAML file of options; the command line overrides it"},
-    "print_config": {
-        "action": "store_true", "help": "print all options as YAML, and do nothing else",
-    },
+    "print_config": {"action": "store_true", "help": "print all options as YAML, and exit"},
     "model": {"help": "pretrained model: a directory or a hub name"},
     "data": {
         "help": "training data: a file of rows or text, a directory of datasets.save_to_disk, "
         "a folder of images, or a hub dataset",
     },
-    "target": {
-        "metavar": "FILE",
-        "help": "data of the new task to test on (compare and tune take one file)",
-    },
+    "target": {"metavar": "FILE", "help": "test data of the new task (compare, tune: one file)"},
     "recipe": {"help": "preset names joined by +, or a YAML file"},
     "head": {
         **one_of("auto", "classification", "regression", "none"), "default": "auto",
@@ -268,9 +264,8 @@ def add(group: argparse._ActionsContainer, *names: str, **changes: Any) -> None:
 
 
 def add_settings(
-    group: argparse._ActionsContainer, cls: type, *, only: Collection[str] | None = None,
-    skip: Collection[str] = (),
-) -> None:  # fmt: skip
+    group: argparse._ActionsContainer, cls: type, *, only: Names | None = None, skip: Names = ()
+) -> None:
     """Add an option for each field of a dataclass (or ``only`` some), except for dataclasses."""
     kinds, texts = get_type_hints(cls), attribute_texts(cls)
     for field in fields(cls):

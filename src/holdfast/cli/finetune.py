@@ -35,9 +35,8 @@ UNFINISHED = ("run.pt", "history.jsonl", "seconds")
 
 
 def add_options(parser: Parser) -> None:
-    parser.describe(
-        __doc__, "--model MODEL --data DATA --out DIR [options]", needed=("model", "data", "out")
-    )
+    usage = "--model MODEL --data DATA --out DIR [options]"
+    parser.describe(__doc__, usage, needed=("model", "data", "out"))
     add(parser, "config", "print_config")
     add(parser.add_argument_group("model and data"), "model", "data", "head", "new")
     training = parser.add_argument_group("training")

@@ -118,10 +118,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _quieten() -> None:
-    """Silence transformers and, in a log file, progress bars, unless the user has set otherwise.
-
-    The environment also reaches the processes of a comparison.
-    """
+    """Silence libraries, also in worker processes, unless the user has set otherwise."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # A killed process leaves tqdm's lock behind, which the system removes.

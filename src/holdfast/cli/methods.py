@@ -30,7 +30,6 @@ def run(options: argparse.Namespace) -> None:
         return
     for stage in dict.fromkeys(entry.stage for entry in entries):
         print(stage if stage == entries[0].stage else f"\n{stage}")
-        for entry in entries:
-            if entry.stage == stage:
-                paper = f"  [{entry.url}]" if entry.url else ""
-                print(f"  {entry.name:<20}{entry.summary}{paper}")
+        for entry in registry.methods(stage):
+            paper = f"  [{entry.url}]" if entry.url else ""
+            print(f"  {entry.name:<20}{entry.summary}{paper}")

@@ -12,7 +12,6 @@ shared. A run that occurs twice is taken from the last.
 
 import argparse
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from holdfast.comparison.plan import Plan
 from holdfast.comparison.results import Results, finished_in, together
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.sweep import Sweep
+from holdfast.io.files import read_json
 from holdfast.io.storage import Place
 from holdfast.report.shown import Shown
 
@@ -70,10 +70,7 @@ def read(source: Path) -> tuple[Shown, Path]:
 
 
 def open_results(file: Path) -> Shown:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
+    value = read_json(file)
     # A sweep also has a tuned model, so its own key comes first.
     kinds: dict[str, type[Shown]] = {"points": Sweep, "runs": Results, "tuned": ForgettingReport}
     keys = value if isinstance(value, dict) else {}

@@ -43,9 +43,8 @@ def add_options(parser: Parser) -> None:
     add_settings(scoring, Training, only=("max_length", "batch_size"))
     output = parser.add_argument_group("output")
     add(output, "out")
-    output.add_argument(
-        "--weighted", metavar="FILE.jsonl", help="write the rows with a column 'weight' there"
-    )
+    weighted = "write the rows with a column 'weight' there"
+    output.add_argument("--weighted", metavar="FILE.jsonl", help=weighted)
     add(output, "json")
 
 

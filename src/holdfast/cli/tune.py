@@ -40,10 +40,8 @@ def add_options(parser: Parser) -> None:
     add_settings(search, Tuning, skip=("recipe", "seed"))
     add_settings(search, Plan, only=("options",))
     add(search, "seed")
-    search.add_argument(
-        "--storage",
-        help="journal file or database URL that machines share (default: study.log in --out)",
-    )
+    storage = "journal file or database URL that machines share (default: study.log in --out)"
+    search.add_argument("--storage", help=storage)
     search.add_argument("--name", default="holdfast", help="name of the study in the storage")
     output = parser.add_argument_group("output and running")
     add(output, "out", default="runs/tune")

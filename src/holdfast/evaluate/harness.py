@@ -64,7 +64,7 @@ class Harness:
             max_length=loaded.limit,
             batch_size=self.batch_size,
         )
-        results: Any = require("lm_eval", extra="eval", what="tasks").simple_evaluate(
+        results: dict[str, Any] = require("lm_eval", extra="eval", what="tasks").simple_evaluate(
             model,
             tasks=list(self.tasks),
             task_manager=manager,
@@ -73,7 +73,7 @@ class Harness:
             bootstrap_iters=0,
             log_samples=True,
         )
-        return dict(results)
+        return results
 
     def scores(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Score]:
         rows = []

@@ -71,9 +71,8 @@ class Text:
         if loaded.kind == "masked_lm":
             return self._masked(loaded, progress)
         if loaded.kind != "causal_lm":
-            raise ValueError(
-                f"the text {self.name!r} needs a language model, got {type(loaded.model).__name__}"
-            )
+            model = type(loaded.model).__name__
+            raise ValueError(f"the text {self.name!r} needs a language model, got {model}")
         start = loaded.first_token()
         ids = encoding.tokenize(tokenizer, self.text)
         requests = encoding.windows(ids[1:] if ids[:1] == [start] else ids, start, loaded.limit)
@@ -222,10 +221,8 @@ class Similarity:
                 batch = to_device(read(), loaded.device)
                 states = getattr(body(**batch), "last_hidden_state", None)
                 if states is None:
-                    raise ValueError(
-                        f"{self.name} needs hidden states, which {type(body).__name__} does not "
-                        "return"
-                    )
+                    kind = type(body).__name__
+                    raise ValueError(f"{self.name} needs hidden states, but {kind} returns none")
                 mask = batch["attention_mask"][:, :, None].to(torch.float32)
                 means = (states.float() * mask).sum(1) / mask.sum(1)
                 found |= dict(zip(indices, means.cpu(), strict=True))

@@ -133,9 +133,8 @@ class Curve:
 
     def __post_init__(self) -> None:
         if len(self.steps) != len(self.values):
-            raise ValueError(
-                f"the curve {self.name!r} has {len(self.steps)} steps and {len(self.values)} values"
-            )
+            counts = f"{len(self.steps)} steps and {len(self.values)} values"
+            raise ValueError(f"the curve {self.name!r} has {counts}")
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 def read_json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text())
-    except ValueError as error:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
 
 
