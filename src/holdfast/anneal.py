@@ -53,8 +53,7 @@ class Anneal(ABC):
         return lam
 
     @abstractmethod
-    def _at(self, t: Any) -> Any:
-        """λ at update ``t``."""
+    def _at(self, t: Any) -> Any: ...
 
     def to_dict(self) -> dict[str, Any]:
         """Plain Python values, for checkpoints and configuration files."""

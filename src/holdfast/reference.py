@@ -54,11 +54,8 @@ class Reference(Mapping[str, Tensor]):
     """The pretrained weights θ*, a read-only mapping from parameter name to tensor.
 
     Build one with :meth:`of` (from a live model, before training) or :meth:`open` (from
-    safetensors files, memory-mapped). Tensors keep their dtype: an anchor in the checkpoint's dtype
-    is exact. Do not modify them.
-
-    Args:
-        tensors: name → tensor. The tensors are not copied.
+    safetensors files, memory-mapped), or pass a mapping, whose tensors are not copied. Tensors keep
+    their dtype: an anchor in the checkpoint's dtype is exact. Do not modify them.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -160,28 +157,24 @@ class Reference(Mapping[str, Tensor]):
         """
         if not torch.cuda.is_available():
             raise RuntimeError("page-locked memory needs a GPU: leave out .pinned()")
-        kept = self.without(())
-        for name, tensor in self.items():
-            kept._tensors[name] = tensor.cpu().pin_memory()
-        kept._path = None
-        return kept
+        return self._with({name: tensor.cpu().pin_memory() for name, tensor in self.items()})
 
     def with_part(self, model: nn.Module, part: str) -> Reference:
         """These weights, with one part replaced by the model's current values."""
-        kept = self.without(())
-        for name, p in model.named_parameters():
-            if within(name, (part,)) and (key := self._owners.get(p)) is not None:
-                kept._tensors[key] = p.detach().clone()
-                kept._path = None
-        return kept
+        named = [(self._owners.get(p), name, p) for name, p in model.named_parameters()]
+        return self._with(
+            {key: p.detach().clone() for key, name, p in named if key and within(name, (part,))}
+        )
 
     def apart_from(self, model: nn.Module) -> Reference:
         """These weights, with copies of all tensors that share memory with the model."""
         live = {storage_of(t) for t in [*model.parameters(), *model.buffers()]}
+        return self._with({n: t.clone() for n, t in self.items() if storage_of(t) in live})
+
+    def _with(self, changed: dict[str, Tensor]) -> Reference:
         kept = self.without(())
-        for name, tensor in self.items():
-            if storage_of(tensor) in live:
-                kept._tensors[name] = tensor.clone()
+        kept._tensors |= changed
+        kept._path = None if changed else self._path
         return kept
 
     def bind(self, model: nn.Module) -> Reference:
@@ -265,11 +258,11 @@ class Reference(Mapping[str, Tensor]):
 
     def _pairs(self, model: nn.Module) -> tuple[list[tuple[str, Tensor, Tensor]], tuple[str, ...]]:
         """Each parameter with its anchor, and the names of those without one."""
-        names = [name for name, _ in model.named_parameters()]
-        params = [p for _, p in model.named_parameters()]
-        rows = list(zip(names, params, self.match(params, names), strict=True))
-        if all(anchor is None for _, _, anchor in rows):
-            raise ValueError(self.nothing_matches(names))
+        named = dict(model.named_parameters())
+        anchors = self.match(list(named.values()), list(named))
+        rows = list(zip(named, named.values(), anchors, strict=True))
+        if all(anchor is None for anchor in anchors):
+            raise ValueError(self.nothing_matches(list(named)))
         without = tuple(n for n, _, a in rows if a is None)
         return [(n, p, a) for n, p, a in rows if a is not None], without
 
@@ -307,10 +300,10 @@ class Reference(Mapping[str, Tensor]):
             )
         return anchors
 
-    def nothing_matches(self, names: Sequence[str]) -> str:
-        """The error message if no parameter has an anchor."""
-        known = shorten(list(self))
-        return f"no parameter has an anchor. Parameters: {shorten(names)}. Anchors: {known}"
+    def nothing_matches(self, names: Sequence[str], what: str = "anchor") -> str:
+        """The error message if no parameter has an anchor, or an importance."""
+        known = f"{what.capitalize()}s: {shorten(list(self))}"
+        return f"no parameter has an {what}. Parameters: {shorten(names)}. {known}"
 
 
 def distance(param: Tensor, anchor: Tensor) -> float:

@@ -154,8 +154,8 @@ def test_moments_of_8_bits_are_those_of_torchs_operations(size, anchored):
         "maximize": False, "foreach": False, "fused": False, "capturable": False,
         "stochastic_rounding": False, "updates": torch.tensor(3),
     }  # fmt: skip
-    by_kernel = _Plan.make(0, {**group, "fused": True}, Columns(*([t] for t in row)), [])
-    by_torch = _Plan.make(0, group, Columns(*([t] for t in other)), [])
+    by_kernel = _Plan(0, {**group, "fused": True}, Columns(*([t] for t in row)), [])
+    by_torch = _Plan(0, group, Columns(*([t] for t in other)), [])
     assert by_kernel.kernel
     assert not by_torch.kernel
     for step in range(5):

@@ -110,7 +110,7 @@ class TestRefused:
             attach_penalties(opt, [EWC(), MAS()], Reference.of(net), [one, None])
         with pytest.raises(ValueError, match="pass the Reference"):
             attach_penalties(opt, [L2SP()], None)
-        with pytest.raises(ValueError, match="importance: no parameter has one"):
+        with pytest.raises(ValueError, match="importance: no parameter has an importance"):
             attach_penalties(opt, [EWC()], Reference.of(net), Reference({"x": torch.ones(1)}))
         attach_penalties(opt, [EWC(0.0), L2SP(1.0)], Reference.of(net))  # 0 weighs nothing
 

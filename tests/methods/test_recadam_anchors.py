@@ -83,7 +83,7 @@ def test_anchors_keep_their_own_dtype(dtype):
     net = make_net(torch.float32)
     anchors = {n: t.to(dtype) for n, t in Reference.of(net).items()}
     opt = RecAdam(net.named_parameters(), anchors=anchors, **OPTIONS)
-    assert all(a.dtype == dtype for a in opt._anchors[0])
+    assert all(a.dtype == dtype for a in opt._anchors.values[0])
     step(opt, net, 3)
     exact = make_net(torch.float32)
     rounded = {n: t.float() for n, t in anchors.items()}
@@ -182,7 +182,7 @@ def test_late_groups_find_their_anchors_by_the_models_prefix(net):
     named = list(net.named_parameters())
     opt = RecAdam(named[:2], anchors=base, **OPTIONS)
     opt.add_param_group({"params": named[2:4]})
-    assert torch.equal(opt._anchors[1][0], named[2][1])
+    assert torch.equal(opt._anchors.values[1][0], named[2][1])
 
 
 class TestRefused:

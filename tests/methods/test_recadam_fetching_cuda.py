@@ -50,7 +50,7 @@ def test_anchors_in_half_precision(dtype, chunk):
     theirs, plain = make("half", dtype, state_dtype=torch.float32)
     train(ours, opt, 0, 6)
     train(theirs, plain, 0, 6)
-    assert {a.dtype for a in opt._anchors[0]} == {torch.bfloat16}
+    assert {a.dtype for a in opt._anchors.values[0]} == {torch.bfloat16}
     assert_same(ours, theirs)
 
 

@@ -200,7 +200,7 @@ class TestWhereItIsKept:
             opt = RecAdam(params[:2], importance=given_, **OPTIONS)
             opt.add_param_group({"params": params[2:4]})
             opt.add_param_group({"params": params[4:], "anchored": False})
-            found = [f for group in opt._weights for f in group]
+            found = [f for group in opt._anchors.importances[0] for f in group]
             for (n, _), f in zip(named[:4], found[:4], strict=True):
                 assert torch.equal(f, importance[n])
             assert found[4:] == [None, None]
@@ -210,13 +210,17 @@ class TestWhereItIsKept:
         named = list(net.named_parameters())
         opt = RecAdam(named[:4], importance=importance_of(net, without=["head"]), **OPTIONS)
         opt.add_param_group({"params": named[4:]})
-        assert opt._weights[1] == [None, None]
+        assert opt._anchors.importances[0][1] == [None, None]
 
 
 @pytest.mark.parametrize(
     ("importance", "error", "message"),
     [
-        ({"foreign": torch.ones(2)}, ValueError, r"importance: no parameter has one.*foreign"),
+        (
+            {"foreign": torch.ones(2)},
+            ValueError,
+            "importance: no parameter has .*foreign",
+        ),
         ({"head.bias": torch.ones(4)}, ValueError, r"importance: .*head\.bias is \(3,\)"),
         ({"head.bias": -torch.ones(3)}, ValueError, r"importance of head\.bias must be finite"),
         ({"head.bias": torch.full((3,), math.nan)}, ValueError, "must be finite and ≥ 0"),

@@ -44,7 +44,7 @@ class TestTheAnchorsDie:
     def test_copies_of_the_optimizers_own(self, path, state_dtype):
         options = {"state_dtype": state_dtype, **PATHS.get(path, {})}
         net, opt = make(torch.float32, release=True, **options)
-        anchors = watched(opt._anchors[0])
+        anchors = watched(opt._anchors.values[0])
         train(net, opt, 0, 4)
         assert living(anchors) == 6
         assert opt.distance() > 0
@@ -66,7 +66,7 @@ class TestTheAnchorsDie:
         net = make_net()
         given = {n: p.detach().clone() for n, p in net.named_parameters()}
         opt = RecAdam(net.named_parameters(), anchors=given, release=True, **OPTIONS)
-        anchors = watched(opt._anchors[0])
+        anchors = watched(opt._anchors.values[0])
         del given
         train(net, opt, 0, 4)
         assert living(anchors) == 6
@@ -82,7 +82,7 @@ class TestTheAnchorsDie:
 
     def test_not_unless_asked_to(self):
         net, opt = make()
-        anchors = watched(opt._anchors[0])
+        anchors = watched(opt._anchors.values[0])
         train(net, opt, 0, 8)
         assert living(anchors) == 6
         assert opt.distance() > 0
@@ -91,7 +91,7 @@ class TestTheAnchorsDie:
         net = make_net()
         importance = {n: torch.rand_like(p) for n, p in net.named_parameters()}
         opt = RecAdam(net.named_parameters(), importance=importance, release=True, **OPTIONS)
-        weights = watched(opt._weights[0])
+        weights = watched(opt._anchors.importances[0][0])
         del importance
         train(net, opt, 0, 4)
         assert living(weights) == 6
@@ -107,7 +107,7 @@ class TestTheAnchorsDie:
             {"params": named[4:], "anchored": False, "anneal": Constant(0.5)},
         ]
         opt = RecAdam(groups, release=True, **OPTIONS)
-        anchors = [watched(found) for found in opt._anchors]
+        anchors = [watched(found) for found in opt._anchors.values]
         train(net, opt, 0, 5)
         assert living(anchors[1]) == 2
         train(net, opt, 5, 6)
@@ -122,7 +122,7 @@ class TestTheAnchorsDie:
     def test_when_the_pull_is_lost_in_rounding(self):
         """A sigmoid never reaches 1: it is over when 1 − λ is nothing to the weights."""
         net, opt = make(torch.float32, release=True, anneal=Sigmoid(k=1.0, t0=3))
-        anchors = watched(opt._anchors[0])
+        anchors = watched(opt._anchors.values[0])
         train(net, opt, 0, 20)
         assert living(anchors) == 6  # 1 − λ = 4e-8
         train(net, opt, 20, 28)
@@ -279,7 +279,7 @@ def test_copies_let_go_too(how, at):
     train(*run, at, 9)
     train(*clone, at, 9)
     assert far(run[0], clone[0]) == 0.0
-    assert not any(a is not None for found in clone[1]._anchors for a in found)
+    assert not any(a is not None for found in clone[1]._anchors.values for a in found)
 
 
 def test_groups_are_pulled_until_their_own_pull_is_over():
@@ -336,5 +336,5 @@ def test_a_short_shift_ends_within_its_run_and_the_default_one_does_not(shift, o
     for _ in range(60):
         p.grad = torch.ones(3)
         opt.step()
-    assert all(anchor is None for anchors in opt._anchors for anchor in anchors) == over
+    assert all(anchor is None for anchors in opt._anchors.values for anchor in anchors) == over
     assert (opt.recall_state()["pull"] < 1e-8) == over

@@ -23,16 +23,17 @@ whole block NaN.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F  # noqa: N812
+from torch.optim.optimizer import Optimizer
 
 from holdfast._torch.checks import at_least_zero
-from holdfast._torch.layout import flat, is_sharded, like
+from holdfast._torch.layout import flat, is_sharded, like, whole
 
 
 class Columns(NamedTuple):
@@ -47,10 +48,8 @@ class Columns(NamedTuple):
     exp_avg_scales: list[Tensor | None]
     exp_avg_sq_scales: list[Tensor | None]
 
-    def take(self, numbers: Iterable[int]) -> Columns:
-        """The columns of some of the parameters."""
-        chosen = list(numbers)
-        columns: Iterator[list[Any]] = ([column[i] for i in chosen] for column in self)
+    def take(self, numbers: Sequence[int]) -> Columns:
+        columns: Iterator[list[Any]] = ([column[i] for i in numbers] for column in self)
         return Columns(*columns)
 
 
@@ -58,14 +57,12 @@ class Columns(NamedTuple):
 
 
 def check_betas(betas: Any) -> None:
-    """Raise unless betas are two numbers in [0, 1)."""
     pair = isinstance(betas, tuple | list) and len(betas) == 2
     if not pair or not all(isinstance(b, float | int) and 0 <= b < 1 for b in betas):
         raise ValueError(f"betas must be two numbers in [0, 1), got {betas!r}")
 
 
 def check_adam_group(group: dict[str, Any]) -> None:
-    """Validate the settings of a group that Adam has too."""
     for name in ("lr", "eps", "weight_decay"):
         at_least_zero(name, group[name])
     check_betas(group["betas"])
@@ -78,7 +75,6 @@ def check_adam_group(group: dict[str, Any]) -> None:
 def make_adam_state(
     state: dict[str, Tensor], p: Tensor, group: dict[str, Any], dtype: torch.dtype | Literal["8bit"]
 ) -> None:
-    """Initialize a parameter's state: the step count and both moments."""
     if dtype == "8bit" and is_sharded(p):
         raise ValueError("sharded parameters cannot have 8-bit moments: leave out state_dtype")
     # As in torch.optim.Adam: the count is on the CPU unless the implementation needs it on the
@@ -90,6 +86,19 @@ def make_adam_state(
         state[moment] = torch.zeros_like(p, dtype=stored, memory_format=torch.preserve_format)
         if dtype == "8bit":
             state[f"{moment}_scale"] = torch.zeros(-(-p.numel() // BLOCK), device=p.device)
+
+
+def only_makes_state(optimizer: Optimizer, grads: Sequence[Tensor]) -> bool:
+    """Whether a step only initializes state: lr 0 and zero gradients.
+
+    Distributed checkpointing calls such a step. A warm-up may begin with lr 0 too, but its
+    gradients are not all zero.
+    """
+    if torch.compiler.is_compiling() or any(
+        isinstance(g["lr"], Tensor) or g["lr"] != 0 for g in optimizer.param_groups
+    ):
+        return False
+    return not any(bool(whole(g.any())) for g in grads)
 
 
 # --- Cache-sized parts on the CPU ----------------------------------------------------------------
@@ -111,16 +120,11 @@ def cache_sized_parts(
     second one finds them in the cache. A part is a slice of one long parameter, or several short
     parameters. Each operation still runs on all of torch's threads. Zero-dimensional tensors and
     None belong to all slices of their parameter. A parameter that is not contiguous is not sliced.
+    The first column holds the parameters. A part has ``size`` elements, or ``SHARE`` per thread.
 
-    Args:
-        columns: lists of tensors or None; the first one holds the parameters.
-        size: elements per part; None is ``SHARE`` per torch thread.
-
-    Example:
-        >>> import torch
-        >>> params = [torch.zeros(100), torch.zeros(9), torch.zeros(3)]
-        >>> [[len(p) for p in part] for part, _ in cache_sized_parts([params, [None] * 3], size=64)]
-        [[64], [36], [9, 3]]
+    >>> params = [torch.zeros(100), torch.zeros(9), torch.zeros(3)]
+    >>> [[len(p) for p in part] for part, _ in cache_sized_parts([params, [None] * 3], size=64)]
+    [[64], [36], [9, 3]]
     """
     size = size or SHARE * torch.get_num_threads()
     short: list[int] = []
@@ -217,15 +221,10 @@ _ONE = 0x3F800000  # the bits of 1.0
 
 
 class Format(NamedTuple):
-    """How a magnitude of at most 1 becomes a code: the upper bits of its float32.
+    """How a magnitude of at most 1 becomes a code: the upper bits of its float32."""
 
-    Attributes:
-        shift: how many lower bits are dropped.
-        most: the code of 1.
-    """
-
-    shift: int
-    most: int
+    shift: int  # the number of lower bits that are dropped
+    most: int  # the code of 1
 
     @property
     def zero(self) -> int:
@@ -255,7 +254,6 @@ def encode(x: Tensor, form: Format, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decode(codes: Tensor, scales: Tensor, form: Format) -> Tensor:
-    """The float32 values of flat codes."""
     q = codes.to(torch.int32) & form.most
     shares = ((q + form.zero) << form.shift).view(torch.float32)
     x = torch.where(q == 0, 0.0, shares * scales.repeat_interleave(BLOCK)[: codes.numel()])

@@ -12,15 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import Subset
 
 from holdfast._optim.backends import wide
-from holdfast._torch.batch import (
-    batch_length,
-    evaluating,
-    inputs_and_labels,
-    logits_of,
-    pad_id_of,
-    take,
-    to_device,
-)
+from holdfast._torch import batch
 from holdfast._torch.lm_head import is_out_of_memory
 from holdfast._torch.progress import progress_bar
 from holdfast.data import Collate, IndexedSource, Source, StreamSource, as_source
@@ -49,9 +41,9 @@ def mean_over_samples(
     """E[transform(∂ scalar(logits, labels)/∂θ)] over the samples, by parameter name.
 
     Parameters that require no gradient are skipped, so a frozen or quantized base costs nothing.
-    ``relabel`` returns the labels of a batch of inputs. ``scalar`` gets one sample at a time, as a
-    batch of one. ``samples`` is the number of samples to draw; None is all.
+    ``relabel`` returns the labels of a batch of inputs. ``scalar`` gets a batch of one sample.
     """
+    check_samples(samples)
     live = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not live:
         raise ValueError(
@@ -62,7 +54,7 @@ def mean_over_samples(
     buffers = dict(model.named_buffers())
     totals = {name: torch.zeros_like(p, dtype=wide(p)) for name, p in parameters.items()}
     device = next(iter(parameters.values())).device
-    source = drawn(as_source(data, collate, batch_size, pad_id_of(model)), samples, seed)
+    source = drawn(as_source(data, collate, batch_size, batch.pad_id_of(model)), samples, seed)
 
     def of_one(weights: dict[str, Tensor], inputs: Any, labels: Tensor) -> Tensor:
         if isinstance(inputs, Mapping):
@@ -76,8 +68,8 @@ def mean_over_samples(
     def one_by_one(inputs: Any, labels: Tensor) -> None:
         for i in range(size := len(labels)):
             with torch.enable_grad():
-                logits = logits_of(model, take(inputs, slice(i, i + 1), size))
-                value = scalar(logits, labels[i : i + 1])
+                one = batch.take(inputs, slice(i, i + 1), size)
+                value = scalar(batch.logits_of(model, one), labels[i : i + 1])
             gradients = torch.autograd.grad(value, list(live.values()), allow_unused=True)
             for total, g in zip(totals.values(), gradients, strict=True):
                 if g is not None:
@@ -86,16 +78,16 @@ def mean_over_samples(
     together = vmap(grad(of_one), (None, 0, 0), randomness="different")
     rows, count = samples_at_a_time(totals.values()), 0
     bar = progress_bar(source.total, "importance", shown=progress)
-    with evaluating(model), warnings.catch_warnings():
+    with batch.evaluating(model), warnings.catch_warnings():
         # torch.func warns about kernels that it loops over: correct, but slower.
         warnings.filterwarnings("ignore", "There is a performance drop")
         for indices, read in source:
-            inputs, labels = inputs_and_labels(model, to_device(read(), device))
+            inputs, labels = batch.inputs_and_labels(model, batch.to_device(read(), device))
             labels = relabel(inputs, labels)
-            start, size = 0, batch_length((inputs, labels))
+            start, size = 0, batch.batch_length((inputs, labels))
             while start < size:
                 part = slice(start, start + rows)
-                some, wanted = take(inputs, part, size), labels[part]
+                some, wanted = batch.take(inputs, part, size), labels[part]
                 if rows == 1:  # the same, without the overhead of torch.func
                     one_by_one(some, wanted)
                 else:
@@ -142,7 +134,6 @@ def measured(
 
 
 def mean_one(importance: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Scale importance to a mean of 1 over all coordinates."""
     total = sum(float(f.sum(dtype=torch.float64)) for f in importance.values())
     mean = total / sum(f.numel() for f in importance.values())
     if mean == 0:
@@ -176,7 +167,6 @@ def samples_at_a_time(totals: Iterable[Tensor]) -> int:
 
 
 def check_samples(samples: Any) -> None:
-    """Raise unless samples is None or a whole number above 0."""
     whole = isinstance(samples, int) and not isinstance(samples, bool)
     if samples is not None and not (whole and samples > 0):
         raise ValueError(f"samples must be a whole number above 0, or None (all), got {samples!r}")

@@ -1,6 +1,6 @@
 """Penalties attached to an optimizer: hooks of its step, and their state in its checkpoints.
 
-:class:`Penaliser` does the arithmetic: by a kernel where there is one, otherwise by torch.
+A kernel does the arithmetic where there is one, otherwise torch.
 """
 
 from __future__ import annotations
@@ -16,19 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from holdfast._optim.anchored import (
-    Found,
-    Importances,
-    Matcher,
-    group_fingerprint,
-    labels,
-    only_makes_state,
-    refuse_other_anchors,
-    refuse_other_groups,
-    shard,
-    take_fingerprints,
-)
-from holdfast._optim.backends import pull, wide
+from holdfast._optim.anchors import Anchors
+from holdfast._optim.backends import only_makes_state, pull, wide
 from holdfast._torch.layout import alike, is_sharded, like, local, whole
 from holdfast.kernels import available
 from holdfast.reference import Reference
@@ -77,7 +66,43 @@ def attach_penalties(
         >>> attached.values()
         {'L2SP': 0.0}
     """
-    return AttachedPenalties(optimizer, penalties, reference, importance, total_updates)
+    if reference is None:
+        raise ValueError("penalties pull to the pretrained weights: pass the Reference")
+    if getattr(optimizer, "_holdfast_penalties", None) is not None:
+        raise ValueError("this optimizer already has penalties: attach all of them in one call")
+    # The peak learning rate, which schedulers store: a warm-up may have begun at 0.
+    lr = max((float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups), default=0.0)
+    penalties = tuple(penalty.at(lr) for penalty in penalties)
+    for penalty in penalties:
+        penalty.acts_at(1, total_updates)  # raises now if it needs the total
+        if penalty.acts and (warning := penalty.warning(lr)):
+            warnings.warn(warning, stacklevel=2)
+    importances = _one_for_each(penalties, importance)
+    # If every penalty is turned off, it is no error that no parameter has an anchor.
+    required = any(penalty.acts for penalty in penalties)
+    anchors = Anchors(FINGERPRINT, reference, importances, required=required)
+    return AttachedPenalties(optimizer, penalties, anchors, total_updates)
+
+
+def _one_for_each(
+    penalties: Sequence[Penalty], importance: Reference | Sequence[Reference | None] | None
+) -> list[Reference | None]:
+    """The importance for each penalty that weights coordinates."""
+    if importance is None or isinstance(importance, Mapping):
+        importance = [importance] * len(penalties)
+    if len(importance) != len(penalties):
+        raise ValueError(
+            f"there are {len(penalties)} penalties and {len(importance)} importances: "
+            "pass one per penalty, None for those that need none"
+        )
+    pairs = list(zip(penalties, importance, strict=True))
+    for penalty, given in pairs:
+        if penalty.weighted and penalty.acts and given is None:
+            raise ValueError(
+                f"{type(penalty).__name__} weights each coordinate: pass importance=, measured by "
+                "a function of holdfast.optim such as fisher_importance(model, data)"
+            )
+    return [given if penalty.weighted else None for penalty, given in pairs]
 
 
 class AttachedPenalties:
@@ -87,30 +112,16 @@ class AttachedPenalties:
         self,
         optimizer: Optimizer,
         penalties: Sequence[Penalty],
-        reference: Reference | None,
-        importance: Reference | Sequence[Reference | None] | None,
+        anchors: Anchors,
         total_updates: int | None,
     ) -> None:
-        # The peak learning rate, which schedulers store: a warm-up may have begun at 0.
-        groups = optimizer.param_groups
-        lr = max((float(g.get("initial_lr", g["lr"])) for g in groups), default=0.0)
-        self.optimizer, self.penalties = optimizer, tuple(p.at(lr) for p in penalties)
+        self.optimizer, self.penalties, self._anchors = optimizer, penalties, anchors
         self.total_updates = total_updates
-        if reference is None:
-            raise ValueError("penalties pull to the pretrained weights: pass the Reference")
-        if getattr(optimizer, "_holdfast_penalties", None) is not None:
-            raise ValueError("this optimizer already has penalties: attach all of them in one call")
-        for penalty in self.penalties:
-            penalty.acts_at(1, total_updates)  # raises now if it needs the total
-        # If every penalty is turned off, it is no error that no parameter has an anchor.
-        self._matcher = Matcher(reference, began=not any(p.acts for p in self.penalties))
-        self._importances = self._one_for_each(importance)
-        self._anchors: Found = []
-        self._weights: list[Found] = [[] for _ in self.penalties]
-        # Of the latest step: the parameters, which had a gradient, and how they are penalized.
-        self._params: list[Tensor] = []
-        self._graded: list[bool] = []
-        self._penaliser: Penaliser | None = None
+        # The parameters to penalize, how, and what that depends on: see _begin_update.
+        self._rows: list[Penalized] = []
+        self._plans: dict[Any, _Plan] = {}
+        self._key: list[Any] = []
+        self._grads: list[Any] = []
         self._match_new_groups()
         _keep_hooks(optimizer)
         optimizer._holdfast_penalties = self  # type: ignore[attr-defined]
@@ -121,16 +132,13 @@ class AttachedPenalties:
             optimizer.register_load_state_dict_pre_hook(self._before_load),
             optimizer.register_load_state_dict_post_hook(self._after_load),
         ]
-        for penalty in self.penalties:
-            if penalty.acts and (warning := penalty.warning(lr)):
-                warnings.warn(warning, stacklevel=3)
 
     def remove(self) -> None:
         """Detach all penalties."""
         for handle in self._handles:
             handle.remove()
         self.optimizer._holdfast_penalties = None  # type: ignore[attr-defined]
-        self._params, self._penaliser = [], None
+        self._key, self._rows, self._plans = [], [], {}
         for group in self.optimizer.param_groups:
             group.pop(COUNT, None)
             group.pop(FINGERPRINT, None)
@@ -144,7 +152,7 @@ class AttachedPenalties:
     def values(self) -> dict[str, float]:
         """The current value of each penalty, for the log."""
         totals: dict[str, float] = {}
-        for row in self._rows():
+        for row in self._penalized():
             way = row.way()
             for k, penalty in enumerate(self.penalties):
                 if (value := penalty.value(way, row.weight(k))) is not None:
@@ -152,41 +160,12 @@ class AttachedPenalties:
                     totals[name] = totals.get(name, 0.0) + float(whole(value))
         return totals
 
-    def _one_for_each(
-        self, importance: Reference | Sequence[Reference | None] | None
-    ) -> list[Importances | None]:
-        """The importance for each penalty that weights coordinates."""
-        if importance is None or isinstance(importance, Mapping):
-            importance = [importance] * len(self.penalties)
-        if len(importance) != len(self.penalties):
-            raise ValueError(
-                f"there are {len(self.penalties)} penalties and {len(importance)} importances: "
-                "pass one per penalty, None for those that need none"
-            )
-        found: list[Importances | None] = []
-        for penalty, given in zip(self.penalties, importance, strict=True):
-            if penalty.weighted and penalty.acts and given is None:
-                raise ValueError(
-                    f"{type(penalty).__name__} weights each coordinate: pass importance=, from "
-                    "fisher_importance(model, data) or mas_importance(model, data)"
-                )
-            found.append(Importances(given) if penalty.weighted and given is not None else None)
-        return found
-
     def _match_new_groups(self) -> None:
-        """Match the anchors and importances of groups that have none yet."""
         groups = self.optimizer.param_groups
-        begin = len(self._anchors)
+        begin = len(self._anchors.values)
         if not (new := groups[begin:]):
             return
-        anchors = self._matcher(new)
-        weights: list[Found] = [
-            [[None] * len(group["params"]) for group in new] if found is None else found(new)
-            for found in self._importances
-        ]
-        self._anchors += anchors
-        for kept, found in zip(self._weights, weights, strict=True):
-            kept += found
+        self._anchors.add(self._anchors.match(new))
         if begin == 0 and all(COUNT in group for group in groups):
             self._check_saved(groups)  # a state was loaded before they were attached
             return
@@ -194,53 +173,42 @@ class AttachedPenalties:
         for group in new:
             group[COUNT], group[FINGERPRINT] = count, None
 
-    def _rows(self) -> Iterator[Penalised]:
+    def _penalized(self) -> Iterator[Penalized]:
         """Every anchored parameter, with its anchor and its importance for each penalty."""
         groups = self.optimizer.param_groups
-        for i, (group, anchors) in enumerate(zip(groups, self._anchors, strict=True)):
+        for i, (group, anchors) in enumerate(zip(groups, self._anchors.values, strict=True)):
             for j, (p, anchor) in enumerate(zip(group["params"], anchors, strict=True)):
                 if anchor is None:
                     continue
                 weights: list[Tensor | float] = []
-                for penalty, found in zip(self.penalties, self._weights, strict=True):
-                    weight = found[i][j]
-                    known = 0.0 if weight is None else weight
-                    weights.append(known if penalty.weighted else 1.0)
-                yield Penalised(i, p, anchor, p.grad is not None, weights)
+                for penalty, found in zip(self.penalties, self._anchors.importances, strict=True):
+                    weight, missing = found[i][j], 0.0 if penalty.weighted else 1.0
+                    weights.append(missing if weight is None else weight)
+                yield Penalized(i, p, anchor, p.grad is not None, weights)
 
     def _acting(self, *, coupled: bool) -> Acting:
-        """The penalties that act at the next update."""
-        update = self.updates + 1
-        return [
-            (i, penalty)
-            for i, penalty in enumerate(self.penalties)
-            if penalty.acts
-            and penalty.coupled == coupled
-            and penalty.acts_at(update, self.total_updates)
-        ]
+        """The penalties of one kind that act at the next update."""
+        update, total = self.updates + 1, self.total_updates
+        some = [(k, p) for k, p in enumerate(self.penalties) if p.acts and p.coupled == coupled]
+        return [(k, p) for k, p in some if p.acts_at(update, total)]
 
-    def _follow_groups(self) -> None:
-        """Match the anchors of new groups, and shard them if the parameters were sharded."""
-        self._match_new_groups()
+    def _begin_update(self) -> bool:
+        """Discard the plans if anything changed. False if there is no update to make."""
         groups = self.optimizer.param_groups
         params = [p for group in groups for p in group["params"]]
-        if len(params) != len(self._params) or any(map(operator.is_not, params, self._params)):
-            for found in (self._anchors, *self._weights):
-                shard(found, groups)
-            self._params, self._penaliser = params, None
-
-    def _begin_update(self) -> Penaliser | None:
-        """The parameters to penalize, planned anew if anything changed; None without an update."""
-        graded = [p.grad is not None for p in self._params]
-        given = [p.grad for p in self._params if p.grad is not None]
-        if not given or only_makes_state(self.optimizer, given):
-            return None
-        if self._penaliser is None or graded != self._graded or not self._penaliser.fits():
-            self._graded, self._penaliser = graded, Penaliser(self._rows())
-        return self._penaliser
+        grads = [p.grad for p in params if p.grad is not None]
+        if not grads or only_makes_state(self.optimizer, grads):
+            return False
+        # Hosts replace parameters (FSDP2), or move their memory and change their dtype in place.
+        places = map(local, params) if any(map(is_sharded, params)) else params
+        key = [*map(id, params), *(p.data_ptr() for p in places), *(p.grad is None for p in params)]
+        if key != self._key:
+            self._anchors.shard(groups)
+            self._key, self._rows, self._plans = key, list(self._penalized()), {}
+        return True
 
     def _before_step(self, _: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        self._follow_groups()
+        self._match_new_groups()
         position = 1 if len(args) > 1 else "closure"  # args[0] is the optimizer
         closure = args[1] if position == 1 else kwargs.get("closure")
         if closure is None:
@@ -258,51 +226,69 @@ class AttachedPenalties:
 
     @torch.no_grad()
     def _add_gradients(self) -> None:
-        coupled = self._acting(coupled=True)
-        if not coupled or (penaliser := self._begin_update()) is None:
+        acting = self._acting(coupled=True)
+        if not acting or not self._begin_update():
             return
+        grads = [local(row.grad) for row in self._rows if row.graded]
+        kinds = [(g.dtype, g.layout is torch.strided and g.stride()) for g in grads]
+        if kinds != self._grads:
+            self._grads, self._plans = kinds, {}
         # A fused step under a GradScaler starts with scaled gradients.
         scale = getattr(self.optimizer, "grad_scale", None)
         groups = self.optimizer.param_groups
         signs = [-1.0 if group.get("maximize") else 1.0 for group in groups]
-        penaliser.add_gradients(coupled, signs, scale)
+        kernels, rest = self._plan(acting, coupled=True)
+        for penalty, rows, step in kernels:
+            rates = [sign * (penalty.rate(1.0) or 0.0) for sign in signs]
+            step(rates, [local(row.grad) for row in rows], scale)
+        for row in (row for rows in rest for row in rows):
+            way = row.way()
+            terms = [penalty.gradient(way, row.weight(k)) for k, penalty in acting]
+            added = reduce(operator.add, terms)
+            added = added if scale is None else added * scale.to(row.grad.device)
+            row.grad.add_(added.to(row.grad.dtype), alpha=signs[row.group])
 
     @torch.no_grad()
-    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, *args: Any) -> None:
         skipped = getattr(optimizer, "found_inf", None)
-        if skipped is not None and bool(skipped):
+        if (skipped is not None and bool(skipped)) or not self._begin_update():
             return
-        if (penaliser := self._begin_update()) is None:
-            return
-        decoupled = self._acting(coupled=False)
+        acting = self._acting(coupled=False)
         count = self.updates + 1
         for group in optimizer.param_groups:
             group[COUNT] = count
-        if decoupled:
-            penaliser.move(decoupled, [float(group["lr"]) for group in optimizer.param_groups])
+        if not acting:
+            return
+        lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        kernels, rest = self._plan(acting, coupled=False)
+        for penalty, _, step in kernels:
+            step([penalty.rate(lr) or 0.0 for lr in lrs])
+        for rows in rest:
+            _move(rows, acting, lrs[rows[0].group])
+
+    def _plan(self, acting: Acting, *, coupled: bool) -> _Plan:
+        key = (coupled, *(k for k, _ in acting))
+        if key not in self._plans:
+            graded = coupled or all(penalty.needs_gradient for _, penalty in acting)
+            rows = [row for row in self._rows if row.graded or not graded]
+            self._plans[key] = _planned(rows, acting, coupled)
+        return self._plans[key]
 
     def _before_save(self, _: Optimizer) -> None:
         self._match_new_groups()
-        take_fingerprints(self.optimizer.param_groups, self._anchors, FINGERPRINT)
+        self._anchors.take_fingerprints(self.optimizer.param_groups)
 
     def _before_load(self, _: Optimizer, state: dict[str, Any]) -> None:
         self._match_new_groups()
         self._check_saved(state["param_groups"])
 
     def _check_saved(self, saved: Sequence[dict[str, Any]]) -> None:
-        groups = self.optimizer.param_groups
-        refuse_other_groups(saved, groups)
-        if any(COUNT not in group or FINGERPRINT not in group for group in saved):
-            names = ", ".join(type(penalty).__name__ for penalty in self.penalties)
-            raise ValueError(
-                f"the saved state was made without penalties, but this optimizer has {names}: "
-                "resume with the recipe of that run, or start a new run"
-            )
-        own = [group_fingerprint(g, a) for g, a in zip(groups, self._anchors, strict=True)]
-        refuse_other_anchors(
-            [group[FINGERPRINT] or text for group, text in zip(saved, own, strict=True)],
-            own,
-            [labels(group, self._matcher.reference) for group in groups],
+        names = ", ".join(type(penalty).__name__ for penalty in self.penalties)
+        self._anchors.check_saved(
+            saved,
+            self.optimizer.param_groups,
+            f"the saved state was made without penalties, but this optimizer has {names}: "
+            "resume with the recipe of that run, or start a new run",
             "attach_penalties(optimizer, penalties, Reference.open(pretrained_directory))",
         )
 
@@ -327,29 +313,21 @@ def _keep_hooks(optimizer: Optimizer) -> None:
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
-# --- The arithmetic ------------------------------------------------------------------------------
+# --- How penalties act ----------------------------------------------------------------------------
 
 
-class Penalised(NamedTuple):
-    """A parameter that has an anchor.
+class Penalized(NamedTuple):
+    """A parameter θ that has an anchor θ*."""
 
-    Attributes:
-        group: the number of its group.
-        p, anchor: the weights θ, and θ*.
-        graded: whether it has a gradient.
-        weights: the importance of its coordinates for each penalty: 1 if all count alike, 0 if it
-            is unknown.
-    """
-
-    group: int
+    group: int  # its number
     p: Tensor
     anchor: Tensor
-    graded: bool
+    graded: bool  # whether it has a gradient
+    #: The importance of its coordinates for each penalty: 1 if all count alike, 0 if it is unknown.
     weights: list[Tensor | float]
 
     @property
     def grad(self) -> Tensor:
-        """The gradient of a graded parameter."""
         return cast(Tensor, self.p.grad)
 
     def way(self) -> Tensor:
@@ -362,7 +340,6 @@ class Penalised(NamedTuple):
         return like(weight, self.p, wide(self.p)) if isinstance(weight, Tensor) else weight
 
     def is_subject_to(self, penalty: Penalty, k: int) -> bool:
-        """Whether the k-th penalty acts on it."""
         unknown = not isinstance(self.weights[k], Tensor) and self.weights[k] == 0
         return not unknown and (self.graded or not penalty.needs_gradient)
 
@@ -370,64 +347,11 @@ class Penalised(NamedTuple):
 class _Plan(NamedTuple):
     """How some penalties act: each with its kernel, and the parameters that torch updates."""
 
-    kernels: list[tuple[Penalty, list[Penalised], PullStep]]
-    rest: list[list[Penalised]]
+    kernels: list[tuple[Penalty, list[Penalized], PullStep]]
+    rest: list[list[Penalized]]
 
 
-class Penaliser:
-    """Applies penalties to parameters, as long as their memory stays where it is."""
-
-    def __init__(self, rows: Iterable[Penalised]) -> None:
-        self._rows = list(rows)
-        self._params = [row.p for row in self._rows]
-        self._sharded = any(is_sharded(p) for p in self._params)
-        self._known = self._places()
-        self._grads: list[Any] = []
-        self._plans: dict[Any, _Plan] = {}
-
-    def fits(self) -> bool:
-        """Whether no parameter was moved; a host that moves one may also change its dtype."""
-        return self._places() == self._known
-
-    def _places(self) -> list[int]:
-        params = [local(p) for p in self._params] if self._sharded else self._params
-        return [p.data_ptr() for p in params]
-
-    def move(self, acting: Acting, lrs: Sequence[float]) -> None:
-        """One decoupled step of each penalty in turn, at the learning rates of the groups."""
-        kernels, rest = self._plan(acting, coupled=False)
-        for penalty, _, step in kernels:
-            step([penalty.rate(lr) or 0.0 for lr in lrs])
-        for rows in rest:
-            _move(rows, acting, lrs[rows[0].group])
-
-    def add_gradients(self, acting: Acting, signs: Sequence[float], scale: Tensor | None) -> None:
-        """Add the penalties' gradients, times a sign per group and the scale of the gradients."""
-        grads = [local(row.grad) for row in self._rows if row.graded]
-        kinds = [(g.dtype, g.layout is torch.strided and g.stride()) for g in grads]
-        if kinds != self._grads:
-            self._grads, self._plans = kinds, {}
-        kernels, rest = self._plan(acting, coupled=True)
-        for penalty, rows, step in kernels:
-            rates = [sign * (penalty.rate(1.0) or 0.0) for sign in signs]
-            step(rates, [local(row.grad) for row in rows], scale)
-        for row in (row for rows in rest for row in rows):
-            way = row.way()
-            terms = [penalty.gradient(way, row.weight(k)) for k, penalty in acting]
-            added = reduce(operator.add, terms)
-            added = added if scale is None else added * scale.to(row.grad.device)
-            row.grad.add_(added.to(row.grad.dtype), alpha=signs[row.group])
-
-    def _plan(self, acting: Acting, *, coupled: bool) -> _Plan:
-        key = (coupled, *(k for k, _ in acting))
-        if key not in self._plans:
-            graded = coupled or all(penalty.needs_gradient for _, penalty in acting)
-            rows = [row for row in self._rows if row.graded or not graded]
-            self._plans[key] = _planned(rows, acting, coupled)
-        return self._plans[key]
-
-
-def _planned(rows: list[Penalised], acting: Acting, coupled: bool) -> _Plan:
+def _planned(rows: list[Penalized], acting: Acting, coupled: bool) -> _Plan:
     """Assign to the kernels all penalties that have a rate, in float32 or if there is only one.
 
     In half precision each kernel would round, but all penalties together should round once.
@@ -443,7 +367,7 @@ def _planned(rows: list[Penalised], acting: Acting, coupled: bool) -> _Plan:
         return _Plan([], _batches(rows))
     from holdfast.kernels.pull import Pulled, PullStep, takes  # needs Triton
 
-    def pulled(row: Penalised, k: int) -> Pulled:
+    def pulled(row: Penalized, k: int) -> Pulled:
         weight = row.weights[k]
         return Pulled(
             row.group, local(row.p), local(row.anchor),
@@ -460,12 +384,12 @@ def _planned(rows: list[Penalised], acting: Acting, coupled: bool) -> _Plan:
     return _Plan(kernels, _batches(row for row in rows if id(row) not in known))
 
 
-def _batches(rows: Iterable[Penalised]) -> list[list[Penalised]]:
+def _batches(rows: Iterable[Penalized]) -> list[list[Penalized]]:
     """Parameters for one torch call: on a GPU those of a group that need no copy, else one each.
 
     On the CPU a foreach operation is the same loop, with more memory in use.
     """
-    found: dict[Any, list[Penalised]] = {}
+    found: dict[Any, list[Penalized]] = {}
     for i, row in enumerate(rows):
         p, tensors = row.p, [t for t in row.weights if isinstance(t, Tensor)]
         near = all(t.device == p.device for t in (row.anchor, *tensors))
@@ -474,8 +398,8 @@ def _batches(rows: Iterable[Penalised]) -> list[list[Penalised]]:
     return list(found.values())
 
 
-def _move(rows: list[Penalised], acting: Acting, lr: float) -> None:
-    """Apply penalties one after the other; half precision is rounded once, at the end."""
+def _move(rows: list[Penalized], acting: Acting, lr: float) -> None:
+    """Apply one penalty after the other; half precision is rounded once, at the end."""
     theta = [like(row.p, row.p, wide(row.p)) for row in rows]
     star = [like(row.anchor, row.p, wide(row.p)) for row in rows]
     for k, penalty in acting:

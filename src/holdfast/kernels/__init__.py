@@ -4,8 +4,6 @@ Optimizers use them where they can, and torch's own operations elsewhere. Triton
 (``TRITON_INTERPRET=1``) runs them on the CPU, for tests.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

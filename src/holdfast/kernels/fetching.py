@@ -10,8 +10,6 @@ on their own stream. From page-locked memory (:meth:`holdfast.Reference.pinned`)
 the host.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -39,14 +37,10 @@ class Piece(NamedTuple):
 
 
 class Fetching:
-    """Fetches anchors.
+    """Fetches anchors to a device.
 
-    Args:
-        tensors: each parameter and its anchor, with equal strides, by number.
-        device: the device to copy to.
-
-    Attributes:
-        chunks: the pieces of each chunk.
+    ``tensors`` are each parameter and its anchor, with equal strides, by number. ``chunks`` are the
+    pieces of each chunk.
     """
 
     def __init__(self, tensors: Mapping[int, tuple[Tensor, Tensor]], device: torch.device) -> None:

@@ -20,8 +20,6 @@ counts of all its programs and clears them for the next kernel.
 next. It reads nothing from the device but the step counts, once.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +31,7 @@ from torch import Tensor
 
 from holdfast._torch.layout import dense, is_sharded
 from holdfast.kernels import available
-from holdfast.kernels.tables import TYPES, Table, load, on_device, pointer_to, store
+from holdfast.kernels.tables import TYPES, AddressTable, load, on_device, pointer_to, store
 
 #: Elements per block, blocks per program, and warps: the best of six on an H200 at 1.2 G.
 BLOCK, LOOPS, WARPS = 1024, 16, 4
@@ -58,7 +56,7 @@ def takes(p: Tensor) -> bool:
 
 
 class MoFOStep:
-    """Updates one list of parameters by MoFO's kernels."""
+    """Updates parameters by MoFO's kernels."""
 
     def __init__(self) -> None:
         self._known: list[Any] = []
@@ -116,7 +114,7 @@ class _Launch:
         self.rows, self.count = rows, count
         self.params, ms, vs, self.steps = columns
         self.kept = [self.params, ms, vs]
-        self.table = Table.of([self.params, *self.kept], BLOCK * LOOPS)
+        self.table = AddressTable.of([self.params, *self.kept], BLOCK * LOOPS)
         self.dtype, device = self.params[0].dtype, self.params[0].device
         sizes = [p.numel() for p in self.params]
         wanted = [
@@ -141,7 +139,6 @@ class _Launch:
         self, grads: list[Tensor], *, lr: float | Tensor, beta1: float, beta2: float, eps: float,
         weight_decay: float, maximize: bool, capturable: bool,
     ) -> None:  # fmt: skip
-        """One update."""
         self.count += 1
         torch._foreach_add_(self.steps, 1)
         # Held until the launch, because some may be copies.
@@ -154,7 +151,7 @@ class _Launch:
             table.find([grads, *self.kept])
         g_aligned, *others = table.aligned
         shape, aligned = {"S": kind, **self.shape}, all(others)
-        where = (table.addresses, table.sizes, table.owner, table.part, table.count)
+        where = table.arguments
         there = capturable or (isinstance(lr, Tensor) and not lr.is_cpu)
         rates: Any = table.sizes  # not read in this case
         numbers = [0.0] * 3
@@ -203,15 +200,13 @@ def learn_kernel(
     one bin per exponent.
 
     Args:
-        table, sizes, owner, part, tensors: see :class:`Table`. The rows are gradients, weights and
-            both moments.
+        table, sizes, owner, part, tensors: see :class:`AddressTable`. The rows are gradients,
+            weights and both moments.
         wanted: k of each tensor; no search if k is its size.
         search: FIELDS per tensor. counts: BINS per tensor, 0 between kernels.
         ticket: the number of finished programs per tensor, 0 between kernels.
         new1, new2: 1 − β₁ and 1 − β₂, computed in float64.
         P, S: dtypes of weights and gradients, and of moments.
-        ALIGNED, G_ALIGNED: whether the addresses of weights and moments, and of gradients, are
-            multiples of 16 bytes.
     """
     own, size, begin, end, full = _chunk_of(sizes, owner, part, BLOCK, LOOPS)
     g_ = pointer_to(table + own, P, G_ALIGNED)
@@ -248,9 +243,7 @@ def narrow_kernel(
 ):  # fmt: skip
     """Split the interval further, unless the search is over.
 
-    Args:
-        GRAIN: the distance of two values of the moments' dtype, as integers. The other arguments
-            are as in :func:`learn_kernel`.
+    GRAIN is the distance of two values of the moments' dtype, as integers.
     """
     own, size, begin, end, full = _chunk_of(sizes, owner, part, BLOCK, LOOPS)
     first, width, want, have, shift, _ = _state_of(search, own)
@@ -277,9 +270,7 @@ def ties_kernel(
 ):  # fmt: skip
     """Find the index up to which the value in the interval is wanted, if not all of it is.
 
-    Args:
-        tallies: the count of each program. The other arguments are as above.
-        ALIGNED: whether the addresses of the moments are multiples of 16 bytes.
+    ``tallies`` are the counts of each program.
     """
     own, size, begin, end, full = _chunk_of(sizes, owner, part, BLOCK, LOOPS)
     first, width, want, have, _, _ = _state_of(search, own)
@@ -328,11 +319,8 @@ def move_kernel(
 ):  # fmt: skip
     """Adam's step for elements above the interval, and in it up to the last wanted one.
 
-    Everything is read and written: skipping elements that do not move takes longer.
-
-    Args:
-        rates: step, r and keep in memory if ON_DEVICE; otherwise they are arguments. The other
-            arguments are as above.
+    Everything is read and written: skipping elements that do not move takes longer. If ON_DEVICE,
+    step, r and keep are in memory, in ``rates``.
     """
     own, size, begin, end, full = _chunk_of(sizes, owner, part, BLOCK, LOOPS)
     p_ = pointer_to(table + tensors + own, P, ALIGNED)
@@ -399,7 +387,6 @@ def _chunk_of(sizes, owner, part, BLOCK: tl.constexpr, LOOPS: tl.constexpr):
 
 @triton.jit
 def _state_of(search, own):
-    """The FIELDS of a tensor's search."""
     s = search + own * FIELDS
     first, width, want = tl.load(s), tl.load(s + 1), tl.load(s + 2)
     return first, width, want, tl.load(s + 3), tl.load(s + 4), tl.load(s + 5)
@@ -443,7 +430,6 @@ def _part(
 
 @triton.jit
 def _add(counts, own, found):
-    """Add the counts of a program to those of its tensor."""
     tl.atomic_add(counts + own * BINS + tl.arange(0, BINS), found, mask=found > 0, sem="relaxed")
 
 

@@ -9,8 +9,6 @@ their bits, and weights that move all the way are exactly θ*.
 launch per kind of tensors. Only gradients may have new addresses at each call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,27 +18,20 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast._torch.layout import dense, is_dense
-from holdfast.kernels.tables import TYPES, Table, pointer_to, toward
+from holdfast.kernels.tables import TYPES, AddressTable, pointer_to, toward
 
 #: Elements per program, and its warps.
 BLOCK, WARPS = 512, 4
 
 
 class Pulled(NamedTuple):
-    """The tensors of one parameter on this rank.
+    """The tensors of one parameter on this rank."""
 
-    Attributes:
-        group: the number of its group, which determines the rate.
-        p, anchor: the weights θ, and θ*.
-        weight: the importance of each coordinate; None is 1.
-        grad: the gradients of a coupled penalty, which changes them instead of the weights.
-    """
-
-    group: int
+    group: int  # its number determines the rate
     p: Tensor
     anchor: Tensor
-    weight: Tensor | None = None
-    grad: Tensor | None = None
+    weight: Tensor | None = None  # the importance of each coordinate; None is 1
+    grad: Tensor | None = None  # of a coupled penalty, which changes it instead of the weights
 
 
 def takes(row: Pulled) -> bool:
@@ -57,11 +48,7 @@ def takes(row: Pulled) -> bool:
 
 
 class PullStep:
-    """Pulls parameters to their anchors, or adds the pull to their gradients.
-
-    Args:
-        rows: the parameters' tensors; all of them have a gradient, or none has.
-    """
+    """Pulls parameters to their anchors, or adds the pull to their gradients if they have some."""
 
     def __init__(self, rows: Sequence[Pulled]) -> None:
         kinds: dict[Any, list[int]] = {}
@@ -77,12 +64,9 @@ class PullStep:
         grads: Sequence[Tensor] | None = None,
         scale: Tensor | None = None,
     ) -> None:
-        """One update.
+        """One update, with c of each group; for gradients c has the sign of the pull.
 
-        Args:
-            rates: c of each group; for gradients with the sign of the pull.
-            grads: the current gradients, with the dtypes and strides of the planned ones.
-            scale: the scale of the gradients.
+        The gradients have the dtypes and strides of the planned ones, and a scale.
         """
         for launch in self._launches:
             if (c := rates[launch.group]) != 0:
@@ -100,7 +84,7 @@ class _Launch:
         weights = [row.p if row.weight is None else dense(row.weight, row.p) for row in rows]
         grads = [row.p if row.grad is None else row.grad for row in rows]
         self.held = (ps, anchors, weights)
-        self.table = Table.of([grads, ps, anchors, weights], BLOCK)
+        self.table = AddressTable.of([grads, ps, anchors, weights], BLOCK)
         self.options = {
             "G": TYPES[grads[0].dtype],
             "P": TYPES[first.p.dtype],
@@ -118,8 +102,7 @@ class _Launch:
             if grads is not None:
                 table.find([[grads[i] for i in self.numbers]])
             pull_kernel[(table.programs,)](
-                table.addresses, table.sizes, table.owner, table.part, table.count, c,
-                table.sizes if scale is None else scale.to(table.device),
+                *table.arguments, c, table.sizes if scale is None else scale.to(table.device),
                 ALIGNED=all(table.aligned), SCALED=scale is not None, **self.options,
             )  # fmt: skip
 
@@ -132,14 +115,9 @@ def pull_kernel(
 ):  # fmt: skip
     """One block of one tensor.
 
-    Args:
-        table, sizes, owner, part, tensors: see :class:`Table`. The rows are gradients, weights,
-            anchors and importances.
-        c: the rate.
-        scale: of the gradients if SCALED; the pull is scaled too.
-        G, P, A, F: dtypes of gradients, weights, anchors, importances.
-        ALIGNED: whether all addresses are multiples of 16 bytes.
-        WEIGHTED, COUPLED: whether there are importances, and whether the gradients change.
+    The rows of the table are gradients, weights, anchors and importances, of dtypes G, P, A and F;
+    ``c`` is the rate. SCALED: the gradients have a scale, and the pull is scaled too. WEIGHTED:
+    there are importances. COUPLED: the gradients change, not the weights.
     """
     program = tl.program_id(0)
     own = tl.load(owner + program)

@@ -12,8 +12,6 @@ float32, whatever the dtypes of the tensors. 8-bit moments have the formats of
 one launch per kind of tensors. Only gradients may have new addresses at each call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +23,7 @@ from torch import Tensor
 from holdfast._torch.layout import dense, is_dense, is_sharded, like, local, local_like
 from holdfast.kernels import available
 from holdfast.kernels.fetching import Fetching, Piece
-from holdfast.kernels.tables import TYPES, Table, load, on_device, pointer_to, store, toward
+from holdfast.kernels.tables import TYPES, AddressTable, load, on_device, pointer_to, store, toward
 
 #: Elements per program, and its warps: the best of nine on an H200, from 5 M to 1.2 G weights.
 BLOCK, WARPS = 512, 4
@@ -42,22 +40,15 @@ _TYPES = {**TYPES, torch.uint8: tl.uint8}
 
 
 class Operands(NamedTuple):
-    """The tensors of one parameter.
-
-    Attributes:
-        p, m, v, step: the weights, Adam's moments and the parameter's step count.
-        anchor: θ*; None is plain Adam (λ = 1).
-        weight: the importance of each coordinate; None is 1.
-        m_scale, v_scale: the scales of 8-bit moments.
-    """
+    """The tensors of one parameter."""
 
     p: Tensor
     m: Tensor
     v: Tensor
-    step: Tensor
-    anchor: Tensor | None = None
-    weight: Tensor | None = None
-    m_scale: Tensor | None = None
+    step: Tensor  # the parameter's own count
+    anchor: Tensor | None = None  # None is plain Adam (λ = 1)
+    weight: Tensor | None = None  # the importance of each coordinate; None is 1
+    m_scale: Tensor | None = None  # of 8-bit moments
     v_scale: Tensor | None = None
 
 
@@ -86,12 +77,9 @@ class RecAdamStep:
     ) -> None:
         """Make one update and advance the step counts.
 
-        Args:
-            grads: one gradient per parameter.
-            found_inf: 1 on the device if a gradient is infinite; then the step is skipped.
-            settings: lr, lam (numbers, or tensors on the device), gamma, weight_decay, beta1,
-                beta2, eps and maximize; grad_scale of a GradScaler; stochastic rounding of
-                bfloat16 weights with seed, to which updates (a count on the device) is added.
+        ``found_inf`` is 1 on the device if a gradient is infinite; then the step is skipped. lr and
+        lam are numbers, or tensors on the device. With stochastic rounding of bfloat16 weights,
+        updates (a count on the device) is added to the seed.
         """
         if self._sharded:
             grads = [local_like(g, row.p) for g, row in zip(grads, self._rows, strict=True)]
@@ -107,7 +95,7 @@ class RecAdamStep:
         self.discard_fetched()
 
     def discard_fetched(self) -> None:
-        """Free the anchors that were fetched for this step, or for one that is not made."""
+        """Free fetched anchors: the step is done, or is not made."""
         for fetching in self._fetching:
             fetching.discard()
 
@@ -147,7 +135,7 @@ class _Launch:
         ]
         named = [[piece.row for piece in pieces], [piece.begin for piece in pieces]]
         sizes = [piece.end - piece.begin for piece in pieces]
-        self.table = Table(places + named, sizes, block, kind.device)
+        self.table = AddressTable(places + named, sizes, block, kind.device)
         self.options = {
             "P": _TYPES[kind.p],
             "S": _TYPES[kind.m],
@@ -188,8 +176,7 @@ class _Launch:
             where, numbers = table.sizes, rates(self.count)
         g, p, m, v, a = table.aligned[:5]
         recadam_kernel[(table.programs,)](
-            table.addresses, table.sizes, table.owner, table.part, table.count,
-            where, *numbers, 1 - beta1, beta2, 1 - beta2, eps,
+            *table.arguments, where, *numbers, 1 - beta1, beta2, 1 - beta2, eps,
             self._near(grad_scale), self._near(found_inf), self._near(updates), seed,
             ALIGNED=p and m and v, G_ALIGNED=g, A_ALIGNED=a, MAXIMIZE=maximize,
             ON_DEVICE=on_gpu, SCALED=grad_scale is not None, SKIPS=found_inf is not None,
@@ -270,17 +257,15 @@ def recadam_kernel(
     """One block of one tensor.
 
     Args:
-        table, sizes, owner, part, tensors: see :class:`Table`. The rows are gradients, weights,
-            both moments, anchors, importances and both moments' scales; then the parameter's number
-            and the element at which this tensor begins, so that random bits do not depend on how
-            parameters are split.
+        table, sizes, owner, part, tensors: see :class:`AddressTable`. The rows are gradients,
+            weights, both moments, anchors, importances and both moments' scales; then the
+            parameter's number and the element at which this tensor begins, so that random bits do
+            not depend on how parameters are split.
         rates: c, step, r and keep in memory if ON_DEVICE; otherwise they are arguments.
         new1, new2: 1 − β₁ and 1 − β₂, computed in float64.
         scale: of the gradients if SCALED. found_inf: not 0 if the step is skipped, if SKIPS.
         updates, seed: for random rounding; the count in memory is added if ON_DEVICE.
         P, S, A, F: dtypes of weights and gradients, moments, anchors, importances.
-        ALIGNED, G_ALIGNED, A_ALIGNED: whether the addresses of weights and moments, of gradients
-            and of anchors are multiples of 16 bytes.
         PULLED, CONSTANT, WEIGHTED: whether there are anchors, whether each anchor is one number
             for its whole tensor, and whether there are importances.
         STOCHASTIC: whether bfloat16 weights are rounded stochastically.

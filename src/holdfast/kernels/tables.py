@@ -20,20 +20,14 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 _UNDER_WAY = 4
 
 
-class Table:
-    """The addresses of the tensors of one launch.
-
-    Args:
-        places: lists of addresses, one per argument of the kernel.
-        sizes: of the tensors, which all lists have in common.
-        block: elements per program.
-        device: of the tensors.
+class AddressTable:
+    """The addresses of the tensors of one launch: one column per kind of tensor, of the same sizes.
 
     Attributes:
-        addresses: on the device, one row per column; a kernel's ``table``.
-        sizes: of the tensors, on the device.
-        owner, part: the tensor of each program, and its block of it.
-        programs, count: the numbers of programs and of tensors (a kernel's ``tensors``).
+        arguments: the first arguments of every kernel, on the device: ``table``, one row per column
+            of addresses; ``sizes``; ``owner`` and ``part``, the tensor of each program and its
+            block of it; ``tensors``, their number.
+        programs: the number of programs.
         aligned: for each column, whether all addresses are multiples of 16 bytes.
     """
 
@@ -44,19 +38,18 @@ class Table:
         blocks = torch.tensor([-(-size // block) for size in sizes])
         owner = torch.repeat_interleave(torch.arange(len(sizes)), blocks)
         part = torch.arange(len(owner)) - (blocks.cumsum(0) - blocks)[owner]
-        self.programs, self.count = len(owner), len(sizes)
-        self.owner = owner.to(self.device, torch.int32)
-        self.part = part.to(self.device, torch.int32)
-        self.sizes = torch.tensor(sizes, device=self.device)
+        self.programs, self._count = len(owner), len(sizes)
+        self.sizes = torch.tensor(sizes, device=device)
         self._known = places
         self.aligned = [_aligned(column) for column in places]
-        self.addresses = torch.tensor(places, device=self.device)
+        self._addresses = torch.tensor(places, device=device)
+        programs = (owner.to(device, torch.int32), part.to(device, torch.int32))
+        self.arguments = (self._addresses, self.sizes, *programs, self._count)
         self._messages: list[_Message] = []
         self._captured: list[_Message] = []
 
     @classmethod
-    def of(cls, columns: Sequence[Sequence[Tensor]], block: int) -> Table:
-        """The table of whole tensors."""
+    def of(cls, columns: Sequence[Sequence[Tensor]], block: int) -> AddressTable:
         sizes = [t.numel() for t in columns[0]]
         places = [[t.data_ptr() for t in column] for column in columns]
         return cls(places, sizes, block, columns[0][0].device)
@@ -67,20 +60,18 @@ class Table:
             self.move(number, [t.data_ptr() for t in column])
 
     def move(self, column: int, places: list[int]) -> None:
-        """Set the addresses of a column."""
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             # A captured graph keeps its own message and sends it at each replay.
             self._known[column], self.aligned[column] = [], _aligned(places)
-            self._captured.append(_Message(self.count, self.device, waits=False))
-            self._captured[-1].send(places, self.addresses[column])
+            self._captured.append(_Message(self._count, self.device, waits=False))
+            self._captured[-1].send(places, self._addresses[column])
         elif self._captured or places != self._known[column]:  # a replay may have overwritten it
             self._known[column], self.aligned[column] = places, _aligned(places)
-            self._message().send(places, self.addresses[column])
+            self._message().send(places, self._addresses[column])
 
     def _message(self) -> _Message:
-        """A new message, or the oldest one to reuse."""
         if len(self._messages) < _UNDER_WAY:
-            self._messages.append(_Message(self.count, self.device, waits=True))
+            self._messages.append(_Message(self._count, self.device, waits=True))
         else:
             self._messages.append(self._messages.pop(0))
         return self._messages[-1]
@@ -122,7 +113,7 @@ def on_device(numbers: Sequence[float | Tensor], device: torch.device) -> Tensor
 
 @triton.jit
 def pointer_to(place, T: tl.constexpr, ALIGNED: tl.constexpr):
-    """An address in the table as a pointer to a dtype."""
+    """An address in the table as a pointer to a dtype. ALIGNED: it is a multiple of 16 bytes."""
     pointer = tl.load(place).to(tl.pointer_type(T))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)

@@ -31,8 +31,7 @@ class AdamUpdate(Update, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_betas(self.betas)
-        beta1, beta2 = self.betas  # a recipe file contains a list
-        object.__setattr__(self, "betas", (float(beta1), float(beta2)))
+        object.__setattr__(self, "betas", tuple(map(float, self.betas)))  # a recipe file has a list
         object.__setattr__(self, "eps", at_least_zero("eps", self.eps))
 
 
@@ -51,7 +50,6 @@ class AdamWUpdate(AdamUpdate):
     """
 
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
-        """torch's AdamW over the groups."""
         params = [p for group in groups for _, p in group["params"]]
         # Groups that set no weight decay would get torch's default of 0.01.
         return torch.optim.AdamW(

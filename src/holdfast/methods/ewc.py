@@ -59,13 +59,7 @@ class EWC(QuadraticPenalty):
         _check_kind(self.kind)
         check_samples(self.samples)
 
-    @property
-    def needs_fitted_head(self) -> bool:
-        """True unless the strength is 0."""
-        return self.acts
-
     def measure_importance(self, run: Run) -> Reference | None:
-        """The Fisher information at θ*."""
         if not self.acts:
             return None
         options = {"kind": self.kind, "task": run.task, "samples": self.samples}
@@ -114,7 +108,6 @@ def fisher_importance(
     if task not in ("classification", "causal_lm", "token_classification"):
         raise ValueError(f"the Fisher information needs class predictions, not {task!r}")
     _check_kind(kind)
-    check_samples(samples)
     run = Split(model) if task == "causal_lm" else partial(predict, model)
     # On the device of the logits, which need not be the first of a model on several devices.
     generator_on = cache(lambda device: torch.Generator(device).manual_seed(seed))

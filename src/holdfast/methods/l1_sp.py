@@ -3,8 +3,6 @@
 The L1 variant of Li et al., ICML 2018, https://arxiv.org/abs/1802.01483:  β·‖θ − θ*‖₁.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -39,13 +37,10 @@ class L1SP(ScaledPenalty):
             raise ValueError("L1SP derives no strength from the learning rate: pass a number")
 
     def value(self, difference: Tensor, importance: Tensor | float) -> Tensor:
-        """strength · ‖d‖₁."""
         return self.beta * difference.abs().sum()
 
     def gradient(self, difference: Tensor, importance: Tensor | float) -> Tensor:
-        """A subgradient, strength · sign(d)."""
-        return self.beta * difference.sign()
+        return self.beta * difference.sign()  # a subgradient
 
     def move(self, difference: Tensor, importance: Tensor | float, lr: float) -> Tensor:
-        """Soft thresholding by lr · strength."""
         return torch.nn.functional.softshrink(difference, lr * self.beta)

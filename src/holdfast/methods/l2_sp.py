@@ -23,12 +23,8 @@ SHARE = 0.01
 class ScaledPenalty(Penalty, ABC):
     """A penalty strength · P(θ − θ*). A method defines P by its value and its rate.
 
-    A penalty without a rate defines its gradient and its move instead.
-
-    Args:
-        strength: β; 0 is no penalty. None is SHARE / lr at the run's peak learning rate: an update
-            then goes the share :data:`SHARE` of the way back.
-        coupled: add the penalty's gradient to the parameter's, instead of moving the weights.
+    A penalty without a rate defines its gradient and its move instead. ``strength=None`` is
+    SHARE / lr at the run's peak learning rate: an update goes that share of the way back.
     """
 
     neutral: ClassVar[dict[str, Any] | None] = {"strength": 0.0}
@@ -43,11 +39,13 @@ class ScaledPenalty(Penalty, ABC):
 
     @property
     def acts(self) -> bool:
-        """False at strength 0."""
         return self.strength != 0
 
+    @property
+    def needs_fitted_head(self) -> bool:
+        return self.weighted and self.acts  # importance is measured through the head
+
     def at(self, lr: float) -> ScaledPenalty:
-        """This penalty with a strength."""
         if self.strength is not None:
             return self
         if lr == 0:
@@ -78,15 +76,12 @@ class QuadraticPenalty(ScaledPenalty):
         return {"strength": SearchRange(0.003 / lr, 0.3 / lr, SHARE / lr)}
 
     def value(self, difference: Tensor, importance: Tensor | float) -> Tensor:
-        """½ · strength · Σ F·d²."""
         return 0.5 * self.beta * (importance * difference.square()).sum()
 
     def rate(self, lr: float) -> float:
-        """lr · strength: an update goes the share min(1, lr · strength · F) of the way back."""
         return lr * self.beta
 
     def warning(self, lr: float) -> str | None:
-        """A warning if nothing can be learned."""
         if self.coupled or lr * self.beta <= 1:
             return None
         return (

@@ -53,13 +53,7 @@ class MAS(QuadraticPenalty):
         super().__post_init__()
         check_samples(self.samples)
 
-    @property
-    def needs_fitted_head(self) -> bool:
-        """True unless the strength is 0."""
-        return self.acts
-
     def measure_importance(self, run: Run) -> Reference | None:
-        """Ω at θ*."""
         if not self.acts:
             return None
         return measured(run, self.normalize, mas_importance, samples=self.samples)
@@ -95,7 +89,6 @@ def mas_importance(
         >>> mas_importance(model, [(x, torch.zeros(3))], progress=False)["weight"].shape
         torch.Size([1, 3])
     """
-    check_samples(samples)
 
     def squared_norm(logits: Tensor, labels: Tensor) -> Tensor:
         squares = logits.to(wide(logits)).square().sum(-1)

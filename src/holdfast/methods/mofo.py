@@ -80,7 +80,6 @@ class MoFO(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters."""
         super().add_param_group(param_group)
         try:
             check_adam_group(param_group)
@@ -111,13 +110,8 @@ class MoFO(Optimizer):
                     fused = group["fused"] or (by_kernel and takes(p))
                     make_adam_state(self.state[p], p, {**group, "fused": fused}, p.dtype)
             states = [self.state[p] for p in params]
-            columns = [
-                params,
-                [cast(Tensor, p.grad) for p in params],
-                [s["exp_avg"] for s in states],
-                [s["exp_avg_sq"] for s in states],
-                [s["step"] for s in states],
-            ]
+            kept = [[s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step")]
+            columns = [params, [cast(Tensor, p.grad) for p in params], *kept]
             names = ("fraction", "lr", "eps", "weight_decay", "maximize", "capturable")
             options = {name: group[name] for name in names}
             options["beta1"], options["beta2"] = group["betas"]
@@ -130,14 +124,9 @@ class MoFO(Optimizer):
                 mofo(*columns, **options, foreach=group["foreach"], fused=group["fused"])
         return loss
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a saved state."""
-        super().load_state_dict(state_dict)
-        self._kernels.clear()  # they keep step counts
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._kernels = {}
+        self._kernels = {}  # they keep step counts
 
 
 @dataclass(frozen=True)
@@ -165,15 +154,12 @@ class MoFOUpdate(AdamUpdate):
 
     @property
     def elementwise(self) -> bool:
-        """False if a fraction is selected: that compares all weights of a matrix."""
-        return self.fraction == 1
+        return self.fraction == 1  # a selection compares all weights of a matrix
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
-        """The fraction of each matrix that moves."""
         return {"fraction": SearchRange(0.01, 0.8, 0.15)}
 
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
-        """MoFO over the groups."""
         return MoFO(groups, lr=run.lr, betas=self.betas, eps=self.eps, fraction=self.fraction)
 
 

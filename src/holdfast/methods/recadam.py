@@ -23,34 +23,30 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
 from holdfast import kernels
-from holdfast._optim.anchored import AnchoredOptimizer, split_anchored
-from holdfast._optim.backends import (
-    Columns,
-    cache_sized_parts,
-    check_adam_group,
-    make_adam_state,
-    pack,
-    pull,
-    unpack,
-)
+from holdfast._optim import backends
+from holdfast._optim.anchors import Anchors, labels, split_anchored
+from holdfast._optim.backends import Columns
 from holdfast._optim.importance import measured
 from holdfast._torch.checks import at_least_zero, flag
-from holdfast._torch.layout import dense, local, whole
+from holdfast._torch.layout import dense, is_sharded, local, whole
+from holdfast._torch.names import shorten
 from holdfast.anneal import Anneal, Constant, Linear, Sigmoid
 from holdfast.methods.adamw import AdamUpdate
 from holdfast.methods.ewc import fisher_importance
 from holdfast.methods.mas import mas_importance
-from holdfast.reference import Reference
+from holdfast.reference import Reference, distance
 from holdfast.stages import MedianLoss, SearchRange, SearchSpace
 
 if TYPE_CHECKING:
@@ -58,8 +54,16 @@ if TYPE_CHECKING:
 
 Scalar = float | Tensor
 
+# Refuses to capture a step into a CUDA graph unless it is capturable; torch 2.6 has another name.
+_check_capture: Callable[[Optimizer], None] = getattr(
+    Optimizer,
+    "_accelerator_graph_capture_health_check",
+    getattr(Optimizer, "_cuda_graph_capture_health_check", lambda _: None),
+)
+_STATE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
-class RecAdam(AnchoredOptimizer):
+
+class RecAdam(Optimizer):
     r"""Adam with a decoupled, annealed pull to the pretrained weights.
 
     Args:
@@ -140,40 +144,97 @@ class RecAdam(AnchoredOptimizer):
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
             "gamma": gamma, "anneal": anneal, "stochastic_rounding": stochastic_rounding,
             "foreach": foreach, "fused": fused, "maximize": maximize, "capturable": capturable,
+            "anchored": True,
         }  # fmt: skip
-        self.release = flag("release", release)
+        if isinstance(params, nn.Module):
+            raise TypeError("pass the parameters, model.named_parameters(), not the model")
+        if state_dtype not in (None, "8bit", *_STATE_DTYPES):
+            allowed = ", ".join(map(str, _STATE_DTYPES))
+            raise ValueError(
+                f"state_dtype must be None, '8bit' or one of {allowed}, got {state_dtype!r}"
+            )
+        self.release, self.state_dtype = flag("release", release), state_dtype
         self._plans: dict[int, _Plan] = {}
         self._peaks: dict[int, float] = {}
-        super().__init__(params, defaults, anchors, state_dtype, importance)
-        self._warn_of_fast_pull(self.param_groups)
+        super().__init__(params, defaults)
+        self._anchors = Anchors("anchor_fingerprint", anchors, [importance])
+        self._anchor_new_groups()
+        self._share_update_count(0)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; without a Reference its parameters are anchored at their current values."""
         super().add_param_group(param_group)
-        if hasattr(self, "_anchors"):
-            self._warn_of_fast_pull(self.param_groups[-1:])
+        try:
+            self._check_group(self.param_groups[-1])
+            if hasattr(self, "_anchors"):  # not while __init__ is still collecting the groups
+                self._anchor_new_groups()
+                self._share_update_count(self.param_groups[0]["updates"])
+        except BaseException:
+            self.param_groups.pop()
+            raise
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
-        check_adam_group(group)
+        backends.check_adam_group(group)
         at_least_zero("gamma", group["gamma"])
+        flag("anchored", group["anchored"])
         flag("stochastic_rounding", group["stochastic_rounding"])
         if not isinstance(group["anneal"], Anneal):
             raise TypeError(
                 "anneal must be Sigmoid, Linear or Constant of holdfast.anneal, or an Anneal of "
                 f"your own, got {group['anneal']!r}"
             )
+        if unfit := [p.dtype for p in group["params"] if not p.is_floating_point()]:
+            raise ValueError(f"RecAdam takes real floating-point parameters, got {unfit[0]}")
+        names: list[str] = group.get("param_names", [])
+        others = {n for g in self.param_groups[:-1] for n in g.get("param_names", ())}
+        twice = [n for n, count in Counter(names).items() if count > 1 or n in others]
+        if twice:
+            raise ValueError(f"duplicate parameter names: {shorten(sorted(twice))}")
 
-    def _warn_of_fast_pull(self, groups: list[dict[str, Any]]) -> None:
-        pulled = [g for g in groups if g["anchored"] and g["anneal"] != Constant(1.0)]
-        fastest = max((float(g["lr"]) * g["gamma"] for g in pulled), default=0.0)
-        if fastest > 1:
+    def _anchor_new_groups(self) -> None:
+        """Match the anchors of groups that have none yet. Changes nothing if it fails."""
+        anchors = self._anchors
+        new = self.param_groups[len(anchors.values) :]
+        pulled = [group for group in new if group["anchored"]]
+        if pulled and anchors.released:
+            raise ValueError(
+                "the anchors were released, so a new group cannot have any: add it with "
+                "anchored=False, or make the optimizer with release=False"
+            )
+        rates = [float(g["lr"]) * g["gamma"] for g in pulled if g["anneal"] != Constant(1.0)]
+        if (fastest := max(rates, default=0.0)) > 1:
             warnings.warn(
                 f"lr·gamma = {fastest:g} is above 1: the pull is clamped, and while λ is near 0 "
                 "every update puts the weights back onto the anchors. The paper has "
                 "lr·gamma = 0.1: set gamma = 0.1 / lr for that.",
                 stacklevel=3,
             )
+        matched = anchors.match(pulled)
+        free = [
+            label
+            for group, found in zip(pulled, matched[0], strict=True)
+            for label, anchor in zip(labels(group, anchors.reference), found, strict=True)
+            if anchor is None
+        ]
+        if free:
+            warnings.warn(
+                f"{len(free)} parameters have no anchor and are updated without a pull: "
+                f"{', '.join(free)}",
+                stacklevel=3,
+            )
+        for group in new:
+            group[anchors.key] = None  # see Anchors.take_fingerprints
+            none: list[Tensor | None] = [None] * len(group["params"])
+            anchors.add([[of.pop(0) if group["anchored"] else [*none]] for of in matched])
+
+    def _share_update_count(self, updates: int | Tensor) -> None:
+        """One count of updates for all groups, so that late groups do not start over."""
+        params = (p for group in self.param_groups for p in group["params"])
+        capturable = any(group.get("capturable") for group in self.param_groups)
+        device = next(params).device if capturable else "cpu"
+        count = torch.as_tensor(updates, dtype=torch.int64).to(device)
+        for group in self.param_groups:
+            group["updates"] = count
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -190,7 +251,7 @@ class RecAdam(AnchoredOptimizer):
             # The kernel needs the counts on the device, where it advances all of them at once.
             on_device = group["capturable"] or kernels.wanted(group, p.device)
             settings = {**group, "capturable": on_device}
-            make_adam_state(state, p, settings, self.state_dtype or p.dtype)
+            backends.make_adam_state(state, p, settings, self.state_dtype or p.dtype)
         return state
 
     @torch.no_grad()
@@ -201,8 +262,6 @@ class RecAdam(AnchoredOptimizer):
             with torch.enable_grad():
                 loss = closure()
 
-        if self._shard_anchors():
-            self._discard_plans()
         moves = self._begin_update()
         scale, found_inf = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
         if moves and found_inf is not None:
@@ -218,11 +277,31 @@ class RecAdam(AnchoredOptimizer):
             if moves:
                 plan.update(group, 1.0 if done else lam, scale, found_inf)
             stays = done and isinstance(group["anneal"], Sigmoid | Linear | Constant)
-            over = over and (stays or not any(a is not None for a in self._anchors[number]))
-        if over and self.release and any(a is not None for found in self._anchors for a in found):
-            self._release_anchors()
+            over = over and (stays or not any(a is not None for a in self._anchors.values[number]))
+        kept = self._anchors.values
+        if over and self.release and any(a is not None for found in kept for a in found):
+            self._anchors.release(self.param_groups)
             self._discard_plans()
         return loss
+
+    def _begin_update(self) -> bool:
+        """Follow the host, check the gradients and count the update. False if there is none."""
+        _check_capture(self)
+        params = [p for group in self.param_groups for p in group["params"]]
+        sharded = any(map(is_sharded, params))
+        if not torch.compiler.is_compiling():  # a compiled step cannot set attributes
+            self._sharded = sharded
+        if sharded and self._anchors.shard(self.param_groups):
+            self._discard_plans()
+        grads = [p.grad for p in params if p.grad is not None]
+        if any(g.layout is not torch.strided for g in grads):
+            raise RuntimeError(
+                "RecAdam does not support sparse gradients: make the embedding with sparse=False"
+            )
+        if not grads or backends.only_makes_state(self, grads):
+            return False
+        self.param_groups[0]["updates"].add_(1)
+        return True
 
     def _pull_is_over(self, number: int, group: dict[str, Any], lam: Scalar) -> bool:
         """Whether the remaining pull on a group, and 1 − λ, are below rounding error."""
@@ -231,7 +310,8 @@ class RecAdam(AnchoredOptimizer):
         # The peak of the learning rate, which schedulers store.
         lr = max(float(group["lr"]), float(group.get("initial_lr", 0.0)))
         if number not in self._peaks:  # the largest importance, at least 1: read once
-            found = [w for w in self._weights[number] if w is not None and w.numel()]
+            weights = self._anchors.importances[0][number]
+            found = [w for w in weights if w is not None and w.numel()]
             self._peaks[number] = max([1.0, *(float(whole(w.max())) for w in found)])
         left: float = (1 - lam) * max(1.0, lr * group["gamma"] * self._peaks[number])
         narrow = not group["stochastic_rounding"]
@@ -243,7 +323,7 @@ class RecAdam(AnchoredOptimizer):
         params = [p for p in group["params"] if p.grad is not None]
         states = [self._state_of(p, group) for p in params]
         if torch.compiler.is_compiling():  # identities are unknown, and the graph is the cache
-            return _Plan.make(number, group, self._columns(number, params, states, pulled), [])
+            return _Plan(number, group, self._columns(number, params, states, pulled), [])
         choices = [group[name] for name in ("foreach", "fused", "stochastic_rounding")]
         key = [*choices, *_key(params, states, pulled, self._sharded)]
         plan = self._plans.get(number)
@@ -251,14 +331,14 @@ class RecAdam(AnchoredOptimizer):
             if plan is not None:
                 plan.discard_fetched()
             columns = self._columns(number, params, states, pulled)
-            plan = self._plans[number] = _Plan.make(number, group, columns, key)
+            plan = self._plans[number] = _Plan(number, group, columns, key)
         return plan
 
     def _columns(
         self, number: int, params: list[Tensor], states: list[dict[str, Tensor]], pulled: bool
     ) -> Columns:
-        of_group = self.param_groups[number]["params"]
-        pulls = zip(of_group, self._anchors[number], self._weights[number], strict=True)
+        of_group, kept = self.param_groups[number]["params"], self._anchors
+        pulls = zip(of_group, kept.values[number], kept.importances[0][number], strict=True)
         known = {p: (anchor, weight) for p, anchor, weight in pulls if pulled}
         found = [known.get(p, (None, None)) for p in params]
         return Columns(
@@ -283,13 +363,56 @@ class RecAdam(AnchoredOptimizer):
         for plan in self._plans.values():
             plan.discard_fetched()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain Python values, with a fingerprint in place of the anchors."""
+        self._anchors.take_fingerprints(self.param_groups)
+        # Before the user's own hooks, so that they see the final values.
+        handle = self.register_state_dict_post_hook(_make_plain, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a saved state. A state with other anchors raises and changes nothing."""
-        super().load_state_dict(state_dict)
-        self._discard_plans()
+        if self._anchors.released:
+            raise ValueError(
+                "the anchors were released, and a saved state may need them: make a new optimizer "
+                "from the pretrained weights, and load the state into that"
+            )
+        loaded: dict[str, Any] = {}
+
+        def receive(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            groups = [dict(group) for group in given["param_groups"]]
+            self._anchors.check_saved(
+                groups,
+                self.param_groups,
+                "the saved state is not RecAdam's: it has no anchor fingerprint",
+                "anchors=Reference.open(pretrained_directory)",
+            )
+            self._check_saved_state(given["state"])
+            for group in groups:
+                group.pop("param_names", None)  # the live model's names stay
+                if isinstance(group.get("anneal"), dict):
+                    group["anneal"] = Anneal.from_dict(group["anneal"])
+            loaded.update(given, param_groups=groups)
+            return loaded
+
+        # After the user's own hooks, which may have renamed or changed things.
+        handle = self.register_load_state_dict_pre_hook(receive)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        # torch has cast the state to the dtype of its parameter: restore the saved dtype.
+        wanted = None if self.state_dtype == "8bit" else self.state_dtype
+        for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
+            for p, index in zip(group["params"], saved["params"], strict=True):
+                for key, value in loaded["state"].get(index, {}).items():
+                    if key != "step" and isinstance(value, Tensor):
+                        self.state[p][key] = value.to(p.device, wanted or value.dtype)
 
     def _check_saved_state(self, state: Mapping[Any, Mapping[str, Any]]) -> None:
-        """Raise if 8-bit and full-precision moments would have to be converted."""
         moments = [m["exp_avg"] for m in state.values() if isinstance(m.get("exp_avg"), Tensor)]
         saved = {moment.dtype == torch.uint8 for moment in moments}
         own = self.state_dtype == "8bit"
@@ -302,14 +425,28 @@ class RecAdam(AnchoredOptimizer):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "release": self.release}
+        # torch keeps only defaults, state and param_groups when it copies and pickles.
+        ours = ("release", "state_dtype", "_anchors")
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in ours}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("release", False)
         self._plans, self._peaks = {}, {}
+        self._share_update_count(self.param_groups[0]["updates"])
         for group in self.param_groups:  # older checkpoints lack it
             group.setdefault("stochastic_rounding", False)
+
+    def distance(self) -> float:
+        """‖θ − θ*‖ over all anchored parameters."""
+        if self._anchors.released:
+            raise RuntimeError(
+                "the anchors were released: create a Reference before training and call its "
+                "distance()"
+            )
+        params = [p for group in self.param_groups for p in group["params"]]
+        anchors = [a for found in self._anchors.values for a in found]
+        pairs = zip(params, anchors, strict=True)
+        return math.hypot(*(distance(p, a) for p, a in pairs if a is not None))
 
     @torch.no_grad()
     def recall_state(self, *, distance: bool = False, group: int | None = None) -> dict[str, float]:
@@ -324,7 +461,7 @@ class RecAdam(AnchoredOptimizer):
             (at F = 1), of the last update (before the first one: of the first one) at the current
             learning rate; and on request ``distance``, NaN once the anchors were released.
         """
-        pulled = [any(a is not None for a in anchors) for anchors in self._anchors]
+        pulled = [any(a is not None for a in anchors) for anchors in self._anchors.values]
         if group is not None and not 0 <= group < len(pulled):
             raise ValueError(f"group must be from 0 to {len(pulled) - 1}, got {group}")
         if group is None:
@@ -335,8 +472,19 @@ class RecAdam(AnchoredOptimizer):
         c = min(1.0, float(chosen["lr"]) * (1 - lam) * chosen["gamma"])
         state = {"updates": updates, "lam": lam, "pull": c}
         if distance:
-            state["distance"] = math.nan if self._released else self.distance()
+            state["distance"] = math.nan if self._anchors.released else self.distance()
         return state
+
+
+def _make_plain(_: Optimizer, saved: dict[str, Any]) -> None:
+    """Replace everything that torch.load(weights_only=True) cannot read."""
+    for group in saved["param_groups"]:
+        group["updates"] = int(group["updates"])
+        for name, value in group.items():
+            if isinstance(value, Anneal):
+                group[name] = value.to_dict()
+            elif isinstance(value, np.generic):
+                group[name] = value.item()
 
 
 # --- The plan of a group -------------------------------------------------------------------------
@@ -361,34 +509,16 @@ def _key(
     return [pulled, *map(id, params), *map(id, held), *map(Tensor.data_ptr, tensors), version]
 
 
-@dataclass
 class _Plan:
     """How the parameters of a group that have gradients are updated.
 
-    Attributes:
-        number: of the group, part of the seed for random rounding.
-        columns: all their tensors.
-        kernel: the Triton kernel, and ``taken``, the parameters that it updates.
-        together: the parameters that one call of :func:`recadam` updates each, by torch.
-        packed: parameters with 8-bit moments or stochastic rounding. Unpacked, one takes four
-            times the memory, so they are updated one at a time.
-        amp: whether torch's fused AdamW takes all of them, GradScaler included.
-        key: see :func:`_key`.
+    The number of the group is part of the seed for random rounding. For the key see :func:`_key`.
     """
 
-    number: int
-    columns: Columns
-    key: list[Any]
-    kernel: Any = None
-    taken: list[int] = field(default_factory=list)
-    together: list[tuple[list[int], Columns]] = field(default_factory=list)
-    packed: list[tuple[int, Columns]] = field(default_factory=list)
-    amp: bool = False
-
-    @classmethod
-    def make(cls, number: int, group: dict[str, Any], columns: Columns, key: list[Any]) -> _Plan:
-        """Decide which parameters the kernel updates, and which torch updates together."""
-        plan = cls(number, columns, key)
+    def __init__(
+        self, number: int, group: dict[str, Any], columns: Columns, key: list[Any]
+    ) -> None:
+        self.number, self.columns, self.key = number, columns, key
         everyone = range(len(columns.params))
         rounds = group["stochastic_rounding"]
         packed = {
@@ -397,27 +527,30 @@ class _Plan:
             if columns.exp_avg_scales[i] is not None
             or (rounds and columns.params[i].dtype == torch.bfloat16)
         }
-        # Without a pull, fused=True is torch's own kernel: AdamW to the last bit.
-        plan.amp = bool(group["fused"]) and all(
+        # Without a pull, fused=True is torch's own kernel, GradScaler included: AdamW to the last
+        # bit.
+        self.amp = bool(group["fused"]) and all(
             columns.anchors[i] is None
             and columns.params[i].dtype == columns.exp_avgs[i].dtype
             and i not in packed
             for i in everyone
         )
+        self.kernel: Any = None
+        self.taken: list[int] = []  # the parameters that the kernel updates
         devices = {p.device for p in columns.params}
-        if not plan.amp and any(kernels.wanted(group, device) for device in devices):
+        if not self.amp and any(kernels.wanted(group, device) for device in devices):
             from holdfast.kernels.recadam import Operands, RecAdamStep, takes  # needs Triton
 
             rows = [Operands(*tensors) for tensors in zip(*columns, strict=True)]
-            plan.taken = [i for i in everyone if takes(rows[i])]
-            if plan.taken:
-                plan.kernel = RecAdamStep([rows[i] for i in plan.taken])
-        left = sorted(set(everyone) - set(plan.taken))
-        plan.packed = [(i, columns.take([i])) for i in left if i in packed]
+            self.taken = [i for i in everyone if takes(rows[i])]
+            if self.taken:
+                self.kernel = RecAdamStep([rows[i] for i in self.taken])
+        left = sorted(set(everyone) - set(self.taken))
+        # Unpacked, a parameter takes four times the memory: these are updated one at a time.
+        self.packed = [(i, columns.take([i])) for i in left if i in packed]
         anchored = [i for i in left if i not in packed and columns.anchors[i] is not None]
         free = [i for i in left if i not in packed and columns.anchors[i] is None]
-        plan.together = [(some, columns.take(some)) for some in (anchored, free) if some]
-        return plan
+        self.together = [(some, columns.take(some)) for some in (anchored, free) if some]
 
     def update(
         self,
@@ -426,10 +559,9 @@ class _Plan:
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
-        """Make one update with the current gradients."""
         grads = [cast(Tensor, p.grad) for p in self.columns.params]
-        settings = {name: group[name] for name in ("lr", "gamma", "weight_decay", "eps")}
-        settings["maximize"] = group["maximize"]
+        names = ("lr", "gamma", "weight_decay", "eps", "maximize")
+        settings = {name: group[name] for name in names}
         settings["beta1"], settings["beta2"] = group["betas"]
         count: Tensor = group["updates"]
         on_device = count.device.type != "cpu"
@@ -453,9 +585,9 @@ class _Plan:
         for some, columns in self.together:
             _by_torch(columns, [grads[i] for i in some], lam, settings)
         for i, columns in self.packed:
-            wide = unpack(columns)
+            wide = backends.unpack(columns)
             _by_torch(wide, [grads[i].to(wide.params[0].dtype)], lam, settings)
-            pack(
+            backends.pack(
                 wide, columns, stochastic=group["stochastic_rounding"],
                 seed=seed + 7919 * (count if on_device else int(count)), number=i,
             )  # fmt: skip
@@ -463,7 +595,6 @@ class _Plan:
             self.key[-1] = self.columns.steps[0]._version
 
     def discard_fetched(self) -> None:
-        """Free anchors that were fetched for an update that is not made."""
         if self.kernel is not None:
             self.kernel.discard_fetched()
 
@@ -538,18 +669,18 @@ def recadam(
         # torch's fused implementation, then the pull on each part while it is in the cache.
         torch._foreach_add_(steps, 1)
         adam |= {"lr": lr_step, "weight_decay": decay, "amsgrad": False}
-        for p, grad, exp_avg, exp_avg_sq, step, anchor, weight in cache_sized_parts(
+        for p, grad, exp_avg, exp_avg_sq, step, anchor, weight in backends.cache_sized_parts(
             [theta, g, m, v, steps, anchors, weights]
         ):
             torch._fused_adamw_(p, grad, exp_avg, exp_avg_sq, (), step, **adam)
-            pull(p, anchor, weight, c, foreach=True)
+            backends.pull(p, anchor, weight, c, foreach=True)
     else:
         adam |= {"foreach": foreach, "fused": fused, "capturable": capturable, "amsgrad": False}
         adamw(theta, g, m, v, [], steps, lr=lr_step, weight_decay=decay, **adam)
         if anchors is not None:
             # On the CPU a foreach operation is the same loop, with more memory in use.
             together = (fused or foreach is not False) and theta[0].device.type != "cpu"
-            pull(theta, anchors, weights, c, foreach=together)
+            backends.pull(theta, anchors, weights, c, foreach=together)
 
     narrow = [*params, *exp_avgs, *exp_avg_sqs]
     if any(a is not b for a, b in zip(narrow, theta + m + v, strict=True)):
@@ -639,21 +770,17 @@ class RecAdamUpdate(AdamUpdate):
 
     @property
     def pulls(self) -> bool:
-        """False if the settings leave no pull."""
         return 0 not in (self.pull, self.gamma) and self.anneal != Constant(1.0)
 
     @property
     def reads_data(self) -> bool:
-        """True if the pull is weighted by importance."""
         return self.importance is not None and self.pulls
 
     @property
     def needs_fitted_head(self) -> bool:
-        """Importance is measured through the head."""
-        return self.reads_data
+        return self.reads_data  # importance is measured through the head
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
-        """The pull, and when it ends: t0 and 1/k as fractions of the run."""
         pull, gamma = SearchRange(0.003, 1.0, _PULL), SearchRange(0.003 / lr, 1.0 / lr, _PULL / lr)
         strength = {"pull": pull} if self.gamma is None else {"gamma": gamma}
         if self.anneal is not None:  # replaces t0 and width; λ = 1 leaves no pull either
@@ -665,7 +792,6 @@ class RecAdamUpdate(AdamUpdate):
         return {**strength, **shift}
 
     def log(self, run: Run) -> dict[str, float]:
-        """λ and the pull of the last update."""
         if not isinstance(run.optimizer, RecAdam):
             return {}
         state = run.optimizer.recall_state()
@@ -678,15 +804,13 @@ class RecAdamUpdate(AdamUpdate):
         return (_PULL if self.pull is None else self.pull) / (lr or math.inf)
 
     def measure_importance(self, run: Run) -> Reference | None:
-        """F at θ*, with a mean of 1, if the pull is weighted."""
-        if self.importance is None or not self.pulls:
+        if not self.reads_data:
             return None
         if self.importance == "fisher":
             return measured(run, True, fisher_importance, task=run.task, samples=1000)
         return measured(run, True, mas_importance, samples=1000)
 
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
-        """RecAdam over the groups; parameters without an anchor (a new head) are not pulled."""
         if run.anchors is None:
             raise ValueError("RecAdam pulls to the pretrained weights, but the run has none")
         return RecAdam(

@@ -8,8 +8,6 @@ https://arxiv.org/abs/2501.05559. At every fraction p of the run's T updates, an
 In between, the optimizer continues unchanged. The last average is the model that is kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -43,7 +41,6 @@ class SFA(Penalty):
     weight: float = 0.5
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
-        """The weight of θ* in each average."""
         return {"weight": SearchRange(0.05, 0.95, 0.5, log=False)}
 
     def __post_init__(self) -> None:
@@ -54,7 +51,6 @@ class SFA(Penalty):
 
     @property
     def acts(self) -> bool:
-        """False at weight 0."""
         return self.weight != 0
 
     def acts_at(self, update: int, total_updates: int | None) -> bool:
@@ -70,5 +66,4 @@ class SFA(Penalty):
         return any(round(period * j) == update for j in (nearest - 1, nearest, nearest + 1))
 
     def rate(self, lr: float) -> float:
-        """w, at any learning rate."""
         return self.weight

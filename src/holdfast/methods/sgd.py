@@ -45,7 +45,6 @@ class SGDUpdate(Update):
             raise ValueError("nesterov=True needs a momentum above 0")
 
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
-        """torch's SGD over the groups."""
         return torch.optim.SGD(
             groups, lr=run.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=0.0
         )
