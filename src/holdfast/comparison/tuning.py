@@ -16,22 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._torch.checks import whole_number
-from holdfast.comparison import search
+from holdfast.comparison import processes, search
 from holdfast.comparison.plan import Plan
-from holdfast.comparison.processes import (
-    Call,
-    call_in_processes,
-    refuse_in_import,
-    report_progress,
-)
 from holdfast.comparison.results import Results, RunResult
 from holdfast.comparison.search import Tuning
 from holdfast.io import codec as _codec
 from holdfast.io.files import locked
 from holdfast.recipe import Recipe, read_recipe
 from holdfast.report.words import percent, plain, score_text
-
-Values = dict[str, int | float | str | bool | None]
 
 
 @dataclass(frozen=True)
@@ -43,7 +35,7 @@ class Candidate:
     """
 
     trial: int
-    values: Values
+    values: dict[str, float]
     chosen: RunResult
     reported: RunResult
 
@@ -154,7 +146,7 @@ def tune(
         on_trials: called once per second with the trials so far.
         on_progress: called with the number of a trial on this machine, and how far it is.
     """
-    refuse_in_import("tune")
+    processes.refuse_in_import("tune")
     whole_number("jobs", jobs, 1)
     asked = plan.measuring
     if asked.tasks and not (asked.text or asked.data or asked.similarity):
@@ -176,7 +168,7 @@ def tune(
 def _search_in_processes(
     study: Any,
     jobs: int,
-    given: Call,
+    given: processes.Call,
     on_trials: Callable[[list[Any]], None] | None,
     on_progress: Callable[..., None] | None,
 ) -> None:
@@ -189,12 +181,12 @@ def _search_in_processes(
             on_trials(search.counted(study))
             last = time.monotonic()
 
-    def on_message(_: Call, *message: Any) -> None:
+    def on_message(_: processes.Call, *message: Any) -> None:
         if on_progress:
             on_progress(*message)
 
     calls = deque((*given, number) for number in range(jobs))
-    ended = call_in_processes(
+    ended = processes.call_in_processes(
         _search, calls, caller="tune", jobs=jobs, on_wait=on_wait, on_progress=on_message
     )
     with contextlib.closing(ended):
@@ -221,7 +213,7 @@ _PLAN_ERRORS = {kind.__name__: kind for kind in (ValueError, OSError, ImportErro
 def _search(*given: Any) -> tuple[str, str] | None:
     """In a worker process: search. Return an error of the plan; trials keep their own errors."""
     try:
-        search.Search(*given, on_progress=report_progress).run()
+        search.Search(*given, on_progress=processes.report_progress).run()
     except tuple(_PLAN_ERRORS.values()) as error:
         return next(n for n, kind in _PLAN_ERRORS.items() if isinstance(error, kind)), str(error)
     return None
