@@ -298,7 +298,7 @@ def test_goals_are_less_is_better():
     assert all(map(math.isfinite, goals_in(good)))
 
 
-def wrong(*_):
+def wrong(*_, **__):
     raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
 
 
