@@ -87,7 +87,6 @@ def attach_penalties(
 def _one_for_each(
     penalties: Sequence[Penalty], importance: Reference | Sequence[Reference | None] | None
 ) -> list[Reference | None]:
-    """The importance for each penalty that weights coordinates."""
     if importance is None or isinstance(importance, Mapping):
         importance = [importance] * len(penalties)
     if len(importance) != len(penalties):

@@ -91,7 +91,6 @@ class MoFOStep:
         return self._rest
 
     def _look(self, fraction: float) -> None:
-        """Group the parameters by device, dtype and step count."""
         kinds: dict[Any, list[int]] = {}
         self._rest = []
         for i, (p, m, v, step) in enumerate(zip(*self._held, strict=True)):
