@@ -199,8 +199,9 @@ class AttachedPenalties:
         if not grads or only_makes_state(self.optimizer, grads):
             return False
         # Hosts replace parameters (FSDP2), or move their memory and change their dtype in place.
-        places = map(local, params) if any(map(is_sharded, params)) else params
-        key = [*map(id, params), *(p.data_ptr() for p in places), *(p.grad is None for p in params)]
+        one_of_each_type = {type(p): p for p in params}.values()
+        places = [local(p) for p in params] if any(map(is_sharded, one_of_each_type)) else params
+        key = [*map(id, params), *[p.data_ptr() for p in places], *[p.grad is None for p in params]]
         if key != self._key:
             self._anchors.shard(groups)
             self._key, self._rows, self._plans = key, list(self._penalized()), {}
