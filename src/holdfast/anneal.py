@@ -69,6 +69,16 @@ class Anneal(ABC):
         return Anneal._known[name](**fields)
 
 
+def check_anneal(name: str, value: Any) -> Anneal:
+    """Return the value, or raise TypeError if it is not an annealing."""
+    if not isinstance(value, Anneal):
+        raise TypeError(
+            f"{name} must be an annealing such as Sigmoid(k=0.1, t0=250) or Constant(0.5) of "
+            f"holdfast.anneal, got {value!r}"
+        )
+    return value
+
+
 @dataclass(frozen=True)
 class Sigmoid(Anneal):
     r"""λ(t) = 1 / (1 + exp(−k·(t − t0))): the paper's annealing.

@@ -218,7 +218,7 @@ def test_what_the_pretrained_head_still_sees():
     pairs = list(zip(images, labels, strict=True))
     task = Classification("imagenet", torch.utils.data.TensorDataset(images, labels))
     report = holdfast.measure(
-        base, tuned, probes=[HeadAgreement(task, labelled=True)], progress=False
+        base, tuned, probes=[HeadAgreement(task, labeled=True)], progress=False
     )
     agreement, accuracy = report.scores
     assert (agreement.before.value, agreement.after.value) == (1, 1)

@@ -310,7 +310,7 @@ def test_refused():
         fisher(net, [], task="classification", kind="false")
     with pytest.raises(ValueError, match="needs class predictions, not 'regression'"):
         fisher(net, [], task="regression")
-    with pytest.raises(ValueError, match="samples must be a whole number"):
+    with pytest.raises(ValueError, match="samples must be at least 1"):
         fisher(net, [], task="classification", samples=0)
     bad = [(torch.full((2, 6), math.nan), torch.tensor([0, 1]))]
     with pytest.raises(ValueError, match="the importance is not finite"):

@@ -240,7 +240,7 @@ class TestRefused:
             Reference(net)
 
     def test_other_options(self, net):
-        with pytest.raises(TypeError, match="anneal must be Sigmoid, Linear or Constant"):
+        with pytest.raises(TypeError, match="anneal must be an annealing"):
             RecAdam(net.parameters(), anneal="sigmoid")
         with pytest.raises(TypeError, match="anchored must be True or False, got 'no'"):
             RecAdam([{"params": list(net.parameters()), "anchored": "no"}])

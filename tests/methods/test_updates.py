@@ -282,7 +282,7 @@ def test_recipes_round_trip(recipe):
         (lambda: RecAdamUpdate(t0=1.5), "t0 must be a fraction"),
         (lambda: RecAdamUpdate(width=0.0), "width must be"),
         (lambda: RecAdamUpdate(anneal="sigmoid"), "anneal must be"),
-        (lambda: RecAdamUpdate(importance="ewc"), "importance must be None, 'fisher' or 'mas'"),
+        (lambda: RecAdamUpdate(importance="ewc"), "importance must be one of 'fisher', 'mas'"),
         (lambda: RecAdamUpdate(lr=-1.0), "lr must be"),
         (lambda: AdamWUpdate(betas=(0.9, 1.0)), "betas must be"),
         (lambda: AdamWUpdate(eps=-1.0), "eps must be"),

@@ -56,16 +56,17 @@ class Columns(NamedTuple):
 # --- Adam's settings and state -------------------------------------------------------------------
 
 
-def check_betas(betas: Any) -> None:
+def check_betas(name: str, betas: Any) -> tuple[float, float]:
     pair = isinstance(betas, tuple | list) and len(betas) == 2
     if not pair or not all(isinstance(b, float | int) and 0 <= b < 1 for b in betas):
-        raise ValueError(f"betas must be two numbers in [0, 1), got {betas!r}")
+        raise ValueError(f"{name} must be two numbers in [0, 1), got {betas!r}")
+    return float(betas[0]), float(betas[1])  # a recipe file has a list
 
 
 def check_adam_group(group: dict[str, Any]) -> None:
     for name in ("lr", "eps", "weight_decay"):
         at_least_zero(name, group[name])
-    check_betas(group["betas"])
+    check_betas("betas", group["betas"])
     if group["foreach"] and group["fused"]:
         raise ValueError("foreach and fused cannot both be True: choose one, or leave both None")
     if isinstance(group["lr"], Tensor) and group["foreach"] and not group["capturable"]:

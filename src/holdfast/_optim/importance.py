@@ -1,10 +1,8 @@
 """The importance of each coordinate: a mean over samples of a function of their gradients."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +11,12 @@ from torch.utils.data import Subset
 
 from holdfast._optim.backends import wide
 from holdfast._torch import batch
+from holdfast._torch.checks import positive_integer
 from holdfast._torch.lm_head import is_out_of_memory
 from holdfast._torch.progress import progress_bar
 from holdfast.data import Collate, IndexedSource, Source, StreamSource, as_source
 from holdfast.reference import Reference
-
-if TYPE_CHECKING:
-    from holdfast.run import Run
+from holdfast.stages import Run
 
 _BYTES = 1 << 30  # of per-sample gradients at a time
 
@@ -43,7 +40,7 @@ def mean_over_samples(
     Parameters that require no gradient are skipped, so a frozen or quantized base costs nothing.
     ``relabel`` returns the labels of a batch of inputs. ``scalar`` gets a batch of one sample.
     """
-    check_samples(samples)
+    check_samples("samples", samples)
     live = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not live:
         raise ValueError(
@@ -166,7 +163,6 @@ def samples_at_a_time(totals: Iterable[Tensor]) -> int:
     return max(1, room // sum(t.nbytes for t in some))
 
 
-def check_samples(samples: Any) -> None:
-    whole = isinstance(samples, int) and not isinstance(samples, bool)
-    if samples is not None and not (whole and samples > 0):
-        raise ValueError(f"samples must be a whole number above 0, or None (all), got {samples!r}")
+def check_samples(name: str, samples: Any) -> int | None:
+    """A number of samples; None is all."""
+    return None if samples is None else positive_integer(name, samples)

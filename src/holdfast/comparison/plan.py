@@ -7,8 +7,6 @@ A plan consists of plain values, and is written to and read from YAML. Each of i
 that is the same in every process and on every machine, so that a finished run is not repeated.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

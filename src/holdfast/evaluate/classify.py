@@ -17,7 +17,7 @@ from holdfast._torch.progress import progress_bar
 from holdfast.data import Collate, Source, as_source, pad_collate
 from holdfast.evaluate.report import Score
 from holdfast.evaluate.stats import Numbers, Outcomes, compare, correlation
-from holdfast.io.encoding import Images, encode_labelled
+from holdfast.io.encoding import Images, encode_labeled
 from holdfast.io.heads import is_regression
 from holdfast.io.models import Loaded
 from holdfast.io.rows import image_column, text_columns
@@ -103,7 +103,7 @@ class Classification:
             raise ValueError(f"{self.name} has no rows")
         first = data[0] if hasattr(data, "__getitem__") else None
         if isinstance(first, Mapping) and text_columns(first):
-            data = [encode_labelled(loaded, row, self.name) for row in data]
+            data = [encode_labeled(loaded, row, self.name) for row in data]
         elif isinstance(first, Mapping) and image_column(first) and self.collate is None:
             data = Images(loaded, data, self.name)
         own = pad_id_of(loaded.model)
@@ -119,13 +119,13 @@ class HeadAgreement:
     """How often the tuned body with the pretrained head still predicts what the base predicted.
 
     For models whose head was replaced. The pretrained head and the pretrained BatchNorm statistics
-    are put onto the tuned body. If the labels are classes of the base, pass ``labelled=True`` to
+    are put onto the tuned body. If the labels are classes of the base, pass ``labeled=True`` to
     report the accuracy too.
     """
 
     task: Classification
     head: str | None = None  # the module name of the head; None finds it
-    labelled: bool = False
+    labeled: bool = False
     _kept: PretrainedHead | None = field(default=None, repr=False)
     _predicted: list[int] = field(default_factory=list, repr=False)
 
@@ -152,11 +152,11 @@ class HeadAgreement:
                 logits = self.task.logits(loaded)
         both = zip(logits, self._predicted, strict=True)
         found = [Outcomes([float(int(row.argmax()) == before) for row, before in both])]
-        if self.labelled:
+        if self.labeled:
             with self._kept.on(loaded.model):
                 answers = self.task.run(loaded, progress=progress)
             if isinstance(answers, Numbers):
-                raise ValueError(f"{self.name}: a regression has no accuracy: pass labelled=False")
+                raise ValueError(f"{self.name}: a regression has no accuracy: pass labeled=False")
             found.append(answers.correct)
         return found
 

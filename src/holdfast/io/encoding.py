@@ -112,7 +112,7 @@ def prompt_and_answer(
     return prompt, answer if spaced else f" {answer}"
 
 
-def encode_labelled(loaded: Loaded, row: Mapping[str, Any], name: str) -> dict[str, Any]:
+def encode_labeled(loaded: Loaded, row: Mapping[str, Any], name: str) -> dict[str, Any]:
     tokenizer = loaded.need_tokenizer(name)
     columns, label = text_columns(row), label_of(row)
     if not columns or label is None:
@@ -140,7 +140,7 @@ def training_samples(loaded: Loaded, rows: Rows, name: str) -> tuple[Sequence[in
         return range(len(rows)), Images(loaded, rows, name)  # type: ignore[return-value]
     if loaded.kind == "classifier":
         labels_of(rows, name)
-        return range(len(rows)), [encode_labelled(loaded, row, name) for row in rows]
+        return range(len(rows)), [encode_labeled(loaded, row, name) for row in rows]
     if loaded.kind != "causal_lm":
         raise ValueError(
             f"{model} has no head for {name}: give rows with a text and a label to get a new head, "

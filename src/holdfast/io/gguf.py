@@ -30,10 +30,10 @@ class GGUFWeights(Weights):
         with self._lock:
             if self._last[0] != name:
                 self._last = (name, torch.empty(0))  # free the old tensor first
-                self._last = (name, self._dequantised(name))
+                self._last = (name, self._dequantized(name))
             return self._last[1][begin:end]
 
-    def _dequantised(self, name: str) -> Tensor:
+    def _dequantized(self, name: str) -> Tensor:
         from gguf import dequantize
 
         stored = self._stored[name]

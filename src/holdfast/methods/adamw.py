@@ -4,35 +4,26 @@ Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, ICLR 2019,
 https://arxiv.org/abs/1711.05101.
 """
 
-from __future__ import annotations
-
 from abc import ABC
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 from torch.optim.optimizer import Optimizer
 
 from holdfast._optim.backends import check_betas
 from holdfast._torch.checks import at_least_zero
-from holdfast.stages import Update
-
-if TYPE_CHECKING:
-    from holdfast.run import Run
+from holdfast.stages import Checks, Run, Update
 
 
 @dataclass(frozen=True)
 class AdamUpdate(Update, ABC):
     """The settings of an optimizer of Adam's family."""
 
+    checks: ClassVar[Checks] = {"betas": check_betas, "eps": at_least_zero}
+
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_betas(self.betas)
-        object.__setattr__(self, "betas", tuple(map(float, self.betas)))  # a recipe file has a list
-        object.__setattr__(self, "eps", at_least_zero("eps", self.eps))
 
 
 @dataclass(frozen=True)

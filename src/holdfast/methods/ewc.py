@@ -8,11 +8,9 @@ it is measured on the training data: with labels sampled from the model (the tru
 the data's labels (the empirical Fisher).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +18,16 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdfast._optim.backends import wide
 from holdfast._optim.importance import check_samples, mean_over_samples, measured
+from holdfast._torch.checks import one_of
 from holdfast._torch.lm_head import Split, predict
 from holdfast.data import Collate
 from holdfast.losses import IGNORED, Task, infer_task, target_mask
 from holdfast.methods.l2_sp import QuadraticPenalty
 from holdfast.reference import Reference
+from holdfast.stages import Checks, Run
 
-if TYPE_CHECKING:
-    from holdfast.run import Run
+Kind = Literal["true", "empirical"]
+_check_kind = partial(one_of, allowed=get_args(Kind))
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,12 @@ class EWC(QuadraticPenalty):
         1000
     """
 
+    checks: ClassVar[Checks] = {"kind": _check_kind, "samples": check_samples}
     weighted: ClassVar[bool] = True
 
-    kind: Literal["true", "empirical"] = "true"
+    kind: Kind = "true"
     samples: int | None = 1000
     normalize: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_kind(self.kind)
-        check_samples(self.samples)
 
     def measure_importance(self, run: Run) -> Reference | None:
         if not self.acts:
@@ -70,7 +66,7 @@ def fisher_importance(
     model: nn.Module,
     data: Any,
     *,
-    kind: Literal["true", "empirical"] = "true",
+    kind: Kind = "true",
     task: Task | None = None,
     collate: Collate | None = None,
     batch_size: int = 8,
@@ -107,7 +103,7 @@ def fisher_importance(
     task = infer_task(model) if task is None else task
     if task not in ("classification", "causal_lm", "token_classification"):
         raise ValueError(f"the Fisher information needs class predictions, not {task!r}")
-    _check_kind(kind)
+    _check_kind("kind", kind)
     run = Split(model) if task == "causal_lm" else partial(predict, model)
     # On the device of the logits, which need not be the first of a model on several devices.
     generator_on = cache(lambda device: torch.Generator(device).manual_seed(seed))
@@ -140,8 +136,3 @@ def fisher_importance(
         model, data, collate, batch_size, labels_of, negative_log_likelihood, torch.square,
         samples=samples, seed=seed, normalize=normalize, progress=progress,
     )  # fmt: skip
-
-
-def _check_kind(kind: Any) -> None:
-    if kind not in ("true", "empirical"):
-        raise ValueError(f"kind must be 'true' or 'empirical', got {kind!r}")

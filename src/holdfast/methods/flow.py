@@ -32,7 +32,7 @@ from holdfast.columns import with_weights
 from holdfast.losses import TOKEN_TASKS, target_mask
 from holdfast.scoring.scorer import score
 from holdfast.scoring.scores import Scores
-from holdfast.stages import Criterion, MedianLoss, Objective, Run, SearchRange, SearchSpace
+from holdfast.stages import Checks, Criterion, MedianLoss, Objective, Run, SearchRange, SearchSpace
 
 TauRule = Literal["median", "batch_median", "running_median"]
 Level = Literal["sequence", "token"]
@@ -61,6 +61,7 @@ class Flow(Objective):
         tensor([0.6065, 0.3679, 0.1353], dtype=torch.float64)
     """
 
+    checks: ClassVar[Checks] = {"level": partial(one_of, allowed=get_args(Level))}
     neutral: ClassVar[dict[str, Any] | None] = {"tau": math.inf}
     uses_base: ClassVar[bool] = True
     weighs_samples: ClassVar[bool] = True
@@ -73,11 +74,11 @@ class Flow(Objective):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         number = isinstance(self.tau, int | float) and not isinstance(self.tau, bool)
         if not (number and float(self.tau) > 0) and self.tau not in get_args(TauRule):
             rules = ", ".join(map(repr, get_args(TauRule)))
             raise ValueError(f"tau must be one of {rules} or a number > 0, got {self.tau!r}")
-        one_of("level", self.level, get_args(Level))
 
     @property
     def needs_fitted_head(self) -> bool:

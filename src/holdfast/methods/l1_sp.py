@@ -31,11 +31,6 @@ class L1SP(ScaledPenalty):
 
     strength: float | None = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.strength is None:
-            raise ValueError("L1SP derives no strength from the learning rate: pass a number")
-
     def value(self, difference: Tensor, importance: Tensor | float) -> Tensor:
         return self.beta * difference.abs().sum()
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from holdfast._torch.checks import at_least_zero, flag
-from holdfast.stages import MedianLoss, Penalty, SearchRange, SearchSpace
+from holdfast.stages import Checks, MedianLoss, Penalty, SearchRange, SearchSpace
 
 #: The share of the way back to θ* per update, for penalties without a given strength.
 SHARE = 0.01
@@ -27,15 +27,11 @@ class ScaledPenalty(Penalty, ABC):
     SHARE / lr at the run's peak learning rate: an update goes that share of the way back.
     """
 
+    checks: ClassVar[Checks] = {"strength": at_least_zero, "coupled": flag}
     neutral: ClassVar[dict[str, Any] | None] = {"strength": 0.0}
 
     strength: float | None = None
     coupled: bool = False
-
-    def __post_init__(self) -> None:
-        if self.strength is not None:
-            object.__setattr__(self, "strength", at_least_zero("strength", self.strength))
-        flag("coupled", self.coupled)
 
     @property
     def acts(self) -> bool:

@@ -7,10 +7,8 @@ The paper writes the penalty as λ·Σ Ωᵢ·(θᵢ − θ*ᵢ)², without the 
 our β/2. Ω needs inputs but no labels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -20,9 +18,7 @@ from holdfast.data import Collate
 from holdfast.losses import IGNORED
 from holdfast.methods.l2_sp import QuadraticPenalty
 from holdfast.reference import Reference
-
-if TYPE_CHECKING:
-    from holdfast.run import Run
+from holdfast.stages import Checks, Run
 
 
 @dataclass(frozen=True)
@@ -44,14 +40,11 @@ class MAS(QuadraticPenalty):
         True
     """
 
+    checks: ClassVar[Checks] = {"samples": check_samples}
     weighted: ClassVar[bool] = True
 
     samples: int | None = 1000
     normalize: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_samples(self.samples)
 
     def measure_importance(self, run: Run) -> Reference | None:
         if not self.acts:

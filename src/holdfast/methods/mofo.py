@@ -11,11 +11,9 @@ with the largest |m| moves; the others do not change:
 Vectors (biases, norms) are not filtered. The weights stay nearer to θ*, without a copy of θ*.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -24,13 +22,10 @@ from torch.optim.optimizer import Optimizer
 
 from holdfast import kernels
 from holdfast._optim.backends import check_adam_group, make_adam_state
-from holdfast._torch.checks import above_zero
+from holdfast._torch.checks import positive_share
 from holdfast._torch.layout import like, whole
 from holdfast.methods.adamw import AdamUpdate
-from holdfast.stages import MedianLoss, SearchRange, SearchSpace
-
-if TYPE_CHECKING:
-    from holdfast.run import Run
+from holdfast.stages import Checks, MedianLoss, Run, SearchRange, SearchSpace
 
 
 class MoFO(Optimizer):
@@ -83,7 +78,7 @@ class MoFO(Optimizer):
         super().add_param_group(param_group)
         try:
             check_adam_group(param_group)
-            _share(param_group["fraction"])
+            positive_share("fraction", param_group["fraction"])
         except BaseException:
             self.param_groups.pop()
             raise
@@ -144,13 +139,10 @@ class MoFOUpdate(AdamUpdate):
         0.15
     """
 
+    checks: ClassVar[Checks] = {"fraction": positive_share}
     neutral: ClassVar[dict[str, Any] | None] = {"fraction": 1.0}
 
     fraction: float = 0.15
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "fraction", _share(self.fraction))
 
     @property
     def elementwise(self) -> bool:
@@ -203,9 +195,3 @@ def largest(values: Tensor, k: int) -> Tensor:
     above, level = flat > threshold, flat == threshold
     first_of_level = level.cumsum(0) <= k - above.sum()
     return (above | (level & first_of_level)).view_as(values)
-
-
-def _share(fraction: Any) -> float:
-    if above_zero("fraction", fraction) > 1:
-        raise ValueError(f"fraction must be in (0, 1], got {fraction!r}")
-    return float(fraction)

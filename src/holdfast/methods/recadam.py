@@ -26,7 +26,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from functools import partial
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -39,18 +40,15 @@ from holdfast._optim import backends
 from holdfast._optim.anchors import Anchors, labels, split_anchored
 from holdfast._optim.backends import Columns
 from holdfast._optim.importance import measured
-from holdfast._torch.checks import at_least_zero, flag
+from holdfast._torch.checks import at_least_zero, flag, one_of
 from holdfast._torch.layout import dense, is_sharded, local, whole
 from holdfast._torch.names import shorten
-from holdfast.anneal import Anneal, Constant, Linear, Sigmoid
+from holdfast.anneal import Anneal, Constant, Linear, Sigmoid, check_anneal
 from holdfast.methods.adamw import AdamUpdate
 from holdfast.methods.ewc import fisher_importance
 from holdfast.methods.mas import mas_importance
 from holdfast.reference import Reference, distance
-from holdfast.stages import MedianLoss, SearchRange, SearchSpace
-
-if TYPE_CHECKING:
-    from holdfast.run import Run
+from holdfast.stages import Checks, MedianLoss, Run, SearchRange, SearchSpace
 
 Scalar = float | Tensor
 
@@ -178,11 +176,7 @@ class RecAdam(Optimizer):
         at_least_zero("gamma", group["gamma"])
         flag("anchored", group["anchored"])
         flag("stochastic_rounding", group["stochastic_rounding"])
-        if not isinstance(group["anneal"], Anneal):
-            raise TypeError(
-                "anneal must be Sigmoid, Linear or Constant of holdfast.anneal, or an Anneal of "
-                f"your own, got {group['anneal']!r}"
-            )
+        check_anneal("anneal", group["anneal"])
         if unfit := [p.dtype for p in group["params"] if not p.is_floating_point()]:
             raise ValueError(f"RecAdam takes real floating-point parameters, got {unfit[0]}")
         names: list[str] = group.get("param_names", [])
@@ -739,6 +733,10 @@ class RecAdamUpdate(AdamUpdate):
         5000.0
     """
 
+    checks: ClassVar[Checks] = {
+        "pull": at_least_zero, "gamma": at_least_zero, "anneal": check_anneal, "eight_bit": flag,
+        "importance": partial(one_of, allowed=("fisher", "mas")),
+    }  # fmt: skip
     neutral: ClassVar[dict[str, Any] | None] = {"pull": 0.0, "anneal": Constant(1.0)}
     needs_reference: ClassVar[bool] = True
     plotted: ClassVar[tuple[str, ...]] = ("lam",)
@@ -758,15 +756,7 @@ class RecAdamUpdate(AdamUpdate):
                 f"pull={self.pull!r} and gamma={self.gamma!r} set the same thing (gamma = pull / "
                 "lr): give one of them and leave the other None"
             )
-        for name in ("pull", "gamma"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, at_least_zero(name, getattr(self, name)))
         Sigmoid.over(1, t0=self.t0, width=self.width)  # checks them
-        if self.anneal is not None and not isinstance(self.anneal, Anneal):
-            raise TypeError(f"anneal must be an annealing of holdfast.anneal, got {self.anneal!r}")
-        if self.importance not in (None, "fisher", "mas"):
-            raise ValueError(f"importance must be None, 'fisher' or 'mas', got {self.importance!r}")
-        flag("eight_bit", self.eight_bit)
 
     @property
     def pulls(self) -> bool:

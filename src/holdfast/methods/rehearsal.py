@@ -23,7 +23,7 @@ from torch.utils.data import ConcatDataset, Subset
 from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import inputs_and_labels
 from holdfast._torch.checks import at_least_zero
-from holdfast.anneal import Anneal, Constant
+from holdfast.anneal import Anneal, Constant, check_anneal
 from holdfast.columns import with_column
 from holdfast.data import IndexedSource, is_table
 from holdfast.losses import TOKEN_TASKS, count_targets
@@ -55,19 +55,11 @@ class Rehearsal(Objective):
         'rehearsal'
     """
 
-    checks: ClassVar[Checks] = {"ratio": at_least_zero}
+    checks: ClassVar[Checks] = {"ratio": at_least_zero, "anneal": check_anneal}
     neutral: ClassVar[dict[str, Any] | None] = {"ratio": 0.0}
 
     ratio: float = 0.25
     anneal: Anneal | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.anneal is not None and not isinstance(self.anneal, Anneal):
-            raise TypeError(
-                "anneal must be an annealing such as Constant(0.5) or Sigmoid(k=0.1, t0=250), got "
-                f"{self.anneal!r}"
-            )
 
     def prepare(self, run: Run) -> Criterion:
         if self.ratio == 0:

@@ -11,8 +11,8 @@ In between, the optimizer continues unchanged. The last average is the model tha
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from holdfast._torch.checks import above_zero, share
-from holdfast.stages import MedianLoss, Penalty, SearchRange, SearchSpace
+from holdfast._torch.checks import positive_share, share
+from holdfast.stages import Checks, MedianLoss, Penalty, SearchRange, SearchSpace
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class SFA(Penalty):
         [2, 5, 8, 10]
     """
 
+    checks: ClassVar[Checks] = {"every": positive_share, "weight": share}
     neutral: ClassVar[dict[str, Any] | None] = {"weight": 0.0}
     needs_gradient: ClassVar[bool] = False
 
@@ -42,12 +43,6 @@ class SFA(Penalty):
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"weight": SearchRange(0.05, 0.95, 0.5, log=False)}
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "every", above_zero("every", self.every))
-        object.__setattr__(self, "weight", share("weight", self.weight))
-        if self.every > 1:
-            raise ValueError(f"every must be a fraction of the run, in (0, 1], got {self.every!r}")
 
     @property
     def acts(self) -> bool:

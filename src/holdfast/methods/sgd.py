@@ -1,18 +1,13 @@
 """SGD with momentum, torch's own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch.optim.optimizer import Optimizer
 
 from holdfast._torch.checks import flag, share
-from holdfast.stages import Update
-
-if TYPE_CHECKING:
-    from holdfast.run import Run
+from holdfast.stages import Checks, Run, Update
 
 
 @dataclass(frozen=True)
@@ -32,6 +27,7 @@ class SGDUpdate(Update):
         0.9
     """
 
+    checks: ClassVar[Checks] = {"momentum": share, "nesterov": flag}
     #: No setting turns it into AdamW, the identity of its stage.
     neutral: ClassVar[dict[str, Any] | None] = None
 
@@ -40,8 +36,7 @@ class SGDUpdate(Update):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "momentum", share("momentum", self.momentum))
-        if flag("nesterov", self.nesterov) and self.momentum == 0:
+        if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov=True needs a momentum above 0")
 
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
