@@ -22,7 +22,6 @@ whole block NaN.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -198,7 +197,11 @@ def pull(
         theta = [params[i] for i, _ in weighted]
         here = [like(anchors[i], params[i]) for i, _ in weighted]
         shares = torch._foreach_mul(
-            [like(weight, params[i], wide(weight, params[i])) for i, weight in weighted], c
+            [
+                like(weight, p, torch.promote_types(wide(weight), p.dtype))
+                for p, (_, weight) in zip(theta, weighted, strict=True)
+            ],
+            c,
         )
         torch._foreach_clamp_max_(shares, 1.0)
         torch._foreach_lerp_(
@@ -206,12 +209,9 @@ def pull(
         )
 
 
-def wide(*tensors: Tensor) -> torch.dtype:
-    """The widest dtype of some tensors, at least float32.
-
-    In half precision a large importance is infinite, and 0·∞ is NaN.
-    """
-    return functools.reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
+def wide(tensor: Tensor) -> torch.dtype:
+    """At least float32: in half precision a large importance is infinite, and 0·∞ is NaN."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 # --- 8-bit moments and stochastic rounding -------------------------------------------------------

@@ -400,8 +400,9 @@ def _batches(rows: Iterable[Penalized]) -> list[list[Penalized]]:
 
 def _move(rows: list[Penalized], acting: Acting, lr: float) -> None:
     """Apply one penalty after the other; half precision is rounded once, at the end."""
-    theta = [like(row.p, row.p, wide(row.p)) for row in rows]
-    star = [like(row.anchor, row.p, wide(row.p)) for row in rows]
+    dtype = wide(rows[0].p)  # a batch has one dtype
+    theta = [like(row.p, row.p, dtype) for row in rows]
+    star = [like(row.anchor, row.p, dtype) for row in rows]
     for k, penalty in acting:
         own = [i for i, row in enumerate(rows) if row.is_subject_to(penalty, k)]
         weights = [rows[i].weight(k) for i in own]
