@@ -9,7 +9,7 @@ import holdfast
 CODE = """
 import sys, holdfast
 heavy = ["transformers", "accelerate", "peft", "trl", "datasets", "lightning", "optuna", "plotly",
-         "rich", "sklearn", "triton", "holdfast.comparison.scheduler"]
+         "rich", "sklearn", "triton", "filelock", "holdfast.comparison.scheduler"]
 print([name for name in heavy if name in sys.modules])
 from holdfast import Plan, Results, Tuning, compare, tune
 import holdfast.comparison.scheduler, holdfast.comparison.tuning

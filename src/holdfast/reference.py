@@ -326,7 +326,6 @@ def check_parts(parts: Sequence[str], names: Iterable[str], what: str) -> None:
 def _leave_out(
     tensors: Mapping[str, Tensor], without: str | Sequence[str], *, missing_ok: bool = False
 ) -> dict[str, Tensor]:
-    """The tensors outside of the given parts."""
     parts = (without,) if isinstance(without, str) else tuple(without)
     if not missing_ok:
         check_parts(parts, tensors, "without")

@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 from holdfast._optim.anchors import Anchors
 from holdfast._optim.backends import only_makes_state, pull, wide
-from holdfast._torch.layout import alike, is_sharded, like, local, whole
+from holdfast._torch.layout import alike, is_sharded, like, local, same_objects, whole
 from holdfast.kernels import available
 from holdfast.reference import Reference
 
@@ -120,6 +120,7 @@ class AttachedPenalties:
         self._rows: list[Penalized] = []
         self._plans: dict[Any, _Plan] = {}
         self._key: list[Any] = []
+        self._params: list[Tensor] = []
         self._grads: list[Any] = []
         self._match_new_groups()
         _keep_hooks(optimizer)
@@ -137,7 +138,7 @@ class AttachedPenalties:
         for handle in self._handles:
             handle.remove()
         self.optimizer._holdfast_penalties = None  # type: ignore[attr-defined]
-        self._key, self._rows, self._plans = [], [], {}
+        self._key, self._params, self._rows, self._plans = [], [], [], {}
         for group in self.optimizer.param_groups:
             group.pop(COUNT, None)
             group.pop(FINGERPRINT, None)
@@ -201,10 +202,11 @@ class AttachedPenalties:
         # Hosts replace parameters (FSDP2), or move their memory and change their dtype in place.
         one_of_each_type = {type(p): p for p in params}.values()
         places = [local(p) for p in params] if any(map(is_sharded, one_of_each_type)) else params
-        key = [*map(id, params), *[p.data_ptr() for p in places], *[p.grad is None for p in params]]
-        if key != self._key:
+        key = [*[p.data_ptr() for p in places], *[p.grad is None for p in params]]
+        if key != self._key or not same_objects(params, self._params):
             self._anchors.shard(groups)
-            self._key, self._rows, self._plans = key, list(self._penalized()), {}
+            self._key, self._params = key, params
+            self._rows, self._plans = list(self._penalized()), {}
         return True
 
     def _before_step(self, _: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:

@@ -70,7 +70,6 @@ class Tuned:
     failed: int
 
     def to_json(self) -> str:
-        """Return the outcome as JSON."""
         return _codec.to_json(self)
 
     def to_yaml(self) -> str:

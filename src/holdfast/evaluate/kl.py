@@ -47,7 +47,6 @@ class KL:
             raise ValueError(f"{self.name} holds no tokens or samples to predict")
 
     def compare(self, loaded: Loaded, *, progress: bool) -> Divergence:
-        """Compare the tuned model's predictions with the stored ones."""
         bar = f"KL on {self.name}, tuned"
         tables = _counted(self.log_probs(loaded), self._stored.tables, bar, progress)
         sums, counts = zip(*self._stored.compare(tables), strict=True)

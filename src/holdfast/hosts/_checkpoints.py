@@ -32,7 +32,6 @@ def load_run_state(run: Run, state: dict[str, Any], where: str) -> None:
 
 
 def check_settings(saved: dict[str, Any], ours: dict[str, Any], where: str) -> None:
-    """Raise ValueError if a saved run had other settings."""
     other = [name for name in ours if saved.get(name) != ours[name]]
     told = [f"{n}={saved.get(n)} there and {ours[n]} here" for n in other if n != "schedule"]
     if other:

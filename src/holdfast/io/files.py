@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file atomically: ``write`` creates a temporary file, which is then renamed."""
@@ -41,6 +39,9 @@ def first_line(error: BaseException) -> str:
 @contextlib.contextmanager
 def locked(folder: Path, name: str | None = None) -> Iterator[None]:
     """Create and lock an output folder; raise ValueError, with its name, if it is in use."""
+    # Its audit hook slows down all of torch's optimizers, so it is imported only where it is used.
+    from filelock import FileLock, Timeout
+
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")  # the system releases it if this process dies
     try:

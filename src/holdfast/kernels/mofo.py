@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast._torch.layout import dense, is_sharded
+from holdfast._torch.layout import dense, is_sharded, same_objects
 from holdfast.kernels import available
 from holdfast.kernels.tables import TYPES, AddressTable, load, on_device, pointer_to, store
 
@@ -80,10 +80,9 @@ class MoFOStep:
         ``adam`` are lr, beta1, beta2, eps, weight_decay, maximize and capturable.
         """
         columns = (params, exp_avgs, exp_avg_sqs, state_steps)
-        known: list[Any] = [fraction, *(id(t) for column in columns for t in column)]
         # ``Module.to`` keeps the parameter.
-        known += [(p.dtype, p.device, p.stride()) for p in params]
-        if known != self._known:  # holds the tensors, so that their ids stay unique
+        known: list[Any] = [fraction, *[(p.dtype, p.device, p.stride()) for p in params]]
+        if known != self._known or not all(map(same_objects, columns, self._held)):
             self._known, self._held = known, [list(column) for column in columns]
             self._look(fraction)
         for launch in self._launches:

@@ -132,7 +132,6 @@ def load(pointer, i, size, FULL: tl.constexpr):
 
 @triton.jit
 def store(pointer, i, x, size, FULL: tl.constexpr):
-    """The counterpart of :func:`load`."""
     if FULL:
         tl.store(pointer + i, x)
     else:

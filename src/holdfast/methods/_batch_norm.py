@@ -16,7 +16,6 @@ from holdfast.methods._freezing import held_in_eval
 
 
 def statistics_of(model: nn.Module) -> list[_BatchNorm]:
-    """The layers with running statistics."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     return [norm for norm in norms if norm.track_running_stats and norm.running_mean is not None]
 

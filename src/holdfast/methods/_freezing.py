@@ -100,12 +100,10 @@ class StayInEval:
 
 
 def stay_in_eval(model: nn.Module, names: Iterable[str]) -> None:
-    """Keep the modules with these names in eval mode."""
     model.register_forward_pre_hook(StayInEval(frozenset(names)))
 
 
 def held_in_eval(model: nn.Module) -> set[nn.Module]:
-    """The modules that are kept in eval mode."""
     held: set[nn.Module] = set()
     for part in model.modules():
         for hook in part._forward_pre_hooks.values():

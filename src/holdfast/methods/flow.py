@@ -136,11 +136,9 @@ class Flow(Objective):
         return w / w.mean() if self.normalize else w
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the losses behind the running median, for a checkpoint."""
         return {"values": torch.tensor(list(self._recent), dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a saved state."""
         self._recent.clear()
         self._recent.extend(state["values"].tolist())
 

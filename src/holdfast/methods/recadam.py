@@ -41,7 +41,7 @@ from holdfast._optim.anchors import Anchors, labels, split_anchored
 from holdfast._optim.backends import Columns
 from holdfast._optim.importance import measured
 from holdfast._torch.checks import at_least_zero, flag, one_of
-from holdfast._torch.layout import dense, is_sharded, local, whole
+from holdfast._torch.layout import dense, is_sharded, local, same_objects, whole
 from holdfast._torch.names import shorten
 from holdfast.anneal import Anneal, Constant, Linear, Sigmoid, check_anneal
 from holdfast.methods.adamw import AdamUpdate
@@ -321,7 +321,7 @@ class RecAdam(Optimizer):
         choices = [group[name] for name in ("foreach", "fused", "stochastic_rounding")]
         key = [*choices, *_key(params, states, pulled, self._sharded)]
         plan = self._plans.get(number)
-        if plan is None or plan.key != key:
+        if plan is None or plan.key != key or not same_objects(plan.columns.params, params):
             if plan is not None:
                 plan.discard_fetched()
             columns = self._columns(number, params, states, pulled)
@@ -487,20 +487,17 @@ def _make_plain(_: Optimizer, saved: dict[str, Any]) -> None:
 def _key(
     params: list[Tensor], states: list[dict[str, Tensor]], pulled: bool, sharded: bool
 ) -> list[Any]:
-    """What a plan depends on: which tensors, where their memory is, and their step count.
+    """What a plan depends on besides the parameters: where the memory is, and the step count.
 
     Hosts replace tensors (FSDP2), or move their memory and change their dtype in place
     (``Module.to``, DeepSpeed). The last entry is the version of the first step count: the kernel
     keeps the counts as Python numbers, so setting them from outside must be noticed.
     """
-    held = [t for state in states for t in state.values()]
-    tensors = [
-        *params, *[state["exp_avg"] for state in states], *[state["exp_avg_sq"] for state in states]
-    ]  # fmt: skip
+    tensors = [*params, *[t for state in states for t in state.values()]]
     if sharded:
         tensors = [local(t) for t in tensors]
     version = states[0]["step"]._version if states else 0
-    return [pulled, *map(id, params), *map(id, held), *map(Tensor.data_ptr, tensors), version]
+    return [pulled, *map(Tensor.data_ptr, tensors), version]
 
 
 class _Plan:

@@ -76,7 +76,6 @@ class Scores:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Scores:
-        """Read what :meth:`save` wrote."""
         folder = Path(directory)
         try:
             about = json.loads((folder / "scores.json").read_text())
