@@ -152,7 +152,7 @@ def speed() -> str:
                   for case in ("bert-base", "llama-1b"))]
         for title, name, impl, end in SPEC["speed"]
     ]  # fmt: skip
-    head = "one step on a GPU, × torch's fused AdamW of that dtype"
+    head = "step time relative to torch's fused AdamW in the same dtype"
     return table([head, "BERT-base", "Llama-1B"], rows)
 
 

@@ -1,4 +1,4 @@
-"""Gradual unfreezing (ULMFiT): from the head down, one layer after another.
+"""Gradual unfreezing (ULMFiT): unfreeze one layer after another, starting with the head.
 
 Howard and Ruder, *Universal Language Model Fine-tuning for Text Classification*, ACL 2018,
 https://arxiv.org/abs/1801.06146. "We first unfreeze the last layer and fine-tune all unfrozen

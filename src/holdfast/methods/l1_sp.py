@@ -1,4 +1,4 @@
-"""L1-SP: a penalty on the sum of absolute distances, which suppresses small changes entirely.
+"""L1-SP: an L1 penalty on the distance to θ*, which sets small changes to exactly 0.
 
 The L1 variant of Li et al., ICML 2018, https://arxiv.org/abs/1802.01483:  β·‖θ − θ*‖₁.
 """
