@@ -208,8 +208,7 @@ def as_recipe(recipe: Recipe | str) -> Recipe:
         return Recipe.preset(recipe)
     if not isinstance(recipe, Recipe):
         raise TypeError(
-            "recipe must be a Recipe or the name of a preset, as for "
-            f'Recipe.preset("recadam+flow"), got {recipe!r}'
+            f'recipe must be a Recipe or a preset name such as "recadam+flow", got {recipe!r}'
         )
     return recipe
 

@@ -37,13 +37,13 @@ class Run:
         model: the pretrained model, also to resume a run: load the tuned weights into
             ``run.model`` afterwards.
         data, collate: as for :func:`holdfast.score`. Without data, call :meth:`prepare_data` later.
-        lr: the peak learning rate; None if the recipe sets it.
+        lr: the peak learning rate. Required unless the recipe sets it.
         weight_decay: the weight decay, unless the recipe sets it.
         task: as for :func:`holdfast.score`.
         new: names of new parts of the model, such as ``"classifier"``. They have no pretrained
             weights, so nothing pulls them.
-        reference: the pretrained weights, such as ``Reference.open(path)``; None copies those of
-            the model if a method needs them.
+        reference: the pretrained weights, such as ``Reference.open(path)``. If None, those of the
+            model are copied if a method needs them.
         old_data: data of the old task, for methods that train on it as well.
         seed: seeds all random choices of the methods.
         cache: the cache of :func:`holdfast.score`.
@@ -277,10 +277,11 @@ def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def _one_of(name: str, recipes: float | None, hosts: float | None) -> float:
     """The recipe's or the host's setting; if both are given, they must be equal."""
     if recipes is None and hosts is None:
-        raise ValueError(f"neither the recipe nor the host sets {name}: pass {name}=")
+        raise ValueError(f"{name} is not set: pass {name}=, or set it in the recipe")
     if recipes is not None and hosts is not None and recipes != hosts:
         raise ValueError(
-            f"the recipe sets {name}={recipes:g}, the host {name}={hosts:g}: set it in one place"
+            f"{name} is {recipes:g} in the recipe and {hosts:g} in the trainer or loop: set it in "
+            "one place"
         )
     return at_least_zero(name, hosts if recipes is None else recipes)
 

@@ -139,7 +139,7 @@ def test_the_hub(name, asked, datasets, monkeypatch):
 
 def test_a_hub_that_cannot_be_reached_is_not_waited_for(datasets, monkeypatch):
     monkeypatch.setattr("holdfast.io.rows._is_reachable", lambda: False)
-    with pytest.raises(OSError, match="there is no local file or folder openai/gsm8k"):
+    with pytest.raises(OSError, match="openai/gsm8k is not a local file or directory"):
         open_rows("openai/gsm8k:train")
 
 

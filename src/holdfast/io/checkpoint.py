@@ -28,9 +28,8 @@ def open_weights(
 
     Args:
         source: a directory in the Hugging Face format, a ``.safetensors`` file, the directory of a
-            LoRA adapter (whose weights are the effective ones, base + s·B·A), a GGUF file, or a
-            model.
-        base: the model under an adapter; None uses the directory that the adapter names.
+            LoRA adapter (read as the effective weights, base + s·B·A), a GGUF file, or a model.
+        base: the model under an adapter. If None, the directory that the adapter names is used.
         allow_pickle: also read pickled weights (``.bin``, ``.pt``), restricted to tensors.
 
     >>> weights = open_weights(nn.Linear(3, 2))

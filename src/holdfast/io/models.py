@@ -73,8 +73,8 @@ class Loader:
     """How models are loaded and run.
 
     Attributes:
-        device: None selects an accelerator if there is one.
-        dtype: None selects float32 on the CPU and the checkpoint's own dtype elsewhere.
+        device: if None, a GPU is used if there is one.
+        dtype: if None, it is float32 on the CPU and the checkpoint's own dtype elsewhere.
         max_length: the maximum length of sequences in tokens. The model's own limit applies too.
         tokenizer: used instead of the one next to the weights; required for modules in memory.
         start_token: the first token of texts, for a model without a BOS token.
@@ -225,8 +225,8 @@ class Loader:
             return where, dict(gguf)
         if where != str(source) and Path(source).name != "model.safetensors":
             raise ValueError(
-                f"{source}: transformers only loads files named model.safetensors: rename it and "
-                "put it into its own directory with its config.json"
+                f"transformers loads only files named model.safetensors: rename {source} to "
+                "model.safetensors and move it to a separate directory, together with config.json"
             )
         if not Path(source).exists():
             check_hub(source, "model")
@@ -278,8 +278,8 @@ def _limits(config: Any) -> list[int]:
 def _refuse_random(source: str, model: nn.Module, missing: Iterable[Any]) -> None:
     if names := sorted(map(str, missing)):
         raise ValueError(
-            f"{source} does not hold these weights of {type(model).__name__}, which would be "
-            f"random: {shorten(names)}"
+            f"{source} is missing weights of {type(model).__name__}, and they would be initialized "
+            f"randomly: {shorten(names)}"
         )
 
 

@@ -167,7 +167,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     suffix = _suffix(path)
     if suffix not in _ROW_SUFFIXES:
         raise ValueError(
-            f"{path}: {path.suffix} files hold no rows; supported are {', '.join(_ROW_SUFFIXES)}"
+            f"{path}: unsupported file type {path.suffix}; supported types: "
+            f"{', '.join(_ROW_SUFFIXES)}"
         )
     text = "" if suffix == ".parquet" else read_text(path)
     rows: list[dict[str, Any]] = []
@@ -191,7 +192,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     except (csv.Error, OSError, ValueError) as error:
         raise ValueError(f"{where} is not {form}: {error}") from error
     if not rows or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{path} holds no rows")
+        raise ValueError(f"{path} must contain a non-empty list of rows (in JSON files: objects)")
     return rows
 
 
@@ -265,8 +266,8 @@ def check_hub(name: str, kind: str) -> None:
     if not _HUB_NAME.fullmatch(name) or _is_cached(name, kind) or _is_reachable():
         return
     raise OSError(
-        f"there is no local file or folder {name}, and the Hugging Face hub, which may have a "
-        f"{kind} of that name, cannot be reached"
+        f"{name} is not a local file or directory, and the Hugging Face Hub could not be reached "
+        f"to look for a {kind} of that name"
     )
 
 
