@@ -92,7 +92,7 @@ def keeping(collate: Collate, column: str | None, *, optional: bool = False) -> 
 
     Args:
         collate: builds a batch from samples.
-        column: the name of the column; None returns ``collate`` itself.
+        column: the name of the column. If None, ``collate`` itself is returned.
         optional: accept samples without the column, for a collator that evaluation shares.
 
     Example:

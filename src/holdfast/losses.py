@@ -145,11 +145,11 @@ def weighted_loss(
 
     Args:
         logits, labels, task: as in :func:`per_sample_loss`.
-        weights: one per sample, or for token tasks one per label, in the shape of ``labels``; None
-            weighs all alike.
+        weights: one per sample, or for token tasks one per label, in the shape of ``labels``. If
+            None, all weights are 1.
         num_targets: the number of targets of the *whole* update, over all micro-batches and devices
             (see :func:`global_targets`), so that gradients do not depend on the size of the
-            micro-batches. None counts those of this batch.
+            micro-batches. If None, the targets of this batch are counted.
 
     Example:
         >>> import torch

@@ -90,9 +90,8 @@ class Reference(Mapping[str, Tensor]):
 
         Args:
             model: the model, holding its pretrained weights.
-            without: parts to leave out because they are new and have no pretrained weights, such
-                as ``"classifier"``.
-            device: the device of the copy; None is the device of each parameter.
+            without: new parts, which have no pretrained weights, such as ``"classifier"``.
+            device: the device of the copy. If None, each parameter's own device.
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"Reference.of needs a model, got {type(model).__name__}")
@@ -125,9 +124,9 @@ class Reference(Mapping[str, Tensor]):
         Args:
             path: a ``.safetensors`` file or a directory.
             without: parts to leave out, such as the head of another task.
-            device: None maps the weights from disk: pages are read on use and can be dropped
-                again. Keep the files, and do not save a tuned model over them. With a device, the
-                weights are read into its memory.
+            device: the device into whose memory the weights are read. If None, they are mapped
+                from disk: pages are read on use and can be dropped again. Keep the files, and do
+                not save a tuned model over them.
         """
         root = Path(path)
         tensors = _leave_out(map_safetensors(root), without)

@@ -11,8 +11,8 @@ stage       question                          classes
 
 A method is a frozen dataclass that extends the class of its stage. Its fields are its settings, and
 a recipe file holds nothing else. A stage class without overrides is plain fine-tuning; a method
-overrides the hooks that it needs. Everything special about a method is behind a hook, so that no
-other module names the method.
+overrides the hooks that it needs. All code specific to a method is in its hooks. Other modules
+never refer to a particular method.
 
 A :class:`~holdfast.Recipe` has one slot per stage. A :class:`~holdfast.Run` applies a recipe to a
 model and data, and most hooks receive it. θ* denotes the pretrained weights. The order of a run:
@@ -164,10 +164,10 @@ class Trainable(Method):
         """Fit a part of the model to the data. Called before methods use predictions at θ*."""
 
     def anchors(self, run: Run) -> Reference | None:
-        """Return θ* of the trained parameters, to which methods pull and with which they merge.
+        """Return the pretrained values θ* of the trained parameters; None if no method needs them.
 
-        A model that came with LoRA adapters is at θ* where the adapters are zero. The result is
-        None if no method needs it.
+        Pulls and merging use them. For a model that already has LoRA adapters, θ* is the model with
+        all adapters set to zero.
         """
         if run.reference is None and run.recipe.needs_reference and has_adapters(run.model):
             return Reference(adapter_origin(run.model)).bind(run.model)
@@ -231,8 +231,8 @@ class Criterion:
     Attributes:
         data: the training data, with the ``column`` that the loss needs, if any.
         column: the name of the column; batches must carry it (:func:`holdfast.columns.keeping`).
-        auxiliary: the factor of the model's auxiliary loss (of a mixture of experts) in each
-            micro-batch. None is the micro-batch's share of the update's targets.
+        auxiliary: the weight of the model's auxiliary loss (for mixture-of-experts models) in each
+            micro-batch. If None, the number of its targets divided by that of the whole update.
     """
 
     column: str | None = None
@@ -262,7 +262,7 @@ class Criterion:
         return self.weighted(model, batch, self.weights(batch, values, update), num_targets)
 
     def weights(self, batch: Any, values: Tensor | None, update: int) -> Tensor | None:
-        """Return the weights of a batch's samples or tokens, given its column; None is uniform."""
+        """Return the weights of a batch's samples or tokens, given its column; None if all 1."""
         return None
 
     def weighted(
@@ -320,10 +320,11 @@ class Update(_Step, ABC):
     """Stage 3: how do the weights move? The settings of an optimizer.
 
     Args:
-        lr: the learning rate; None takes the host's. A different value of the host is an error.
-        weight_decay: decoupled, on matrices only; None takes the host's.
-        layer_decay: discriminative learning rates: each layer's rate is that of the layer above
-            divided by this number (ULMFiT: 2.6). 1 gives all layers the same rate.
+        lr: the learning rate. If None, the value passed to the trainer or loop is used. If both are
+            set and differ, an error is raised.
+        weight_decay: decoupled, on matrices only. If None, that of the trainer or loop is used.
+        layer_decay: each layer's learning rate is that of the layer above divided by this number
+            (ULMFiT: 2.6). 1 gives all layers the same rate.
     """
 
     checks: ClassVar[Checks] = {
@@ -350,15 +351,15 @@ class Penalty(_Step, ABC):
 
     A penalty acts once per update, inside the optimizer's step
     (:func:`holdfast.optim.attach_penalties`). A term in the loss would be counted once per
-    micro-batch under gradient accumulation, and would see placeholders under parameter sharding.
+    micro-batch and, with sharded parameters, would not have access to the full weights.
 
     - *decoupled* (the default): the penalty moves the weights after the step, as weight decay does
       in AdamW. Adam's normalization does not change its strength.
     - *coupled*: the penalty's gradient is added to the parameter's before the step, as for a term
       in the loss.
 
-    A method overrides :meth:`rate` if the pull is proportional to θ − θ*, else :meth:`move`, and
-    :meth:`gradient` if it can be coupled.
+    Override :meth:`rate` if the pull is proportional to θ − θ*, and :meth:`move` otherwise. To
+    support *coupled*, also override :meth:`gradient`.
     """
 
     needs_reference: ClassVar[bool] = True

@@ -50,7 +50,7 @@ class Measuring:
         context_free: number of texts that the base model writes for the data-free divergence.
         max_length: maximum length of a sequence, in tokens.
         half: 0 or 1 tests one half of the data: every other row, and the first or second half of a
-            text. None tests all. A search chooses settings on one half and reports on the other.
+            text. If None, all data is tested. A search uses one half and reports on the other.
     """
 
     text: tuple[str, ...] = ()
@@ -101,8 +101,7 @@ class Plan:
             class, or a dataset of the hub (``name:split``, ``name:configuration:split``).
         target: rows to test the new task on.
         measuring: further tests, of what should be retained.
-        recipes: presets (``"recadam+flow"``) or YAML files of recipes. ``standard`` is plain
-            fine-tuning.
+        recipes: presets (``"recadam+flow"``) or YAML files. ``standard`` is plain fine-tuning.
         seeds: each recipe is run once per seed; results are medians over seeds.
         grid: values to try, by dotted name: ``{"lr": [1e-4, 1e-3], "merging.alpha": [0.3]}``. A
             name is a stage of the recipe and its setting, or a setting of ``training``.

@@ -249,8 +249,8 @@ class Results(Shown):
         runs: the finished runs.
         failed: the last line of the error of each failed run, by run id.
         plan: the plan, as plain values.
-        taken: label of the recipe to recommend, if it was chosen on other data; None chooses it
-            from these results.
+        taken: label of the recipe to recommend, if it was chosen on other data. If None, it is
+            chosen from these results.
     """
 
     runs: tuple[RunResult, ...]

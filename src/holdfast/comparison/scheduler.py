@@ -39,8 +39,9 @@ def compare(
 ) -> Results:
     """Do all runs of a plan that are not finished yet, and return the results of all of them.
 
-    A stopped or killed plan continues; its results equal those of an undisturbed one. A run that
-    fails does not stop the others: its traceback is in ``failed/``, and the next call repeats it.
+    If a comparison is stopped or killed, call ``compare`` again to continue it. The results are the
+    same as without the interruption. A run that fails does not stop the others: its traceback is
+    in ``failed/``, and the next call repeats it.
 
     In a script, put the call under ``if __name__ == "__main__":``: worker processes import it.
 
@@ -99,10 +100,10 @@ def finished_runs(plan: Plan, place: Place) -> dict[str, RunResult]:
 def _run_locally(
     plan: Plan, specs: Sequence[RunSpec], out: Place, jobs: int, tell: Callable[..., None] | None
 ) -> Generator[Ending, None, None]:
-    """Run side by side in processes.
+    """Run the specs in parallel processes.
 
-    A run whose process dies (out of memory, perhaps) continues when all others have ended, alone.
-    If its process dies again, the run has failed.
+    If a process dies, for example because it is out of memory, its run is resumed after all other
+    runs have ended, with no other run in parallel. If the process dies again, the run has failed.
     """
 
     def on_progress(call: tuple[Plan, RunSpec, Place], *done: Any) -> None:

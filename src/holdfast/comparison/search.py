@@ -52,8 +52,7 @@ class Tuning:
     Attributes:
         recipe: a preset or a YAML file; the settings of its methods are searched.
         trials: number of models to train, over all machines together.
-        space: ranges by dotted name, ``{"update.pull": [0.01, 0.5]}``, that replace the default
-            ranges.
+        space: ranges to search instead of the defaults, as in ``{"update.pull": [0.01, 0.5]}``.
         alphas: values of WiSE-FT's α to test each trained model at, besides the proposed one.
         prune: stop a training run that is worse, on the target and on the retained tests, than half
             of the others were at the same update.

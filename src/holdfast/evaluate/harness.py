@@ -20,8 +20,8 @@ from holdfast.io.models import Loaded
 class Harness:
     """Tasks that lm-evaluation-harness runs itself, such as ``["piqa", "arc_easy"]``.
 
-    ``include_path`` is a directory with your own task YAML files. ``limit`` and ``num_fewshot``
-    (None uses the task's own) are those of the harness.
+    ``include_path`` is a directory with your own task YAML files. ``limit`` and ``num_fewshot`` are
+    those of the harness. If ``num_fewshot`` is None, the number that the task sets is used.
     """
 
     tasks: Sequence[str]

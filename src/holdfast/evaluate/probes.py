@@ -99,8 +99,7 @@ class Text:
 class Completions:
     """The likelihood of reference answers, and how often the model would generate them.
 
-    An exact match is an answer that greedy decoding produces token by token. It is computed without
-    generation.
+    An exact match is an answer that greedy decoding would produce. No text is generated to test it.
 
     Each row has a prompt (``prompt``, ``question``, …) and a ``completion`` (``answer``, …).
     ``template`` is the prompt with columns in braces: ``"Question: {question}\\nAnswer:"``.

@@ -89,7 +89,7 @@ def sweep(
     Args:
         base, tuned: directories or files of the models; ``tuned`` may be a LoRA adapter.
         alphas: the shares of the tuned weights, from 0 (the base) to 1 (the tuned model).
-        out: where merged checkpoints are written; None uses a temporary directory.
+        out: where merged checkpoints are written. If None, a temporary directory is used.
         keep: keep the merged checkpoints, as ``out/alpha-0.25`` and so on.
         overwrite: replace existing checkpoints.
         drift, loader, progress, tests: as for :func:`holdfast.measure`.

@@ -40,7 +40,7 @@ class Watch:
         every: updates between two measurements. The distance costs one pass over the weights; the
             tests cost as much as running the model on their data, so keep the data small.
         loader: the tokenizer and the maximum length (512 by default).
-        reference: the pretrained weights, if there is a copy already; None makes one on the CPU.
+        reference: the pretrained weights. If None, they are copied from the model to the CPU.
         tests: the tests, with the names of :func:`holdfast.measure`: ``text``, ``data``, … Unlike
             there, the defaults are ``limit=100``, ``context_free=0`` and ``kl_samples=16``.
 

@@ -47,9 +47,9 @@ class AccelerateLoop:
             model on ``accelerator.device``.
         epochs, max_updates: the length of the run; ``max_updates`` overrides ``epochs``.
         batch_size: samples per micro-batch and rank.
-        schedule: as in :class:`~holdfast.LoopSettings`; None does not change the learning rate. (A
-            scheduler that Accelerate has prepared steps once per rank.)
-        seed: the seed of the data order; None takes the run's.
+        schedule: as in :class:`~holdfast.LoopSettings`. (A scheduler that Accelerate has prepared
+            steps once per rank.)
+        seed: the seed of the data order. If None, the run's seed is used.
         workers: processes per rank that read the data.
 
     Attributes:

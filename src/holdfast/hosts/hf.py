@@ -48,10 +48,10 @@ class WithRecipe(Trainer):
         args, kwargs: the arguments of the trainer.
 
     Stage 1 runs before the trainer is built, stage 2 (scoring, cached) as soon as the trainer has
-    its data. The learning rate is ``TrainingArguments.learning_rate``, unless the recipe sets one.
-    ``args.optim`` is used as long as the recipe's update is the default. λ, the pull, the distance
-    and the penalties are in the log. After ``train()`` the model is the merged one; checkpoints
-    hold the trained weights before merging.
+    its data. Set the learning rate in ``TrainingArguments`` or in the recipe; two different values
+    raise an error. ``args.optim`` is used only if the recipe has the default update, ``adamw``. λ,
+    the pull, the distance and the penalties are in the log. After ``train()`` the model is the
+    merged one; checkpoints hold the trained weights before merging.
     """
 
     def __init__(

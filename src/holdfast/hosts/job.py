@@ -35,7 +35,7 @@ class Training:
         max_length: maximum length of a sample, in tokens.
         warmup: fraction of the updates over which the learning rate rises; it then falls to 0.
         weight_decay: weight decay of matrices.
-        clip_norm: maximum norm of the gradient; None disables clipping.
+        clip_norm: maximum norm of the gradient. If None, gradients are not clipped.
         precision: ``"float32"``, ``"bfloat16"`` (autocast; weights stay float32), or ``"auto"``,
             which is bfloat16 on a GPU and float32 elsewhere.
         save_seconds: seconds between two checkpoints; a stopped run resumes from the last one.

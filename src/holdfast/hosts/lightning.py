@@ -103,7 +103,7 @@ class RecipeCallback(Callback):
         """The training data, with the column that the recipe's objective needs.
 
         Args:
-            batch_size: samples per micro-batch and device; None takes the batch size of the
+            batch_size: samples per micro-batch and device. If None, the batch size of the
                 DataLoader that the callback was given, or 16.
             shuffle: shuffle each epoch; the seed determines the order.
             options: options of the DataLoader, such as ``num_workers`` and ``pin_memory``.
@@ -124,7 +124,7 @@ class RecipeCallback(Callback):
         """The recipe's optimizer with its penalties, for the module's method of the same name.
 
         Args:
-            schedule: as in :class:`~holdfast.LoopSettings`; None keeps the learning rate constant.
+            schedule: as in :class:`~holdfast.LoopSettings`.
         """
         total = self._in_fit().estimated_stepping_batches
         if not math.isfinite(total):

@@ -31,14 +31,14 @@ class LoopSettings:
     Args:
         max_updates: the number of updates; overrides ``epochs``.
         accumulate: micro-batches per update. The split into micro-batches does not change the
-            result, except for what is drawn or computed per micro-batch, such as dropout.
+            result, except for operations that act on each micro-batch separately, such as dropout.
         schedule: a function (update, total updates) -> factor of the learning rate, with updates
-            counted from 0, such as :func:`~holdfast.optim.slanted_triangular`. None keeps the
-            learning rate constant.
-        clip_norm: the maximum norm of the gradient; None does not clip.
-        autocast: the dtype in which the model runs, ``torch.bfloat16``; None uses the weights' own.
+            counted from 0, such as :func:`~holdfast.optim.slanted_triangular`. If None, the
+            learning rate is constant.
+        clip_norm: the maximum norm of the gradient. If None, gradients are not clipped.
+        autocast: the dtype in which the model runs, ``torch.bfloat16``. If None, the weights' own.
         log_every: updates between two calls of ``log``.
-        save_every: updates, or time, between two saves; None saves about twenty times.
+        save_every: updates, or time, between two saves. If None, about twenty saves per run.
     """
 
     max_updates: int | None = None
@@ -87,13 +87,13 @@ def finetune_loop(
     Args:
         model: the model with its pretrained weights, on the device to train on.
         recipe: the methods, or the name of a preset. ``Recipe()`` is plain fine-tuning.
-        data: a dataset with a length and an index, or a DataLoader over one. The loop uses the
-            loader's batch size and collate function, but shuffles by itself.
-        lr: the peak learning rate; None if the recipe sets it.
+        data: a map-style dataset (``__len__`` and ``__getitem__``), or a DataLoader over one. The
+            loop uses the loader's batch size and collate function, but shuffles by itself.
+        lr: the peak learning rate. Required unless the recipe sets it.
         epochs: passes over the data.
         batch_size: samples per micro-batch.
-        task: the meaning of the labels; None infers it from a transformers model. See
-            :class:`~holdfast.run.Run`.
+        task: how labels are interpreted, as for :func:`holdfast.score`. If None, it is inferred
+            from a transformers model.
         new: parts of the model without pretrained weights, such as ``"classifier"``.
         seed: the seed of the data order, of dropout and of everything that methods draw.
         settings: accumulation, schedule, clipping, precision, and how often to log and save.
@@ -101,13 +101,11 @@ def finetune_loop(
             result is bit-identical to that of an uninterrupted run.
         log: called with ``update``, ``loss``, ``lr`` and the values of the methods: ``lam`` (λ),
             the ``pull``, penalties.
-        watch: measures the model during training, such as :class:`holdfast.Watch`; its values go
-            to ``log``.
+        watch: measures the model during training, as :class:`holdfast.Watch` does. Needs ``log``.
         progress: show progress bars.
 
     Returns:
-        The model that stage 4 keeps: the given model, tuned in place, or with LoRA the PEFT model
-        around it.
+        The given model, tuned in place and merged. With LoRA, the PEFT model around it.
 
     For further options of the methods, such as ``reference=`` or ``cache=``, build a
     :class:`~holdfast.run.Run`, pass it to :func:`train_loop`, and call ``run.finish()``.

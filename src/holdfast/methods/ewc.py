@@ -37,8 +37,7 @@ class EWC(QuadraticPenalty):
     Decoupled: θ ← θ − min(1, lr · strength · F) · (θ − θ*).
 
     Args:
-        strength, coupled: as in :class:`~holdfast.L2SP`; the strengths are comparable if F has a
-            mean of 1.
+        strength, coupled: as in :class:`~holdfast.L2SP`; strengths are comparable if F has mean 1.
         kind, samples: of :func:`fisher_importance`, which a recipe calls on the training data.
         normalize: in a recipe, scale F to a mean of 1 over the penalized parameters.
 
@@ -78,8 +77,7 @@ def fisher_importance(
     """The diagonal Fisher information of a model on data, by parameter name.
 
     The gradient of each sample is squared separately, through ``torch.func``. A sequence is one
-    sample, and its loss is the sum over its targets. Parameters that require no gradient are
-    skipped.
+    sample, and its loss is the sum over its targets. Frozen parameters are skipped.
 
     Args:
         model: holding its pretrained weights; run in eval mode.
@@ -87,8 +85,8 @@ def fisher_importance(
         kind: ``"true"`` samples labels from the model's predictions (at the positions that have
             targets); ``"empirical"`` uses the data's labels.
         task: as for :func:`holdfast.score`; classification, causal_lm or token_classification.
-        samples: the number of samples to draw; None is all. An iterable of batches is always read
-            whole.
+        samples: the number of samples to draw. If None, all are used. An iterable of batches is
+            always read whole.
         seed: of the sampled labels and samples; labels differ between a GPU and a CPU.
         normalize: scale to a mean of 1.
 

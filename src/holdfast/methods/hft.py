@@ -36,7 +36,7 @@ class HFT(Freezing):
         frozen: the share of frozen matrices; 0 is full fine-tuning.
         rounds: the number of equal parts of the run, each with its own draw. The paper draws once
             per task of a sequence of tasks.
-        seed: seeds the draw; None uses the run's seed.
+        seed: seeds the draw. If None, the run's seed is used.
 
     Example:
         >>> from holdfast import HFT, Recipe

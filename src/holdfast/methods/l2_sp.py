@@ -94,8 +94,8 @@ class L2SP(QuadraticPenalty):
     Args:
         strength: β. A decoupled penalty undoes an update within about 1/(lr·strength) further
             updates. Under Adam, whose steps have size lr, no coordinate moves further than about
-            1/strength from θ*. None is 0.01 / lr at the run's peak learning rate: a memory of 100
-            updates with any optimizer. (The paper, coupled with SGD: 0.001 to 0.1.)
+            1/strength from θ*. If None, 0.01 / lr at the run's peak learning rate: a memory of
+            100 updates with any optimizer. (The paper, coupled with SGD: 0.001 to 0.1.)
         coupled: add the penalty's gradient to the parameter's, instead of moving the weights.
 
     Example:

@@ -35,8 +35,8 @@ class LinearProbe(Freezing):
     its dropout does not act and BatchNorm's statistics do not change.
 
     Args:
-        head: the name of the part to train, such as ``"classifier"``. None takes the new part of
-            the model (``new=`` of the run), or finds the head by the model's structure.
+        head: the name of the part to train, such as ``"classifier"``. If None, it is the new part
+            of the model (``new=`` of the run), or the head found by the model's structure.
 
     Example:
         >>> from holdfast import LinearProbe, Recipe

@@ -37,7 +37,7 @@ class LoRA(Freezing):
 
     Args:
         r: the rank.
-        alpha: the scale α; None is 2·r, which gives s = 2.
+        alpha: the scale α. If None, it is 2·r, which gives s = 2.
         dropout: the dropout on the input of the adapters.
         target: ``"all-linear"`` is every linear layer except the output embeddings and new parts.
             A tuple lists names or suffixes of names, such as ``("q_proj", "v_proj")``. Any other

@@ -18,8 +18,8 @@ class LPFT(Trainable):
     """Fit the head with :func:`holdfast.linear_probe`, then train everything.
 
     Args:
-        head: the name of the head. None takes the new part of the model (``new=`` of the run), or
-            finds the head by the model's structure.
+        head: the name of the head. If None, the head is the new part of the model (``new=`` of the
+            run), or is found by the model's structure.
         l2: the strength of the ridge penalty.
 
     Example:

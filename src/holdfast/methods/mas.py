@@ -29,8 +29,7 @@ class MAS(QuadraticPenalty):
     strength / 2.
 
     Args:
-        strength, coupled: as in :class:`~holdfast.L2SP`; the strengths are comparable if Ω has a
-            mean of 1.
+        strength, coupled: as in :class:`~holdfast.L2SP`; strengths are comparable if Ω has mean 1.
         samples: of :func:`mas_importance`, which a recipe calls on the training data.
         normalize: in a recipe, scale Ω to a mean of 1 over the penalized parameters.
 
@@ -65,14 +64,14 @@ def mas_importance(
 ) -> Reference:
     """How much the squared norm of a model's outputs depends on each parameter, by name.
 
-    Parameters that require no gradient are skipped.
+    Frozen parameters are skipped.
 
     Args:
         model: holding its pretrained weights; run in eval mode.
         data, collate, batch_size, progress: as for :func:`holdfast.score`. Labels are
             only used if there is one per token: outputs at −100 do not count.
-        samples: the number of samples to draw with ``seed``; None is all. An iterable of batches
-            is always read whole.
+        samples: the number of samples to draw with ``seed``. If None, all are used. An iterable of
+            batches is always read whole.
         normalize: scale to a mean of 1.
 
     Example:

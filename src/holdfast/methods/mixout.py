@@ -6,8 +6,8 @@ a linear layer, equal for all its outgoing weights, the weights in training are
 
     θ̃ = (m·θ* + (1 − m)·θ − p·θ*) / (1 − p) = θ* + (1 − m)·(θ − θ*) / (1 − p)
 
-so that E θ̃ = θ. Mixout is dropout applied to θ − θ*, and plain dropout for θ* = 0. In expectation
-it penalizes the distance to θ*: the expected value of a quadratic loss with curvature μ increases
+so that E θ̃ = θ. Mixout applies dropout to θ − θ*. For θ* = 0, it is ordinary dropout. On average it
+penalizes the distance to θ*: the expected value of a quadratic loss with curvature μ increases
 by ½·μ·p/(1 − p)·‖θ − θ*‖².
 """
 
@@ -29,8 +29,8 @@ class Mixout(Trainable):
     """In each forward pass, mix the weights of every linear layer with the pretrained ones.
 
     Biases and new parts of the model are not mixed. In eval mode the layers do not mix. The masks
-    come from torch's global generator, as in dropout. The model's own dropout stays on; the paper
-    turns it off, which is a setting of the model.
+    come from torch's global generator, as in dropout. The model's own dropout is not changed. The
+    paper disables it; to do so, set the dropout to 0 in the model's configuration.
 
     Args:
         p: the probability of the pretrained weight, in [0, 1). The paper recommends 0.7 to 0.9;

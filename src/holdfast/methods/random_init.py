@@ -26,7 +26,7 @@ class RandomInit(Start):
     """Start from random weights, with a pull to the pretrained ones.
 
     Args:
-        seed: seeds the weights; None uses the run's seed.
+        seed: seeds the weights. If None, the run's seed is used.
 
     Example:
         >>> from holdfast import RandomInit, RecAdamUpdate, Recipe

@@ -10,9 +10,9 @@ from Adam's moments. With u = m̂/(√v̂+ε), bias-corrected Adam on the gradie
     θ ← θ − lr·λ·u
     θ ← θ − c·(θ − θ*)          c = min(1, lr·(1−λ)·γ·F)
 
-The paper's Algorithm 1 prints the pull without the learning rate. Its released code, which
-produced its results, multiplies the pull by the learning rate and pulls the weights after the
-step. This implementation does the same. F is 1: the paper drops the Fisher information because the
+In the paper's Algorithm 1, the pull is not multiplied by the learning rate. In its released code,
+which produced its results, the pull is multiplied by it and follows the step. This implementation
+does the same. F is 1: the paper drops the Fisher information because the
 pretraining data is not available. Pass ``importance=`` to use it.
 
 :class:`RecAdam` is the optimizer, :func:`recadam` its update as a function, and
@@ -77,28 +77,28 @@ class RecAdam(Optimizer):
         anneal: λ(t), see :mod:`holdfast.anneal`. λ scales the learning as well: anchored weights
             hardly learn while it is near 0. The default, the paper's, reaches ½ at update 250. For
             a run of another length use ``Sigmoid.over(total_steps)``, in updates.
-        anchors: the pretrained weights θ*. None anchors each parameter at its current value. A
-            :class:`~holdfast.Reference` or a mapping from names to tensors anchors by name
-            (prefixes such as ``bert.`` or ``module.`` are resolved); a parameter without an
-            anchor gets plain Adam. Anchors stay on their device. Anchors in page-locked host memory
+        anchors: the pretrained weights θ*. If None, each parameter is anchored at its current
+            value. A :class:`~holdfast.Reference` or a mapping from names to tensors is matched by
+            name, without prefixes such as ``bert.`` or ``module.``; a parameter without an anchor
+            gets plain Adam. Anchors stay on their device. Anchors in page-locked CPU memory
             (:meth:`Reference.pinned <holdfast.Reference.pinned>`) need no GPU memory; they are
             fetched while the backward pass runs.
-        importance: F, the importance of each coordinate, with a mean of 1 and matched like the
-            anchors: ``fisher_importance`` or ``mas_importance`` of :mod:`holdfast.optim`, with
-            ``normalize=True``. Parameters without one have F = 1. Checkpoints do not contain it.
-        foreach, fused: the implementation. None is one fused kernel on a GPU (if Triton is
-            installed) and torch's own choice on a CPU; ``fused=True`` makes one pass over memory
-            on both.
-        state_dtype: dtype of Adam's moments; None is the parameter's. With another dtype the
-            arithmetic is done in the wider of the two and rounded once. ``"8bit"`` takes one byte
-            per value, with a scale per 256 values: by a kernel on a GPU, slowly elsewhere. A
-            loaded state keeps its saved dtype, unless one is given here.
+        importance: F, the importance of each coordinate, with mean 1, matched like the anchors:
+            ``fisher_importance`` or ``mas_importance`` of :mod:`holdfast.optim`, with
+            ``normalize=True``. If None, the pull is equal for all coordinates. Parameters that it
+            does not contain have F = 1. Checkpoints do not contain it.
+        foreach, fused: the implementation. If None, one fused kernel is used on a GPU with Triton,
+            and torch's default on a CPU. ``fused=True`` makes one pass over memory on both.
+        state_dtype: dtype of Adam's moments. If None, it is that of the parameter; otherwise, the
+            wider of the two is used for the arithmetic. ``"8bit"`` takes one byte per value, with
+            a scale per 256 values; it needs a GPU to be fast. A loaded state keeps its saved dtype,
+            unless one is given here.
         stochastic_rounding: round bfloat16 parameters stochastically, without bias, so that small
             updates are not lost. The random bits are the same in each run.
-        release: free the anchors permanently once the remaining pull is below rounding error.
-            :meth:`distance` is unavailable afterwards. Their memory is freed if nothing else holds
-            them. Has no effect with ``capturable`` or with an annealing of your own, whose λ may
-            decrease again.
+        release: free the anchors once the remaining pull is below rounding error. Their memory is
+            released unless other code holds a reference to them. Afterwards, :meth:`distance`
+            raises an error. Has no effect with ``capturable`` or with your own annealing, whose λ
+            may decrease again.
         maximize: ascend instead of descend.
         capturable: keep all counts and rates on the device, for CUDA graphs. With ``fused=True``
             a step under a GradScaler does not wait for the GPU either.
@@ -279,13 +279,13 @@ class RecAdam(Optimizer):
         return loss
 
     def _begin_update(self) -> bool:
-        """Follow the host, check the gradients and count the update. False if there is none."""
+        """Check the gradients and count the update. Return False if there is nothing to update."""
         _check_capture(self)
         params = [p for group in self.param_groups for p in group["params"]]
         sharded = any(map(is_sharded, params))
         if not torch.compiler.is_compiling():  # a compiled step cannot set attributes
             self._sharded = sharded
-        if sharded and self._anchors.shard(self.param_groups):
+        if sharded and self._anchors.shard(self.param_groups):  # the trainer sharded them
             self._discard_plans()
         grads = [grad for p in params if (grad := p.grad) is not None]
         if any(g.layout is not torch.strided for g in grads):
@@ -352,7 +352,7 @@ class RecAdam(Optimizer):
         self._plans.clear()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch; also frees anchors that were fetched for a step that was not made."""
+        """As in torch. Also discards anchors prefetched for a step that did not take place."""
         super().zero_grad(set_to_none)
         for plan in self._plans.values():
             plan.discard_fetched()
@@ -413,9 +413,8 @@ class RecAdam(Optimizer):
         if saved - {own}:
             kinds = ["full-precision", "8-bit"]
             raise ValueError(
-                f"the saved state has {kinds[not own]} moments, this optimizer {kinds[own]} ones, "
-                "and they cannot be converted into each other: make the optimizer with "
-                f"state_dtype={None if own else '8bit'!r}"
+                f"cannot load a state with {kinds[not own]} moments into an optimizer with "
+                f"{kinds[own]} moments: create it with state_dtype={None if own else '8bit'!r}"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -448,12 +447,13 @@ class RecAdam(Optimizer):
 
         Args:
             distance: also measure ‖θ − θ*‖ over all anchored parameters (reads every weight).
-            group: the group to report; None is the first that has anchors.
+            group: the group to report. If None, the first group that has anchors is reported.
 
         Returns:
-            ``updates`` so far; ``lam`` = λ and ``pull`` = c, the fraction of the way back to θ*
-            (at F = 1), of the last update (before the first one: of the first one) at the current
-            learning rate; and on request ``distance``, NaN once the anchors were released.
+            A dict. ``updates`` is the number of updates so far. ``lam`` is the value of λ at the
+            last update, or at the first update if none was made. ``pull`` is the fraction c by
+            which that update moves the weights toward θ*, for F = 1 and the current learning rate.
+            ``distance``, only if requested, is NaN after the anchors were released.
         """
         pulled = [any(a is not None for a in anchors) for anchors in self._anchors.values]
         if group is not None and not 0 <= group < len(pulled):
@@ -626,8 +626,8 @@ def recadam(
     """Make one RecAdam update of a list of tensors, in place.
 
     Adam's part is torch's own implementation with the learning rate lr·λ, so a neutral pull gives
-    torch's AdamW to the last bit. ``anchors=None`` is no pull. ``importance=None`` is 1 everywhere,
-    as is a None in it. ``adam`` are Adam's other options (beta1, beta2, eps, maximize).
+    torch's AdamW to the last bit. Without ``anchors`` there is no pull. Without ``importance``, or
+    where it contains None, F is 1. ``adam`` are Adam's other options (beta1, beta2, eps, maximize).
     """
     if any(p.dtype != m.dtype for p, m in zip(params, exp_avgs, strict=True)):
         # In the wider dtype of parameter and moments, rounded once at the end.
@@ -712,15 +712,15 @@ class RecAdamUpdate(AdamUpdate):
             decay, lower layers are pulled more slowly, as they learn more slowly.
         betas, eps: coefficients and ε of Adam.
         pull: lr·γ at the peak learning rate: the fraction of the way back to θ* per update while λ
-            is near 0. None is 0.1, as in the paper, unless ``gamma`` is given; 0 is no pull.
+            is near 0. If None and ``gamma`` is not given, 0.1 as in the paper. 0 is no pull.
         gamma: γ itself, instead of ``pull``.
         t0: when λ reaches ½, as a fraction of the run.
         width: 1/k, the width of the shift from recalling to learning, as a fraction of the run.
         anneal: λ(t) itself, in updates, instead of ``t0`` and ``width``.
         importance: weight the pull on each coordinate by its Fisher information (``"fisher"``) or
             by :func:`~holdfast.optim.mas_importance` (``"mas"``), measured on 1000 samples of the
-            training data at θ* and scaled to a mean of 1 over the pulled parameters. None pulls on
-            all coordinates alike.
+            training data at θ* and scaled to mean 1 over the pulled parameters. If None, the pull
+            is equal for all coordinates.
         eight_bit: store Adam's moments in 8 bits. With pretrained weights in half precision,
             RecAdam then needs less memory than plain AdamW in float32.
 

@@ -44,7 +44,7 @@ class Rehearsal(Objective):
         ratio: the number of old samples per new sample in the mix, drawn once with the run's seed,
             repeatedly if there are too few. 0 turns rehearsal off. The ratio changes how often old
             samples are seen, not their total weight.
-        anneal: λ(t), the weight of the new task at update t; None is ½ throughout. With an
+        anneal: λ(t), the weight of the new task at update t. If None, it is always ½. With an
             annealing that ends at 1, such as :class:`~holdfast.anneal.Sigmoid`, the run ends with
             the new task alone.
 

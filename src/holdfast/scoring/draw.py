@@ -20,8 +20,8 @@ def draw_texts(
     """Draw texts token by token at temperature 1 from the whole vocabulary.
 
     Each text is the prefix, usually only BOS, then at most ``tokens`` drawn tokens: it ends earlier
-    if an end-of-sequence token is drawn. ``batch_size`` texts are drawn at a time; None draws all
-    of them together. The global random state is restored afterwards.
+    if an end-of-sequence token is drawn. ``batch_size`` texts are drawn at a time. If None, all are
+    drawn together. The global random state is restored afterwards.
     """
     device = next(model.parameters()).device
     ends = _end_tokens(model).to(device)

@@ -74,8 +74,8 @@ def score(
             Sequences padded on the left need ``position_ids`` in models with absolute positions.
         task: ``"causal_lm"``, ``"classification"``, ``"regression"``, ``"multi_label"`` or
             ``"token_classification"``, see :func:`~holdfast.per_sample_loss`; or a function
-            (model, batch) → one loss per sample. None infers the task of a transformers model.
-        collate: builds a batch from samples; None pads token sequences on the right.
+            (model, batch) → one loss per sample. If None, inferred from a transformers model.
+        collate: builds a batch from samples. If None, token sequences are padded on the right.
         tokens: also return the loss of every target token.
         batch_size: the batch size at the greatest length; shorter samples come in larger batches.
             Halved if memory runs out.
