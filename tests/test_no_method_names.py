@@ -150,8 +150,11 @@ def named_in(source, file):
         for name in presets_in(node):
             if own_file(registry.find(name)) != file and (file, name) not in ALLOWED:
                 yield f"{file}:{node.lineno} names {name!r}"
+        for name in recommended_in(node):
+            if own_file(registry.find(name)) != file:
+                yield f"{file}:{node.lineno} recommends {name}"
         if not file.startswith("methods/"):
-            for name in identifiers_in(node) | imported_by(node) | recommended_in(node):
+            for name in identifiers_in(node) | imported_by(node):
                 yield f"{file}:{node.lineno} uses {name}"
 
 

@@ -165,10 +165,10 @@ def test_cross_stage_checks_say_why():
 
 def test_a_new_head_must_be_fitted_before_its_predictions_are_used():
     for name in ("flow", "distill", "ewc", "mas", "recadam+flow"):
-        with pytest.raises(ValueError, match=r"classifier is new .* or use the preset lp-ft"):
+        with pytest.raises(ValueError, match=r"classifier is new .* add the preset lp-ft"):
             Recipe.preset(name).check_head(("classifier",))
         Recipe.preset(name).check_head(())
-    with pytest.raises(ValueError, match=r"Flow uses .* holdfast.linear_probe"):
+    with pytest.raises(ValueError, match=r"Flow uses .* first: train it alone with the preset"):
         Recipe.preset("lora+flow").check_head(("classifier",))
     for name in ("lp-ft+flow", "recadam", "lora"):
         Recipe.preset(name).check_head(("classifier",))

@@ -90,9 +90,13 @@ class Recipe:
         asking = [type(method).__name__ for _, method in self if method.needs_fitted_head]
         if not new or not asking or self.trainable.fits_head:
             return
+        first = ""
+        if self.trainable == Recipe().trainable:
+            first = f"add the preset {preset_that('fits_head')}, or "
         raise ValueError(
             f"{', '.join(asking)} uses the pretrained model's predictions on the data, but "
-            f"{', '.join(new)} is new and predicts at random: {head_advice()}"
+            f"{', '.join(new)} is new and predicts at random. Fit it first: {first}train it alone "
+            f"with the preset {preset_that('trains_only_head')}, then leave out new="
         )
 
     @property
@@ -196,10 +200,9 @@ class Recipe:
         return cls.from_dict({} if saved is None else saved)
 
 
-def head_advice() -> str:
-    """How to fit a new head, as the end of an error message."""
-    advice = [getattr(entry.cls, "head_advice", "") for entry in registry.methods("trainable")]
-    return ", or ".join(filter(None, advice))
+def preset_that(flag: str) -> str:
+    """The name of the first method of stage 1 that has a flag set."""
+    return next(e.name for e in registry.methods("trainable") if getattr(e.cls, flag))
 
 
 def as_recipe(recipe: Recipe | str) -> Recipe:

@@ -146,8 +146,8 @@ class Trainable(Method):
     keeps_base: ClassVar[bool] = False
     #: Whether :meth:`fit` fits a new head, so that other methods can use its predictions.
     fits_head: ClassVar[bool] = False
-    #: How a user fits a new head with this method, for an error message ("use the preset …").
-    head_advice: ClassVar[str] = ""
+    #: Whether the method trains nothing but heads.
+    trains_only_head: ClassVar[bool] = False
     #: Why training must start at θ*, as a predicate ("freezes the body"); empty if it need not.
     needs_pretrained_start: ClassVar[str] = ""
 

@@ -142,7 +142,7 @@ def test_the_plan_at_work_gives_the_order(tmp_path, capsys):
 
     names = ("wise-ft", "flow", "standard")
     plan = Plan("model", "train.jsonl", "dev.jsonl", recipes=names, seeds=(0,))
-    specs = list(plan.runs())
+    specs = plan.runs
     done = [run(spec.recipe, id=spec.id) for spec in specs[:2]]
     unfinished(None, tmp_path, done)
     config = {"model": "model", "data": "train.jsonl", "target": "dev.jsonl", "seeds": [0]}

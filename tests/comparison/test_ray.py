@@ -75,7 +75,7 @@ def at_work(cluster):
 @pytest.mark.soak
 def test_a_run_that_raises_is_not_done_again_and_ctrl_c_ends_the_rest(cluster, tmp_path):
     plan = make_plan(tmp_path, seeds=(0,), updates=UPDATES)
-    wrong, other = (spec.id for spec in plan.runs())
+    wrong, other = (spec.id for spec in plan.runs)
     out = tmp_path / "out"
     (out / "runs" / wrong / "seconds").mkdir(parents=True)  # where its first row is timed
     driver = on_ray(plan, out, cluster)

@@ -75,7 +75,7 @@ def agrees(results, whole):
 
 def test_every_run_is_done_once(plan, whole):
     results, told, out = whole
-    ids = [spec.id for spec in plan.runs()]
+    ids = [spec.id for spec in plan.runs]
     assert len(ids) == 2
     assert [run.id for run in results.runs] == ids
     assert told.begun == told.ended == Counter(ids)
@@ -84,7 +84,7 @@ def test_every_run_is_done_once(plan, whole):
 
 def test_only_unfinished_runs_are_done_and_a_run_that_raises_has_failed(plan, whole, tmp_path):
     plan = replace(plan, recipes=(*plan.recipes, "l2-sp"))
-    finished, cut, wrong = (spec.id for spec in plan.runs())
+    finished, cut, wrong = (spec.id for spec in plan.runs)
     shutil.copytree(whole[2], tmp_path, dirs_exist_ok=True)
     file = tmp_path / "runs" / cut / "result.json"
     file.write_text(file.read_text()[:100])
@@ -100,7 +100,7 @@ def test_only_unfinished_runs_are_done_and_a_run_that_raises_has_failed(plan, wh
 
 
 def test_a_result_holds_all_settings_of_its_recipe(plan, whole):
-    for spec, run in zip(plan.runs(), whole[0].runs, strict=True):
+    for spec, run in zip(plan.runs, whole[0].runs, strict=True):
         assert Recipe.from_dict(run.settings) == Recipe.from_dict(spec.settings)
     assert whole[0].runs[1].settings["merging"]["alpha"] == 0.5
 
@@ -127,13 +127,13 @@ def test_a_process_that_dies_takes_no_other_with_it(plan, whole, tmp_path):
     results = told.run(plan, tmp_path, 2)
     assert len(results.runs) == 2
     assert agrees(results, whole)
-    assert told.ended == Counter(spec.id for spec in plan.runs())
+    assert told.ended == Counter(spec.id for spec in plan.runs)
     assert sum(told.begun.values()) <= 3  # it goes on, or begins again if there was nothing yet
 
 
 @pytest.mark.soak
 def test_a_run_that_kills_its_process_has_failed(plan, whole, tmp_path):
-    victim, other = (spec.id for spec in plan.runs())
+    victim, other = (spec.id for spec in plan.runs)
 
     def kill(spec, doing, done):
         if spec.id == victim:
@@ -154,7 +154,7 @@ def test_a_run_that_kills_its_process_has_failed(plan, whole, tmp_path):
 @pytest.mark.soak
 def test_two_attempts_at_once_are_both_right(plan, whole, tmp_path):
     """As when a node was thought dead, and was not."""
-    spec = next(plan.runs())
+    spec = plan.runs[0]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         both = pool.starmap(run_one, [(plan, spec, Place.at(tmp_path))] * 2, chunksize=1)
     for result in both:

@@ -252,7 +252,7 @@ def test_a_learning_rate_of_the_recipe_is_searched_too(tmp_path):
 def test_a_gamma_may_be_asked_for_where_the_pull_is_the_default(tmp_path):
     (tmp_path / "own.yaml").write_text("update: {name: recadam, pull: 0.2}\n")
     grid = {"update.gamma": (5.0,), "update.t0": (0.1, 0.4)}
-    first, second = Plan("m", "d", "t", recipes=("recadam",), seeds=(0,), grid=grid).runs()
+    first, second = Plan("m", "d", "t", recipes=("recadam",), seeds=(0,), grid=grid).runs
     assert (first.settings["update"]["gamma"], first.settings["update"]["pull"]) == (5.0, None)
     assert (first.settings["update"]["t0"], second.settings["update"]["t0"]) == (0.1, 0.4)
     assert first.values == {"update.gamma": 5.0, "update.t0": 0.1}
@@ -287,7 +287,7 @@ def test_a_new_head_is_merged_as_a_run_merges_it(tmp_path, monkeypatch):
     assert trial.state.name == "COMPLETE", trial.user_attrs.get("error")
     worker = Worker(plan, tmp_path / "runs")
     (tmp_path / "runs").mkdir()
-    model, _ = worker.train(next(plan.runs()), tmp_path / "runs")  # α = 0.5, as by default
+    model, _ = worker.train(plan.runs[0], tmp_path / "runs")  # α = 0.5, as by default
     for name, p in model.named_parameters():
         assert torch.equal(p, seen[0][name]), name
 

@@ -35,7 +35,7 @@ def worked(tmp_path, source, data, target, *recipes, **more):
         training=Training(lr=0.02, max_updates=25, batch_size=4, max_length=16), **more,
     )  # fmt: skip
     worker = Worker(plan, tmp_path / "runs")
-    return [worker(spec) for spec in plan.runs()]
+    return [worker(spec) for spec in plan.runs]
 
 
 def test_a_comparison_of_classes_that_are_new(tmp_path):

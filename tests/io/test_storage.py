@@ -60,7 +60,7 @@ def test_what_fails_elsewhere_names_the_place(tmp_path):
 def test_a_plan_elsewhere_gives_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
     plan = make_plan(tmp_path, recipes=("recadam+wise-ft",), seeds=(0,), updates=2)
-    (spec,) = plan.runs()
+    (spec,) = plan.runs
     address = f"dir::file://{tmp_path}/there"
     places = [Place.at(tmp_path / "here"), Place.at(address)]
     workers = [Worker(plan, place.folder / "runs") for place in places]

@@ -75,7 +75,7 @@ def mean_over_samples(
     together = vmap(grad(of_one), (None, 0, 0), randomness="different")
     rows, count = samples_at_a_time(totals.values()), 0
     bar = progress_bar(source.total, "importance", shown=progress)
-    with batch.evaluating(model), warnings.catch_warnings():
+    with bar, batch.evaluating(model), warnings.catch_warnings():
         # torch.func warns about kernels that it loops over: correct, but slower.
         warnings.filterwarnings("ignore", "There is a performance drop")
         for indices, read in source:
@@ -100,7 +100,6 @@ def mean_over_samples(
                 start += len(wanted)
             count += size
             bar.update(len(indices))
-    bar.close()
     if not count:
         raise ValueError("importance cannot be measured: the data is empty")
     found = {name: total / count for name, total in totals.items()}

@@ -12,6 +12,7 @@ The same command continues a stopped comparison. --out may be an address that fs
 
 import argparse
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def add_options(parser: Parser) -> None:
     parser.describe(__doc__, needed=("model", "data", "target"))
     parser.demo = lambda: {**demo_settings(), "set": {"penalties.samples": 64}}  # 1000 takes long
     add(parser, "config", "print_config")
-    add_plan_options(parser)
+    add_plan_options(parser, skip=())
     recipes = parser.add_argument_group("recipes")
     add_settings(recipes, Plan, only=("recipes", "seeds", "grid", "options"))
     output = parser.add_argument_group("output and running")
@@ -46,12 +47,12 @@ def add_options(parser: Parser) -> None:
     output.add_argument("--address", help="address of the Ray cluster")
 
 
-def add_plan_options(parser: Parser) -> None:
+def add_plan_options(parser: Parser, skip: Sequence[str]) -> None:
     add(parser.add_argument_group("model and data"), "model", "data", "head", "new")
     add_settings(parser.add_argument_group("training"), Training)
     tests = parser.add_argument_group("tests")
     add(tests, "target")
-    add_settings(tests, Measuring, skip=("half",))  # which a search chooses
+    add_settings(tests, Measuring, skip=skip)
 
 
 def demo_settings() -> dict[str, Any]:
@@ -68,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
     plan, out = settings_from(Plan, options), Place.at(options.out)
     claim(out.folder, inputs_of(plan), page=True)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # Progress shows all of it
-    done, total = len(finished_runs(plan, out)), len(list(plan.runs()))
+    done, total = len(finished_runs(plan, out)), len(plan.runs)
     if done < total:
         check_inputs(plan)
     with Progress(total, "runs", done) as progress:

@@ -92,6 +92,6 @@ def unfinished(folder: Path) -> Results:
     results = finished_in(folder, plan)
     if results is None:
         raise ValueError(f"{folder} contains neither {', '.join(FILES)} nor finished runs")
-    total = "more" if plan is None else len(list(plan.runs()))
+    total = "more" if plan is None else len(plan.runs)
     say(f"{len(results.runs)} of {total} runs are finished", "unfinished")
     return results

@@ -28,7 +28,7 @@ from holdfast.io.encoding import TrainingData, training_samples
 from holdfast.io.models import Loader
 from holdfast.io.rows import Rows
 from holdfast.io.storage import Place
-from holdfast.recipe import head_advice
+from holdfast.recipe import preset_that
 from holdfast.report.scored import Sample, Scored
 from holdfast.report.text import to_terminal
 from holdfast.scoring.scorer import score
@@ -61,7 +61,8 @@ def run(options: argparse.Namespace) -> None:
     if task.head is not None:
         raise ValueError(
             f"{options.model} has no head for the labels of {options.data}, and losses under a new "
-            f"head mean nothing. With holdfast finetune, {head_advice()}"
+            "head mean nothing: fit one first with holdfast finetune --recipe "
+            f"{preset_that('trains_only_head')}"
         )
     model, _ = task.load()
     rows = task.rows

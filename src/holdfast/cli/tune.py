@@ -34,7 +34,7 @@ def add_options(parser: Parser) -> None:
     parser.describe(__doc__, needed=("model", "data", "target"))
     parser.demo = demo_settings
     add(parser, "config", "print_config")
-    add_plan_options(parser)
+    add_plan_options(parser, skip=("half",))  # which the search chooses
     search = parser.add_argument_group("search")
     add(search, "recipe", default=Tuning.recipe)
     add_settings(search, Tuning, skip=("recipe", "seed"))

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ class Plan:
         names = [read_recipe(name)[0] for name in self.recipes]
         if len(set(names)) < len(names):
             raise ValueError(f"two recipe files are named {_twice(names)!r}: rename one of them")
-        list(self.runs())  # raises if a recipe or a value is invalid
+        _ = self.runs  # raises if a recipe or a value is invalid
         used = [part for name in self.recipes for part in read_recipe(name)[1]]
         known = [(entry.stage, entry.cls) for entry in methods()]
         for asked, parts in ((self.grid, used), (self.options, known)):
@@ -144,13 +144,15 @@ class Plan:
             for key in asked:
                 _check_setting(key, keys | vars(self.training).keys())
 
-    def runs(self) -> Iterator[RunSpec]:
+    @functools.cached_property  # recipe files are read once
+    def runs(self) -> list[RunSpec]:
         """All runs, seed by seed, so that the first results cover all recipes."""
         grid = [[(name, value) for value in some] for name, some in self.grid.items()]
-        for seed in self.seeds:
-            for name in self.recipes:
-                specs = (self.spec(name, seed, dict(chosen)) for chosen in itertools.product(*grid))
-                yield from {spec.id: spec for spec in specs}.values()
+        found: dict[str, RunSpec] = {}
+        for seed, name in itertools.product(self.seeds, self.recipes):
+            specs = (self.spec(name, seed, dict(chosen)) for chosen in itertools.product(*grid))
+            found |= {spec.id: spec for spec in specs}
+        return list(found.values())
 
     def spec(self, name: str, seed: int, values: Mapping[str, Any]) -> RunSpec:
         """The run of a recipe with those of the given values that it has settings for."""

@@ -295,7 +295,7 @@ def finished_in(folder: Path, plan: Plan | None = None) -> Results | None:
 
 def collect(runs: Mapping[str, RunResult], notes: Mapping[str, str], plan: Plan | None) -> Results:
     """Put runs in the order of the plan; ``notes`` are the tracebacks of failed ones, by id."""
-    order = {spec.id: i for i, spec in enumerate(plan.runs())} if plan else {}
+    order = {spec.id: i for i, spec in enumerate(plan.runs)} if plan else {}
     return Results(
         runs=tuple(sorted(runs.values(), key=lambda run: order.get(run.id, len(order)))),
         failed={n: t.strip().rpartition("\n")[2] for n, t in notes.items() if n not in runs},

@@ -70,7 +70,7 @@ def compare(
         if config is not None:
             (place / "config.yaml").write_text(config)
         results = finished_runs(plan, place)
-        left = [spec for spec in plan.runs() if spec.id not in results]
+        left = [spec for spec in plan.runs if spec.id not in results]
         failed: dict[str, str] = {}
         if engine == "ray" and left:
             ended = _run_on_ray(plan, left, place, gpus, address)
@@ -93,7 +93,7 @@ def compare(
 
 
 def finished_runs(plan: Plan, place: Place) -> dict[str, RunResult]:
-    read = {spec.id: read_result(place / "runs" / spec.id / "result.json") for spec in plan.runs()}
+    read = {spec.id: read_result(place / "runs" / spec.id / "result.json") for spec in plan.runs}
     return {name: result for name, result in read.items() if result is not None}
 
 

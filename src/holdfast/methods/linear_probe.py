@@ -46,9 +46,7 @@ class LinearProbe(Freezing):
 
     neutral: ClassVar[dict[str, Any] | None] = None
     needs_pretrained_start: ClassVar[str] = "freezes the body"
-    head_advice: ClassVar[str] = (
-        "fit it with holdfast.linear_probe or the preset linear-probe, then leave out new="
-    )
+    trains_only_head: ClassVar[bool] = True
 
     head: str | None = None
 

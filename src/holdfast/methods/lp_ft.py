@@ -32,7 +32,6 @@ class LPFT(Trainable):
     neutral: ClassVar[dict[str, Any] | None] = None
     needs_pretrained_start: ClassVar[str] = "fits the head to the pretrained features"
     fits_head: ClassVar[bool] = True
-    head_advice: ClassVar[str] = "use the preset lp-ft (trainable=LPFT())"
 
     head: str | None = None
     l2: float = 1e-4

@@ -66,8 +66,8 @@ class Rehearsal(Objective):
             return Criterion(run)
         if run.old_data is None:
             raise ValueError(
-                "Rehearsal needs data of the old task: pass it as old_data=. If there is none, "
-                "use a method that does not need it, such as the preset recadam, flow or distill"
+                "Rehearsal needs data of the old task: pass it as old_data=, or use a method that "
+                "needs none"
             )
         new = self.samples(run, run.data)
         old = self.samples(run, run.old_data, "old_data")

@@ -78,14 +78,10 @@ class WiseFT(Merging):
         The reference may be None if only LoRA adapters were trained. The data is for
         ``statistics="reestimate"``, as for :func:`holdfast.score`.
         """
-        reestimate = self.statistics == "reestimate" and self.alpha != 1
-        if reestimate and data is None and statistics_of(model):
-            raise ValueError(
-                "statistics='reestimate' needs data for BatchNorm's statistics: pass data="
-            )
+        self._check_data(model, data)
         for tensor, base in self._pairs(model, reference):
             _interpolate(tensor, base, self.alpha)
-        if reestimate:
+        if self._reestimates:
             reestimate_statistics(model, data, collate)
         return model
 
@@ -104,6 +100,8 @@ class WiseFT(Merging):
         The setting ``alpha`` is not used; the other arguments are as in :meth:`merge`.
         """
         merges = {value: replace(self, alpha=value) for value in values}
+        for method in merges.values():  # before the first evaluation
+            method._check_data(model, data)
         changed = [tensor for tensor, _ in self._pairs(model, reference)]
         changed += [buffer for norm in statistics_of(model) for buffer in norm.buffers()]
         tuned = [tensor.detach().clone() for tensor in changed]
@@ -116,6 +114,16 @@ class WiseFT(Merging):
         finally:
             _copy(changed, tuned)
         return results
+
+    @property
+    def _reestimates(self) -> bool:
+        return self.statistics == "reestimate" and self.alpha != 1
+
+    def _check_data(self, model: nn.Module, data: Any) -> None:
+        if self._reestimates and data is None and statistics_of(model):
+            raise ValueError(
+                "statistics='reestimate' needs data for BatchNorm's statistics: pass data="
+            )
 
     def _pairs(
         self, model: nn.Module, reference: Reference | None

@@ -58,7 +58,7 @@ class AlphaRecommendation(Answer):
     alpha: float | None = None  # the α to take; None if the target was not tested
 
 
-class Candidate(NamedTuple):
+class Choice(NamedTuple):
     """A recipe or an α. Less is better of all numbers."""
 
     label: str
@@ -69,11 +69,11 @@ class Candidate(NamedTuple):
     loss: float | None  # None without retained tests
     moved: float  # the KL, or α itself: decides without retained tests
 
-    def close_to(self, best: Candidate) -> bool:
+    def close_to(self, best: Choice) -> bool:
         overlap = max(self.low, best.low) <= min(self.high, best.high)
         return overlap or self.within(CLOSE, best)
 
-    def within(self, share: float, best: Candidate) -> bool:
+    def within(self, share: float, best: Choice) -> bool:
         return abs(self.target - best.target) <= share * abs(best.target)
 
 
@@ -152,12 +152,12 @@ def kl_of(summary: Summary) -> float | None:
     return summary.kl.get("context-free", next(iter(summary.kl.values()), None))
 
 
-def _recipe(summary: Summary) -> Candidate:
+def _recipe(summary: Summary) -> Choice:
     target, kl = summary.target, kl_of(summary)
     sign = 1 if target.lower_is_better else -1
     seeds = [sign * run.target.after for run in summary.runs if math.isfinite(run.target.after)]
     lost = f", lost {percent(summary.loss)} on average" if summary.retained else ""
-    return Candidate(
+    return Choice(
         summary.label,
         f"{_scored(target.metric, target.after, target.name)}{lost}.",
         sign * target.after,
@@ -168,7 +168,7 @@ def _recipe(summary: Summary) -> Candidate:
     )
 
 
-def _alpha(point: SweepPoint, target: Score | None) -> Candidate:
+def _alpha(point: SweepPoint, target: Score | None) -> Choice:
     names = {0.0: "The base", 1.0: "The tuned model"}
     value = low = high = math.nan
     says = []
@@ -185,16 +185,16 @@ def _alpha(point: SweepPoint, target: Score | None) -> Candidate:
         says.append(verdict(point.report).headline)
     loss = sum(losses) / len(losses) if losses else None
     name = names.get(point.alpha, f"α = {point.alpha:g}")
-    return Candidate(name, " ".join(says), value, low, high, loss, point.alpha)
+    return Choice(name, " ".join(says), value, low, high, loss, point.alpha)
 
 
-def _gentlest(among: Sequence[Candidate]) -> Candidate:
+def _gentlest(among: Sequence[Choice]) -> Choice:
     if any(c.loss is not None for c in among):
         return min(among, key=lambda c: (c.loss or 0.0, c.target))
     return min(among, key=lambda c: (c.moved, c.target))
 
 
-def _reason(close: Sequence[Candidate], one: str, several: str, test: str, untested: str) -> str:
+def _reason(close: Sequence[Choice], one: str, several: str, test: str, untested: str) -> str:
     if len(close) == 1:
         return f"no other {one} comes close on {plain(test)}"
     why = "forgets least" if any(c.loss is not None for c in close) else untested

@@ -139,7 +139,7 @@ class ScoreCache:
                 except FileNotFoundError:  # a kill cut it short, or another process has finished
                     continue
                 except (OSError, KeyError, ValueError) as error:
-                    warnings.warn(f"skipping {part}, which cannot be read: {error}", stacklevel=4)
+                    warnings.warn(f"skipping a part of an unfinished pass: {error}", stacklevel=4)
         else:
             self.partial.mkdir(parents=True, exist_ok=True)
             text = json.dumps(self.about)

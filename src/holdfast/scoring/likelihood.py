@@ -54,23 +54,22 @@ def log_likelihoods(
         same.setdefault(inputs[-loaded.limit :], []).append(i)
     rows, owners = list(same), list(same.values())
     found: dict[int, Likelihood] = {}
-    bar = progress_bar(len(requests), name, shown=progress)
-    for numbers, predictions in Runner(loaded)(rows):
-        asked: list[tuple[int, int]] = []
-        where: list[int] = []
-        wanted: list[int] = []
-        for place, number in enumerate(numbers):
-            end = place * predictions.states.shape[1] + len(rows[number])
-            for i in owners[number]:
-                target = requests[i].target[-loaded.limit :]
-                asked.append((i, len(target)))
-                where += range(end - len(target), end)
-                wanted += target
-        losses, hits = map(iter, _losses_and_hits(predictions, where, wanted).tolist())
-        for i, size in asked:  # all() over a list, so that every hit is consumed
-            found[i] = Likelihood(list(islice(losses, size)), all([*islice(hits, size)]))
-        bar.update(len(asked))
-    bar.close()
+    with progress_bar(len(requests), name, shown=progress) as bar:
+        for numbers, predictions in Runner(loaded)(rows):
+            asked: list[tuple[int, int]] = []
+            where: list[int] = []
+            wanted: list[int] = []
+            for place, number in enumerate(numbers):
+                end = place * predictions.states.shape[1] + len(rows[number])
+                for i in owners[number]:
+                    target = requests[i].target[-loaded.limit :]
+                    asked.append((i, len(target)))
+                    where += range(end - len(target), end)
+                    wanted += target
+            losses, hits = map(iter, _losses_and_hits(predictions, where, wanted).tolist())
+            for i, size in asked:  # all() over a list, so that every hit is consumed
+                found[i] = Likelihood(list(islice(losses, size)), all([*islice(hits, size)]))
+            bar.update(len(asked))
     return [found[i] for i in range(len(requests))]
 
 
