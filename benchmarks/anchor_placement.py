@@ -1,4 +1,4 @@
-"""Where the anchors are: on the GPU, or in the host's memory, fetched while the backward pass runs.
+"""Where the anchors are: on the GPU, or in CPU memory, fetched while the backward pass runs.
 
     python benchmarks/anchor_placement.py --out results.json
 

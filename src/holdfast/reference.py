@@ -146,11 +146,11 @@ class Reference(Mapping[str, Tensor]):
         return kept
 
     def pinned(self) -> Reference:
-        """A copy of these weights in page-locked host memory, for a GPU to fetch from.
+        """A copy of these weights in page-locked CPU memory, for a GPU to fetch from.
 
         The copy needs no GPU memory: :class:`~holdfast.RecAdam` fetches the weights in chunks while
-        the backward pass runs. (Anchors of sharded parameters are on the GPU.) On the host a tensor
-        takes up to twice its size, because torch rounds page-locked memory up to a power of 2.
+        the backward pass runs. (Anchors of sharded parameters are on the GPU.) In CPU memory a
+        tensor takes up to twice its size: torch rounds page-locked memory up to a power of 2.
 
             anchors = Reference.open("pretrained", device="cpu").pinned()
         """
@@ -273,8 +273,8 @@ class Reference(Mapping[str, Tensor]):
     ) -> list[Tensor | None]:
         """The anchor of each parameter, by identity if known, else by name; None if it has none.
 
-        ``alignment`` translates the names; None derives it from them. Raises ValueError, listing
-        names, if an anchor has the wrong shape.
+        ``alignment`` translates the names. If None, it is derived from them. Raises ValueError,
+        listing names, if an anchor has the wrong shape.
         """
         if names is None and not self._owners:
             raise ValueError(

@@ -132,8 +132,8 @@ class Run:
 
         Args:
             total_updates: the number of updates of the run.
-            groups: the host's groups of named parameters, ``{"params": [(name, p), …]}``. None
-                takes all trainable parameters: matrices with weight decay, the others without.
+            groups: the host's groups of named parameters, ``{"params": [(name, p), …]}``. If
+                None, all trainable parameters: matrices with weight decay, the others without.
         """
         update = self.recipe.update
         groups = self._groups() if groups is None else groups

@@ -83,7 +83,7 @@ MedianLoss = Callable[[], float | None]
 class Method:
     """Base class of all methods: the hooks that every stage has."""
 
-    #: The check of each setting that has one. None is valid where it is the default.
+    #: The check of each setting that has one. None is also valid if it is the default.
     checks: ClassVar[Checks] = {}
     #: Settings with which the method is plain fine-tuning; None if there are none.
     neutral: ClassVar[dict[str, Any] | None] = {}

@@ -207,7 +207,7 @@ def test_bad_settings(data, options, message):
 
 
 def test_wrong_types_raise_helpful_errors(data):
-    with pytest.raises(TypeError, match=r"Recipe\.preset"):
+    with pytest.raises(TypeError, match="a preset name such as"):
         tune(make_model(), ["recadam"], data)
     with pytest.raises(TypeError, match=r"Reference\.open"):
         tune(make_model(), Recipe(), data, reference="path")

@@ -189,7 +189,7 @@ def test_release_frees_the_memory():
 
 
 def test_a_group_on_two_devices():
-    """In a process of its own: a kernel that reads the host's memory takes all down with it."""
+    """In a process of its own: a kernel that reads CPU memory takes all down with it."""
     code = """
 import torch
 from holdfast import RecAdam

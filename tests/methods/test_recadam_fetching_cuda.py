@@ -1,4 +1,4 @@
-"""Anchors in the host's memory, fetched while the backward pass runs: against those on the GPU."""
+"""Anchors in CPU memory, fetched while the backward pass runs: against those on the GPU."""
 
 import copy
 

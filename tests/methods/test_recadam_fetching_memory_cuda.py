@@ -1,4 +1,4 @@
-"""Anchors in the host's memory: what they take on the GPU, hooks, copies, graphs."""
+"""Anchors in CPU memory: what they take on the GPU, hooks, copies, graphs."""
 
 import copy
 import gc

@@ -21,7 +21,7 @@ def preserve_rng(devices: Sequence[torch.device] = ()) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Seed torch's generators on all devices, and restore them on exit; None does nothing."""
+    """Seed torch's generators on all devices, and restore them on exit. No effect if None."""
     kinds = [kind for kind in ("cuda", "xpu", "mps") if getattr(torch, kind).is_available()]
     devices = range(getattr(torch, kinds[0]).device_count() if kinds else 0)
     kind = kinds[0] if kinds else "cuda"

@@ -1,4 +1,4 @@
-"""Fetches anchors from the host's memory to the GPU while the backward pass runs.
+"""Fetches anchors from CPU memory to the GPU while the backward pass runs.
 
 Anchors are copied in chunks, in the order in which gradients arrive: each chunk when the gradients
 of the chunks before it arrive. By then activations are freed, and anchors can use their memory. A
@@ -7,7 +7,7 @@ is freed as soon as its weights are updated.
 
 The memory belongs to the training stream, so that it can reuse that of activations. The copies run
 on their own stream. From page-locked memory (:meth:`holdfast.Reference.pinned`) they do not block
-the host.
+the CPU.
 """
 
 import weakref

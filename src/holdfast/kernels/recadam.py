@@ -189,7 +189,7 @@ class _Launch:
 
 
 def _plan_launches(rows: Sequence[Operands]) -> tuple[list[_Launch], list[Fetching]]:
-    """One launch per kind; one per chunk of anchors where these are in the host's memory."""
+    """One launch per kind; one per chunk of anchors where these are in CPU memory."""
     kinds: dict[_Kind, list[int]] = {}
     # Read from the device only now. A state that was saved elsewhere may have counts on the CPU.
     counts = torch.stack([row.step.to(rows[0].step.device) for row in rows]).tolist()
@@ -219,7 +219,7 @@ def _plan_launches(rows: Sequence[Operands]) -> tuple[list[_Launch], list[Fetchi
 def _columns(row: Operands, kind: _Kind) -> list[Tensor | None]:
     """A parameter's tensors in the order of the table, all with the strides of the weights.
 
-    Gradients are looked up at each step, as are anchors in the host's memory.
+    Gradients are looked up at each step, as are anchors in CPU memory.
     """
     p, a, f = local(row.p), None, None
     if row.anchor is not None and not kind.far:
