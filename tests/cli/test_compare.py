@@ -78,6 +78,7 @@ def test_an_address_of_results(tmp_path, capsys):
         (["--recipes", "standard", "standard"], "recipes contains 'standard' twice"),
         (["--grid", "lrr", "1"], "setting 'lrr'; did you mean 'lr'"),
         (["--grid", "update.pul", "1", "--recipes", "recadam"], "did you mean 'update.pull'"),
+        (["--grid", "updat.pull", "1", "--recipes", "recadam"], "did you mean 'update.pull'"),
         (["--jobs=0"], "jobs must be at least 1"),
     ],
 )

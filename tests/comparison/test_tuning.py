@@ -230,7 +230,7 @@ def test_the_frontier_is_chosen_on_one_half_and_reported_on_the_other():
     assert found.taken.trial == 3  # the best on the target, none within 1 %
     assert not found.taken.beats(found.default, "reported")
     assert "does not beat the defaults in both" in " ".join(found.sentences())
-    assert "Of 2 on the frontier 0 beat them" in " ".join(found.sentences())
+    assert "Of 2 models on the frontier, 0 beat the defaults" in " ".join(found.sentences())
 
 
 def test_no_trial_at_all_says_why():

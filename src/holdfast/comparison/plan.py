@@ -136,13 +136,13 @@ class Plan:
         names = [read_recipe(name)[0] for name in self.recipes]
         if len(set(names)) < len(names):
             raise ValueError(f"two recipe files are named {_twice(names)!r}: rename one of them")
-        _ = self.runs  # raises if a recipe or a value is invalid
         used = [part for name in self.recipes for part in read_recipe(name)[1]]
         known = [(entry.stage, entry.cls) for entry in methods()]
         for asked, parts in ((self.grid, used), (self.options, known)):
             keys = {f"{stage}.{f.name}" for stage, cls in parts for f in fields(cls) if f.init}
             for key in asked:
                 _check_setting(key, keys | vars(self.training).keys())
+        _ = self.runs  # raises if a recipe or a value is invalid
 
     @functools.cached_property  # recipe files are read once
     def runs(self) -> list[RunSpec]:

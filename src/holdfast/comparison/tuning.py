@@ -77,7 +77,7 @@ class Tuned:
         return Recipe.from_dict(self.settings).to_yaml()
 
     def results(self, plan: Plan) -> Results:
-        """The frontier and the defaults, on the half of the tests that nothing was chosen on."""
+        """The frontier and the defaults, on the half that was not used for the choice."""
         shown = [one.reported for one in (self.default, *self.frontier, self.taken) if one]
         runs = {run.label: run for run in shown}
         return Results(
@@ -85,7 +85,7 @@ class Tuned:
         )
 
     def sentences(self) -> list[str]:
-        """Summarize the search; figures are of the half of the tests that nothing was chosen on."""
+        """Summarize the search; figures are of the half that was not used for the choice."""
         counts = {"trained": self.trained, "pruned": self.pruned, "failed": self.failed}
         trials = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         settings = ", ".join(f"{name} = {value:.3g}" for name, value in self.taken.values.items())
@@ -102,16 +102,16 @@ class Tuned:
         metric = mine.target.metric
         lost = f", and lost {percent(mine.loss)} ({percent(theirs.loss)})" if mine.retained else ""
         beats = "beats" if self.taken.beats(self.default, "reported") else "does not beat"
-        better = f"{self._better_than(self.default)} beat them"
+        better = f"{self._better_than(self.default)} beat the defaults"
         if self.unmerged:
             count = self._better_than(self.unmerged)
-            better += f", and {count} the defaults without merging (α = 1)"
+            better += f", and {count} beat the defaults without merging (α = 1)"
         return [
             *said,
-            "On the half of the tests that nothing was chosen on, the recipe found has "
+            "On the half of the tests that was not used for the choice, the recipe found has "
             f"{score_text(metric, mine.target.after)} {plain(metric)} (the defaults: "
             f"{score_text(metric, theirs.target.after)}){lost}: it {beats} the defaults in both.",
-            f"Of {len(self.frontier)} on the frontier {better}.",
+            f"Of {len(self.frontier)} models on the frontier, {better}.",
         ]
 
     def _better_than(self, other: Candidate) -> int:
@@ -225,8 +225,7 @@ def _check_same(study: Any, plan: Plan, tuning: Tuning) -> None:
     theirs = study.user_attrs.get("search", mine)
     if other := [name for name in mine if mine[name] != theirs.get(name)]:
         raise ValueError(
-            f"the study holds another search, with another {other[0]}: choose another --out or "
-            "--name"
+            f"the study holds another search ({other[0]} differs): choose another --out or --name"
         )
     study.set_user_attr("search", mine)
 

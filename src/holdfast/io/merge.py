@@ -142,8 +142,8 @@ def _check_place(out: Path, sources: list[Weights], overwrite: bool) -> None:
         raise FileExistsError(f"the output {out} must be a directory, but it is a file")
     if out.is_dir() and any(out.iterdir()) and not overwrite:
         raise FileExistsError(
-            f"{out} is not empty: choose another directory, or replace it (overwrite=True, "
-            "--overwrite)"
+            f"{out} is not empty: choose another directory, or replace it with --overwrite "
+            "(overwrite=True)"
         )
 
 

@@ -52,7 +52,7 @@ def to_terminal(document: Document, console: Console | None = None) -> None:
             columns, heads = _fitting(table, console.width)
             shown = RichTable(
                 title=Text(table.title, style="bold"),
-                caption=Text(_note(table, len(table.columns) - len(columns))),
+                caption=Text(_note(table, columns)),
                 box=box.SIMPLE_HEAD,
                 title_justify="left",
                 caption_justify="left",
@@ -97,12 +97,13 @@ def _markdown(table: Table) -> str:
     return "\n\n".join(filter(None, [f"## {escape(table.title)}", text, escape(_note(table))]))
 
 
-def _note(table: Table, left_out: int = 0) -> str:
+def _note(table: Table, shown: Sequence[int] | None = None) -> str:
     notes = [table.note]
     if table.brief is not None and table.brief < len(table.rows):
         notes.append(f"{table.brief} of {len(table.rows)} rows.")
+    left_out = [c.head for i, c in enumerate(table.columns) if shown and i not in shown]
     if left_out:
-        notes.append(f"Columns left out: {left_out}.")
+        notes.append(f"Too wide for this terminal: {', '.join(left_out)}.")
     return " ".join(filter(None, notes))
 
 
