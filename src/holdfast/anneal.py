@@ -84,8 +84,7 @@ class Sigmoid(Anneal):
     r"""λ(t) = 1 / (1 + exp(−k·(t − t0))): the paper's annealing.
 
     Args:
-        k: slope, in 1/updates. 0 keeps λ at ½. A large ``k`` means pure recall until ``t0``, then
-            plain fine-tuning.
+        k: slope, in 1/updates. 0 keeps λ at ½. A large ``k`` makes λ jump at ``t0``.
         t0: the update at which λ = ½.
     """
 

@@ -98,8 +98,7 @@ def as_source(
 ) -> Source:
     """The source for a user's data.
 
-    The dataset of a DataLoader is read by index where possible, in its own order, even if the
-    loader shuffles.
+    The dataset of a DataLoader is read in order, without shuffling, and by index if possible.
     """
     if isinstance(data, DataLoader):
         batched = data.batch_size is not None or data.batch_sampler is not None

@@ -110,7 +110,7 @@ def test_bare_weights_can_be_swept(tmp_path, pair, capsys):
         (["--sweep"], "expected at least one argument"),
         (["--sweep", "0.5", "--text", "nothing.txt"], "no such file: nothing.txt"),
         (["--sweep", "0.5", "--out", "text.txt"], "must be a directory"),
-        (["--sweep", "0.5", "--out", "base/in"], "must lie outside the model"),
+        (["--sweep", "0.5", "--out", "base/in"], "must be outside the model"),
         (["--text", "text.txt"], "--text needs a sweep"),
         (["--context-free", "2"], "--context-free needs a sweep"),
         (["--keep"], "--keep needs a sweep"),

@@ -186,7 +186,7 @@ class TestPlace:
 
     @pytest.mark.parametrize("inside", ["", "base", "tuned", "base/new"])
     def test_among_the_sources(self, tmp_path, pair, inside):
-        with pytest.raises(ValueError, match="must lie outside the model"):
+        with pytest.raises(ValueError, match="must be outside the model"):
             merge_on_disk(*pair, tmp_path / inside, overwrite=True)
         assert (pair[0] / "model.safetensors").is_file()
 

@@ -163,5 +163,5 @@ def samples_at_a_time(totals: Iterable[Tensor]) -> int:
 
 
 def check_samples(name: str, samples: Any) -> int | None:
-    """A number of samples; None is all."""
+    """Check a number of samples; None stands for all."""
     return None if samples is None else positive_integer(name, samples)

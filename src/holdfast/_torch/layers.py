@@ -81,8 +81,7 @@ def discriminative_groups(
 ) -> list[dict[str, Any]]:
     """Split groups by layer, with learning rate lr / layer_decayᵈ at d layers below the top.
 
-    The discriminative fine-tuning of ULMFiT, https://arxiv.org/abs/1801.06146. A decay of 1 does
-    not split the groups.
+    The discriminative fine-tuning of ULMFiT, https://arxiv.org/abs/1801.06146.
     """
     if layer_decay == 1:
         return [{"lr": lr, **group} for group in groups]

@@ -39,7 +39,7 @@ def claim(
         raise ValueError(f"{option} {folder} cannot be written: no permission in {above}")
     for given in map(Path, inputs):
         if given.is_dir() and given.resolve() in (folder.resolve(), *folder.resolve().parents):
-            raise ValueError(f"{option} {folder} must lie outside the input {given}")
+            raise ValueError(f"{option} {folder} must be outside the input {given}")
     if page and importlib.util.find_spec("plotly") is None:
         raise ImportError('the HTML page needs the package plotly: pip install "holdfast[eval]"')
 

@@ -1,8 +1,7 @@
 """Figures with their uncertainty: ratios of sums over samples, correlations, and the bootstrap.
 
 Every figure but a correlation is Σ values / Σ counts over independent samples: a mean (all counts
-are 1), a mean over tokens (a sample is a window of text, its count the number of tokens), or a
-share.
+are 1), a mean over tokens (the count of a window of text is its number of tokens), or a share.
 """
 
 import math
@@ -142,8 +141,7 @@ def _bootstrap(n: int, figures: Callable[[Indices], Sequence[Array]]) -> list[Es
 def correlation(name: str, metric: str, before: Numbers, after: Numbers, role: str) -> Score:
     """Return the correlation of two models' predictions with the truth as a score.
 
-    The metric is ``"spearman"`` or ``"pearson"``. The bootstrap intervals resample the same samples
-    for both models.
+    The metric is ``"spearman"`` or ``"pearson"``. Each bootstrap draw is used for both models.
     """
     figure = {"spearman": spearman, "pearson": pearson}[metric]
     pairs = [(np.asarray(n.predicted, float), np.asarray(n.true, float)) for n in (before, after)]

@@ -37,8 +37,7 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
 
     Args:
         recipe, new, reference, old_data: see :class:`~holdfast.hosts.hf.WithRecipe`.
-        args, kwargs: the arguments of SFTTrainer. Adapters come either from the recipe or from
-            ``peft_config=``.
+        args, kwargs: the arguments of SFTTrainer. Use LoRA in the recipe or ``peft_config=``.
 
     Samples are scored after TRL has tokenized and truncated them, and packed afterwards, so that
     each token carries the weight of its own sample.

@@ -44,8 +44,7 @@ def tokenize(tokenizer: Any, text: str) -> list[int]:
 def encode_pair(loaded: Loaded, context: str, target: str) -> Continuation:
     """Encode a context and its continuation together, and cut where the context's tokens end.
 
-    Spaces at the end of the context move to the target, because most tokenizers join a space to
-    the next word.
+    Spaces at the end of the context move to the target: most tokenizers join them to the next word.
     """
     tokenizer = loaded.need_tokenizer("a text")
     bare = context.rstrip()

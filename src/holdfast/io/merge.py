@@ -137,7 +137,7 @@ def _check_place(out: Path, sources: list[Weights], overwrite: bool) -> None:
     sources = [*sources, *(s.base for s in sources if isinstance(s, AdaptedWeights))]
     for path in {source.path.resolve() for source in sources if source.path is not None}:
         if out == path or out in path.parents or path in out.parents:
-            raise ValueError(f"the output directory {out} must lie outside the model {path}")
+            raise ValueError(f"the output directory {out} must be outside the model {path}")
     if out.exists() and not out.is_dir():
         raise FileExistsError(f"the output {out} must be a directory, but it is a file")
     if out.is_dir() and any(out.iterdir()) and not overwrite:

@@ -85,8 +85,7 @@ def fisher_importance(
         kind: ``"true"`` samples labels from the model's predictions (at the positions that have
             targets); ``"empirical"`` uses the data's labels.
         task: as for :func:`holdfast.score`; classification, causal_lm or token_classification.
-        samples: the number of samples to draw. If None, all are used. An iterable of batches is
-            always read whole.
+        samples: how many samples to draw. If None, or for an iterable of batches, all are used.
         seed: of the sampled labels and samples; labels differ between a GPU and a CPU.
         normalize: scale to a mean of 1.
 

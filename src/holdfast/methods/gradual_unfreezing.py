@@ -3,8 +3,7 @@
 Howard and Ruder, *Universal Language Model Fine-tuning for Text Classification*, ACL 2018,
 https://arxiv.org/abs/1801.06146. "We first unfreeze the last layer and fine-tune all unfrozen
 layers for one epoch. We then unfreeze the next lower frozen layer and repeat, until we fine-tune
-all layers". The last layer has the least general knowledge, and a trained head disturbs the lower
-layers less.
+all layers". The last layer is the least general, and a trained head disturbs lower layers less.
 """
 
 import math

@@ -25,8 +25,7 @@ from holdfast.stages import Checks, Run
 class MAS(QuadraticPenalty):
     """½ · strength · Σ Ω·(θ − θ*)²; Ω comes from :func:`mas_importance`.
 
-    Decoupled: θ ← θ − min(1, lr · strength · Ω) · (θ − θ*). The paper's λ, without the ½, is
-    strength / 2.
+    Decoupled: θ ← θ − min(1, lr · strength · Ω) · (θ − θ*). The paper's λ is strength / 2.
 
     Args:
         strength, coupled: as in :class:`~holdfast.L2SP`; strengths are comparable if Ω has mean 1.
@@ -70,8 +69,7 @@ def mas_importance(
         model: holding its pretrained weights; run in eval mode.
         data, collate, batch_size, progress: as for :func:`holdfast.score`. Labels are
             only used if there is one per token: outputs at −100 do not count.
-        samples: the number of samples to draw with ``seed``. If None, all are used. An iterable of
-            batches is always read whole.
+        samples: how many samples to draw. If None, or for an iterable of batches, all are used.
         normalize: scale to a mean of 1.
 
     Example:

@@ -414,7 +414,8 @@ class RecAdam(Optimizer):
             kinds = ["full-precision", "8-bit"]
             raise ValueError(
                 f"cannot load a state with {kinds[not own]} moments into an optimizer with "
-                f"{kinds[own]} moments: create it with state_dtype={None if own else '8bit'!r}"
+                f"{kinds[own]} moments: create the optimizer with "
+                f"state_dtype={None if own else '8bit'!r}"
             )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -45,8 +45,7 @@ class Rehearsal(Objective):
             repeatedly if there are too few. 0 turns rehearsal off. The ratio changes how often old
             samples are seen, not their total weight.
         anneal: λ(t), the weight of the new task at update t. If None, it is always ½. With an
-            annealing that ends at 1, such as :class:`~holdfast.anneal.Sigmoid`, the run ends with
-            the new task alone.
+            annealing to 1, such as :class:`~holdfast.anneal.Sigmoid`, only the new task remains.
 
     Example:
         >>> from holdfast import Recipe, Rehearsal
