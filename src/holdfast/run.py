@@ -83,7 +83,7 @@ class Run:
         self.lr = _one_of("lr", recipe.update.lr, lr)
         decay = recipe.update.weight_decay
         self.weight_decay = weight_decay if decay is None else decay
-        self._task = task
+        self.given_task = task
         self.new = (new,) if isinstance(new, str) else tuple(new)
         self.old_data, self.seed, self.cache, self.progress = old_data, seed, cache, progress
 
@@ -109,9 +109,9 @@ class Run:
     @property
     def task(self) -> Task | LossFunction:
         """The task; inferred from the model on first use if it was not passed."""
-        if self._task is None:
-            self._task = infer_task(self.model)
-        return self._task
+        if self.given_task is None:
+            self.given_task = infer_task(self.model)
+        return self.given_task
 
     def prepare_data(self, data: Any, collate: Collate | None) -> None:
         """Run stage 2, and measure everything that methods need at θ*."""

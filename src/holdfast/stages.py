@@ -39,7 +39,7 @@ from holdfast._torch.batch import batch_length, inputs_and_labels, logits_and_au
 from holdfast._torch.checks import above_zero, at_least_zero
 from holdfast.columns import take_column
 from holdfast.data import Collate, IndexedSource, as_source
-from holdfast.losses import Count, LossFunction, Task, count_targets, weighted_loss
+from holdfast.losses import Count, LossFunction, Task, count_targets, infer_task, weighted_loss
 from holdfast.reference import Reference
 
 if TYPE_CHECKING:
@@ -240,12 +240,15 @@ class Criterion:
 
     def __init__(self, run: Run, data: Any = None) -> None:
         self.data = run.data if data is None else data
-        self.run = run
+        # Not the run: a cycle would keep its memory until the next garbage collection.
+        self.model, self._task = run.model, run.given_task
 
     @property
     def task(self) -> Task | LossFunction:
         """The run's task."""
-        return self.run.task
+        if self._task is None:
+            self._task = infer_task(self.model)
+        return self._task
 
     def loss(self, model: nn.Module, batch: Any, num_targets: Count, update: int) -> Tensor:
         """Return one micro-batch's contribution to the loss of an update.

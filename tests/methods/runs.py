@@ -71,7 +71,8 @@ def make_run(model, data, task, *, trainable=None, **fields):
         "collate": None, "new": (), "reference": None, "old_data": None, "seed": 0,
         "cache": False, "progress": False, "total_updates": 0,
     }  # fmt: skip
-    return SimpleNamespace(recipe=recipe, model=model, data=data, task=task, **(defaults | fields))
+    tasks = {"task": task, "given_task": task}
+    return SimpleNamespace(recipe=recipe, model=model, data=data, **(defaults | tasks | fields))
 
 
 def batch_of(criterion, collate, indices=None):

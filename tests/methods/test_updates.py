@@ -208,7 +208,7 @@ class TestImportance:
 
     @pytest.mark.parametrize("importance", ["fisher", "mas"])
     def test_a_new_head_is_refused_in_the_name_of_who_asks(self, importance):
-        with pytest.raises(ValueError, match=r"^RecAdamUpdate uses .*trainable=LPFT\(\)"):
+        with pytest.raises(ValueError, match=r"^RecAdamUpdate uses .* add the preset lp-ft"):
             make_run(RecAdamUpdate(importance=importance), new="head")
         with pytest.raises(ValueError, match=r"^EWC uses .* head is new .* preset lp-ft"):
             make_run(AdamWUpdate(), [EWC()], new="head")

@@ -206,7 +206,7 @@ class FlowCriterion(Criterion):
     def _weigh_batch(self, batch: Any, f: Tensor) -> Tensor:
         kept = ~f.isnan()  # samples without targets have no loss
         if isinstance(self.task, str) and self.flow.level == "token":
-            kept = target_mask(inputs_and_labels(self.run.model, batch)[1], self.task)
+            kept = target_mask(inputs_and_labels(self.model, batch)[1], self.task)
         weights = torch.zeros_like(f)
         if kept.any():
             weights[kept] = self.flow.weigh(f[kept]).to(f)

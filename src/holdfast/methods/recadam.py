@@ -287,7 +287,7 @@ class RecAdam(Optimizer):
             self._sharded = sharded
         if sharded and self._anchors.shard(self.param_groups):  # the trainer sharded them
             self._discard_plans()
-        grads = [grad for p in params if (grad := p.grad) is not None]
+        grads = [p.grad for p in params if p.grad is not None]
         if any(g.layout is not torch.strided for g in grads):
             raise RuntimeError(
                 "RecAdam does not support sparse gradients: make the embedding with sparse=False"
