@@ -48,8 +48,8 @@ def train(run, model, steps, rank=0, world=1, start=0):
         mine = rows[rank::world]
         samples = [run.criterion.data[i] for i in mine]
         batch = [torch.stack([s[0] for s in samples]), torch.stack([s[1] for s in samples])]
-        if run.criterion.column:
-            batch.append(torch.tensor([s[2] for s in samples]))
+        for i in range(2, 2 + len(run.criterion.columns)):
+            batch.append(torch.stack([torch.as_tensor(s[i]) for s in samples]))
         loss = run.criterion.loss(model, tuple(batch), len(rows) / world, update)
         loss.backward()
         run.optimizer.step()

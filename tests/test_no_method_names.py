@@ -38,6 +38,7 @@ LISTING = {
     ("recipe.py", "Recipe", "trainable"),
     ("recipe.py", "Recipe", "start"),
     ("recipe.py", "Recipe", "objective"),
+    ("recipe.py", "Recipe", "recall"),
     ("recipe.py", "Recipe", "update"),
     ("recipe.py", "Recipe", "merging"),
     ("comparison/plan.py", None, "RECIPES"),

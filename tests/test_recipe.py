@@ -51,7 +51,7 @@ def test_preset():
         ("flow+wiseft2", "wise-ft"),
         ("mixout+lora", "both belong to the stage trainable"),
         ("recadam+mofo", "both belong to the stage update"),
-        ("flow+distill", "both belong to the stage objective"),
+        ("distill+rehearsal", "both belong to the stage recall"),
         ("lora+random-init+recadam", "LoRA"),
         ("", "unknown method ''"),
     ],
@@ -65,9 +65,9 @@ def test_describe_has_a_line_a_stage():
     recipe = Recipe(update=RecAdamUpdate(pull=0.2), penalties=(L2SP(1.0), EWC(2.0)))
     lines = recipe.describe().splitlines()
     assert [line.split()[0] for line in lines] == [
-        "trainable", "start", "objective", "update", "penalties", "penalties", "merging",
+        "trainable", "start", "objective", "recall", "update", "penalties", "penalties", "merging",
     ]  # fmt: skip
-    assert "pull=0.2" in lines[3]
+    assert "pull=0.2" in lines[4]
 
 
 def test_wrong_slots_say_where_a_method_goes():
@@ -96,8 +96,8 @@ recipes = st.builds(
         st.builds(Full), st.builds(LPFT, l2=number), st.builds(Mixout, p=number),
         st.builds(LoRA, r=st.integers(1, 64), dropout=number),
     ),
-    objective=st.one_of(
-        st.builds(Flow, tau=st.one_of(number, st.just(math.inf), st.just("batch_median"))),
+    objective=st.builds(Flow, tau=st.one_of(number, st.just(math.inf), st.just("batch_median"))),
+    recall=st.one_of(
         st.builds(Distill, strength=number, temperature=st.floats(1, 9)),
         st.builds(Rehearsal, ratio=number, anneal=st.builds(Constant, number)),
     ),

@@ -175,7 +175,7 @@ class Lab:
             new=start.head, seed=seed, cache=False, progress=False,
         )  # fmt: skip
         columns = {}
-        if run.criterion.column is not None:
+        if run.criterion.columns:
             weights = [sample[-1] for sample in run.criterion.data]
             columns["weights"] = torch.tensor(weights, dtype=torch.float32, device=self.device)
         size, epochs = min(BATCH, len(train.labels)), self.args.epochs

@@ -83,8 +83,8 @@ def with_weights(
     return with_column(dataset, values, column)
 
 
-def keeping(collate: Collate, column: str | None, *, optional: bool = False) -> Collate:
-    """Wrap a collate function that does not know a column, so that batches carry the column.
+def keeping(collate: Collate, *columns: str, optional: bool = False) -> Collate:
+    """Wrap a collate function that does not know some columns, so that batches carry them.
 
     The values are taken out of the samples, the rest is collated, and the batch gets a tensor of
     the values: an entry of a mapping, or the last element of a tuple. Token values are padded with
@@ -92,8 +92,9 @@ def keeping(collate: Collate, column: str | None, *, optional: bool = False) -> 
 
     Args:
         collate: builds a batch from samples.
-        column: the name of the column. If None, ``collate`` itself is returned.
-        optional: accept samples without the column, for a collator that evaluation shares.
+        columns: names of columns, in the order in which they were added to the dataset. Without
+            any, ``collate`` itself is returned.
+        optional: accept samples without the columns, for a collator that evaluation shares.
 
     Example:
         >>> from torch.utils.data import default_collate
@@ -101,7 +102,17 @@ def keeping(collate: Collate, column: str | None, *, optional: bool = False) -> 
         >>> collate([{"x": 1, "weight": 0.5}, {"x": 2, "weight": 0.25}])
         {'x': tensor([1, 2]), 'weight': tensor([0.5000, 0.2500])}
     """
-    return collate if column is None else _Keeping(collate, column, optional)
+    for column in columns:
+        collate = _Keeping(collate, column, optional)
+    return collate
+
+
+def take_columns(batch: Any, columns: Sequence[str]) -> tuple[Any, dict[str, Tensor]]:
+    """Split a batch into the batch without some columns, and the columns by name."""
+    values: dict[str, Tensor] = {}
+    for column in reversed(columns):  # a tuple ends with the last one
+        batch, values[column] = take_column(batch, column)
+    return batch, values
 
 
 def take_column(batch: Any, column: str) -> tuple[Any, Tensor]:
@@ -168,7 +179,7 @@ class _Keeping:
         for sample, value in zip(samples, given, strict=True):
             if value is None:
                 raise ValueError(
-                    f"the sample{_names(sample)} has no {self.column!r}, which the objective "
+                    f"the sample{_names(sample)} has no {self.column!r}, which the recipe "
                     "needs. If a trainer dropped the column, set remove_unused_columns=False; a "
                     "map() or transform of the dataset must return it"
                 )
@@ -188,7 +199,7 @@ class _Keeping:
 def _batched(given: Sequence[Any], batch: Any, column: str) -> Tensor:
     """One tensor: numbers and vectors are stacked, token values are padded like the labels."""
     values = [torch.as_tensor(value) for value in given]
-    labels = batch.get("labels") if isinstance(batch, Mapping) else batch[-1]
+    labels = batch.get("labels") if isinstance(batch, Mapping) else batch[1]
     if values[0].dim() == 0 or not isinstance(labels, Tensor) or labels.dim() != 2:
         return torch.stack(values)
     width = labels.shape[1]
@@ -214,7 +225,7 @@ def _padded_on_the_left(batch: Any, gaps: list[int]) -> bool:
 
 def _along_labels(index: int, weights: Tensor, sample: Any, task: Task) -> Tensor:
     """Token weights at the positions of their labels, and 0 elsewhere."""
-    labels = sample.get("labels") if isinstance(sample, Mapping) else sample[-1]
+    labels = sample.get("labels") if isinstance(sample, Mapping) else sample[1]
     if labels is None:
         raise ValueError(
             f"sample {index} has no labels, so token weights cannot be aligned: add labels to the "

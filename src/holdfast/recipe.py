@@ -22,9 +22,9 @@ from holdfast._torch.checks import did_you_mean
 from holdfast._torch.imports import require
 from holdfast.anneal import Anneal
 from holdfast.methods.adamw import AdamWUpdate
-from holdfast.methods.identity import Full, Keep, Pretrained, Uniform
+from holdfast.methods.identity import Full, Keep, NoRecall, Pretrained, Uniform
 from holdfast.registry import STAGES, Stage, entry_of
-from holdfast.stages import Merging, Method, Objective, Penalty, Start, Trainable, Update
+from holdfast.stages import Merging, Method, Objective, Penalty, Recall, Start, Trainable, Update
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Recipe:
     Args:
         trainable: stage 1, what may change.
         start: stage 1, from where.
-        objective: stage 2, what is minimized.
+        objective: stage 2, how the new samples count.
+        recall: stage 2, what of the old is in the loss.
         update: stage 3, how the weights move.
         penalties: stage 3, any number of them; they add up.
         merging: stage 4, what is kept.
@@ -45,6 +46,7 @@ class Recipe:
     trainable: Trainable = Full()  # noqa: RUF009 (frozen)
     start: Start = Pretrained()  # noqa: RUF009
     objective: Objective = Uniform()  # noqa: RUF009
+    recall: Recall = NoRecall()  # noqa: RUF009
     update: Update = AdamWUpdate()  # noqa: RUF009
     penalties: Sequence[Penalty] = ()
     merging: Merging = Keep()  # noqa: RUF009

@@ -15,7 +15,7 @@ from holdfast.methods.ewc import EWC
 from holdfast.methods.flow import Flow
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
 from holdfast.methods.hft import HFT
-from holdfast.methods.identity import Full, Keep, Pretrained, Uniform
+from holdfast.methods.identity import Full, Keep, NoRecall, Pretrained, Uniform
 from holdfast.methods.l1_sp import L1SP
 from holdfast.methods.l2_sp import L2SP
 from holdfast.methods.linear_probe import LinearProbe
@@ -30,15 +30,15 @@ from holdfast.methods.rehearsal import Rehearsal
 from holdfast.methods.sfa import SFA
 from holdfast.methods.sgd import SGDUpdate
 from holdfast.methods.wise_ft import WiseFT
-from holdfast.stages import Merging, Method, Objective, Penalty, Start, Trainable, Update
+from holdfast.stages import Merging, Method, Objective, Penalty, Recall, Start, Trainable, Update
 
 __all__ = ["STAGES", "Entry", "Stage", "entry_of", "find", "methods", "register"]
 
-Stage = Literal["trainable", "start", "objective", "update", "penalties", "merging"]
+Stage = Literal["trainable", "start", "objective", "recall", "update", "penalties", "merging"]
 #: The base class of each stage, in the order of the stages.
 STAGES: dict[Stage, type[Method]] = {
-    "trainable": Trainable, "start": Start, "objective": Objective, "update": Update,
-    "penalties": Penalty, "merging": Merging,
+    "trainable": Trainable, "start": Start, "objective": Objective, "recall": Recall,
+    "update": Update, "penalties": Penalty, "merging": Merging,
 }  # fmt: skip
 
 
@@ -104,11 +104,15 @@ def find(name: str, stage: Stage | None = None) -> Entry:
     if entry is None:
         by_class = {e.cls.__name__.lower(): e for e in _entries.values()}
         entry = by_class.get(name.lower())
-    if entry is None or stage not in (None, entry.stage):
+    if entry is None:
         known = [e.name for e in methods(stage)]
         what = "method" if stage is None else f"method of the stage {stage}"
-        reason = f"; {entry.name} belongs to the stage {entry.stage}" if entry else ""
-        raise ValueError(f"unknown {what} {name!r}{did_you_mean(_normal(name), known)}{reason}")
+        raise ValueError(f"unknown {what} {name!r}{did_you_mean(_normal(name), known)}")
+    if stage not in (None, entry.stage):
+        raise ValueError(
+            f"{entry.name} belongs to the stage {entry.stage}, not {stage}: write "
+            f"{entry.stage}: {entry.name}"
+        )
     return entry
 
 
@@ -136,8 +140,9 @@ register("pretrained", "start", Pretrained, "", "start from the pretrained weigh
 register("random-init", "start", RandomInit, "2004.12651", "start from random weights and be pulled to the pretrained ones")
 register("uniform", "objective", Uniform, "", "every sample counts the same")
 register("flow", "objective", Flow, "2502.02797", "weight each sample by exp(−loss / τ), with its loss under the pretrained model")
-register("distill", "objective", Distill, "1606.09282", "stay near the pretrained model's predictions on the new data (LwF)")
-register("rehearsal", "objective", Rehearsal, "2004.12651", "train on data of the old task as well, with a shift from old to new")
+register("no-recall", "recall", NoRecall, "", "nothing of the old is in the loss")
+register("distill", "recall", Distill, "1606.09282", "stay near the pretrained model's predictions on the new data (LwF)")
+register("rehearsal", "recall", Rehearsal, "2004.12651", "train on data of the old task as well, with a shift from old to new")
 register("adamw", "update", AdamWUpdate, "1711.05101", "AdamW")
 register("sgd", "update", SGDUpdate, "", "SGD with momentum")
 register("recadam", "update", RecAdamUpdate, "2004.12651", "Adam with a decoupled, annealed pull to the pretrained weights")

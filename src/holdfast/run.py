@@ -26,7 +26,7 @@ from holdfast.data import Collate
 from holdfast.losses import LossFunction, Task, infer_task
 from holdfast.recipe import Recipe, as_recipe
 from holdfast.reference import Reference, check_parts
-from holdfast.stages import Criterion, Penalty, Update
+from holdfast.stages import Criterion, Penalty, RecallTerm, Update
 
 
 class Run:
@@ -37,7 +37,8 @@ class Run:
         model: the pretrained model, also to resume a run: load the tuned weights into
             ``run.model`` afterwards.
         data, collate: as for :func:`holdfast.score`. Without data, call :meth:`prepare_data` later.
-        lr: the peak learning rate. Required unless the recipe sets it.
+        lr: the peak learning rate. Required unless the recipe sets it or has a default.
+        default_lr: the learning rate of a host whose user has not set any.
         weight_decay: the weight decay, unless the recipe sets it.
         task: as for :func:`holdfast.score`.
         new: names of new parts of the model, such as ``"classifier"``. They have no pretrained
@@ -45,11 +46,16 @@ class Run:
         reference: the pretrained weights, such as ``Reference.open(path)``. If None, those of the
             model are copied if a method needs them.
         old_data: data of the old task, for methods that train on it as well.
+        tokenizer: the tokenizer of a language model, for methods that draw texts from it: those of
+            a chat model should look like chats.
+        visits: the number of samples that training will visit, counting each epoch; hosts know it.
+            If None, the number of samples in the data.
         seed: seeds all random choices of the methods.
         cache: the cache of :func:`holdfast.score`.
         progress: show progress bars.
 
     Attributes:
+        recipe: the recipe, with everything resolved that depends on the model.
         model: the model to train.
         anchors: θ* of the trained parameters, if a method needs it.
         criterion: the training data and the loss.
@@ -63,12 +69,15 @@ class Run:
         data: Any = None,
         *,
         lr: float | None = None,
+        default_lr: float | None = None,
         weight_decay: float = 0.0,
         task: Task | LossFunction | None = None,
         collate: Collate | None = None,
         new: str | Sequence[str] = (),
         reference: Reference | None = None,
         old_data: Any = None,
+        tokenizer: Any = None,
+        visits: int | None = None,
         seed: int = 0,
         cache: bool | str | os.PathLike[str] = True,
         progress: bool = True,
@@ -79,15 +88,16 @@ class Run:
                 f"reference must be a Reference, got {reference!r}; read files with "
                 'Reference.open("path")'
             )
-        self.recipe, self.model, self.data, self.collate = recipe, model, data, collate
-        self.lr = _one_of("lr", recipe.update.lr, lr)
+        self.model, self.data, self.collate, self.given_task = model, data, collate, task
+        self.new = (new,) if isinstance(new, str) else tuple(new)
+        check_parts(self.new, [name for name, _ in model.named_parameters()], "new")
+        self.old_data, self.tokenizer, self.visits = old_data, tokenizer, visits
+        self.seed, self.cache, self.progress = seed, cache, progress
+        self.recipe = recipe = recipe.recall.resolve(recipe, self)
+        self.lr = _first("lr", recipe.update.lr, lr, recipe.recall.default_lr(self), default_lr)
         decay = recipe.update.weight_decay
         self.weight_decay = weight_decay if decay is None else decay
-        self.given_task = task
-        self.new = (new,) if isinstance(new, str) else tuple(new)
-        self.old_data, self.seed, self.cache, self.progress = old_data, seed, cache, progress
 
-        check_parts(self.new, [name for name, _ in model.named_parameters()], "new")
         self.reference = reference
         if reference is not None:
             self.reference = reference.without(self.new).apart_from(model).bind(model)
@@ -113,6 +123,11 @@ class Run:
             self.given_task = infer_task(self.model)
         return self.given_task
 
+    @property
+    def recall(self) -> RecallTerm:
+        """What the recipe's recall adds to the loss."""
+        return self.criterion.recall
+
     def prepare_data(self, data: Any, collate: Collate | None) -> None:
         """Run stage 2, and measure everything that methods need at θ*."""
         self.data, self.collate = data, collate
@@ -120,6 +135,7 @@ class Run:
         self.recipe.trainable.fit(self)
         self.anchors = self.recipe.trainable.anchors(self)
         self.criterion = self.recipe.objective.prepare(self)
+        self.criterion.recall = self.recipe.recall.prepare(self)
         weighing: list[Update | Penalty] = [self.recipe.update, *self.recipe.penalties]
         for method in weighing:
             self.importance[method] = method.measure_importance(self)
@@ -151,6 +167,7 @@ class Run:
                 [self.importance[penalty] for penalty in penalties],
                 total_updates=total_updates,
             )
+        self.recall.attach(self)
         return optimizer
 
     def advance(self, update: int) -> None:
@@ -174,11 +191,21 @@ class Run:
 
     def finish(self) -> nn.Module:
         """Stage 4: merge, and return the model to keep."""
+        self.recall.finish(self)
         model = self.recipe.merging.merge(
             self.model, self.anchors, data=self.data, collate=self.collate
         )
         self.model = self.recipe.trainable.finish(model)
         return self.model
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of stage 2, to save in a checkpoint beside the model and the optimizer."""
+        return {"criterion": self.criterion.state_dict(), "recall": self.recall.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a saved state."""
+        self.criterion.load_state_dict(state["criterion"])
+        self.recall.load_state_dict(state["recall"])
 
     def _fingerprint_of_base(self) -> str | None:
         """The fingerprint of θ*, without new parts; None if the recipe does not use θ*."""
@@ -274,16 +301,17 @@ def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-def _one_of(name: str, recipes: float | None, hosts: float | None) -> float:
-    """The recipe's or the host's setting; if both are given, they must be equal."""
-    if recipes is None and hosts is None:
-        raise ValueError(f"{name} is not set: pass {name}=, or set it in the recipe")
+def _first(name: str, recipes: float | None, hosts: float | None, *defaults: float | None) -> float:
+    """The recipe's or the host's setting, which must agree; else the first default."""
     if recipes is not None and hosts is not None and recipes != hosts:
         raise ValueError(
             f"{name} is {recipes:g} in the recipe and {hosts:g} in the trainer or loop: set it in "
             "one place"
         )
-    return at_least_zero(name, hosts if recipes is None else recipes)
+    given = next((value for value in (recipes, hosts, *defaults) if value is not None), None)
+    if given is None:
+        raise ValueError(f"{name} is not set: pass {name}=, or set it in the recipe")
+    return at_least_zero(name, given)
 
 
 def _difference(saved: dict[str, Any], ours: dict[str, Any]) -> str:

@@ -4,7 +4,8 @@
 stage       question                          classes
 =========== ================================= ===================================
 1 trainable what may change, and from where?  :class:`Trainable`, :class:`Start`
-2 objective what is minimized?                :class:`Objective`, :class:`Criterion`
+2 objective how do the new samples count?     :class:`Objective`, :class:`Criterion`
+2 recall    what of the old is in the loss?   :class:`Recall`, :class:`RecallTerm`
 3 update    how do the weights move?          :class:`Update`, :class:`Penalty`
 4 merging   which weights are kept?           :class:`Merging`
 =========== ================================= ===================================
@@ -17,17 +18,17 @@ never refer to a particular method.
 A :class:`~holdfast.Recipe` has one slot per stage. A :class:`~holdfast.Run` applies a recipe to a
 model and data, and most hooks receive it. θ* denotes the pretrained weights. The order of a run:
 
-    pretrained model + data → capture θ* → 1 prepare the model → 2 score the data at θ*
-    → 3 build the optimizer → the host's own loop trains → 4 merge
+    pretrained model + data → capture θ* → 1 prepare the model → 2 score the data and prepare the
+    recall at θ* → 3 build the optimizer → the host's own loop trains → 4 merge
 
 A resumed run computes stages 1, 2 and 4 again from settings and data. State that must survive a
-restart is in ``optimizer.state_dict()`` or in the state of the criterion.
+restart is in ``optimizer.state_dict()`` or in the state of the criterion and of the recall.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -37,7 +38,7 @@ from torch.optim.optimizer import Optimizer
 from holdfast._torch.adapters import adapter_origin, has_adapters
 from holdfast._torch.batch import batch_length, inputs_and_labels, logits_and_auxiliary, pad_id_of
 from holdfast._torch.checks import above_zero, at_least_zero
-from holdfast.columns import take_column
+from holdfast.columns import take_columns
 from holdfast.data import Collate, IndexedSource, as_source
 from holdfast.losses import Count, LossFunction, Task, count_targets, infer_task, weighted_loss
 from holdfast.reference import Reference
@@ -191,7 +192,7 @@ class Start(Method):
 
 @dataclass(frozen=True)
 class Objective(Method):
-    """Stage 2: what is minimized? Without overrides: the mean loss over all targets."""
+    """Stage 2: how do the new samples count? Without overrides: the mean loss over all targets."""
 
     #: Whether ``weigh(scores)`` returns sample weights for the task's own loss. Such a method also
     #: has ``temperature(scores)``, the scale of the losses.
@@ -206,17 +207,6 @@ class Objective(Method):
         """Return the criterion. The model is still at θ*."""
         return Criterion(run)
 
-    def samples(self, run: Run, data: Any, name: str = "data") -> IndexedSource:
-        """Return the source that reads data by index; raise ValueError for a stream."""
-        source = as_source(data, run.collate, 32, pad_id_of(run.model))
-        if isinstance(source, IndexedSource):
-            return source
-        raise ValueError(
-            f"{type(self).__name__} adds a value to each sample, so {name} must be indexed "
-            f"samples, not a stream or batches: pass a dataset as {name}= and its collate function "
-            "as collate="
-        )
-
     def packing_conflict(self) -> str | None:
         """Return why the objective cannot be used where a host packs samples, or None if it can.
 
@@ -225,12 +215,24 @@ class Objective(Method):
         return None
 
 
+def samples_of(method: Method, run: Run, data: Any, name: str = "data") -> IndexedSource:
+    """Return the source that reads data by index; raise ValueError for a stream."""
+    source = as_source(data, run.collate, 32, pad_id_of(run.model))
+    if isinstance(source, IndexedSource):
+        return source
+    raise ValueError(
+        f"{type(method).__name__} adds a value to each sample, so {name} must be indexed samples, "
+        f"not a stream or batches: pass a dataset as {name}= and its collate function as collate="
+    )
+
+
 class Criterion:
     """The training data and the loss of a batch. An objective's ``prepare`` returns it.
 
     Attributes:
-        data: the training data, with the ``column`` that the loss needs, if any.
-        column: the name of the column; batches must carry it (:func:`holdfast.columns.keeping`).
+        data: the training data, with all ``columns``.
+        column: the column that :meth:`weights` needs, if any.
+        recall: the recall of the recipe, which may add columns and change the loss.
         auxiliary: the weight of the model's auxiliary loss (for mixture-of-experts models) in each
             micro-batch. If None, the number of its targets divided by that of the whole update.
     """
@@ -240,8 +242,14 @@ class Criterion:
 
     def __init__(self, run: Run, data: Any = None) -> None:
         self.data = run.data if data is None else data
+        self.recall = RecallTerm()
         # Not the run: a cycle would keep its memory until the next garbage collection.
         self.model, self._task = run.model, run.given_task
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that batches must carry (:func:`holdfast.columns.keeping`), in order."""
+        return (*(() if self.column is None else (self.column,)), *self.recall.columns)
 
     @property
     def task(self) -> Task | LossFunction:
@@ -259,19 +267,8 @@ class Criterion:
             num_targets: the number of targets in all micro-batches of the update.
             update: the number of the update, counted from 1.
         """
-        values = None
-        if self.column is not None:
-            batch, values = take_column(batch, self.column)
-        return self.weighted(model, batch, self.weights(batch, values, update), num_targets)
-
-    def weights(self, batch: Any, values: Tensor | None, update: int) -> Tensor | None:
-        """Return the weights of a batch's samples or tokens, given its column; None if all 1."""
-        return None
-
-    def weighted(
-        self, model: nn.Module, batch: Any, weights: Tensor | None, num_targets: Count
-    ) -> Tensor:
-        """Return Σ weight · loss over the targets of a batch, divided by ``num_targets``."""
+        batch, values = take_columns(batch, self.columns)
+        weights = self.weigh(batch, values, update)
         if not isinstance(self.task, str):  # the user's function: one loss per sample
             losses = self.task(model, batch)
             if losses.shape != (batch_length(batch),):
@@ -281,8 +278,20 @@ class Criterion:
                 )
             return (losses if weights is None else weights.to(losses) * losses).sum() / num_targets
         inputs, labels = inputs_and_labels(model, batch)
+        before = self.recall.before(model, inputs, labels, values)
         logits, auxiliary = self.forward(model, inputs, labels, num_targets)
-        return weighted_loss(logits, labels, weights, self.task, num_targets) + auxiliary
+        loss = weighted_loss(logits, labels, weights, self.task, num_targets) + auxiliary
+        apart = self.recall.on_outputs(before, logits, labels)
+        return loss if apart is None else loss + apart / num_targets
+
+    def weigh(self, batch: Any, values: Mapping[str, Tensor], update: int) -> Tensor | None:
+        """Return the weights of a batch's samples or tokens, given its columns; None if all 1."""
+        own = None if self.column is None else values[self.column]
+        return self.recall.weights(self.weights(batch, own, update), values, update)
+
+    def weights(self, batch: Any, values: Tensor | None, update: int) -> Tensor | None:
+        """Return the objective's weights, given the values of its column; None if all 1."""
+        return None
 
     def forward(
         self, model: nn.Module, inputs: Any, labels: Tensor, num_targets: Count
@@ -302,6 +311,93 @@ class Criterion:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state."""
+
+
+@dataclass(frozen=True)
+class Recall(Method):
+    """Stage 2: what of the old is in the loss? Without overrides: nothing."""
+
+    @property
+    def reads_data(self) -> bool:
+        """True if the method overrides :meth:`prepare`."""
+        return type(self).prepare is not Recall.prepare
+
+    def resolve(self, recipe: Recipe, run: Run) -> Recipe:
+        """Return the recipe that a run uses, given its model; the default is the recipe itself."""
+        return recipe
+
+    def default_lr(self, run: Run) -> float | None:
+        """Return the learning rate to use if neither the recipe nor the host sets one."""
+        return None
+
+    def prepare(self, run: Run) -> RecallTerm:
+        """Return the term. The model is still at θ*, and ``run.criterion`` is prepared.
+
+        A term that needs columns or other samples replaces ``run.criterion.data``.
+        """
+        return RecallTerm()
+
+
+class RecallTerm:
+    """What a recall adds to the loss. A recall's ``prepare`` returns it; this one adds nothing.
+
+    A term acts on the target's batches (:meth:`weights`, :meth:`before`, :meth:`on_outputs`), or
+    once per update on data of its own (:meth:`on_update`).
+
+    Attributes:
+        columns: names of columns that it has added to the data of the criterion.
+        uses_outputs: whether the term uses the outputs of the model on the target's batches.
+    """
+
+    columns: tuple[str, ...] = ()
+    uses_outputs: bool = False
+
+    def weights(
+        self, weights: Tensor | None, values: Mapping[str, Tensor], update: int
+    ) -> Tensor | None:
+        """Return the weights of samples or tokens, given those of the objective and all columns."""
+        return weights
+
+    def before(
+        self, model: nn.Module, inputs: Any, labels: Tensor, values: Mapping[str, Tensor]
+    ) -> Any:
+        """Compute something before the model runs on a batch; :meth:`on_outputs` receives it."""
+        return None
+
+    def on_outputs(self, before: Any, logits: Tensor, labels: Tensor) -> Tensor | None:
+        """Return a sum over the targets of a batch to add to the loss; None if there is none."""
+        return None
+
+    def on_update(self, model: nn.Module, update: int, samples: int, rows: int) -> Sequence[Part]:
+        """Return the parts of a loss that is added once per update, on this rank.
+
+        Each part is a function that runs the model and returns a scalar. The gradients of all parts
+        add up; the memory of one part is free before the next one runs. All ranks have equally
+        many. Gradients are averaged over ranks, so a part is multiplied by their number.
+
+        Args:
+            model: the model as the host has wrapped it, in training mode.
+            update: the number of the update, counted from 1.
+            samples: the target's samples per update, over all ranks.
+            rows: samples per micro-batch, the most that a part should run at a time.
+        """
+        return ()
+
+    def attach(self, run: Run) -> None:
+        """Called once the optimizer of the run exists."""
+
+    def finish(self, run: Run) -> None:
+        """Called after training, before stage 4 merges."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state to save in a checkpoint: tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a saved state."""
+
+
+Part = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)

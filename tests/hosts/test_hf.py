@@ -134,7 +134,7 @@ def test_accumulation_does_not_matter(tmp_path):
 
 
 def test_rehearsal(tmp_path):
-    recipe = Recipe(objective=Rehearsal(ratio=0.5, anneal=Constant(0.7)))
+    recipe = Recipe(recall=Rehearsal(ratio=0.5, anneal=Constant(0.7)))
     trainer = make_trainer(recipe, tmp_path, old_data=make_data(8, seed=1))
     assert len(trainer.train_dataset) == 18
     trainer.train()
@@ -255,7 +255,7 @@ def test_any_trainer_can_have_a_recipe(tmp_path):
 def test_wrong_use_raises_helpful_errors(tmp_path):
     with pytest.raises(TypeError, match="the pretrained model itself"):
         HoldfastTrainer(recipe=Recipe(), model_init=make_model, args=make_args(tmp_path))
-    with pytest.raises(ValueError, match="smoothing does not work with Flow"):
+    with pytest.raises(ValueError, match="smoothing does not work with the recipe flow"):
         make_trainer(Recipe(objective=Flow()), tmp_path, options={"label_smoothing_factor": 0.1})
     with pytest.raises(ValueError, match="in one place"):
         make_trainer(Recipe(update=AdamWUpdate(lr=0.5)), tmp_path)

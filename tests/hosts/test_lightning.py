@@ -197,7 +197,7 @@ def test_a_task_of_the_users_own(tmp_path):
 
 
 def test_rehearsal(tmp_path):
-    module = Mine(Recipe(objective=Rehearsal(ratio=0.5)), old_data=make_data(8))
+    module = Mine(Recipe(recall=Rehearsal(ratio=0.5)), old_data=make_data(8))
     make_trainer(tmp_path, max_epochs=1).fit(module)
     assert len(module.holdfast.run.criterion.data) == 18
 

@@ -87,7 +87,7 @@ def test_trls_own_loss(tmp_path, accumulate):
     for cls, more in (
         (trl.SFTTrainer, {}),
         (HoldfastSFTTrainer, {"recipe": Recipe(objective=ALIKE)}),
-        (HoldfastSFTTrainer, {"recipe": Recipe(objective=Distill(strength=1e-12))}),
+        (HoldfastSFTTrainer, {"recipe": Recipe(recall=Distill(strength=1e-12))}),
     ):
         settings = options(tmp_path, accumulate) | {"gradient_checkpointing": False}
         trainer = cls(

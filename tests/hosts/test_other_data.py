@@ -49,7 +49,7 @@ def test_the_trainers_rehearsal(tmp_path):
 
     def trainer(seed):
         return make_trainer(
-            Recipe(objective=Rehearsal()), tmp_path, options=SAVING, old_data=make_data(seed=seed)
+            Recipe(recall=Rehearsal()), tmp_path, options=SAVING, old_data=make_data(seed=seed)
         )
 
     trainer(1).train()

@@ -75,12 +75,21 @@ def make_run(model, data, task, *, trainable=None, **fields):
     return SimpleNamespace(recipe=recipe, model=model, data=data, **(defaults | tasks | fields))
 
 
+def recalled(recall, run, objective=None):
+    """The criterion of an objective with a recall, prepared as a Run does it."""
+    from holdfast.methods.identity import Uniform
+
+    run.criterion = (objective or Uniform()).prepare(run)
+    run.criterion.recall = recall.prepare(run)
+    return run.criterion
+
+
 def batch_of(criterion, collate, indices=None):
     from holdfast._torch.batch import normalized
     from holdfast.columns import keeping
 
     indices = range(len(criterion.data)) if indices is None else indices
-    return normalized(keeping(collate, criterion.column)([criterion.data[i] for i in indices]))
+    return normalized(keeping(collate, *criterion.columns)([criterion.data[i] for i in indices]))
 
 
 def loss_of(criterion, model, collate, indices=None, update=1, num_targets=None):

@@ -19,6 +19,7 @@ from methods.runs import (
     make_run,
     make_samples,
     moved,
+    recalled,
 )
 from ranks import run_on_ranks
 
@@ -29,11 +30,11 @@ def collate_for(task):
     return pad_collate if task in TOKENS else default_collate
 
 
-def prepared(task, objective=DISTILL, dropout=0.0, **fields):
+def prepared(task, recall=DISTILL, dropout=0.0, **fields):
     """The criterion of a pretrained model, and the model some way from there."""
     model = make_model(task, dropout=dropout)
     run = make_run(model, make_samples(task), task, collate=collate_for(task), **fields)
-    return objective.prepare(run), moved(model)
+    return recalled(recall, run), moved(model)
 
 
 def literal(task, model, base, samples):
@@ -95,9 +96,9 @@ class TestTheBase:
     def test_kept_outputs_are_those_of_a_frozen_copy(self, task):
         kept, model = prepared(task, dropout=0.5)
         live, _ = prepared(task, Distill(0.7, 3.0, cache=False), dropout=0.5)
-        assert kept.column == "base_logits"
-        assert live.column is None
-        assert isinstance(live.base, Frozen)
+        assert kept.columns == ("base_logits",)
+        assert live.columns == ()
+        assert isinstance(live.recall.base, Frozen)
         assert "base_logits" in kept.data[0]
         assert "base_logits" not in live.data[0]
         losses = []
@@ -109,12 +110,12 @@ class TestTheBase:
     def test_the_copy_stays_where_it_was(self):
         criterion, model = prepared("causal_lm", dropout=0.5)
         pretrained = make_model("causal_lm")
-        for name, p in criterion.base.model.named_parameters():
+        for name, p in criterion.recall.base.model.named_parameters():
             assert torch.equal(p, pretrained.get_parameter(name))
             assert not p.requires_grad
-        assert not any(m.training for m in criterion.base.model.modules())
+        assert not any(m.training for m in criterion.recall.base.model.modules())
         loss_of(criterion, model, pad_collate).backward()
-        assert all(p.grad is None for p in criterion.base.model.parameters())
+        assert all(p.grad is None for p in criterion.recall.base.model.parameters())
         assert model.training
 
     def test_pairs_of_inputs_and_labels(self):
@@ -129,11 +130,10 @@ class TestTheBase:
                 return self.net(x=x)
 
         model = Of(make_model("classification"))
-        kept = DISTILL.prepare(make_run(model, DataLoader(samples), "classification"))
+        kept = recalled(DISTILL, make_run(model, DataLoader(samples), "classification"))
         assert len(kept.data[0]) == 3
-        live = Distill(0.7, 3.0, cache=False).prepare(
-            make_run(model, samples, "classification", collate=default_collate)
-        )
+        run = make_run(model, samples, "classification", collate=default_collate)
+        live = recalled(Distill(0.7, 3.0, cache=False), run)
         moved(model)
         losses = [loss_of(c, model, default_collate) for c in (kept, live)]
         torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
@@ -149,10 +149,11 @@ class TestTheBase:
         def collate(samples):
             return {n: torch.tensor([s[n] for s in samples]) for n in samples[0]}
 
-        kept = DISTILL.prepare(make_run(model, table, "classification", collate=collate))
+        kept = recalled(DISTILL, make_run(model, table, "classification", collate=collate))
         assert kept.data.features["base_logits"].feature.dtype == "float32"
-        live = Distill(0.7, 3.0, cache=False).prepare(
-            make_run(model, table, "classification", collate=collate)
+        live = recalled(
+            Distill(0.7, 3.0, cache=False),
+            make_run(model, table, "classification", collate=collate),
         )
         moved(model)
         order = [4, 0, 2]
@@ -162,13 +163,13 @@ class TestTheBase:
     def test_what_is_too_much_is_not_kept(self, monkeypatch):
         monkeypatch.setattr(distill, "_MOST_KEPT", 7 * 4 * 8 - 1)
         criterion, _ = prepared("classification")
-        assert isinstance(criterion.base, Frozen)
-        assert criterion.column is None
+        assert isinstance(criterion.recall.base, Frozen)
+        assert criterion.columns == ()
 
     def test_a_stream_cannot_carry_them(self):
         batches = (default_collate([s]) for s in make_samples("classification"))
         run = make_run(make_model("classification"), batches, "classification")
-        assert isinstance(DISTILL.prepare(run).base, Frozen)
+        assert isinstance(recalled(DISTILL, run).recall.base, Frozen)
 
     @pytest.mark.parametrize("task", ["classification", "causal_lm"])
     def test_adapters_switched_off_are_a_frozen_copy(self, task):
@@ -179,18 +180,19 @@ class TestTheBase:
         config = peft.LoraConfig(target_modules=["hidden"], r=2)
         model = peft.get_peft_model(model, config).train()
         criteria = []
-        for objective, trainable in [
+        for recall, trainable in [
             (Distill(0.7, 3.0), LoRA()),
             (Distill(0.7, 3.0, cache=False), LoRA()),
             (Distill(0.7, 3.0, cache=False), None),  # the adapters came with the model
         ]:
             samples, collate = make_samples(task), collate_for(task)
             run = make_run(model, samples, task, collate=collate, trainable=trainable)
-            criteria.append(objective.prepare(run))
+            criteria.append(recalled(recall, run))
         cached, adapters_off, came_along = criteria
-        assert adapters_off.base is came_along.base is adapters_off_base
-        assert (cached.base is None) == (task == "classification")
-        criteria.append(distill.DistillCriterion(run, objective, base=Frozen(model)))
+        assert adapters_off.recall.base is came_along.recall.base is adapters_off_base
+        assert (cached.recall.base is None) == (task == "classification")
+        criteria.append(recalled(recall, run))
+        criteria[-1].recall.base = Frozen(model)
         with torch.no_grad():
             for name, p in model.named_parameters():
                 if "lora_" in name:
@@ -216,13 +218,14 @@ class TestTheBase:
         config = peft.LoraConfig(target_modules=["hidden"], r=2, **options.get(why, {}))
         model = peft.get_peft_model(model, config)
         run = make_run(model, make_samples("causal_lm"), "causal_lm")
-        assert isinstance(DISTILL.prepare(run).base, Frozen)
+        assert isinstance(recalled(DISTILL, run).recall.base, Frozen)
 
 
 def same_on_all_ranks():
     samples = [s for seed in range(20) for s in make_samples("classification", seed=seed)]
     model = make_model("classification")
-    kept = DISTILL.prepare(make_run(model, samples, "classification", collate=default_collate))
+    run = make_run(model, samples, "classification", collate=default_collate)
+    kept = recalled(DISTILL, run)
     expected = model(x=torch.stack([s["x"] for s in samples]))
     found = torch.stack([s["base_logits"] for s in kept.data])
     torch.testing.assert_close(found, expected.detach())
@@ -259,7 +262,7 @@ class TestRefused:
     def test_a_loss_function(self):
         run = make_run(make_model("classification"), [], lambda model, batch: None)
         with pytest.raises(ValueError, match="which a loss function does not"):
-            Distill().prepare(run)
+            recalled(Distill(), run)
 
     @pytest.mark.parametrize(
         "settings", [{"strength": -1}, {"temperature": 0}, {"temperature": math.inf}]

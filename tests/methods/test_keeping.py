@@ -54,7 +54,7 @@ def test_tuples(of):
 
 
 def test_without_a_column_nothing_is_wrapped():
-    assert keeping(strict, None) is strict
+    assert keeping(strict) is strict
 
 
 def test_vectors_are_stacked():

@@ -16,6 +16,7 @@ from methods.runs import (
     make_model,
     make_run,
     make_samples,
+    recalled,
 )
 
 
@@ -23,7 +24,7 @@ def collate_for(task):
     return pad_collate if task in TOKENS else default_collate
 
 
-def prepared(task, objective, **fields):
+def prepared(task, recall, **fields):
     model = make_model(task)
     old = make_samples(task, n=5, seed=9)
     run = make_run(
@@ -33,7 +34,7 @@ def prepared(task, objective, **fields):
         collate=collate_for(task),
         **({"old_data": old} | fields),
     )
-    return objective.prepare(run), model
+    return recalled(recall, run), model
 
 
 def losses(task, model, samples):
@@ -135,7 +136,7 @@ class TestTables:
 
     def prepare(self, new, old):
         run = make_run(make_model("causal_lm"), new, "causal_lm", old_data=old, collate=pad_collate)
-        return Rehearsal(ratio=0.5).prepare(run), run.model
+        return recalled(Rehearsal(ratio=0.5), run), run.model
 
     def test_the_columns_of_both_are_mixed(self, tables):
         table, model = self.prepare(*tables)
@@ -195,9 +196,9 @@ def test_pairs_from_loaders():
         "classification",
         old_data=DataLoader(old),
     )
-    criterion = Rehearsal(ratio=0.5).prepare(run)
+    criterion = recalled(Rehearsal(ratio=0.5), run)
     assert [s[2] for s in criterion.data] == [0] * 8 + [1] * 4
-    assert criterion.share == pytest.approx(1 / 3)
+    assert criterion.recall.share == pytest.approx(1 / 3)
     loss_of(criterion, run.model, default_collate).backward()
 
 
@@ -208,7 +209,7 @@ def test_a_loss_function_of_the_users():
     samples, old = make_samples("classification", 8), make_samples("classification", 5, 9)
     model = make_model("classification")
     run = make_run(model, samples, task, old_data=old, collate=default_collate)
-    criterion = Rehearsal(ratio=0.5, anneal=Constant(0.3)).prepare(run)
+    criterion = recalled(Rehearsal(ratio=0.5, anneal=Constant(0.3)), run)
     ours = loss_of(criterion, model, default_collate, num_targets=12.0)
     chosen = [old[i] for i in draw(5, 4, seed=0)]
     new, rehearsed = (task(model, default_collate(part)).mean() for part in (samples, chosen))

@@ -4,12 +4,13 @@ Under FSDP2 a parameter is a ``DTensor``, of which each rank holds a shard. Its 
 sharded in the same way; measurements need the full tensor.
 """
 
+import contextlib
 import operator
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 try:
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -31,6 +32,13 @@ def gathered(value: Value) -> list[Value]:
     if len(everyone) > 1:
         distributed.all_gather_object(everyone, value)
     return everyone
+
+
+def unsynchronized(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Within it, DDP accumulates gradients on each rank; a later backward synchronizes them."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.no_sync()
+    return contextlib.nullcontext()
 
 
 def is_sharded(tensor: Any) -> bool:

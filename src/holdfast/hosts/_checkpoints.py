@@ -18,17 +18,17 @@ STATE_FILE = "holdfast.pt"  # beside the files of a host
 
 def run_state(run: Run) -> dict[str, Any]:
     """The state that a host saves beside model and optimizer. All ranks must call it."""
-    return {"run": run.identity(), "criteria": gathered(run.criterion.state_dict())}
+    return {"run": run.identity(), "states": gathered(run.state_dict())}
 
 
 def load_run_state(run: Run, state: dict[str, Any], where: str) -> None:
-    """Check that a state belongs to this run, and load this rank's criterion.
+    """Check that a state belongs to this run, and load this rank's state of stage 2.
 
-    If there were fewer ranks, the new ones take the criterion of rank 0.
+    If there were fewer ranks, the new ones take the state of rank 0.
     """
     run.check_identity(state["run"], where)
-    (rank, _), criteria = rank_and_world(), state["criteria"]
-    run.criterion.load_state_dict(criteria[rank if rank < len(criteria) else 0])
+    (rank, _), states = rank_and_world(), state["states"]
+    run.load_state_dict(states[rank if rank < len(states) else 0])
 
 
 def check_settings(saved: dict[str, Any], ours: dict[str, Any], where: str) -> None:
@@ -67,7 +67,7 @@ def save(path: str | os.PathLike[str], run: Run, update: int, settings: dict[str
     """Write the whole state of a run to a file, atomically."""
     state = {
         "run": run.identity(),
-        "criteria": [run.criterion.state_dict()],
+        "states": [run.state_dict()],
         "update": update,
         "settings": settings,
         "model": _tensors(run),

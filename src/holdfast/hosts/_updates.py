@@ -92,13 +92,13 @@ def labels_of(batch: Any, task: Task | LossFunction) -> Tensor:
 
 
 def source_of(run: Run, batch_size: int) -> IndexedSource:
-    """The data of a run's criterion, with a collate function that keeps the criterion's column."""
+    """The data of a run's criterion, with a collate function that keeps the criterion's columns."""
     if run.data is None:
         raise ValueError("the run has no data: pass it to Run, or call run.prepare_data")
     source, criterion = as_samples(run.data, run.collate, batch_size, run.model), run.criterion
     data = source.data if criterion.data is run.data else criterion.data
     size = whole_number("batch_size", source.batch_size, 1)
-    return IndexedSource(data, keeping(source.collate, criterion.column), size)
+    return IndexedSource(data, keeping(source.collate, *criterion.columns), size)
 
 
 def as_samples(

@@ -11,6 +11,7 @@
 import inspect
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from holdfast._torch.imports import require
+from holdfast._torch.layout import unsynchronized
 from holdfast.columns import keeping
 from holdfast.hosts._checkpoints import STATE_FILE, load_run_state, run_state
 from holdfast.hosts._updates import labels_of
@@ -68,16 +70,17 @@ class WithRecipe(Trainer):
         recipe = as_recipe(recipe)
         settings = given["args"] = given.get("args") or TrainingArguments("trainer_output")
         _check_arguments(given, settings, recipe)
-        default = next(f.default for f in fields(settings) if f.name == "learning_rate")
-        if recipe.update.lr is not None and settings.learning_rate == default:
-            settings.learning_rate = recipe.update.lr
+        default: Any = next(f.default for f in fields(settings) if f.name == "learning_rate")
+        lr = None if settings.learning_rate == default else settings.learning_rate
         self._total_updates: int | None = None
         self._finished = False
+        self._recalled = 0  # the last update whose recall has run
         self.run = Run(
-            recipe, given["model"], lr=settings.learning_rate, weight_decay=settings.weight_decay,
+            recipe, given["model"], lr=lr, default_lr=default, weight_decay=settings.weight_decay,
             task=task, new=new, reference=reference, old_data=old_data, seed=settings.seed,
-            progress=not settings.disable_tqdm,
+            tokenizer=given.get("processing_class"), progress=not settings.disable_tqdm,
         )  # fmt: skip
+        settings.learning_rate = self.run.lr
         given["model"] = self.run.model
         super().__init__(**given)
         if self.is_deepspeed_enabled and (_has_own_update(recipe) or recipe.penalties):
@@ -92,8 +95,10 @@ class WithRecipe(Trainer):
 
     @property
     def _has_own_loss(self) -> bool:
-        """Whether the recipe's objective replaces the trainer's loss."""
-        return type(self.run.criterion) is not Criterion
+        """Whether the recipe changes the trainer's loss of a batch."""
+        criterion = self.run.criterion
+        changed = bool(criterion.columns) or criterion.recall.uses_outputs
+        return changed or type(criterion) is not Criterion
 
     def _prepare_data(self) -> None:
         """Stage 2, with the data and the collator of the trainer."""
@@ -102,20 +107,35 @@ class WithRecipe(Trainer):
             data = self._remove_unused_columns(data, "training")
         else:
             collate = self._get_collator_with_removed_columns(collate, "training")
+        self.run.visits = self._visits()
         self.run.prepare_data(data, collate)
         self._refuse_second_losses()
         if self._has_own_loss:
             criterion = self.run.criterion
             self.train_dataset = criterion.data
-            self.data_collator = keeping(self.data_collator, criterion.column, optional=True)
+            self.data_collator = keeping(self.data_collator, *criterion.columns, optional=True)
+
+    def _samples_per_update(self) -> int:
+        args = self.args
+        parts = args.gradient_accumulation_steps * args.world_size
+        return int(args.per_device_train_batch_size * parts)
+
+    def _visits(self) -> int | None:
+        """The number of samples that training visits; None if the data has no length."""
+        if self.args.max_steps > 0:
+            return self.args.max_steps * self._samples_per_update()
+        data: Any = self.train_dataset
+        return (
+            math.ceil(self.args.num_train_epochs * len(data)) if hasattr(data, "__len__") else None
+        )
 
     def _refuse_second_losses(self) -> None:
         if not self._has_own_loss:
             return
         if self.args.label_smoothing_factor:
             raise ValueError(
-                f"label smoothing does not work with {type(self.run.recipe.objective).__name__}, "
-                "which replaces the loss: set label_smoothing_factor=0"
+                f"label smoothing does not work with the recipe {self.run.recipe.name}, which "
+                "replaces the loss: set label_smoothing_factor=0"
             )
         ours = ("holdfast.", "transformers.", "trl.")
         others = [
@@ -127,11 +147,11 @@ class WithRecipe(Trainer):
             others.append("compute_loss_func")
         if others:
             raise ValueError(
-                f"{others[0]} and the recipe's objective are two losses: remove one of them. To "
+                f"{others[0]} and the recipe's loss are two losses: remove one of them. To "
                 "weight a loss of your own, pass it as task=, a function (model, batch) -> one "
                 "loss per sample"
             )
-        # The objective divides by the targets of the whole update. transformers 5 reads the first
+        # The criterion divides by the targets of the whole update. transformers 5 reads the first
         # flag, earlier versions only the second.
         self.loss_is_scaled_for_ga = True
         if not hasattr(Trainer, "_prepare_for_training"):
@@ -140,15 +160,46 @@ class WithRecipe(Trainer):
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
         columns: list[str] = self._signature_columns or []
-        column = self.run.criterion.column
-        if column and column not in columns:
-            columns.append(column)
+        columns += [name for name in self.run.criterion.columns if name not in columns]
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         if not (batch_samples and self._has_own_loss and self.run.model.training):
             return super()._get_num_items_in_batch(batch_samples, device)
         task = self.run.task
         return count_all([labels_of(batch, task).to(device) for batch in batch_samples], task)
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> Any:
+        """The trainer's own step; before the first one of an update, the recall's own data."""
+        recalled = self._recall(model)
+        return super().training_step(model, inputs, num_items_in_batch) + recalled
+
+    def _recall(self, model: nn.Module) -> Any:
+        """Run the recall once per update, and return its loss."""
+        update = self.state.global_step + 1
+        if update == self._recalled:
+            return 0.0
+        self._recalled = update
+        loss: Any = 0.0
+        model.train()
+        parts = self.run.recall.on_update(
+            model, update, self._samples_per_update(), self.args.per_device_train_batch_size
+        )
+        if parts and self.is_deepspeed_enabled:
+            raise ValueError(
+                f"the recipe {self.run.recipe.name} runs the model on data of its own, which the "
+                "Trainer cannot do under DeepSpeed: use "
+                "holdfast.hosts.accelerate.AccelerateLoop, or FSDP2 in the Trainer"
+            )
+        for part in parts:
+            # The last micro-batch of the update synchronizes all gradients.
+            with unsynchronized(model):
+                with self.compute_loss_context_manager():
+                    one = part()
+                self.accelerator.backward(one * self.accelerator.gradient_accumulation_steps)
+            loss = loss + one.detach()
+        return loss
 
     def compute_loss(
         self,
@@ -157,12 +208,12 @@ class WithRecipe(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The loss of the recipe's objective in training, otherwise the trainer's own loss."""
+        """The recipe's loss in training, otherwise the trainer's own loss."""
         criterion = self.run.criterion
         if self._has_own_loss and model.training and not return_outputs:
             criterion.auxiliary = self._share_of_auxiliary()
             return criterion.loss(model, inputs, num_items_in_batch, self.state.global_step + 1)
-        inputs = {name: value for name, value in inputs.items() if name != criterion.column}
+        inputs = {name: value for name, value in inputs.items() if name not in criterion.columns}
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _share_of_auxiliary(self) -> float:

@@ -78,6 +78,7 @@ def train(
     folder: Path,
     *,
     new: Sequence[str] = (),
+    tokenizer: Any = None,
     seed: int = 0,
     progress: ProgressCallback | None = None,
     watch: Callable[[nn.Module, int], Observer] | None = None,
@@ -103,7 +104,8 @@ def train(
     run = Run(
         recipe, model, source.data, collate=source.collate,
         lr=None if recipe.update.lr is not None else training.lr,
-        weight_decay=training.weight_decay, new=new, seed=seed, progress=False,
+        weight_decay=training.weight_decay, new=new, tokenizer=tokenizer, visits=total * size,
+        seed=seed, progress=False,
     )  # fmt: skip
     settings = LoopSettings(
         max_updates=total, accumulate=training.accumulate, schedule=training.schedule,

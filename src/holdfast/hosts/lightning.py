@@ -100,7 +100,7 @@ class RecipeCallback(Callback):
     def train_dataloader(
         self, batch_size: int | None = None, *, shuffle: bool = True, **options: Any
     ) -> ResumableLoader:
-        """The training data, with the column that the recipe's objective needs.
+        """The training data, with the columns that the recipe needs.
 
         Args:
             batch_size: samples per micro-batch and device. If None, the batch size of the
@@ -109,12 +109,12 @@ class RecipeCallback(Callback):
             options: options of the DataLoader, such as ``num_workers`` and ``pin_memory``.
 
         Your own loader must read ``run.criterion.data``, with
-        ``keeping(collate, run.criterion.column)`` as its collate function.
+        ``keeping(collate, *run.criterion.columns)`` as its collate function.
         """
         trainer, criterion = self._in_fit(), self.run.criterion
         self._loader = ResumableLoader(
             criterion.data, self._source.batch_size if batch_size is None else batch_size,
-            keeping(self._source.collate, criterion.column), seed=self.run.seed, shuffle=shuffle,
+            keeping(self._source.collate, *criterion.columns), seed=self.run.seed, shuffle=shuffle,
             epoch=trainer.current_epoch, rank=trainer.global_rank, ranks=trainer.world_size,
             **options,
         )  # fmt: skip
@@ -143,7 +143,25 @@ class RecipeCallback(Callback):
         self._labels.append(labels_of(batch, self.run.task))
         if self._divisor is None:
             self._divisor = count_all(self._labels, self.run.task)
-        return self.run.loss(batch, self._divisor, self._update)
+        return self.run.loss(batch, self._divisor, self._update) + self._recall()
+
+    def _recall(self) -> Tensor | float:
+        """The loss of the recall's own data, in the last micro-batch of an update."""
+        trainer = self._in_fit()
+        if len(self._labels) < trainer.accumulate_grad_batches and not trainer.is_last_batch:
+            return 0.0
+        rows = len(self._labels[0])
+        samples = rows * trainer.accumulate_grad_batches * trainer.world_size
+        parts = self.run.recall.on_update(self.run.model, self._update, samples, rows)
+        return sum((part() for part in parts), 0.0) / self._factor() if parts else 0.0
+
+    def _factor(self) -> float:
+        """The factor that :meth:`on_before_optimizer_step` applies to the gradients."""
+        accumulate = self._in_fit().accumulate_grad_batches
+        if self._divisor is None or accumulate == 1 == len(self._labels):
+            return 1.0
+        targets = count_all(self._labels, self.run.task)
+        return accumulate * float(self._divisor) / float(targets)
 
     def _in_fit(self) -> Trainer:
         if self._trainer is None:
@@ -201,11 +219,7 @@ class RecipeCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         """Divide by all targets of the update instead of accumulate × those of the first batch."""
-        accumulate = trainer.accumulate_grad_batches
-        if self._divisor is None or accumulate == 1 == len(self._labels):
-            return
-        targets = count_all(self._labels, self.run.task)
-        factor = accumulate * float(self._divisor) / float(targets)
+        factor = self._factor()
         if factor != 1:
             for p in (p for group in optimizer.param_groups for p in group["params"]):
                 if p.grad is not None:

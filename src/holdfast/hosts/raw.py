@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +18,19 @@ from holdfast._torch.batch import to_device
 from holdfast._torch.checks import above_zero, whole_number
 from holdfast._torch.progress import progress_bar
 from holdfast.hosts import _checkpoints as checkpoints
-from holdfast.hosts._updates import Schedule, Updates, as_samples, labels_of, source_of
+from holdfast.hosts._updates import (
+    Schedule,
+    Updates,
+    as_samples,
+    labels_of,
+    number_of_updates,
+    source_of,
+)
 from holdfast.hosts.watching import Observer
 from holdfast.losses import LossFunction, Task, count_all
 from holdfast.recipe import Recipe
 from holdfast.run import Run
+from holdfast.stages import Part
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ def finetune_loop(
     batch_size: int = 16,
     task: Task | LossFunction | None = None,
     new: str | tuple[str, ...] | list[str] = (),
+    tokenizer: Any = None,
     seed: int = 0,
     settings: LoopSettings = LoopSettings(),  # noqa: B008 (frozen)
     checkpoint: str | os.PathLike[str] | None = None,
@@ -89,12 +99,13 @@ def finetune_loop(
         recipe: the methods, or the name of a preset. ``Recipe()`` is plain fine-tuning.
         data: a map-style dataset (``__len__`` and ``__getitem__``), or a DataLoader over one. The
             loop uses the loader's batch size and collate function, but shuffles by itself.
-        lr: the peak learning rate. Required unless the recipe sets it.
+        lr: the peak learning rate. Required unless the recipe sets it or has a default.
         epochs: passes over the data.
         batch_size: samples per micro-batch.
         task: how labels are interpreted, as for :func:`holdfast.score`. If None, it is inferred
             from a transformers model.
         new: parts of the model without pretrained weights, such as ``"classifier"``.
+        tokenizer: the tokenizer of a language model, for recipes that draw texts from it.
         seed: the seed of the data order, of dropout and of everything that methods draw.
         settings: accumulation, schedule, clipping, precision, and how often to log and save.
         checkpoint: a file for the state of the run. If it exists, the run resumes from it. The
@@ -122,9 +133,11 @@ def finetune_loop(
     was_training = model.training
     torch.manual_seed(seed)
     source = as_samples(data, None, batch_size, model)
+    size = source.batch_size * settings.accumulate
+    total = number_of_updates(len(source.data), size, epochs, settings.max_updates)
     run = Run(
         recipe, model, source.data, lr=lr, task=task, collate=source.collate, new=new, seed=seed,
-        progress=progress,
+        tokenizer=tokenizer, visits=total * size, progress=progress,
     )  # fmt: skip
     with plain_if_interrupted(run):
         train_loop(
@@ -198,10 +211,13 @@ def train_loop(
             batches = list(updates.batches(update))
             # On the CPU: counting on a GPU takes longer.
             targets = count_all([labels_of(batch, run.task) for batch in batches], run.task)
+            on_device = (to_device(batch, device) for batch in batches)
+            parts: list[Part] = [partial(run.loss, batch, targets, update) for batch in on_device]
+            parts += run.recall.on_update(run.model, update, updates.size, updates.batch_size)
             losses = []
-            for batch in (to_device(batch, device) for batch in batches):
+            for part in parts:
                 with precision:
-                    loss = run.loss(batch, targets, update)
+                    loss = part()
                 loss.backward()
                 losses.append(loss.detach())
             if settings.clip_norm is not None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from holdfast._torch.imports import require
 from holdfast._torch.rng import seeded
-from holdfast.columns import keeping, take_column
+from holdfast.columns import keeping, take_columns
 from holdfast.data import pad_collate
 from holdfast.hosts.hf import WithRecipe
 from holdfast.recipe import Recipe, as_recipe
@@ -96,27 +96,29 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
                 getattr(self, "_formatting_func", None), "old_data",
             )  # fmt: skip
         pad = partial(_pad_tokens, pad_id=getattr(collator, "pad_token_id", 0))
+        self.run.visits = self._visits()
         self.run.prepare_data(self.train_dataset, pad if self._reads_data else collator)
         self._refuse_second_losses()
         criterion, args = self.run.criterion, cast(SFTConfig, self.args)
         if self._has_own_loss and args.loss_type != "nll":
             raise ValueError(
-                f"the recipe's objective and loss_type={args.loss_type!r} are two losses: set "
+                f"the recipe's loss and loss_type={args.loss_type!r} are two losses: set "
                 'loss_type="nll"'
             )
-        data, column = criterion.data, criterion.column
-        if column is not None:
+        data, columns = criterion.data, criterion.columns
+        for column in columns:
             data = data.map(_to_tokens, fn_kwargs={"column": column})
-            self.data_collator = keeping(collator, column, optional=True)
+        self.data_collator = keeping(collator, *columns, optional=True)
         if self._packs_later:
-            data = data.select_columns(["input_ids", "labels", *([column] if column else [])])
+            data = data.select_columns(["input_ids", "labels", *columns])
             data = pack_dataset(data, cast(int, args.max_length), args.packing_strategy)
         self.train_dataset = data
 
     @property
     def _has_trls_loss(self) -> bool:
         """Whether the loss is TRL's own, perhaps with weights."""
-        return type(self.run.criterion).loss is Criterion.loss
+        criterion = self.run.criterion
+        return type(criterion).loss is Criterion.loss and not criterion.recall.uses_outputs
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         if self._has_trls_loss:
@@ -126,12 +128,12 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """TRL's loss with the recipe's weights, or the loss of an objective of another kind."""
+        """TRL's loss with the recipe's weights, or the recipe's loss if it uses the outputs."""
         if not (self._has_own_loss and self._has_trls_loss and model.training):
             return super().compute_loss(model, inputs, *args, **kwargs)
         criterion = self.run.criterion
-        inputs, values = take_column(inputs, str(criterion.column))
-        weights = criterion.weights(inputs, values, self.state.global_step + 1)
+        inputs, values = take_columns(inputs, criterion.columns)
+        weights = criterion.weigh(inputs, values, self.state.global_step + 1)
 
         def weigh(module: nn.Module, given: Any, outputs: Any) -> Any:
             # TRL's fused head returns the log-probabilities of labels[:, 1:]. Its metrics stay.

@@ -17,7 +17,7 @@ variance 1, and T cancels: T²·KL = ½·(z − z*)².
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,10 @@ from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, pad_
 from holdfast._torch.checks import above_zero, at_least_zero
 from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.progress import progress_bar
-from holdfast.columns import take_column, with_column
+from holdfast.columns import with_column
 from holdfast.data import IndexedSource, as_source
-from holdfast.losses import TOKEN_TASKS, Count, Task, target_outputs, weighted_loss
-from holdfast.stages import Checks, Criterion, MedianLoss, Objective, Run, SearchRange, SearchSpace
+from holdfast.losses import TOKEN_TASKS, Task, target_outputs
+from holdfast.stages import Checks, MedianLoss, Recall, RecallTerm, Run, SearchRange, SearchSpace
 
 _COLUMN = "base_logits"
 _MOST_KEPT = 1 << 30  # bytes of cached outputs
@@ -40,7 +40,7 @@ BaseModel = Callable[[nn.Module, Any], Tensor]  # the model in training, inputs 
 
 
 @dataclass(frozen=True)
-class Distill(Objective):
+class Distill(Recall):
     """The task's loss plus the divergence from the pretrained model's predictions on the same data.
 
     The source and the cost of z*:
@@ -59,7 +59,7 @@ class Distill(Objective):
 
     Example:
         >>> from holdfast import Distill, Recipe
-        >>> Recipe(objective=Distill(strength=0.5)).name
+        >>> Recipe(recall=Distill(strength=0.5)).name
         'distill'
     """
 
@@ -78,23 +78,27 @@ class Distill(Objective):
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"strength": SearchRange(0.03, 30.0, 1.0)}
 
-    def prepare(self, run: Run) -> Criterion:
+    def prepare(self, run: Run) -> RecallTerm:
         """Compute z* for all samples, or prepare a base model that computes it per batch."""
         if self.strength == 0:
-            return Criterion(run)
+            return RecallTerm()
         if not isinstance(run.task, str):
             raise ValueError(
                 "Distill compares the model's outputs per target, which a loss function does not "
-                "return: pass the name of a task as task=, or use another objective"
+                "return: pass the name of a task as task=, or use another recall"
             )
         if self.cache and run.task not in TOKEN_TASKS:
             source = as_source(run.data, run.collate, 32, pad_id_of(run.model))
             outputs = outputs_of_base(run, source) if isinstance(source, IndexedSource) else None
             if outputs is not None:
-                return DistillCriterion(run, self, data=with_column(source.data, outputs, _COLUMN))
+                # The objective may have added a column to the samples.
+                weighed = run.criterion.data is not run.data
+                data = run.criterion.data if weighed else source.data
+                run.criterion.data = with_column(data, outputs, _COLUMN)
+                return DistillTerm(self, run.task)
         removable = run.recipe.trainable.keeps_base or adapters_are_removable(run.model)
         base = adapters_off_base if removable else Frozen(run.model)
-        return DistillCriterion(run, self, base=base)
+        return DistillTerm(self, run.task, base)
 
 
 def divergence(base: Tensor, outputs: Tensor, task: Task, temperature: float) -> Tensor:
@@ -117,32 +121,28 @@ def divergence(base: Tensor, outputs: Tensor, task: Task, temperature: float) ->
     return temperature**2 * F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
 
 
-class DistillCriterion(Criterion):
-    """The loss plus the divergence. The samples carry z*, or a base model computes it."""
+class DistillTerm(RecallTerm):
+    """The divergence on the target's batches. Samples carry z*, or a base model computes it."""
 
-    def __init__(
-        self, run: Run, settings: Distill, data: Any = None, base: BaseModel | None = None
-    ) -> None:
-        super().__init__(run, data)
-        self.settings, self.base = settings, base
-        self.column = _COLUMN if base is None else None
+    uses_outputs = True
 
-    def loss(self, model: nn.Module, batch: Any, num_targets: Count, update: int) -> Tensor:
-        task, settings = cast(Task, self.task), self.settings
+    def __init__(self, settings: Distill, task: Task, base: BaseModel | None = None) -> None:
+        self.settings, self.task, self.base = settings, task, base
+        self.columns = (_COLUMN,) if base is None else ()
+
+    def before(
+        self, model: nn.Module, inputs: Any, labels: Tensor, values: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Before the model, so that the memory of the base model is free again."""
         if self.base is None:
-            batch, z_base = take_column(batch, _COLUMN)
-        inputs, labels = inputs_and_labels(model, batch)
-        if self.base is not None:
-            # Before the model, so that the memory of the base model is free again.
-            with torch.no_grad():
-                z_base = self.base(model, inputs)
-        base = target_outputs(z_base, labels, task)
-        del z_base
-        logits, auxiliary = self.forward(model, inputs, labels, num_targets)
-        outputs = target_outputs(logits, labels, task)
-        apart = divergence(base.to(outputs), outputs, task, settings.temperature).sum()
-        task_loss = weighted_loss(logits, labels, None, task, num_targets)
-        return task_loss + settings.strength * apart / num_targets + auxiliary
+            return target_outputs(values[_COLUMN], labels, self.task)
+        with torch.no_grad():
+            return target_outputs(self.base(model, inputs), labels, self.task)
+
+    def on_outputs(self, before: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        settings, outputs = self.settings, target_outputs(logits, labels, self.task)
+        apart = divergence(before.to(outputs), outputs, self.task, settings.temperature)
+        return settings.strength * apart.sum()
 
 
 class Frozen:

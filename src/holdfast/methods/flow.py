@@ -32,7 +32,16 @@ from holdfast.columns import with_weights
 from holdfast.losses import TOKEN_TASKS, target_mask
 from holdfast.scoring.scorer import score
 from holdfast.scoring.scores import Scores
-from holdfast.stages import Checks, Criterion, MedianLoss, Objective, Run, SearchRange, SearchSpace
+from holdfast.stages import (
+    Checks,
+    Criterion,
+    MedianLoss,
+    Objective,
+    Run,
+    SearchRange,
+    SearchSpace,
+    samples_of,
+)
 
 TauRule = Literal["median", "batch_median", "running_median"]
 Level = Literal["sequence", "token"]
@@ -102,7 +111,7 @@ class Flow(Objective):
             return Criterion(run)
         if self.level == "token" and run.task not in TOKEN_TASKS:
             raise ValueError(f'Flow(level="token") needs a task with tokens, not {run.task!r}')
-        data = self.samples(run, run.data).data
+        data = samples_of(self, run, run.data).data
         scores = score(
             run.model,
             run.data,
@@ -206,7 +215,7 @@ class FlowCriterion(Criterion):
     def _weigh_batch(self, batch: Any, f: Tensor) -> Tensor:
         kept = ~f.isnan()  # samples without targets have no loss
         if isinstance(self.task, str) and self.flow.level == "token":
-            kept = target_mask(inputs_and_labels(self.model, batch)[1], self.task)
+            kept &= target_mask(inputs_and_labels(self.model, batch)[1], self.task)
         weights = torch.zeros_like(f)
         if kept.any():
             weights[kept] = self.flow.weigh(f[kept]).to(f)

@@ -1,8 +1,8 @@
-"""The identity of each stage: with all four, a recipe is plain fine-tuning."""
+"""The identity of each stage: with all of them, a recipe is plain fine-tuning."""
 
 from dataclasses import dataclass
 
-from holdfast.stages import Merging, Objective, Start, Trainable
+from holdfast.stages import Merging, Objective, Recall, Start, Trainable
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,11 @@ class Pretrained(Start):
 @dataclass(frozen=True)
 class Uniform(Objective):
     """The mean loss over all targets, Loss_T = Σ loss / number of targets."""
+
+
+@dataclass(frozen=True)
+class NoRecall(Recall):
+    """Nothing of the old is in the loss."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ the objective, and random batches give it in expectation.
 """
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,17 +25,17 @@ from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import inputs_and_labels
 from holdfast._torch.checks import at_least_zero
 from holdfast.anneal import Anneal, Constant, check_anneal
-from holdfast.columns import with_column
+from holdfast.columns import keeping, take_columns, with_column
 from holdfast.data import IndexedSource, is_table
 from holdfast.losses import TOKEN_TASKS, count_targets
-from holdfast.stages import Checks, Criterion, Objective, Run
+from holdfast.stages import Checks, Recall, RecallTerm, Run, samples_of
 
 _COLUMN = "rehearsal"  # 1 for samples of the old task, 0 for those of the new one
 _LABELS = ("labels", "label", "label_ids")
 
 
 @dataclass(frozen=True)
-class Rehearsal(Objective):
+class Rehearsal(Recall):
     """A mix of the losses on the new data and on data of the old task.
 
     Pass the old task's data to the host as ``old_data=``, in the same format as the new data: both
@@ -50,7 +51,7 @@ class Rehearsal(Objective):
     Example:
         >>> from holdfast import Recipe, Rehearsal
         >>> from holdfast.anneal import Constant
-        >>> Recipe(objective=Rehearsal(ratio=0.1, anneal=Constant(0.8))).name
+        >>> Recipe(recall=Rehearsal(ratio=0.1, anneal=Constant(0.8))).name
         'rehearsal'
     """
 
@@ -60,38 +61,51 @@ class Rehearsal(Objective):
     ratio: float = 0.25
     anneal: Anneal | None = None
 
-    def prepare(self, run: Run) -> Criterion:
+    def prepare(self, run: Run) -> RecallTerm:
         if self.ratio == 0:
-            return Criterion(run)
+            return RecallTerm()
         if run.old_data is None:
             raise ValueError(
                 "Rehearsal needs data of the old task: pass it as old_data=, or use a method that "
                 "needs none"
             )
-        new = self.samples(run, run.data)
-        old = self.samples(run, run.old_data, "old_data")
+        criterion, column = run.criterion, run.criterion.column
+        new = samples_of(self, run, run.data)
+        old = samples_of(self, run, run.old_data, "old_data")
         for name, source in (("data", new), ("old_data", old)):
             if len(source.data) == 0:
                 raise ValueError(f"the {name} is empty: there is nothing to train on")
-        count = max(1, round(self.ratio * len(new.data)))
-        mix = mixed(new.data, old.data, draw(len(old.data), count, run.seed), run.model)
-        is_old = [0] * len(new.data) + [1] * count
-        share = _share_of_old(run, IndexedSource(mix, new.collate, new.batch_size), len(new.data))
-        data = with_column(mix, is_old, _COLUMN)
-        return RehearsalCriterion(run, data, self.anneal or Constant(0.5), share)
+        ours, theirs = new.data, old.data
+        if column is not None:  # the objective has added it; samples of the old task do not use it
+            ours = criterion.data
+            theirs = with_column(theirs, [_like(ours[0], x, column) for x in theirs], column)
+        count = max(1, round(self.ratio * len(ours)))
+        mix = mixed(ours, theirs, draw(len(theirs), count, run.seed), run.model)
+        is_old = [0] * len(ours) + [1] * count
+        collate = keeping(new.collate, *criterion.columns)
+        share = _share_of_old(run, IndexedSource(mix, collate, new.batch_size), len(ours))
+        criterion.data = with_column(mix, is_old, _COLUMN)
+        return RehearsalTerm(self.anneal or Constant(0.5), share)
 
 
-class RehearsalCriterion(Criterion):
-    """The loss of the mix, in which ``share`` of the targets belong to the old task."""
+class RehearsalTerm(RecallTerm):
+    """The weights of a mix in which ``share`` of the targets belong to the old task."""
 
-    column = _COLUMN
+    columns = (_COLUMN,)
 
-    def __init__(self, run: Run, data: Any, anneal: Anneal, share: float) -> None:
-        super().__init__(run, data)
+    def __init__(self, anneal: Anneal, share: float) -> None:
         self.anneal, self.share = anneal, share
 
-    def weights(self, batch: Any, values: Tensor | None, update: int) -> Tensor | None:
-        return None if values is None else mixing_weights(values, self.anneal(update), self.share)
+    def weights(
+        self, weights: Tensor | None, values: Mapping[str, Tensor], update: int
+    ) -> Tensor | None:
+        is_old = values[_COLUMN]
+        mixing = mixing_weights(is_old, self.anneal(update), self.share)
+        if weights is None:
+            return mixing
+        if weights.dim() > is_old.dim():  # one per token
+            mixing, is_old = mixing[:, None], is_old[:, None]
+        return torch.where(is_old != 0, mixing, mixing * weights)
 
 
 def mixing_weights(is_old: Tensor, lam: float, share: float) -> Tensor:
@@ -167,6 +181,15 @@ class _Mixed(ConcatDataset[Any]):
         return sample if self.columns is None else {name: sample[name] for name in self.columns}
 
 
+def _like(sample: Any, old: Any, column: str) -> Any:
+    """NaN, "no value", for an old sample's column: one, or one per label as in a new sample."""
+    tuples = not isinstance(sample, Mapping)
+    value = sample[-1] if tuples else sample[column]
+    if isinstance(value, int | float):
+        return math.nan
+    return [math.nan] * len(old[1] if tuples else old["labels"])
+
+
 def _check_columns(new: Iterable[str], old: Iterable[str], model: nn.Module) -> set[str]:
     """The columns to train on, which must be equal in both datasets."""
     # PEFT's own forward names no inputs.
@@ -187,7 +210,8 @@ def _share_of_old(run: Run, mix: IndexedSource, new: int) -> float:
     if run.task in TOKEN_TASKS and isinstance(run.task, str):
         targets = [0.0, 0.0]
         for indices, read in mix:
-            labels = inputs_and_labels(run.model, read())[1]
+            batch, _ = take_columns(read(), run.criterion.columns)
+            labels = inputs_and_labels(run.model, batch)[1]
             for i, count in zip(indices, count_targets(labels, run.task).tolist(), strict=True):
                 targets[i >= new] += count
     if min(targets) == 0:
