@@ -28,6 +28,13 @@ from holdfast.scoring.scores import Scores
 _FORMAT = 1  # of the files, and of how a loss is computed: part of the key
 
 
+def cache_folder(cache: bool | str | os.PathLike[str]) -> Path:
+    """The cache directory; True is ``$HOLDFAST_CACHE`` or ``~/.cache/holdfast``."""
+    if isinstance(cache, bool):
+        cache = os.environ.get("HOLDFAST_CACHE") or Path.home() / ".cache" / "holdfast"
+    return Path(cache)
+
+
 class SampleScore(NamedTuple):
     """The loss of one sample, its number of targets, and the loss of each target."""
 
@@ -105,8 +112,7 @@ class ScoreCache:
                 stacklevel=3,
             )
             return None
-        default = os.environ.get("HOLDFAST_CACHE") or Path.home() / ".cache" / "holdfast"
-        root = Path(default if cache is True else cache) / "scores"
+        root = cache_folder(cache) / "scores"
         about = {
             "format": _FORMAT,
             "model": model_fingerprint(model),

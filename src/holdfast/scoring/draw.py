@@ -1,10 +1,34 @@
-"""Draw texts from a causal language model, from its own distribution."""
+"""Draw texts from a causal language model, from its own distribution.
 
-from collections.abc import Sequence
-from typing import Any
+A text is drawn token by token at temperature 1 from the whole vocabulary. It ends at an
+end-of-sequence token. :class:`Drawer` also records the model's predictions, and on a GPU it replays
+one CUDA graph per token.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from holdfast._torch.adapters import unwrapped, without_peft
+from holdfast._torch.imports import require
+from holdfast._torch.layout import is_sharded
+from holdfast._torch.lm_head import is_out_of_memory
+from holdfast.io.files import first_line
+
+Choose = Callable[[Tensor], Tensor]  # float32 logits, texts × vocabulary → tokens, texts × 1
+
+_ROWS, _ROWS_ON_A_CPU = 2048, 64  # texts at a time
+_LOGITS = 1 << 27  # per step: half a gigabyte of float32
+_CHUNK = 256  # tokens of the vocabulary whose probabilities are summed first
+_LEAST = -1e4  # the log-probability of an impossible token, which float16 can hold
+_WARM_UP = 3  # steps before the capture of a CUDA graph
+_REPLAYS = 16  # between two looks at whether all texts have ended
 
 
 @torch.inference_mode()
@@ -17,46 +41,381 @@ def draw_texts(
     seed: int = 0,
     batch_size: int | None = None,
 ) -> list[list[int]]:
-    """Draw texts token by token at temperature 1 from the whole vocabulary.
+    """Draw texts without the model's predictions.
 
     Each text is the prefix, usually only BOS, then at most ``tokens`` drawn tokens: it ends earlier
     if an end-of-sequence token is drawn. ``batch_size`` texts are drawn at a time. If None, all are
     drawn together. The global random state is restored afterwards.
     """
     device = next(model.parameters()).device
-    ends = _end_tokens(model).to(device)
+    ends = end_tokens(model).to(device)
     size = batch_size or count
-    texts: list[list[int]] = []
+    drawn: list[list[int]] = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         for start in range(0, count, size):
-            first = torch.tensor([list(prefix)], device=device)
-            texts += _draw(model, first.repeat(min(size, count - start), 1), tokens, ends)
-    return texts
+            rows = min(size, count - start)
+            texts = _Texts(rows, len(prefix) + tokens, ends)
+            texts.begin(prefix)
+            _Growing(model, texts, _multinomial).draw(tokens)
+            drawn += texts.lists()
+    return drawn
 
 
-def _draw(model: Any, drawn: Tensor, tokens: int, ends: Tensor) -> list[list[int]]:
-    ended = torch.zeros(len(drawn), dtype=torch.bool, device=drawn.device)
-    lengths = torch.full((len(drawn),), drawn.shape[1], device=drawn.device)
-    cache: Any = None
-    for _ in range(tokens):
-        out = model(
-            input_ids=drawn if cache is None else drawn[:, -1:],
-            attention_mask=torch.ones_like(drawn),
-            past_key_values=cache,
-            use_cache=True,
-        )
-        cache = getattr(out, "past_key_values", None)
-        following = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1)
-        lengths += ~ended
-        drawn = torch.cat([drawn, following], 1)
-        ended |= torch.isin(following[:, 0], ends)
-        if bool(ended.all()):
-            break
-    return [row[:length] for row, length in zip(drawn.tolist(), lengths.tolist(), strict=True)]
-
-
-def _end_tokens(model: Any) -> Tensor:
+def end_tokens(model: Any) -> Tensor:
     config = getattr(model, "generation_config", None) or model.config
     end = getattr(config, "eos_token_id", None)
     return torch.tensor([] if end is None else end, dtype=torch.long).reshape(-1)
+
+
+def _multinomial(logits: Tensor) -> Tensor:
+    return torch.multinomial(logits.softmax(-1), 1)
+
+
+class Drawn(NamedTuple):
+    """Texts, and the predictions of the model that drew them, on the CPU.
+
+    The predictions of a text are those at its drawn tokens, in order. Entries after the end of a
+    text have no meaning.
+
+    Attributes:
+        tokens: texts × length, int32.
+        lengths: the tokens of each text, its prefix and its end token included, int32.
+        ids: the likeliest tokens, texts × drawn tokens × k, int32.
+        log_probs: their log-probabilities, float16.
+        own: the log-probability of each drawn token, float32.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    ids: Tensor
+    log_probs: Tensor
+    own: Tensor
+
+
+class Drawer:
+    """Draws texts of ``length`` tokens with the model's ``top`` predictions per drawn token.
+
+    Float32 weights on a GPU run in bfloat16. The batch is halved if memory runs out. A model that
+    has no static cache, or whose step cannot be captured, is drawn from without a CUDA graph.
+
+    Attributes:
+        rows: the number of texts that are drawn at a time.
+        dtype: the dtype that the model runs in.
+    """
+
+    def __init__(
+        self, model: nn.Module, length: int, top: int, *, static: bool | None = None
+    ) -> None:
+        self.model: Any = unwrapped(model)
+        self.length, self.top = length, top
+        first = next(self.model.parameters())
+        self.device, self.dtype = first.device, first.dtype
+        self.ends = end_tokens(without_peft(model)).to(self.device)
+        on_gpu = self.device.type == "cuda"
+        self.precision: AbstractContextManager[object] = nullcontext()
+        if on_gpu and self.dtype == torch.float32:
+            self.dtype = torch.bfloat16
+            # A graph must not hold the copies of weights that autocast caches and then frees.
+            self.precision = torch.autocast("cuda", self.dtype, cache_enabled=False)
+        embedding = without_peft(model).get_input_embeddings()
+        self.rows = _ROWS_ON_A_CPU
+        if on_gpu:
+            self.rows = max(1, min(_ROWS, _LOGITS // embedding.weight.shape[0]))
+        self.static = on_gpu and _has_static_cache(self.model) if static is None else static
+        self._steps: _Fixed | None = None
+
+    def __call__(
+        self, prefix: Sequence[int], noise: Tensor, on_tokens: Callable[[int], object] | None = None
+    ) -> Drawn:
+        """Draw one text per row of noise.
+
+        ``noise`` is uniform in [0, 1), texts × tokens to draw, float64, on the CPU. A row of noise
+        determines a text up to rounding, whatever is drawn together with it. ``on_tokens`` is
+        called with the number of tokens drawn since its last call.
+        """
+        parts: list[Drawn] = []
+        start = 0
+        while start < len(noise):
+            some = noise[start : start + self.rows]
+            try:
+                with torch.inference_mode(), self.precision:
+                    parts.append(self._draw(prefix, some, on_tokens or (lambda _: None)))
+                start += len(some)
+                continue
+            except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+                no_memory = is_out_of_memory(error)
+                if len(some) == 1 if no_memory else not self.static:
+                    raise
+                reason = first_line(error)
+            # Outside the except clause, so that the tensors of the failed attempt are freed.
+            self.free()
+            if no_memory:
+                self.rows = max(1, len(some) // 2)
+            else:
+                warnings.warn(f"drawing texts without a CUDA graph: {reason}", stacklevel=3)
+                self.static = False
+        return Drawn(*map(torch.cat, zip(*parts, strict=True)))
+
+    def free(self) -> None:
+        """Free the memory of the cache and of the CUDA graph."""
+        self._steps = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _draw(
+        self, prefix: Sequence[int], noise: Tensor, on_tokens: Callable[[int], object]
+    ) -> Drawn:
+        count, tokens = noise.shape
+        if not self.static:
+            texts = _Texts(count, self.length, self.ends)
+            record = _Record(noise, self.top, self.device)
+            texts.begin(prefix)
+            _Growing(self.model, texts, record).draw(tokens, on_tokens)
+            return record.drawn(texts, count, tokens)
+        new = self._steps is None or self._steps.rows < count
+        if self._steps is None or new:
+            self._steps = None
+            self._steps = _Fixed(self.model, count, self.length, self.ends, self.top, self.dtype)
+        drawn = self._steps.draw(prefix, noise, on_tokens)
+        if new and not self._agrees(drawn, len(prefix)):
+            raise RuntimeError("the model's static cache gives other predictions")
+        return drawn
+
+    def _agrees(self, drawn: Drawn, start: int) -> bool:
+        """Whether the model without a cache predicts the same for a few of the texts."""
+        tokens = drawn.tokens[:4].long().to(self.device)
+        logits = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits
+        log_probs = logits.float().log_softmax(-1)[:, start - 1 : -1]
+        own = log_probs.gather(-1, tokens[:, start:, None])[..., 0].cpu()
+        counted = torch.arange(start, tokens.shape[1]) < drawn.lengths[:4, None]
+        apart = (own - drawn.own[:4, : own.shape[1]])[counted].abs().mean()
+        # bfloat16 rounds logits by up to 0.06; another mask or position changes them by 1 or more.
+        return bool(apart < 0.1) or not bool(apart.isfinite())
+
+
+class _Texts:
+    """Texts that are drawn together, all of which are at the same position."""
+
+    def __init__(self, rows: int, length: int, ends: Tensor) -> None:
+        device = ends.device
+        self.ends = ends
+        self.tokens = torch.zeros(rows, length, dtype=torch.long, device=device)
+        self.last = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self.position = torch.zeros(1, dtype=torch.long, device=device)  # of the last token
+        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
+        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    def begin(self, prefix: Sequence[int]) -> None:
+        self.tokens[:, : len(prefix)] = torch.tensor(list(prefix), device=self.tokens.device)
+        self.position.fill_(len(prefix) - 1)
+        self.lengths.fill_(len(prefix))
+        self.ended.zero_()
+
+    def append(self, following: Tensor) -> None:
+        """Append one token per text, in place and without a look at values, as graphs need it."""
+        self.last.copy_(following)
+        self.position += 1
+        self.tokens.index_copy_(1, self.position, following)
+        self.lengths += ~self.ended
+        self.ended |= (following == self.ends).any(-1)
+
+    def lists(self) -> list[list[int]]:
+        rows = zip(self.tokens.tolist(), self.lengths.tolist(), strict=True)
+        return [row[:length] for row, length in rows]
+
+
+class _Record:
+    """Chooses tokens by given noise and records the model's predictions."""
+
+    def __init__(self, noise: Tensor, top: int, device: torch.device) -> None:
+        self.top = top
+        self.noise = noise.to(device)
+        self.drawn_tokens = torch.zeros(1, dtype=torch.long, device=device)
+        self.own = torch.zeros(noise.shape, device=device)
+        self.ids = self.log_probs = torch.empty(0, device=device)
+
+    def begin(self, noise: Tensor) -> None:
+        self.noise[: noise.shape[0], : noise.shape[1]] = noise.to(self.noise.device)
+        self.drawn_tokens.zero_()
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        log_probs = logits.log_softmax(-1)
+        ids, likeliest = likeliest_tokens(log_probs, self.top)
+        if not self.ids.numel():
+            shape = (*self.own.shape, ids.shape[-1])
+            self.ids, self.log_probs = ids.new_zeros(shape), likeliest.new_zeros(shape)
+        now = self.drawn_tokens
+        following = inverse_cdf(log_probs.exp(), self.noise.index_select(1, now))
+        self.ids.index_copy_(1, now, ids[:, None])
+        self.log_probs.index_copy_(1, now, likeliest[:, None])
+        self.own.index_copy_(1, now, log_probs.gather(-1, following))
+        self.drawn_tokens += 1
+        return following
+
+    def drawn(self, texts: _Texts, count: int, tokens: int) -> Drawn:
+        recorded = (x[:count, :tokens].cpu() for x in (self.ids, self.log_probs, self.own))
+        found = texts.tokens[:count].int().cpu(), texts.lengths[:count].int().cpu()
+        return Drawn(*found, *recorded)
+
+
+def likeliest_tokens(log_probs: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """Return the likeliest tokens per row, as int32, and their log-probabilities, as float16."""
+    found, ids = log_probs.topk(min(top, log_probs.shape[-1]))
+    return ids.int(), found.clamp_min(_LEAST).half()
+
+
+def inverse_cdf(probabilities: Tensor, noise: Tensor) -> Tensor:
+    """Choose one token per row, given noise that is uniform in [0, 1), rows × 1, in float64.
+
+    The sums of chunks of the vocabulary are searched first, then one chunk: a cumulative sum over
+    all tokens in float64 would take most of the time of a step.
+
+    >>> inverse_cdf(torch.tensor([[0.5, 0.0, 0.5]]), torch.tensor([[0.49]])).tolist()
+    [[0]]
+    >>> inverse_cdf(torch.tensor([[0.5, 0.0, 0.5]]), torch.tensor([[0.51]])).tolist()
+    [[2]]
+    """
+    rows, vocabulary = probabilities.shape
+    chunks = F.pad(probabilities, (0, -vocabulary % _CHUNK)).view(rows, -1, _CHUNK)
+    sums = chunks.sum(-1, dtype=torch.float64)
+    edges = sums.cumsum(-1)
+    wanted = noise * edges[:, -1:]
+    chunk = torch.searchsorted(edges, wanted, right=True).clamp_max(edges.shape[1] - 1)
+    wanted = wanted - (edges.gather(1, chunk) - sums.gather(1, chunk))
+    inside = chunks.gather(1, chunk[..., None].expand(-1, -1, _CHUNK))[:, 0]
+    token = torch.searchsorted(inside.cumsum(-1, dtype=torch.float64), wanted, right=True)
+    return (chunk * _CHUNK + token.clamp_max(_CHUNK - 1)).clamp_max(vocabulary - 1)
+
+
+class _Growing:
+    """Draws with a cache that grows with the texts, or without a cache if the model has none."""
+
+    def __init__(self, model: Any, texts: _Texts, choose: Choose) -> None:
+        self.model, self.texts, self.choose = model, texts, choose
+
+    def draw(self, tokens: int, on_tokens: Callable[[int], object] = lambda _: None) -> None:
+        texts, cache = self.texts, None
+        start = int(texts.position) + 1
+        for seen in range(start, start + tokens):
+            so_far = texts.tokens[:, :seen]
+            out = self.model(
+                input_ids=so_far if cache is None else so_far[:, -1:],
+                attention_mask=torch.ones_like(so_far),
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache = getattr(out, "past_key_values", None)
+            texts.append(self.choose(out.logits[:, -1].float()))
+            on_tokens(len(so_far))
+            if bool(texts.ended.all()):
+                on_tokens(len(so_far) * (start + tokens - seen - 1))
+                return
+
+
+class _Fixed:
+    """Draws with a cache of fixed size. On a GPU, a CUDA graph of one step is replayed.
+
+    The cache, the texts and the record stay in place, so that the graph serves all batches of at
+    most ``rows`` texts and prefixes of any length.
+    """
+
+    def __init__(
+        self, model: Any, rows: int, length: int, ends: Tensor, top: int, dtype: torch.dtype
+    ) -> None:
+        self.model, self.rows = model, rows
+        self.texts = _Texts(rows, length, ends)
+        self.record = _Record(torch.zeros(rows, length, dtype=torch.float64), top, ends.device)
+        self.mask = torch.ones(rows, length, dtype=torch.long, device=ends.device)
+        self.cache = _static_cache(model, rows, length, dtype)
+        accepted = inspect.signature(without_peft(model).forward).parameters
+        self.keep = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self.by_position = "cache_position" in accepted
+        self.graph: Any = None
+        self.stream = torch.cuda.Stream(ends.device) if ends.device.type == "cuda" else None
+
+    def draw(
+        self, prefix: Sequence[int], noise: Tensor, on_tokens: Callable[[int], object]
+    ) -> Drawn:
+        if self.stream is None:
+            return self._draw(prefix, noise, on_tokens)
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with torch.cuda.stream(self.stream):
+            return self._draw(prefix, noise, on_tokens)
+
+    def _draw(
+        self, prefix: Sequence[int], noise: Tensor, on_tokens: Callable[[int], object]
+    ) -> Drawn:
+        count, tokens = noise.shape
+        self.texts.begin(prefix)
+        self.record.begin(noise)
+        self.cache.reset()
+        for step in range(tokens):
+            if step == _WARM_UP and self.stream is not None and self.graph is None:
+                self.graph = self._captured()
+            if step > 0 and self.graph is not None:
+                self.graph.replay()
+            else:
+                self._step(self.texts.last if step else self.texts.tokens[:, : len(prefix)])
+            on_tokens(count)
+            if step % _REPLAYS == _REPLAYS - 1 and bool(self.texts.ended[:count].all()):
+                on_tokens(count * (tokens - step - 1))
+                break
+        return self.record.drawn(self.texts, count, tokens)
+
+    def _step(self, inputs: Tensor) -> None:
+        more: dict[str, Any] = dict(self.keep)
+        if self.by_position:
+            back = torch.arange(1 - inputs.shape[1], 1, device=inputs.device)
+            more["cache_position"] = self.texts.position + back
+        out = self.model(
+            input_ids=inputs,
+            attention_mask=self.mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            **more,
+        )
+        self.texts.append(self.record(out.logits[:, -1].float()))
+
+    def _captured(self) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        # Threads of a data loader may allocate memory during the capture.
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            self._step(self.texts.last)
+        return graph
+
+
+def _has_static_cache(model: Any) -> bool:
+    """Whether a model may be run with a cache of fixed size, in a CUDA graph."""
+    inner = without_peft(model)
+    supported = getattr(inner, "_can_compile_fullgraph", False) or getattr(
+        inner, "_supports_static_cache", False
+    )
+    if not supported or any(hasattr(module, "_hf_hook") for module in model.modules()):
+        return False
+    if getattr(inner.config, "_attn_implementation", None) not in ("sdpa", "eager"):
+        return False
+    parameters = list(model.parameters())
+    if any(is_sharded(p) or hasattr(p, "ds_id") for p in parameters):
+        return False
+    if len({p.device for p in parameters}) > 1:
+        return False
+    layers = getattr(_static_cache(model, 1, 1, torch.float32), "layers", [])
+    # The state of other layers, such as those with a sliding window, is not all in tensors.
+    return all(type(layer).__name__ == "StaticLayer" for layer in layers)
+
+
+def _static_cache(model: Any, rows: int, length: int, dtype: torch.dtype) -> Any:
+    static: Any = require("transformers", extra="hf", what="a static cache").StaticCache
+
+    class Typed(static):  # type: ignore[misc]
+        """In autocast, keys may be float32 and values bfloat16; the cache has one dtype."""
+
+        def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return super().update(keys.to(dtype), values.to(dtype), *args, **kwargs)
+
+    config, device = without_peft(model).config, next(model.parameters()).device
+    # Older versions allocate at once and need all of these; newer ones need the length only.
+    return Typed(
+        config=config, max_cache_len=length, max_batch_size=rows, device=device, dtype=dtype
+    )
