@@ -100,7 +100,7 @@ class TestIndependence:
 
     @pytest.mark.parametrize("chunk", [258, 10_000])
     def test_of_the_chunks_of_logits(self, model, rows, expected, monkeypatch, chunk):
-        monkeypatch.setattr(_head, "_CHUNK", chunk)
+        monkeypatch.setattr(_head, "CHUNK", chunk)
         assert torch.allclose(quiet(model, dataset(rows)).losses, expected, rtol=1e-4, atol=0)
 
     def test_of_the_way_to_the_logits(self, model, rows, expected, monkeypatch):
@@ -116,7 +116,7 @@ class TestIndependence:
 
 def test_the_head_is_applied_to_targets_only(model, rows, monkeypatch):
     """Never the logits of a whole batch at once."""
-    monkeypatch.setattr(_head, "_CHUNK", 258 * 16)
+    monkeypatch.setattr(_head, "CHUNK", 258 * 16)
     sizes = []
     losses = scorer.Scorer(model, "causal_lm", False, None)
     batch = scorer.as_source(dataset(rows), None, 8).collate(rows[:8])

@@ -55,8 +55,7 @@ def inputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
     if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], Tensor):
         return batch
     if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor):
-        forward = without_peft(model).forward  # PEFT's own accepts anything
-        accepted, anything = _accepted(getattr(forward, "__func__", forward))
+        accepted, anything = accepted_names(model)
         inputs = {
             name: value
             for name, value in batch.items()
@@ -69,6 +68,12 @@ def inputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
         f"{columns}. Pass a collate= that builds such batches, add labels, or pass a function "
         "(model, batch) -> one loss per sample as task="
     )
+
+
+def accepted_names(model: nn.Module) -> tuple[frozenset[str], bool]:
+    """The names of the arguments of a model's forward, and whether it accepts others."""
+    forward = without_peft(model).forward  # PEFT's own accepts anything
+    return _accepted(getattr(forward, "__func__", forward))
 
 
 @functools.lru_cache(maxsize=32)

@@ -17,7 +17,7 @@ from holdfast._torch.batch import logits_of
 from holdfast._torch.layout import is_sharded
 
 Head = Callable[[Tensor], Tensor]
-_CHUNK = 1 << 24  # float32 logits per chunk: 64 MB
+CHUNK = 1 << 24  # float32 logits per chunk: 64 MB
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Predictions:
         """
         device = self.states.device
         states = self.states.flatten(0, -2)[where.flatten().to(device, non_blocking=True)]
-        rows = max(1, _CHUNK // self.vocabulary)
+        rows = max(1, CHUNK // self.vocabulary)
         targets = targets.to(device, non_blocking=True)
         for some, wanted in zip(states.split(rows), targets.split(rows), strict=True):
             logits = self._logits(some)

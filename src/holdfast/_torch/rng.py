@@ -2,7 +2,8 @@
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,3 +30,18 @@ def seeded(seed: int | None) -> Iterator[None]:
         if seed is not None:
             torch.manual_seed(seed)
         yield
+
+
+def rewind_to_here(device: torch.device) -> Callable[[], None]:
+    """A function that sets torch's generators, of the CPU and a device, to their states of now."""
+    cpu = torch.get_rng_state()
+    module: Any = getattr(torch, device.type, None)
+    has_own = device.type != "cpu" and hasattr(module, "get_rng_state")
+    own = module.get_rng_state(device) if has_own else None
+
+    def rewind() -> None:
+        torch.set_rng_state(cpu)
+        if has_own:
+            module.set_rng_state(own, device)
+
+    return rewind

@@ -1,0 +1,167 @@
+"""The divergence of a language model from its teacher, without the logits of a whole batch.
+
+The output layer computes the logits of a chunk of positions at a time, and their gradient at once,
+so that a chunk's logits are freed before the next chunk.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from holdfast._torch.head_tap import Head, at_head
+from holdfast._torch.layout import is_sharded
+from holdfast._torch.lm_head import CHUNK
+from holdfast._torch.teachers import AllTokens, Teacher
+
+
+def replay_divergence(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    where: Tensor,
+    teacher: Teacher,
+    *,
+    weights: Tensor | None = None,
+    chunk: int = CHUNK,
+) -> Tensor:
+    """Σ over chosen positions of the divergence of a model's predictions from a teacher's.
+
+    Args:
+        model: a causal language model, wrapped or not.
+        inputs: the arguments of the model. Labels are left out.
+        where: a mask, batch × length, of the positions whose logits count. The logits at position
+            t predict the token at t + 1. A mask on the CPU saves a synchronization of the device.
+        teacher: the predictions of the pretrained model at these positions, in their order in the
+            flattened batch.
+        weights: one weight per chosen position.
+        chunk: the number of logits that are computed at a time.
+
+    Returns:
+        A scalar in float32, or in float64 for a float64 model. It can be differentiated once. If
+        gradients are disabled, none are computed.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> config = GPT2Config(n_embd=4, n_head=1, vocab_size=9, bos_token_id=0, eos_token_id=0)
+        >>> model = GPT2LMHeadModel(config).eval()
+        >>> x, where = {"input_ids": torch.tensor([[0, 3, 5]])}, torch.ones(1, 3, dtype=torch.bool)
+        >>> teacher = teacher_of(model, x, where)
+        >>> replay_divergence(model, x, where, teacher).item()
+        0.0
+    """
+    rows = where.flatten().nonzero().squeeze(1)
+    for name, values in (("the teacher", teacher), ("weights", weights)):
+        if values is not None and len(values) != len(rows):
+            raise ValueError(
+                f"{name} must have one entry per chosen position: there are {len(rows)} positions "
+                f"and {len(values)} entries"
+            )
+    return at_head(model, inputs, where.shape, rows, _Loss(teacher, weights, chunk))
+
+
+def teacher_of(model: nn.Module, inputs: Mapping[str, Any], where: Tensor) -> AllTokens:
+    """The predictions of a pretrained model at chosen positions, or of one with its adapters off.
+
+    The teacher has the hidden states. It has the logits instead where the output layer cannot map
+    states to logits later, because it has adapters or its weights are sharded between two calls.
+    """
+    states_suffice = not any(is_sharded(p) or hasattr(p, "ds_id") for p in model.parameters())
+    kept: list[AllTokens] = []
+
+    def keep(states: Tensor, head: Head | None) -> Tensor:
+        if head is None:
+            kept.append(AllTokens(states))
+        elif states_suffice and not hasattr(head.layer, "disable_adapters"):  # PEFT's layers
+            kept.append(AllTokens(states, head))
+        else:
+            kept.append(AllTokens(head(states)))
+        return states.new_zeros(())
+
+    with torch.no_grad():
+        at_head(model, inputs, where.shape, where.flatten().nonzero().squeeze(1), keep)
+    return kept[-1]
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """Σ of the divergence over rows of hidden states, or of logits if there is no head."""
+
+    teacher: Teacher
+    weights: Tensor | None
+    chunk: int
+
+    def __call__(self, states: Tensor, head: Head | None) -> Tensor:
+        trained = {} if head is None else head.trained()
+        if head is not None and trained is None:
+            states, head = head(states), None
+        if torch.is_grad_enabled():
+            named = trained or {}
+            apply: Any = _Sum.apply
+            return cast(Tensor, apply(self, head, tuple(named), states, *named.values()))
+        total = _zero(states)
+        for part in self.parts(states, head):
+            total += self.at(part, states[part] if head is None else head(states[part]))[0]
+        return total
+
+    def parts(self, states: Tensor, head: Head | None) -> Iterator[slice]:
+        """Slices of the rows. There is always one, so that all trained tensors get a gradient."""
+        rows = max(1, self.chunk // (states.shape[-1] if head is None else head.vocabulary))
+        for start in range(0, max(1, len(states)), rows):
+            yield slice(start, start + rows)
+
+    def at(self, part: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """The sum over a part, and a function for its gradient with respect to the logits."""
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        values, gradient = self.teacher.compare(part, logits.detach().to(wide))
+        if self.weights is None:
+            return values.sum(), lambda: gradient().to(logits.dtype)
+        weights = self.weights[part].to(values, non_blocking=True)
+        return values @ weights, lambda: gradient().mul_(weights[:, None]).to(logits.dtype)
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of a loss, with its gradients for the states and the parameters of the head."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, loss: _Loss, head: Head | None, names: Sequence[str], *inputs: Tensor
+    ) -> Tensor:
+        states, *trained = inputs
+        wanted = ctx.needs_input_grad[3]
+        # Other leaves, because tensor hooks of the parameters belong to the backward pass.
+        leaves = [p.detach().requires_grad_() for p in trained]
+        gradients: list[Tensor | None] = [None for _ in leaves]
+        of_states = torch.empty_like(states) if wanted else None
+        total = _zero(states)
+        for part in loss.parts(states, head):
+            some = states[part].detach().requires_grad_(wanted)
+            with torch.enable_grad():
+                named = dict(zip(names, leaves, strict=True))
+                logits = some if head is None else head.call(named, some)
+            value, gradient = loss.at(part, logits)
+            total += value
+            if not logits.requires_grad:
+                continue
+            sources = [some, *leaves] if of_states is not None else leaves
+            found = list(torch.autograd.grad(logits, sources, gradient(), allow_unused=True))
+            if of_states is not None:
+                of_states[part] = found.pop(0)
+            for i, new in enumerate(found):
+                old = gradients[i]
+                gradients[i] = new if old is None or new is None else old.add_(new)
+        ctx.save_for_backward(of_states, *gradients)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        # In place, because the gradient of an output layer is large.
+        scaled = (g if g is None else g.mul_(gradient.to(g.device)) for g in ctx.saved_tensors)
+        return (None, None, None, *scaled)
+
+
+def _zero(states: Tensor) -> Tensor:
+    return states.new_zeros((), dtype=torch.promote_types(states.dtype, torch.float32))

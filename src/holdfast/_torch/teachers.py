@@ -1,0 +1,147 @@
+"""What the pretrained model predicts at given positions, and how far a model's logits are from it.
+
+With p the pretrained model's distribution of the next token and q = softmax(z) the model's, all
+teachers give KL(p ‖ q) or an estimate of it per position, and its gradient with respect to z.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Teacher(Protocol):
+    """The predictions of the pretrained model at n positions."""
+
+    def __len__(self) -> int: ...
+
+    def compare(self, rows: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """The divergence at each of the positions ``rows``, and a function for its gradient.
+
+        ``logits`` are those of the model, in float32 or float64; they are not changed. The function
+        can be called once.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TopTokens:
+    """The most probable tokens: KL over k + 1 events, which are k tokens and all the others.
+
+    It is a lower bound of KL over the vocabulary, and equal to it if k is the vocabulary's size.
+
+    Attributes:
+        ids: n × k token ids, different ones in each row.
+        log_probs: n × k log-probabilities in any float dtype. The other tokens have the rest.
+    """
+
+    ids: Tensor
+    log_probs: Tensor
+
+    def __post_init__(self) -> None:
+        if self.ids.dim() != 2 or self.ids.shape != self.log_probs.shape:
+            raise ValueError(
+                "ids and log_probs must both have the shape positions × k, got "
+                f"{tuple(self.ids.shape)} and {tuple(self.log_probs.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def compare(self, rows: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """KL = Σ p·log(p/q) over k + 1 events; ∂KL/∂z = q − p, and in the rest q·(1 − p/q) of it.
+
+        The rest of q is the sum of its own tokens: 1 − Σ q would round a small rest to 0.
+        """
+        ids = _moved(self.ids[rows], logits.device).long()
+        log_p = _moved(self.log_probs[rows], logits.device).to(logits.dtype)
+        mass = log_p.logsumexp(1, keepdim=True)
+        is_all = ids.shape[1] == logits.shape[1]
+        # Rounding may bring Σ p above 1.
+        log_p = log_p - (mass if is_all else mass.clamp(min=0))
+        p_rest = torch.zeros_like(mass) if is_all else -torch.expm1(mass.clamp(max=0))
+
+        top, rest = logits.gather(1, ids), logits.scatter(1, ids, -torch.inf)
+        log_rest = rest.logsumexp(1, keepdim=True)
+        log_all = torch.logaddexp(top.logsumexp(1, keepdim=True), log_rest)
+        log_q, log_q_rest = top - log_all, log_rest - log_all
+        kl = _kl(log_p, log_q) + _kl(p_rest.log(), log_q_rest)
+
+        def gradient() -> Tensor:
+            within = rest.sub_(log_rest).exp_()  # the distribution within the rest
+            return within.mul_(log_q_rest.exp() - p_rest).scatter_(
+                1, ids, log_q.exp() - log_p.exp()
+            )
+
+        return kl, gradient
+
+
+@dataclass(frozen=True)
+class AllTokens:
+    """The whole distribution: KL over the vocabulary.
+
+    Attributes:
+        states: the hidden states of the pretrained model at n positions, or its logits.
+        head: maps states to logits; None if the states are logits or log-probabilities.
+    """
+
+    states: Tensor
+    head: Callable[[Tensor], Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def compare(self, rows: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """KL = Σ p·log(p/q); ∂KL/∂z = q − p."""
+        states = self.states[rows]
+        with torch.no_grad():
+            theirs = states if self.head is None else self.head(states)
+        log_p = _moved(theirs, logits.device).to(logits.dtype).log_softmax(1)
+        log_q = logits.log_softmax(1)
+        return _kl(log_p, log_q), lambda: log_q.exp_().sub_(log_p.exp_())
+
+
+@dataclass(frozen=True)
+class DrawnTokens:
+    """One token per position, drawn from the pretrained model: log p − log q estimates KL.
+
+    The mean over drawn tokens is unbiased. Its gradient is that of the cross-entropy of the tokens.
+
+    Attributes:
+        ids: n token ids.
+        log_probs: their n log-probabilities under the pretrained model.
+    """
+
+    ids: Tensor
+    log_probs: Tensor
+
+    def __post_init__(self) -> None:
+        if self.ids.dim() != 1 or self.ids.shape != self.log_probs.shape:
+            raise ValueError(
+                "ids and log_probs must have one value per position, got the shapes "
+                f"{tuple(self.ids.shape)} and {tuple(self.log_probs.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def compare(self, rows: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """The value is log p − log q of the token x; ∂/∂z = q, minus 1 at x."""
+        ids = _moved(self.ids[rows], logits.device).long()[:, None]
+        log_p = _moved(self.log_probs[rows], logits.device).to(logits.dtype)
+        log_q = logits.log_softmax(1)
+        ratio = log_p - log_q.gather(1, ids)[:, 0]
+        one = torch.ones_like(ids, dtype=logits.dtype)
+        return ratio, lambda: log_q.exp_().scatter_add_(1, ids, -one)
+
+
+def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Σ p·(log p − log q) of each row, with 0·log 0 = 0."""
+    p = log_p.exp()
+    return (log_p - log_q).mul_(p).masked_fill_(p == 0, 0).sum(1)
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.to(device, non_blocking=True)
