@@ -23,9 +23,9 @@ from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.progress import progress_bar
 from holdfast.io.files import first_line, write_whole
 from holdfast.scoring.cache import cache_folder
+from holdfast.scoring.draw import OnTokens
 
 Block = dict[str, Tensor]
-OnTokens = Callable[[int], object]  # called with the number of tokens made since its last call
 Value = TypeVar("Value")
 
 

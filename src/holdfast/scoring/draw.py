@@ -9,7 +9,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,13 @@ from holdfast._torch.lm_head import is_out_of_memory
 from holdfast.io.files import first_line
 
 Choose = Callable[[Tensor], Tensor]  # float32 logits, texts × vocabulary → tokens, texts × 1
+OnTokens = Callable[[int], object]  # called with the number of tokens since its last call
 
 _ROWS, _ROWS_ON_A_CPU = 2048, 64  # texts at a time
 _LOGITS = 1 << 27  # per step: half a gigabyte of float32
 _CHUNK = 256  # tokens of the vocabulary whose probabilities are summed first
 _LEAST = -1e4  # the log-probability of an impossible token, which float16 can hold
 _WARM_UP = 3  # steps before the capture of a CUDA graph
-_REPLAYS = 16  # between two looks at whether all texts have ended
 
 
 @torch.inference_mode()
@@ -57,7 +57,7 @@ def draw_texts(
             rows = min(size, count - start)
             texts = _Texts(rows, len(prefix) + tokens, ends)
             texts.begin(prefix)
-            _Growing(model, texts, _multinomial).draw(tokens)
+            _draw(_Growing(model, texts, _multinomial), tokens, rows)
             drawn += texts.lists()
     return drawn
 
@@ -126,7 +126,7 @@ class Drawer:
         self._steps: _Fixed | None = None
 
     def __call__(
-        self, prefix: Sequence[int], noise: Tensor, on_tokens: Callable[[int], object] | None = None
+        self, prefix: Sequence[int], noise: Tensor, on_tokens: OnTokens = lambda _: None
     ) -> Drawn:
         """Draw one text per row of noise.
 
@@ -140,7 +140,7 @@ class Drawer:
             some = noise[start : start + self.rows]
             try:
                 with torch.inference_mode(), self.precision:
-                    parts.append(self._draw(prefix, some, on_tokens or (lambda _: None)))
+                    parts.append(self._draw(prefix, some, on_tokens))
                 start += len(some)
                 continue
             except (AttributeError, RuntimeError, TypeError, ValueError) as error:
@@ -163,15 +163,13 @@ class Drawer:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _draw(
-        self, prefix: Sequence[int], noise: Tensor, on_tokens: Callable[[int], object]
-    ) -> Drawn:
+    def _draw(self, prefix: Sequence[int], noise: Tensor, on_tokens: OnTokens) -> Drawn:
         count, tokens = noise.shape
         if not self.static:
             texts = _Texts(count, self.length, self.ends)
             record = _Record(noise, self.top, self.device)
             texts.begin(prefix)
-            _Growing(self.model, texts, record).draw(tokens, on_tokens)
+            _draw(_Growing(self.model, texts, record), tokens, count, on_tokens)
             return record.drawn(texts, count, tokens)
         new = self._steps is None or self._steps.rows < count
         if self._steps is None or new:
@@ -189,9 +187,9 @@ class Drawer:
         log_probs = logits.float().log_softmax(-1)[:, start - 1 : -1]
         own = log_probs.gather(-1, tokens[:, start:, None])[..., 0].cpu()
         counted = torch.arange(start, tokens.shape[1]) < drawn.lengths[:4, None]
-        apart = (own - drawn.own[:4, : own.shape[1]])[counted].abs().mean()
+        own, theirs = own[counted], drawn.own[:4, : own.shape[1]][counted]
         # bfloat16 rounds logits by up to 0.06; another mask or position changes them by 1 or more.
-        return bool(apart < 0.1) or not bool(apart.isfinite())
+        return bool((own - theirs).abs().mean() < 0.1) or not bool(own.isfinite().all())
 
 
 class _Texts:
@@ -277,7 +275,9 @@ def inverse_cdf(probabilities: Tensor, noise: Tensor) -> Tensor:
     [[2]]
     """
     rows, vocabulary = probabilities.shape
-    chunks = F.pad(probabilities, (0, -vocabulary % _CHUNK)).view(rows, -1, _CHUNK)
+    if vocabulary % _CHUNK:
+        probabilities = F.pad(probabilities, (0, -vocabulary % _CHUNK))
+    chunks = probabilities.view(rows, -1, _CHUNK)
     sums = chunks.sum(-1, dtype=torch.float64)
     edges = sums.cumsum(-1)
     wanted = noise * edges[:, -1:]
@@ -288,37 +288,54 @@ def inverse_cdf(probabilities: Tensor, noise: Tensor) -> Tensor:
     return (chunk * _CHUNK + token.clamp_max(_CHUNK - 1)).clamp_max(vocabulary - 1)
 
 
+class _Steps(Protocol):
+    texts: "_Texts"
+    look: int  # after how many steps to look whether all texts have ended
+
+    def step(self) -> None:
+        """Append one token to each text."""
+
+
+def _draw(steps: _Steps, tokens: int, count: int, on_tokens: OnTokens = lambda _: None) -> None:
+    """Append up to ``tokens`` tokens to the texts, until the first ``count`` of them have ended."""
+    for done in range(1, tokens + 1):
+        steps.step()
+        on_tokens(count)
+        if done % steps.look == 0 and bool(steps.texts.ended[:count].all()):
+            on_tokens(count * (tokens - done))
+            return
+
+
 class _Growing:
-    """Draws with a cache that grows with the texts, or without a cache if the model has none."""
+    """Steps with a cache that grows with the texts, or without a cache if the model has none."""
+
+    look = 1
 
     def __init__(self, model: Any, texts: _Texts, choose: Choose) -> None:
         self.model, self.texts, self.choose = model, texts, choose
+        self.seen, self.cache = int(texts.position) + 1, None
 
-    def draw(self, tokens: int, on_tokens: Callable[[int], object] = lambda _: None) -> None:
-        texts, cache = self.texts, None
-        start = int(texts.position) + 1
-        for seen in range(start, start + tokens):
-            so_far = texts.tokens[:, :seen]
-            out = self.model(
-                input_ids=so_far if cache is None else so_far[:, -1:],
-                attention_mask=torch.ones_like(so_far),
-                past_key_values=cache,
-                use_cache=True,
-            )
-            cache = getattr(out, "past_key_values", None)
-            texts.append(self.choose(out.logits[:, -1].float()))
-            on_tokens(len(so_far))
-            if bool(texts.ended.all()):
-                on_tokens(len(so_far) * (start + tokens - seen - 1))
-                return
+    def step(self) -> None:
+        so_far = self.texts.tokens[:, : self.seen]
+        out = self.model(
+            input_ids=so_far if self.cache is None else so_far[:, -1:],
+            attention_mask=torch.ones_like(so_far),
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        self.cache = getattr(out, "past_key_values", None)
+        self.texts.append(self.choose(out.logits[:, -1].float()))
+        self.seen += 1
 
 
 class _Fixed:
-    """Draws with a cache of fixed size. On a GPU, a CUDA graph of one step is replayed.
+    """Steps with a cache of fixed size. On a GPU, one step is a CUDA graph, which is replayed.
 
     The cache, the texts and the record stay in place, so that the graph serves all batches of at
     most ``rows`` texts and prefixes of any length.
     """
+
+    look = 16  # because it waits for the GPU
 
     def __init__(
         self, model: Any, rows: int, length: int, ends: Tensor, top: int, dtype: torch.dtype
@@ -326,42 +343,38 @@ class _Fixed:
         self.model, self.rows = model, rows
         self.texts = _Texts(rows, length, ends)
         self.record = _Record(torch.zeros(rows, length, dtype=torch.float64), top, ends.device)
-        self.mask = torch.ones(rows, length, dtype=torch.long, device=ends.device)
-        self.cache = _static_cache(model, rows, length, dtype)
+        room = -(-length // 8) * 8  # the fast kernels of attention need masks of such a width
+        self.mask = torch.ones(rows, room, dtype=torch.long, device=ends.device)
+        self.cache = _static_cache(model, rows, room, dtype)
         accepted = inspect.signature(without_peft(model).forward).parameters
         self.keep = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self.by_position = "cache_position" in accepted
         self.graph: Any = None
         self.stream = torch.cuda.Stream(ends.device) if ends.device.type == "cuda" else None
+        self.prefix = self.done = 0
 
-    def draw(
-        self, prefix: Sequence[int], noise: Tensor, on_tokens: Callable[[int], object]
-    ) -> Drawn:
-        if self.stream is None:
-            return self._draw(prefix, noise, on_tokens)
-        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
-        with torch.cuda.stream(self.stream):
-            return self._draw(prefix, noise, on_tokens)
-
-    def _draw(
-        self, prefix: Sequence[int], noise: Tensor, on_tokens: Callable[[int], object]
-    ) -> Drawn:
+    def draw(self, prefix: Sequence[int], noise: Tensor, on_tokens: OnTokens) -> Drawn:
         count, tokens = noise.shape
-        self.texts.begin(prefix)
-        self.record.begin(noise)
-        self.cache.reset()
-        for step in range(tokens):
-            if step == _WARM_UP and self.stream is not None and self.graph is None:
-                self.graph = self._captured()
-            if step > 0 and self.graph is not None:
-                self.graph.replay()
-            else:
-                self._step(self.texts.last if step else self.texts.tokens[:, : len(prefix)])
-            on_tokens(count)
-            if step % _REPLAYS == _REPLAYS - 1 and bool(self.texts.ended[:count].all()):
-                on_tokens(count * (tokens - step - 1))
-                break
-        return self.record.drawn(self.texts, count, tokens)
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+            self.texts.begin(prefix)
+            self.record.begin(noise)
+            self.cache.reset()
+            self.prefix, self.done = len(prefix), 0
+            _draw(self, tokens, count, on_tokens)
+            return self.record.drawn(self.texts, count, tokens)
+
+    def step(self) -> None:
+        if self.done == _WARM_UP and self.stream is not None and self.graph is None:
+            self.graph = self._captured()
+        if self.done == 0:
+            self._step(self.texts.tokens[:, : self.prefix])
+        elif self.graph is None:
+            self._step(self.texts.last)
+        else:
+            self.graph.replay()
+        self.done += 1
 
     def _step(self, inputs: Tensor) -> None:
         more: dict[str, Any] = dict(self.keep)

@@ -24,8 +24,8 @@ from holdfast._torch.layout import is_sharded
 from holdfast.io.encoding import pieces, tokenize
 from holdfast.io.models import Loaded, Loader
 from holdfast.io.rows import open_rows, text_columns
-from holdfast.scoring.blocks import Block, BlockMaker, BlockStore, OnTokens
-from holdfast.scoring.draw import Drawer, Drawn, end_tokens, likeliest_tokens
+from holdfast.scoring.blocks import Block, BlockMaker, BlockStore
+from holdfast.scoring.draw import Drawer, Drawn, OnTokens, end_tokens, likeliest_tokens
 from holdfast.scoring.likelihood import Runner
 
 #: The first tokens of a text, and the share of the texts that start with them.
@@ -204,7 +204,7 @@ def draw_pool(
         return _in_blocks(found, numbers)
 
     # A block on a CPU is always drawn alone, so that its bits are the same each time.
-    at_a_time = 1 if drawer.device.type == "cpu" else -(-drawer.rows // BLOCK) * len(starts)
+    at_a_time = 1 if drawer.device.type == "cpu" else max(1, drawer.rows // BLOCK)
     tokens = int((loaded.limit - torch.tensor([len(start) for start in starts])[kinds]).sum())
     maker = _maker(model, make, cache, about, at_a_time, tokens // blocks)
 
