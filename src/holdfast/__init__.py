@@ -12,12 +12,13 @@ from holdfast.data import pad_collate
 from holdfast.hosts.raw import LoopSettings, finetune_loop, train_loop
 from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
 from holdfast.methods.adamw import AdamWUpdate
+from holdfast.methods.auto import Auto
 from holdfast.methods.distill import Distill
 from holdfast.methods.ewc import EWC
 from holdfast.methods.flow import Flow
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
 from holdfast.methods.hft import HFT
-from holdfast.methods.identity import Full, Keep, Pretrained, Uniform
+from holdfast.methods.identity import Full, Keep, NoRecall, Pretrained, Uniform
 from holdfast.methods.l1_sp import L1SP
 from holdfast.methods.l2_sp import L2SP
 from holdfast.methods.linear_probe import LinearProbe, linear_probe
@@ -29,6 +30,7 @@ from holdfast.methods.mofo import MoFO, MoFOUpdate
 from holdfast.methods.random_init import RandomInit, random_init
 from holdfast.methods.recadam import RecAdam, RecAdamUpdate
 from holdfast.methods.rehearsal import Rehearsal
+from holdfast.methods.self_replay import SelfReplay
 from holdfast.methods.sfa import SFA
 from holdfast.methods.sgd import SGDUpdate
 from holdfast.methods.wise_ft import WiseFT
@@ -89,13 +91,13 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "EWC", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "AdamWUpdate", "Distance", "Distill",
-    "Flow", "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LinearProbe", "LoRA",
-    "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "Plan",
-    "Pretrained", "PretrainedHead", "RandomInit", "RecAdam", "RecAdamUpdate", "Recipe",
-    "Reference", "Rehearsal", "Results", "Run", "SGDUpdate", "Scores", "Training", "Tuned",
-    "Tuning", "Uniform", "Watch", "WiseFT", "adapters_off", "anneal", "compare",
-    "count_targets", "finetune_loop", "global_targets", "linear_probe", "measure",
-    "measure_many", "optim", "pad_collate", "per_sample_loss", "random_init", "registry",
-    "score", "train_loop", "tune", "weighted_loss", "with_weights",
+    "EWC", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "AdamWUpdate", "Auto", "Distance",
+    "Distill", "Flow", "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LinearProbe",
+    "LoRA", "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "NoRecall",
+    "Plan", "Pretrained", "PretrainedHead", "RandomInit", "RecAdam", "RecAdamUpdate", "Recipe",
+    "Reference", "Rehearsal", "Results", "Run", "SGDUpdate", "Scores", "SelfReplay", "Training",
+    "Tuned", "Tuning", "Uniform", "Watch", "WiseFT", "adapters_off", "anneal", "compare",
+    "count_targets", "finetune_loop", "global_targets", "linear_probe", "measure", "measure_many",
+    "optim", "pad_collate", "per_sample_loss", "random_init", "registry", "score", "train_loop",
+    "tune", "weighted_loss", "with_weights",
 ]  # fmt: skip

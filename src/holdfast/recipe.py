@@ -105,7 +105,7 @@ class Recipe:
     def name(self) -> str:
         """The names of all methods that are not the defaults, joined by "+"; else "standard"."""
         plain = [type(method) for _, method in Recipe()]
-        names = [entry_of(m).name for _, m in self if type(m) not in plain]
+        names = [entry_of(m).preset for _, m in self if type(m) not in plain]
         return "+".join(names) or "standard"
 
     def describe(self) -> str:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from holdfast._torch.checks import did_you_mean
 from holdfast.methods.adamw import AdamWUpdate
+from holdfast.methods.auto import Auto
 from holdfast.methods.distill import Distill
 from holdfast.methods.ewc import EWC
 from holdfast.methods.flow import Flow
@@ -27,6 +28,7 @@ from holdfast.methods.mofo import MoFOUpdate
 from holdfast.methods.random_init import RandomInit
 from holdfast.methods.recadam import RecAdamUpdate
 from holdfast.methods.rehearsal import Rehearsal
+from holdfast.methods.self_replay import SelfReplay
 from holdfast.methods.sfa import SFA
 from holdfast.methods.sgd import SGDUpdate
 from holdfast.methods.wise_ft import WiseFT
@@ -47,7 +49,8 @@ class Entry:
     """A registered method.
 
     Attributes:
-        name: the name in presets and recipe files.
+        name: the name in recipe files.
+        preset: the name in presets, usually the same.
         stage: the field of :class:`~holdfast.Recipe` that holds the method.
         cls: the class.
         paper: an arXiv number or a URL; empty if there is no paper.
@@ -59,6 +62,7 @@ class Entry:
     cls: type[Method]
     paper: str
     summary: str
+    preset: str
 
     @property
     def url(self) -> str:
@@ -70,8 +74,13 @@ class Entry:
 _entries: dict[str, Entry] = {}
 
 
-def register(name: str, stage: Stage, cls: type[Method], paper: str, summary: str) -> Entry:
-    """Register a method. A name or class that is already registered raises a ValueError."""
+def register(
+    name: str, stage: Stage, cls: type[Method], paper: str, summary: str, *, preset: str = ""
+) -> Entry:
+    """Register a method. A name or class that is already registered raises a ValueError.
+
+    A method may have another name in presets than in recipe files, as ``preset=``.
+    """
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}")
     if name != _normal(name):
@@ -81,7 +90,7 @@ def register(name: str, stage: Stage, cls: type[Method], paper: str, summary: st
     for known in _entries.values():
         if known.name == name or known.cls is cls:
             raise ValueError(f"{name!r} ({cls.__name__}) is already registered as {known}")
-    _entries[name] = Entry(name, stage, cls, paper, summary)
+    _entries[name] = Entry(name, stage, cls, paper, summary, preset or name)
     return _entries[name]
 
 
@@ -102,8 +111,8 @@ def find(name: str, stage: Stage | None = None) -> Entry:
     """
     entry = _entries.get(_normal(name))
     if entry is None:
-        by_class = {e.cls.__name__.lower(): e for e in _entries.values()}
-        entry = by_class.get(name.lower())
+        others = {n: e for e in _entries.values() for n in (e.cls.__name__.lower(), e.preset)}
+        entry = others.get(name.lower())
     if entry is None:
         known = [e.name for e in methods(stage)]
         what = "method" if stage is None else f"method of the stage {stage}"
@@ -141,6 +150,8 @@ register("random-init", "start", RandomInit, "2004.12651", "start from random we
 register("uniform", "objective", Uniform, "", "every sample counts the same")
 register("flow", "objective", Flow, "2502.02797", "weight each sample by exp(−loss / τ), with its loss under the pretrained model")
 register("no-recall", "recall", NoRecall, "", "nothing of the old is in the loss")
+register("auto", "recall", Auto, "", "the recall that fits the model", preset="holdfast")
+register("self-replay", "recall", SelfReplay, "2605.26097", "keep the predictions on texts that the pretrained model has written itself")
 register("distill", "recall", Distill, "1606.09282", "stay near the pretrained model's predictions on the new data (LwF)")
 register("rehearsal", "recall", Rehearsal, "2004.12651", "train on data of the old task as well, with a shift from old to new")
 register("adamw", "update", AdamWUpdate, "1711.05101", "AdamW")

@@ -93,8 +93,9 @@ class Run:
         check_parts(self.new, [name for name, _ in model.named_parameters()], "new")
         self.old_data, self.tokenizer, self.visits = old_data, tokenizer, visits
         self.seed, self.cache, self.progress = seed, cache, progress
+        self.recipe = recipe
+        self.lr = self._learning_rate(lr, default_lr)
         self.recipe = recipe = recipe.recall.resolve(recipe, self)
-        self.lr = _first("lr", recipe.update.lr, lr, recipe.recall.default_lr(self), default_lr)
         decay = recipe.update.weight_decay
         self.weight_decay = weight_decay if decay is None else decay
 
@@ -115,6 +116,22 @@ class Run:
         self.total_updates = 0
         if data is not None:
             self.prepare_data(data, collate)
+
+    def _learning_rate(self, lr: float | None, default: float | None) -> float:
+        """The learning rate of the recipe or the host, which must agree; else a default."""
+        own = self.recipe.update.lr
+        if own is not None and lr is not None and own != lr:
+            raise ValueError(
+                f"lr is {own:g} in the recipe and {lr:g} in the trainer or loop: set it in one "
+                "place"
+            )
+        lr = own if lr is None else lr
+        if lr is None:
+            lr = self.recipe.recall.default_lr(self)
+        lr = default if lr is None else lr
+        if lr is None:
+            raise ValueError("lr is not set: pass lr=, or set it in the recipe")
+        return at_least_zero("lr", lr)
 
     @property
     def task(self) -> Task | LossFunction:
@@ -299,19 +316,6 @@ def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
         else one[name] == other[name]
         for name in one
     )
-
-
-def _first(name: str, recipes: float | None, hosts: float | None, *defaults: float | None) -> float:
-    """The recipe's or the host's setting, which must agree; else the first default."""
-    if recipes is not None and hosts is not None and recipes != hosts:
-        raise ValueError(
-            f"{name} is {recipes:g} in the recipe and {hosts:g} in the trainer or loop: set it in "
-            "one place"
-        )
-    given = next((value for value in (recipes, hosts, *defaults) if value is not None), None)
-    if given is None:
-        raise ValueError(f"{name} is not set: pass {name}=, or set it in the recipe")
-    return at_least_zero(name, given)
 
 
 def _difference(saved: dict[str, Any], ours: dict[str, Any]) -> str:

@@ -7,7 +7,8 @@ from torch.utils.data import DataLoader, default_collate
 from golden import distill as golden
 from holdfast.data import pad_collate
 from holdfast.methods import distill
-from holdfast.methods.distill import Distill, Frozen, adapters_off_base, divergence
+from holdfast.methods._base_model import Frozen, adapters_off_base
+from holdfast.methods.distill import Distill, divergence
 from holdfast.methods.identity import Uniform
 from methods.runs import (
     TASKS,

@@ -30,6 +30,7 @@ from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
 from holdfast.comparison.results import Measured, RunResult, measured, result_of
 from holdfast.comparison.worker import Worker, peak_memory, reset_peak_memory
 from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance, watch_distance
+from holdfast.hosts.job import DEFAULT_LR
 from holdfast.hosts.watching import Observer
 from holdfast.io import codec as _codec
 from holdfast.io.files import write_whole
@@ -142,7 +143,7 @@ class Search:
         self.recipe = read_recipe(tuning.recipe)[1]
         self.swept = swept_setting(self.recipe)
         self.study = open_study(storage, name)
-        lr = self.recipe.update.lr or plan.training.lr
+        lr = self.recipe.update.lr or plan.training.lr or DEFAULT_LR
         self.space = space_of(self.recipe, lr, self._median_loss, tuning.space)
         self.defaults = {name: range_.default for name, range_ in self.space.items()}
         self.study.sampler = self._sampler()

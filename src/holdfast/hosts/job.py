@@ -22,12 +22,15 @@ from holdfast.run import Run
 ProgressCallback = Callable[[str, int, int], None]
 
 
+DEFAULT_LR = 2e-5  # of recipes without one
+
+
 @dataclass(frozen=True)
 class Training:
     """Settings of the training loop. A learning rate in the recipe takes precedence over ``lr``.
 
     Attributes:
-        lr: peak learning rate.
+        lr: peak learning rate. If None, that of the recipe, or 2e-5 if it has none.
         epochs: passes over the data.
         max_updates: number of weight updates; overrides ``epochs``.
         batch_size: samples per micro-batch.
@@ -41,7 +44,7 @@ class Training:
         save_seconds: seconds between two checkpoints; a stopped run resumes from the last one.
     """
 
-    lr: float = 2e-5
+    lr: float | None = None
     epochs: float = 1.0
     max_updates: int | None = None
     batch_size: int = 16
@@ -54,7 +57,9 @@ class Training:
     save_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        above_zero("lr", self.lr), above_zero("epochs", self.epochs), share("warmup", self.warmup)
+        if self.lr is not None:
+            above_zero("lr", self.lr)
+        above_zero("epochs", self.epochs), share("warmup", self.warmup)
         whole_number("batch_size", self.batch_size, 1)
         whole_number("max_length", self.max_length, 2)
         at_least_zero("weight_decay", self.weight_decay)
@@ -103,7 +108,7 @@ def train(
     torch.manual_seed(seed)
     run = Run(
         recipe, model, source.data, collate=source.collate,
-        lr=None if recipe.update.lr is not None else training.lr,
+        lr=None if recipe.update.lr is not None else training.lr, default_lr=DEFAULT_LR,
         weight_decay=training.weight_decay, new=new, tokenizer=tokenizer, visits=total * size,
         seed=seed, progress=False,
     )  # fmt: skip

@@ -14,8 +14,7 @@ variables, and their divergences are averaged. Regression outputs are means of G
 variance 1, and T cancels: T²·KL = ½·(z − z*)².
 """
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast._torch.adapters import adapters_are_removable, adapters_off, unwrapped
 from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, pad_id_of, to_device
 from holdfast._torch.checks import above_zero, at_least_zero
 from holdfast._torch.layout import gathered, rank_and_world
@@ -31,12 +29,11 @@ from holdfast._torch.progress import progress_bar
 from holdfast.columns import with_column
 from holdfast.data import IndexedSource, as_source
 from holdfast.losses import TOKEN_TASKS, Task, target_outputs
+from holdfast.methods._base_model import BaseModel, adapters_off_base, base_model_of
 from holdfast.stages import Checks, MedianLoss, Recall, RecallTerm, Run, SearchRange, SearchSpace
 
 _COLUMN = "base_logits"
 _MOST_KEPT = 1 << 30  # bytes of cached outputs
-
-BaseModel = Callable[[nn.Module, Any], Tensor]  # the model in training, inputs → z*
 
 
 @dataclass(frozen=True)
@@ -96,9 +93,7 @@ class Distill(Recall):
                 data = run.criterion.data if weighed else source.data
                 run.criterion.data = with_column(data, outputs, _COLUMN)
                 return DistillTerm(self, run.task)
-        removable = run.recipe.trainable.keeps_base or adapters_are_removable(run.model)
-        base = adapters_off_base if removable else Frozen(run.model)
-        return DistillTerm(self, run.task, base)
+        return DistillTerm(self, run.task, base_model_of(run))
 
 
 def divergence(base: Tensor, outputs: Tensor, task: Task, temperature: float) -> Tensor:
@@ -143,30 +138,6 @@ class DistillTerm(RecallTerm):
         settings, outputs = self.settings, target_outputs(logits, labels, self.task)
         apart = divergence(before.to(outputs), outputs, self.task, settings.temperature)
         return settings.strength * apart.sum()
-
-
-class Frozen:
-    """A frozen copy of the model at the start of training."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
-        for module in self.model.modules():
-            if not hasattr(module, "_hf_hook"):  # Accelerate uses it to place parts on devices
-                # A forward that a host has set on the object may call the original model.
-                vars(module).pop("forward", None)
-
-    def __call__(self, model: nn.Module, inputs: Any) -> Tensor:
-        first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
-        if next(self.model.parameters()).device != first.device:
-            self.model.to(first.device)  # a host has moved the model
-        return logits_of(self.model, inputs)
-
-
-def adapters_off_base(model: nn.Module, inputs: Any) -> Tensor:
-    """z* of a model with adapters: its outputs with the adapters off."""
-    inner = unwrapped(model)  # no gradients, so DDP is not needed
-    with adapters_off(inner), evaluating(inner):
-        return logits_of(inner, inputs)
 
 
 @torch.no_grad()

@@ -15,14 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
-from holdfast._torch.adapters import adapter_parameters
 from holdfast._torch.checks import one_of, share
-from holdfast._torch.layout import like
 from holdfast.data import Collate
 from holdfast.methods._batch_norm import reestimate_statistics, statistics_of
+from holdfast.methods._interpolation import copy_all, interpolate, pairs_to_interpolate
 from holdfast.reference import Reference
 from holdfast.stages import Checks, MedianLoss, Merging, Result, SearchRange, SearchSpace
 
@@ -79,8 +77,7 @@ class WiseFT(Merging):
         ``statistics="reestimate"``, as for :func:`holdfast.score`.
         """
         self._check_data(model, data)
-        for tensor, base in self._pairs(model, reference):
-            _interpolate(tensor, base, self.alpha)
+        interpolate([*self._pairs(model, reference)], self.alpha)
         if self._reestimates:
             reestimate_statistics(model, data, collate)
         return model
@@ -110,9 +107,9 @@ class WiseFT(Merging):
             for value, method in merges.items():
                 method.merge(model, reference, data=data, collate=collate)
                 results[value] = evaluate(model)
-                _copy(changed, tuned)
+                copy_all(changed, tuned)
         finally:
-            _copy(changed, tuned)
+            copy_all(changed, tuned)
         return results
 
     @property
@@ -128,38 +125,5 @@ class WiseFT(Merging):
     def _pairs(
         self, model: nn.Module, reference: Reference | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The tensors to interpolate, each with its value at α = 0."""
-        adapters = {name: (p, is_b) for name, p, is_b in adapter_parameters(model)}
-        scaled = [p for p, is_b in adapters.values() if is_b]
-        yield from ((b, torch.zeros(()).expand_as(b)) for b in scaled)
-        if reference is None:
-            if not scaled:
-                raise ValueError("WiSE-FT needs the pretrained weights: pass the Reference")
-            return
-        # A quantized base has integer weights. It is frozen and needs no interpolation.
-        named: list[tuple[str, Tensor]] = [
-            (n, p) for n, p in model.named_parameters() if n not in adapters
-        ]
-        if self.statistics == "interpolate":
-            named += list(model.named_buffers())
-        named = [(n, t) for n, t in named if t.is_floating_point()]
-        names, tensors = [n for n, _ in named], [t for _, t in named]
-        bases = reference.match(tensors, names)
-        if not scaled and all(base is None for base in bases):
-            raise ValueError(reference.nothing_matches(names))
-        yield from ((t, base) for t, base in zip(tensors, bases, strict=True) if base is not None)
-
-
-@torch.no_grad()
-def _interpolate(tensor: Tensor, base: Tensor, alpha: float) -> None:
-    """θ ← α·θ + (1−α)·θ*, to the last bit at the ends."""
-    if alpha == 0:
-        tensor.copy_(base)
-    elif alpha != 1:
-        tensor.copy_(torch.lerp(like(base, tensor), tensor, alpha))
-
-
-@torch.no_grad()
-def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
+        buffers = self.statistics == "interpolate"
+        return pairs_to_interpolate(model, reference, buffers=buffers)

@@ -1,0 +1,43 @@
+"""The pretrained model during training: the same model without its adapters, or a frozen copy."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from holdfast._torch.adapters import adapters_are_removable, adapters_off, unwrapped
+from holdfast._torch.batch import evaluating, logits_of
+from holdfast.stages import Run
+
+BaseModel = Callable[[nn.Module, Any], Tensor]  # the model in training, inputs → z*
+
+
+def base_model_of(run: Run) -> BaseModel:
+    """Return a function that computes the outputs of the pretrained model in training."""
+    removable = run.recipe.trainable.keeps_base or adapters_are_removable(run.model)
+    return adapters_off_base if removable else Frozen(run.model)
+
+
+class Frozen:
+    """A frozen copy of the model at the start of training."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
+        for module in self.model.modules():
+            if not hasattr(module, "_hf_hook"):  # Accelerate uses it to place parts on devices
+                # A forward that a host has set on the object may call the original model.
+                vars(module).pop("forward", None)
+
+    def __call__(self, model: nn.Module, inputs: Any) -> Tensor:
+        first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
+        if next(self.model.parameters()).device != first.device:
+            self.model.to(first.device)  # a host has moved the model
+        return logits_of(self.model, inputs)
+
+
+def adapters_off_base(model: nn.Module, inputs: Any) -> Tensor:
+    """z* of a model with adapters: its outputs with the adapters off."""
+    inner = unwrapped(model)  # no gradients, so DDP is not needed
+    with adapters_off(inner), evaluating(inner):
+        return logits_of(inner, inputs)

@@ -1,0 +1,56 @@
+"""Points between the pretrained and the tuned weights, θ = α·θ₁ + (1−α)·θ*."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from holdfast._torch.adapters import adapter_parameters
+from holdfast._torch.layout import like
+from holdfast.reference import Reference
+
+Pairs = Sequence[tuple[Tensor, Tensor]]
+
+
+def pairs_to_interpolate(
+    model: nn.Module, reference: Reference | None, *, buffers: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The tensors of a tuned model that change with α, each with its value at α = 0.
+
+    Of LoRA adapters this is B. Parameters without pretrained values (a new head) are left out.
+    """
+    adapters = {name: (p, is_b) for name, p, is_b in adapter_parameters(model)}
+    scaled = [p for p, is_b in adapters.values() if is_b]
+    yield from ((b, torch.zeros(()).expand_as(b)) for b in scaled)
+    if reference is None:
+        if not scaled:
+            raise ValueError("an interpolation needs the pretrained weights: pass the Reference")
+        return
+    # A quantized base has integer weights. It is frozen and needs no interpolation.
+    named: list[tuple[str, Tensor]] = [
+        (n, p) for n, p in model.named_parameters() if n not in adapters
+    ]
+    if buffers:
+        named += list(model.named_buffers())
+    named = [(n, t) for n, t in named if t.is_floating_point()]
+    names, tensors = [n for n, _ in named], [t for _, t in named]
+    bases = reference.match(tensors, names)
+    if not scaled and all(base is None for base in bases):
+        raise ValueError(reference.nothing_matches(names))
+    yield from ((t, base) for t, base in zip(tensors, bases, strict=True) if base is not None)
+
+
+@torch.no_grad()
+def interpolate(pairs: Pairs, alpha: float) -> None:
+    """θ ← α·θ + (1−α)·θ*, to the last bit at the ends."""
+    for tensor, base in pairs:
+        if alpha == 0:
+            tensor.copy_(base)
+        elif alpha != 1:
+            tensor.copy_(torch.lerp(like(base, tensor), tensor, alpha))
+
+
+@torch.no_grad()
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)

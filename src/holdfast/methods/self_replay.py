@@ -1,0 +1,297 @@
+r"""Self-replay: a language model rehearses texts that it has written itself.
+
+Texts x are drawn once from the pretrained model p*, and the predictions on them are kept while the
+model p learns the new task:
+
+    Loss_T + strength · mean over replayed tokens of KL(p*(·|x_<t) ‖ p(·|x_<t))
+
+No old data is needed, because a language model can generate samples of what it knows: Yang et al.,
+*Context-Free Synthetic Data Mitigates Forgetting*, https://arxiv.org/abs/2505.13811; with the KL
+divergence, *Self-Generated Replay*, https://arxiv.org/abs/2605.26097. The divergence from the
+pretrained model, measured on the right inputs, predicts how much is forgotten: Shenfeld et al.,
+*RL's Razor*, https://arxiv.org/abs/2509.04259.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from holdfast._torch.batch import evaluating
+from holdfast._torch.checks import above_zero, at_least_zero, whole_number
+from holdfast._torch.head_loss import replay_divergence
+from holdfast._torch.layout import rank_and_world
+from holdfast._torch.teachers import AllTokens, DrawnTokens, TopTokens
+from holdfast.methods._base_model import BaseModel, base_model_of
+from holdfast.methods._budget import BudgetController, keep_within, scale_learning_rate
+from holdfast.scoring.pool import Pool, default_starts, describe_starts, draw_pool, pool_of_texts
+from holdfast.stages import (
+    Checks,
+    MedianLoss,
+    Part,
+    Recall,
+    RecallTerm,
+    Run,
+    SearchRange,
+    SearchSpace,
+)
+
+logger = logging.getLogger(__name__)
+
+MOST_TEXTS = 4096
+HELD_OUT = 256  # texts to measure the divergence on, if there is a budget
+_OBSERVED = 32  # of them per observation
+_OBSERVATIONS = 50  # per run
+
+
+@dataclass(frozen=True)
+class SelfReplay(Recall):
+    """Keep the predictions on texts that the pretrained model has written itself.
+
+    The texts are drawn once, before training, and cached on disk with the pretrained model's
+    likeliest tokens per position, so that no second model is in memory. Drawn texts may contain
+    text that the model has memorized; the log says where they are stored.
+
+    Args:
+        strength: the weight of the divergence; 0 turns it off.
+        share: texts per sample of the new task; at least one text per update.
+        length: the maximum length of a text in tokens. A text ends at EOS.
+        top: the number of likeliest tokens whose probabilities are kept per position. The others
+            count as one event, "another token". If None, the whole vocabulary is compared: with
+            adapters, the base is the same model with its adapters off; otherwise a frozen copy of
+            the model stays in memory.
+        texts: a file of your own texts to use instead of drawn ones. Needs a tokenizer.
+        start: the token with which drawn texts start. If None, BOS, else EOS; with the tokenizer of
+            a chat model, half of the texts start where a user's first message begins.
+        budget: the most that the model may forget: KL(base ‖ tuned) in nats per token, on texts of
+            the base that are not trained on. The strength rises and the learning rate falls where
+            necessary, and in the end the weights are moved toward the pretrained ones as far as
+            necessary. If None, there is no limit.
+
+    Example:
+        >>> from holdfast import Recipe, SelfReplay
+        >>> Recipe(recall=SelfReplay(share=0.5)).name
+        'self-replay'
+    """
+
+    checks: ClassVar[Checks] = {
+        "strength": at_least_zero,
+        "share": above_zero,
+        "length": partial(whole_number, least=2),
+        "budget": above_zero,
+        "top": lambda name, top: None if top is None else whole_number(name, top, 1),
+    }
+    neutral: ClassVar[dict[str, Any] | None] = {"strength": 0.0}
+    uses_base: ClassVar[bool] = True
+    plotted: ClassVar[tuple[str, ...]] = ("kl",)
+
+    strength: float = 1.0
+    share: float = 0.25
+    length: int = 128
+    top: int | None = 64
+    texts: str | None = None
+    start: int | None = None
+    budget: float | None = None
+
+    @property
+    def needs_reference(self) -> bool:  # type: ignore[override]
+        """Whether θ* is needed after training: to move toward it."""
+        return self.budget is not None
+
+    def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
+        return {"strength": SearchRange(0.1, 10.0, 1.0)}
+
+    def log(self, run: Run) -> dict[str, float]:
+        return run.recall.log() if isinstance(run.recall, ReplayTerm) else {}
+
+    def prepare(self, run: Run) -> RecallTerm:
+        if self.strength == 0:
+            return RecallTerm()
+        pool = self._pool(run)
+        base = base_model_of(run) if self.top is None else None
+        if self.budget is None:
+            return ReplayTerm(self, pool, run.seed, base)
+        return BudgetedReplay(self, *pool.split(HELD_OUT), run.seed, base)
+
+    def _pool(self, run: Run) -> Pool:
+        """The texts of the run: as many as it will use, up to a limit."""
+        visits = run.visits
+        if visits is None:
+            visits = len(run.data) if hasattr(run.data, "__len__") else MOST_TEXTS
+        count = min(MOST_TEXTS, max(1, math.ceil(self.share * visits)))
+        count += 0 if self.budget is None else HELD_OUT
+        options: dict[str, Any] = {
+            "length": self.length, "top": self.top or 1, "cache": run.cache,
+            "progress": run.progress,
+        }  # fmt: skip
+        if self.texts is not None:
+            options |= {"tokenizer": run.tokenizer, "count": count}
+            pool = pool_of_texts(run.model, self.texts, **options)
+        else:
+            starts = default_starts(run.model, run.tokenizer, start=self.start)
+            logger.info(describe_starts(starts, run.tokenizer))
+            pool = draw_pool(run.model, count, prefixes=starts, seed=run.seed, **options)
+        if pool.path is not None:
+            logger.info(
+                f"{len(pool)} texts of the pretrained model are stored in {pool.path}; they may "
+                "contain memorized text. Delete the directory to remove them"
+            )
+        return pool
+
+
+class ReplayTerm(RecallTerm):
+    """The divergence on the texts of a pool. The texts of an update depend on its number only."""
+
+    def __init__(self, settings: SelfReplay, pool: Pool, seed: int, base: BaseModel | None) -> None:
+        self.settings, self.pool, self.seed, self.base = settings, pool, seed, base
+        self._round, self._order = -1, torch.empty(0, dtype=torch.int64)
+        self._last: list[Tensor] = []  # the divergences of the last update, per part
+        self._tokens = 1
+
+    @property
+    def strength(self) -> float:
+        return self.settings.strength
+
+    def on_update(self, model: nn.Module, update: int, samples: int, rows: int) -> Sequence[Part]:
+        texts = max(1, round(self.settings.share * samples))
+        chosen = self.texts_of(update, texts)
+        self._last, self._tokens = [], int(self.pool.counts[chosen].sum())
+        rank, world = rank_and_world()
+        mine = chosen[rank::world]
+        # All ranks run equally many texts. One without a text of its own runs one with weight 0.
+        missing = -(-texts // world) - len(mine)
+        weights = torch.tensor([1.0] * len(mine) + [0.0] * missing)
+        mine = torch.cat([mine, chosen[:1].repeat(missing)])
+        scale = self.strength * world / self._tokens
+        return [
+            partial(self._loss, model, some, weight, scale)
+            for some, weight in zip(mine.split(rows), weights.split(rows), strict=True)
+        ]
+
+    def _loss(self, model: nn.Module, rows: Tensor, weights: Tensor, scale: float) -> Tensor:
+        kl = self.divergence(model, self.pool, rows, weights)
+        self._last.append(kl.detach())
+        return scale * kl
+
+    def divergence(
+        self, model: nn.Module, pool: Pool, rows: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        """Σ KL(base ‖ model) over the tokens of some texts of a pool."""
+        device = next(model.parameters()).device
+        batch = pool.batch(rows, device)
+        inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+        teacher: TopTokens | AllTokens
+        if self.base is None:
+            teacher = TopTokens(batch.ids, batch.log_probs)
+        else:
+            with torch.no_grad():
+                teacher = AllTokens(self.base(model, inputs)[batch.where.to(device)])
+        per_position = None
+        if weights is not None and not bool((weights == 1).all()):
+            per_position = weights.repeat_interleave(pool.counts[rows]).to(device)
+        return replay_divergence(model, inputs, batch.where, teacher, weights=per_position)
+
+    def texts_of(self, update: int, texts: int) -> Tensor:
+        """The texts of an update: each text of the pool once before any is repeated."""
+        first = (update - 1) * texts
+        return torch.stack([self._text(number) for number in range(first, first + texts)])
+
+    def _text(self, number: int) -> Tensor:
+        round_, place = divmod(number, len(self.pool))
+        if round_ != self._round:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + round_)
+            self._round = round_
+            self._order = torch.randperm(len(self.pool), generator=generator)
+        return self._order[place]
+
+    def log(self) -> dict[str, float]:
+        """The divergence of the last update on this rank, in nats per token."""
+        if not self._last:
+            return {}
+        _, world = rank_and_world()
+        return {"kl": float(torch.stack(self._last).sum()) * world / self._tokens}
+
+
+class BudgetedReplay(ReplayTerm):
+    """Self-replay whose divergence on held-out texts stays within a budget."""
+
+    def __init__(
+        self, settings: SelfReplay, pool: Pool, held_out: Pool, seed: int, base: BaseModel | None
+    ) -> None:
+        super().__init__(settings, pool, seed, base)
+        self.held_out, self.controller = held_out, BudgetController(cast(float, settings.budget))
+        self.observed = math.nan
+        self._every, self._peak = 1, 0.0
+        self._optimizer: Optimizer | None = None
+
+    @property
+    def strength(self) -> float:
+        return self.settings.strength * self.controller.strength_factor
+
+    def attach(self, run: Run) -> None:
+        self._optimizer = optimizer = cast(Optimizer, run.optimizer)
+        self._every = max(1, run.total_updates // _OBSERVATIONS)
+        self._peak = max(group["lr"] for group in optimizer.param_groups)
+        controller = self.controller
+        scale_learning_rate(optimizer, lambda: controller.lr_factor)
+
+    def on_update(self, model: nn.Module, update: int, samples: int, rows: int) -> Sequence[Part]:
+        if update > 1 and (update - 1) % self._every == 0:
+            self._observe(model, (update - 1) // self._every, rows)
+        return super().on_update(model, update, samples, rows)
+
+    def _observe(self, model: nn.Module, number: int, rows: int) -> None:
+        first = number * _OBSERVED % len(self.held_out)
+        some = torch.arange(first, min(first + _OBSERVED, len(self.held_out)))
+        self.observed, _ = self.measure(model, some, rows)
+        groups = cast(Optimizer, self._optimizer).param_groups
+        self.controller.observe(self.observed, max(group["lr"] for group in groups) / self._peak)
+
+    @torch.no_grad()
+    def measure(self, model: nn.Module, some: Tensor, rows: int) -> tuple[float, float]:
+        """KL(base ‖ model) on held-out texts in nats per token, and an unbiased estimate of it.
+
+        The first is exact but does not tell unlikely tokens apart, and is therefore a lower bound.
+        The second is the mean of log p_base − log p over the tokens of the texts.
+        """
+        device = next(model.parameters()).device
+        sums = torch.zeros(2, dtype=torch.float64)
+        with evaluating(model):
+            for part in some.split(rows):
+                batch = self.held_out.batch(part, device)
+                inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+                kl = self.divergence(model, self.held_out, part)
+                drawn = DrawnTokens(batch.targets, batch.own)
+                ratio = replay_divergence(model, inputs, batch.where, drawn)
+                sums += torch.stack([kl, ratio]).double().cpu()
+        exact, unbiased = (sums / int(self.held_out.counts[some].sum())).tolist()
+        return exact, unbiased
+
+    def finish(self, run: Run) -> None:
+        everything = torch.arange(len(self.held_out))
+
+        def divergence(model: nn.Module) -> float:
+            return max(self.measure(model, everything, _OBSERVED))
+
+        self.alpha, self.observed = keep_within(
+            self.controller.budget, run.model, run.anchors, divergence
+        )
+
+    def log(self) -> dict[str, float]:
+        controller = self.controller
+        found = {"strength": self.strength, "lr_factor": controller.lr_factor}
+        if not math.isnan(self.observed):
+            found["held_out_kl"] = self.observed
+        return super().log() | found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"u": self.controller.u, "observed": self.observed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.controller.u, self.observed = state["u"], state["observed"]
