@@ -25,13 +25,13 @@ CLASSES = {
     )
 }
 #: English words, which other code uses with their usual meaning.
-WORDS = {"full", "keep", "pretrained", "uniform"}
+WORDS = {"auto", "full", "keep", "pretrained", "uniform"}
 PRESETS = {entry.name for entry in ENTRIES} - WORDS
 #: The names of the methods' files.
 MODULES = {name.replace("-", "_") for name in PRESETS}
 
-#: Files that consist of lists of methods.
-LISTS = {"__init__.py", "optim.py", "registry.py"}
+#: Files that consist of lists of methods, and the method that chooses another one.
+LISTS = {"__init__.py", "optim.py", "registry.py", "methods/auto.py"}
 
 #: Statements that list methods: (file, where, name that is assigned).
 LISTING = {
