@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import evaluating
 from holdfast._torch.checks import above_zero, at_least_zero, whole_number
 from holdfast._torch.head_loss import replay_divergence
@@ -121,6 +122,11 @@ class SelfReplay(Recall):
 
     def _pool(self, run: Run) -> Pool:
         """The texts of the run: as many as it will use, up to a limit."""
+        if not hasattr(without_peft(run.model), "get_output_embeddings"):
+            raise ValueError(
+                "SelfReplay draws texts from the model, so it needs a causal language model, got "
+                f"{type(without_peft(run.model)).__name__}"
+            )
         visits = run.visits
         if visits is None:
             visits = len(run.data) if hasattr(run.data, "__len__") else MOST_TEXTS

@@ -44,8 +44,8 @@ class PoolBatch(NamedTuple):
     Attributes:
         input_ids: texts × longest, int64, padded on the right with 0.
         attention_mask: 1 for tokens, 0 for padding, int64.
-        where: the positions that count, a mask of the same shape: those that predict a token which
-            was drawn. Position p predicts token p + 1.
+        where: the positions that count, a mask of the same shape on the CPU: those that predict a
+            token which was drawn. Position p predicts token p + 1.
         ids: the base's likeliest tokens at the positions that count, in the order of
             ``where.flatten()``, positions × k, int64.
         log_probs: their log-probabilities under the base, float32.
@@ -135,7 +135,9 @@ class Pool:
             targets=tokens[:, 1:][where[:, :-1]],
             own=self.own[rows][drawn],
         )
-        return PoolBatch(*(tensor.to(device, non_blocking=True) for tensor in found))
+        # On the CPU, so that the number of positions is known without waiting for the device.
+        moved = found._make(tensor.to(device, non_blocking=True) for tensor in found)
+        return moved._replace(where=where)
 
     def _rows(self, rows: slice) -> "Pool":
         return replace(self, **{name: getattr(self, name)[rows] for name in _TENSORS})

@@ -1,0 +1,256 @@
+"""Self-replay: the loss is the literal one, in every cut of an update, and a budget is kept."""
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+
+from golden import self_replay as golden
+from holdfast import Flow, LoopSettings, LoRA, Recipe, Run, SelfReplay, finetune_loop, train_loop
+from holdfast.data import pad_collate
+from holdfast.methods._budget import BudgetController, keep_within
+from loops import tune
+from small import make_llama, make_tokenizer, noisy
+
+LENGTH = 12
+
+
+def base(dtype=torch.float64, **options):
+    return make_llama(**({"vocab": 40, "scale": 0.2} | options)).to(dtype)
+
+
+def samples(n=24, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for i in range(n):
+        ids = torch.randint(4, 40, (5 + i % 4,), generator=generator).tolist()
+        found.append({"input_ids": ids, "labels": [-100, *ids[1:]]})
+    return found
+
+
+def replay(**settings):
+    return SelfReplay(**({"length": LENGTH, "top": 8} | settings))
+
+
+def make_run(recall, model=None, data=None, **options):
+    options = {"lr": 0.01, "cache": False, "progress": False, "collate": pad_collate} | options
+    recipe = recall if isinstance(recall, Recipe) else Recipe(recall=recall)
+    return Run(recipe, model or base(), data or samples(), **options)
+
+
+def recalled(run, update=1, samples=8, rows=8):
+    return sum(part() for part in run.recall.on_update(run.model, update, samples, rows))
+
+
+@pytest.mark.parametrize("top", [8, 39, 40, None])
+def test_the_loss_is_the_literal_one(top):
+    model = base()
+    run = make_run(replay(top=top, strength=0.7, share=0.5), model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)).to(p))
+    chosen = run.recall.texts_of(3, 4)
+    pool = run.recall.pool
+    texts = [pool.texts()[i] for i in chosen]
+
+    def logits(net):
+        return lambda text: net(input_ids=torch.tensor([text])).logits[0].tolist()
+
+    theirs = golden.divergence(
+        logits(base()), logits(model), texts, pool.starts[chosen].tolist(), top
+    )
+    # The probabilities of the top tokens are kept in half precision.
+    tolerance = 1e-9 if top is None else 1e-3
+    assert recalled(run, update=3).item() == pytest.approx(0.7 * theirs, rel=tolerance)
+    if top is not None:  # and in full precision otherwise, to see that this is all
+        pool.log_probs[:] = 0
+        exact = torch.zeros(*pool.log_probs.shape, dtype=torch.float64)
+        for i, text in enumerate(pool.texts()):
+            start, end = int(pool.starts[i]), int(pool.lengths[i])
+            rows = base()(input_ids=torch.tensor([text])).logits[0].log_softmax(-1)
+            at = rows[start - 1 : end - 1].gather(1, pool.ids[i, : end - start].long())
+            exact[i, : end - start] = at.detach()
+        object.__setattr__(pool, "log_probs", exact)
+        assert recalled(run, update=3).item() == pytest.approx(0.7 * theirs, rel=1e-6)
+
+
+def test_it_costs_nothing_to_stay():
+    loss = recalled(make_run(replay(top=None)))
+    assert loss.item() == pytest.approx(0, abs=1e-12)
+    loss = recalled(make_run(replay()))
+    assert loss.item() == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_how_an_update_is_cut_does_not_matter(rows):
+    found = []
+    for cut in (rows, 100):
+        run = make_run(replay(share=1.0), noisy(base()))
+        run.recall.pool.log_probs[:] = make_run(replay(share=1.0)).recall.pool.log_probs
+        parts = run.recall.on_update(run.model, 2, 8, cut)
+        assert len(parts) == math.ceil(8 / cut)
+        for part in parts:
+            part().backward()
+        found.append([p.grad.clone() for p in run.model.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+def test_every_text_is_replayed_before_any_is_repeated():
+    term = make_run(replay(share=0.5)).recall
+    assert len(term.pool) == 12
+    seen = torch.cat([term.texts_of(update, 4) for update in (1, 2, 3)])
+    assert sorted(seen.tolist()) == list(range(12))
+    assert term.texts_of(2, 4).tolist() == seen[4:8].tolist()  # whatever came before
+    again = torch.cat([term.texts_of(update, 4) for update in (4, 5, 6)])
+    assert sorted(again.tolist()) == list(range(12))
+    assert again.tolist() != seen.tolist()
+
+
+def test_at_least_one_text_per_update():
+    term = make_run(replay(share=0.01)).recall
+    assert len(term.on_update(base(), 1, 4, 4)) == 1
+
+
+@pytest.mark.parametrize("accumulate", [2, 8])
+def test_accumulation_does_not_change_the_model(accumulate):
+    found = []
+    for size, parts in ((8, 1), (8 // accumulate, accumulate)):
+        model = tune(
+            base(), Recipe(recall=replay()), samples(), lr=0.01, batch_size=size, accumulate=parts,
+            collate=pad_collate, max_updates=4,
+        )  # fmt: skip
+        found.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(recall=replay()),
+        Recipe(recall=replay(), objective=Flow()),
+        Recipe(recall=replay(top=None), trainable=LoRA(r=2)),
+        Recipe(recall=replay(budget=1e-3)),
+    ],
+    ids=["alone", "flow", "lora", "budget"],
+)
+def test_a_resumed_run_is_the_same_to_the_bit(recipe, tmp_path):
+    options = {
+        "lr": 0.02,
+        "batch_size": 6,
+        "max_updates": 7,
+        "collate": pad_collate,
+        "save_every": 1,
+    }
+    whole = tune(base(), recipe, samples(), **options)
+
+    def stop(row):
+        if row["update"] == 4:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "run.pt"
+    with pytest.raises(KeyboardInterrupt):
+        tune(base(), recipe, samples(), checkpoint=path, log=stop, log_every=1, **options)
+    resumed = tune(base(), recipe, samples(), checkpoint=path, **options)
+    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_it_keeps_what_plain_fine_tuning_forgets():
+    rows, options = samples(32), {"lr": 0.02, "batch_size": 8, "progress": False}
+    settings = LoopSettings(max_updates=30)
+    held_out = make_run(replay(), seed=9).recall
+    found = {}
+    for name, recipe in {"plain": Recipe(), "replay": Recipe(recall=replay(share=1.0))}.items():
+        model = finetune_loop(base(), recipe, rows, settings=settings, **options)
+        kl = held_out.divergence(model, held_out.pool, torch.arange(len(held_out.pool)))
+        found[name] = kl.item() / int(held_out.pool.counts.sum())
+    assert found["replay"] < 0.5 * found["plain"]
+
+
+class TestBudget:
+    @pytest.mark.parametrize("budget", [0.001, 0.01])
+    def test_the_model_is_within_it(self, budget):
+        model, log = base(), []
+        run = make_run(replay(budget=budget, share=1.0), model, samples(32), lr=0.02)
+        settings = LoopSettings(max_updates=20, log_every=1)
+        train_loop(run, batch_size=8, settings=settings, log=log.append)
+        term = run.recall
+        before = max(term.measure(run.model, torch.arange(64), 32))
+        run.finish()
+        after = max(term.measure(run.model, torch.arange(len(term.held_out)), 32))
+        assert before > budget
+        assert 0.7 * budget <= after <= budget
+        assert {"strength", "lr_factor", "held_out_kl", "kl"} <= log[-1].keys()
+        assert log[-1]["lr_factor"] < 1 < log[-1]["strength"]
+
+    def test_a_budget_that_is_not_needed_changes_nothing(self):
+        options = {"lr": 0.01, "batch_size": 8, "max_updates": 5, "collate": pad_collate}
+        one, other = (
+            tune(base(), Recipe(recall=replay(budget=budget)), samples(), **options)
+            for budget in (None, 1e6)
+        )
+        for a, b in zip(one.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(a, b)
+
+    def test_schedules_do_not_see_the_factor(self):
+        run = make_run(replay(budget=1e-6))
+        optimizer = run.make_optimizer(10)
+        run.recall.controller.u = 1.0
+        for p in run.model.parameters():
+            p.grad = torch.ones_like(p)
+        before = next(run.model.parameters()).detach().clone()
+        optimizer.step()
+        moved = (next(run.model.parameters()) - before).abs().max().item()
+        assert moved == pytest.approx(0.01 / math.e, rel=1e-4)
+        assert optimizer.param_groups[0]["lr"] == 0.01
+
+    def test_the_strength_never_falls_below_its_default(self):
+        controller = BudgetController(0.1)
+        for kl in (0.01, 1.0, 5.0, 0.0, 0.0, 0.0):
+            controller.observe(kl, 0.5)
+            assert controller.strength_factor >= 1 >= controller.lr_factor
+
+    def test_a_model_that_predicts_nan_goes_back(self):
+        model = torch.nn.Linear(2, 2)
+        from holdfast import Reference
+
+        reference = Reference.of(model)
+        start = model.weight.detach().clone()
+        with torch.no_grad():
+            model.weight.fill_(math.nan)
+        alpha, _ = keep_within(
+            0.1, model, reference, lambda m: m.weight.detach().abs().sum().item()
+        )
+        assert alpha == 0
+        assert torch.equal(model.weight, start)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"share": 0}, "share must be"),
+            ({"budget": 0}, "budget must be"),
+            ({"budget": -1}, "budget must be"),
+            ({"length": 1}, "length must be at least 2"),
+            ({"top": 0}, "top must be at least 1"),
+            ({"strength": -1}, "strength must be"),
+        ],
+    )
+    def test_settings(self, settings, message):
+        with pytest.raises(ValueError, match=message):
+            SelfReplay(**settings)
+
+    def test_models_that_do_not_write(self):
+        with pytest.raises(ValueError, match="needs a causal language model, got Linear"):
+            make_run(replay(), torch.nn.Linear(2, 2), task="classification")
+
+    def test_texts_of_ones_own_need_a_tokenizer(self, tmp_path):
+        file = tmp_path / "texts.txt"
+        file.write_text("the cat sat on the mat and the dog ran")
+        with pytest.raises(ValueError, match="tokenizer"):
+            make_run(replay(texts=str(file)))
+        run = make_run(replay(texts=str(file)), tokenizer=make_tokenizer())
+        assert len(run.recall.pool) == 1
