@@ -23,10 +23,22 @@ def make_gpt2():
     return transformers.GPT2LMHeadModel(config).eval()
 
 
+def make_windowed():
+    """Layers with a window of 24 tokens and layers without, and capped logits."""
+    torch.manual_seed(1)
+    config = transformers.Gemma2Config(
+        vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8, sliding_window=24,
+        max_position_embeddings=64, bos_token_id=2, eos_token_id=3, initializer_range=0.3,
+    )  # fmt: skip
+    return transformers.Gemma2ForCausalLM(config).eval()
+
+
 MODELS = {
     "llama": lambda: make_llama(vocab=300, scale=0.3),
     "grouped": lambda: make_llama(vocab=300, scale=0.3, num_key_value_heads=1),
     "gpt2": make_gpt2,
+    "windowed": make_windowed,
 }
 
 
@@ -98,7 +110,7 @@ def test_a_token_is_chosen_by_the_cumulative_distribution(vocabulary):
 @pytest.mark.parametrize(("prefix", "length"), [([2], 21), ([2, 5, 7, 8], 16)])
 def test_a_fixed_cache_draws_the_same_texts(name, prefix, length):
     model = MODELS[name]()
-    assert draw._has_static_cache(model)
+    assert draw._has_static_cache(model, length)
     grown, fixed = (Drawer(model, length, 8, static=static) for static in (False, True))
     for seed in (0, 1):  # the second batch is smaller and reuses the buffers of the first
         u = noise(7 - 2 * seed, length - len(prefix), seed)
@@ -208,12 +220,10 @@ def test_a_model_without_a_cache():
     same_texts(Drawer(model, 16, 4)([2], u), wanted)
 
 
-def test_layers_with_a_window_have_no_fixed_cache():
-    config = transformers.MistralConfig(
-        vocab_size=30, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1, sliding_window=8,
-    )  # fmt: skip
-    assert not draw._has_static_cache(transformers.MistralForCausalLM(config))
+def test_windows_that_fill_up_have_no_fixed_cache():
+    model = make_windowed()
+    assert draw._has_static_cache(model, 8)
+    assert not draw._has_static_cache(model, 32)
 
 
 def test_progress_counts_every_token():

@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 import transformers
 
+from holdfast._torch.fingerprint import model_fingerprint
 from holdfast.scoring import blocks, pool
 from holdfast.scoring.pool import (
     BLOCK,
@@ -57,6 +58,7 @@ class TestContent:
         found = drawn(model)
         assert len(found) == 70
         assert found.starts.tolist() == [1, 3] * 35
+        assert len(set(map(tuple, found.texts()))) == 70
         for i, text in enumerate(found.texts()):
             start, table = int(found.starts[i]), truth(model, text)
             assert text[:start] == ([START, 9, 8] if i % 2 else [START])
@@ -133,6 +135,10 @@ class TestContent:
 
 
 class TestStarts:
+    def test_a_model_that_does_not_write_has_no_start(self):
+        with pytest.raises(ValueError, match="Linear does not generate texts"):
+            default_starts(torch.nn.Linear(2, 2))
+
     def test_bos_then_eos_then_the_named_token(self):
         model = base()
         assert default_starts(model) == [([START], 1.0)]
@@ -210,13 +216,15 @@ class TestCache:
         assert drawn(cache=False, seed=1).texts() != first.texts()
 
     @pytest.mark.parametrize(
-        "change", ["weights", "seed", "length", "top", "prefixes", "end", "base"]
+        "change", ["weights", "seed", "length", "top", "prefixes", "end", "base", "dtype"]
     )
     def test_other_weights_or_settings_are_drawn_anew(self, change, monkeypatch):
         drawn(count=5)
         model, options = base(), {}
         if change == "weights":
             model.lm_head.weight.data[0, 0] += 1e-3
+        elif change == "dtype":
+            model, options = model.bfloat16(), {"base": model_fingerprint(base())}
         elif change == "end":
             model.generation_config.eos_token_id = [3, 5]
         else:

@@ -68,6 +68,12 @@ def end_tokens(model: Any) -> Tensor:
     return torch.tensor([] if end is None else end, dtype=torch.long).reshape(-1)
 
 
+def vocabulary_size(model: nn.Module) -> int:
+    embedding = without_peft(model).get_input_embeddings()
+    # DeepSpeed empties the weight.
+    return int(getattr(embedding, "num_embeddings", embedding.weight.shape[0]))
+
+
 def _multinomial(logits: Tensor) -> Tensor:
     return torch.multinomial(logits.softmax(-1), 1)
 
@@ -118,11 +124,10 @@ class Drawer:
             self.dtype = torch.bfloat16
             # A graph must not hold the copies of weights that autocast caches and then frees.
             self.precision = torch.autocast("cuda", self.dtype, cache_enabled=False)
-        embedding = without_peft(model).get_input_embeddings()
         self.rows = _ROWS_ON_A_CPU
         if on_gpu:
-            self.rows = max(1, min(_ROWS, _LOGITS // embedding.weight.shape[0]))
-        self.static = on_gpu and _has_static_cache(self.model) if static is None else static
+            self.rows = max(1, min(_ROWS, _LOGITS // vocabulary_size(model)))
+        self.static = on_gpu and _has_static_cache(self.model, length) if static is None else static
         self._steps: _Fixed | None = None
 
     def __call__(
@@ -228,13 +233,13 @@ class _Record:
 
     def __init__(self, noise: Tensor, top: int, device: torch.device) -> None:
         self.top = top
-        self.noise = noise.to(device)
+        self.noise = noise.to(device, torch.float32 if device.type == "mps" else torch.float64)
         self.drawn_tokens = torch.zeros(1, dtype=torch.long, device=device)
         self.own = torch.zeros(noise.shape, device=device)
         self.ids = self.log_probs = torch.empty(0, device=device)
 
     def begin(self, noise: Tensor) -> None:
-        self.noise[: noise.shape[0], : noise.shape[1]] = noise.to(self.noise.device)
+        self.noise[: noise.shape[0], : noise.shape[1]] = noise.to(self.noise)
         self.drawn_tokens.zero_()
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -264,27 +269,26 @@ def likeliest_tokens(log_probs: Tensor, top: int) -> tuple[Tensor, Tensor]:
 
 
 def inverse_cdf(probabilities: Tensor, noise: Tensor) -> Tensor:
-    """Choose one token per row, given noise that is uniform in [0, 1), rows × 1, in float64.
+    """Choose one token per row, given noise that is uniform in [0, 1), rows × 1.
 
-    The sums of chunks of the vocabulary are searched first, then one chunk: a cumulative sum over
-    all tokens in float64 would take most of the time of a step.
+    Sums are in the noise's dtype: in float32, unlikely tokens would be lost. The sums of chunks of
+    the vocabulary are searched first, then one chunk, which is faster than a sum over all tokens.
 
-    >>> inverse_cdf(torch.tensor([[0.5, 0.0, 0.5]]), torch.tensor([[0.49]])).tolist()
-    [[0]]
-    >>> inverse_cdf(torch.tensor([[0.5, 0.0, 0.5]]), torch.tensor([[0.51]])).tolist()
-    [[2]]
+    >>> p, noise = torch.tensor([[0.5, 0.0, 0.5]] * 2), torch.tensor([[0.49], [0.51]])
+    >>> inverse_cdf(p, noise).flatten().tolist()
+    [0, 2]
     """
     rows, vocabulary = probabilities.shape
     if vocabulary % _CHUNK:
         probabilities = F.pad(probabilities, (0, -vocabulary % _CHUNK))
     chunks = probabilities.view(rows, -1, _CHUNK)
-    sums = chunks.sum(-1, dtype=torch.float64)
+    sums = chunks.sum(-1, dtype=noise.dtype)
     edges = sums.cumsum(-1)
     wanted = noise * edges[:, -1:]
     chunk = torch.searchsorted(edges, wanted, right=True).clamp_max(edges.shape[1] - 1)
     wanted = wanted - (edges.gather(1, chunk) - sums.gather(1, chunk))
     inside = chunks.gather(1, chunk[..., None].expand(-1, -1, _CHUNK))[:, 0]
-    token = torch.searchsorted(inside.cumsum(-1, dtype=torch.float64), wanted, right=True)
+    token = torch.searchsorted(inside.cumsum(-1, dtype=noise.dtype), wanted, right=True)
     return (chunk * _CHUNK + token.clamp_max(_CHUNK - 1)).clamp_max(vocabulary - 1)
 
 
@@ -343,9 +347,8 @@ class _Fixed:
         self.model, self.rows = model, rows
         self.texts = _Texts(rows, length, ends)
         self.record = _Record(torch.zeros(rows, length, dtype=torch.float64), top, ends.device)
-        room = -(-length // 8) * 8  # the fast kernels of attention need masks of such a width
-        self.mask = torch.ones(rows, room, dtype=torch.long, device=ends.device)
-        self.cache = _static_cache(model, rows, room, dtype)
+        self.mask = torch.ones(rows, _room(length), dtype=torch.long, device=ends.device)
+        self.cache = _static_cache(model, rows, _room(length), dtype)
         accepted = inspect.signature(without_peft(model).forward).parameters
         self.keep = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self.by_position = "cache_position" in accepted
@@ -398,7 +401,11 @@ class _Fixed:
         return graph
 
 
-def _has_static_cache(model: Any) -> bool:
+def _room(length: int) -> int:
+    return -(-length // 8) * 8  # the fast kernels of attention need masks of such a width
+
+
+def _has_static_cache(model: Any, length: int) -> bool:
     """Whether a model may be run with a cache of fixed size, in a CUDA graph."""
     inner = without_peft(model)
     supported = getattr(inner, "_can_compile_fullgraph", False) or getattr(
@@ -413,15 +420,15 @@ def _has_static_cache(model: Any) -> bool:
         return False
     if len({p.device for p in parameters}) > 1:
         return False
-    layers = getattr(_static_cache(model, 1, 1, torch.float32), "layers", [])
-    # The state of other layers, such as those with a sliding window, is not all in tensors.
+    layers = getattr(_static_cache(model, 1, _room(length), torch.float32), "layers", [])
+    # The state of other layers is not all in tensors, as a graph needs it.
     return all(type(layer).__name__ == "StaticLayer" for layer in layers)
 
 
 def _static_cache(model: Any, rows: int, length: int, dtype: torch.dtype) -> Any:
-    static: Any = require("transformers", extra="hf", what="a static cache").StaticCache
+    caches: Any = require("transformers.cache_utils", extra="hf", what="a static cache")
 
-    class Typed(static):  # type: ignore[misc]
+    class Typed(caches.StaticCache):  # type: ignore[misc]
         """In autocast, keys may be float32 and values bfloat16; the cache has one dtype."""
 
         def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -429,6 +436,10 @@ def _static_cache(model: Any, rows: int, length: int, dtype: torch.dtype) -> Any
 
     config, device = without_peft(model).config, next(model.parameters()).device
     # Older versions allocate at once and need all of these; newer ones need the length only.
-    return Typed(
+    cache: Any = Typed(
         config=config, max_cache_len=length, max_batch_size=rows, device=device, dtype=dtype
     )
+    for i, layer in enumerate(getattr(cache, "layers", [])):
+        if getattr(layer, "is_sliding", False) and layer.max_cache_len == length:
+            cache.layers[i] = caches.StaticLayer(length)  # the window is never full
+    return cache

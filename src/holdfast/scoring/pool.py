@@ -25,7 +25,14 @@ from holdfast.io.encoding import pieces, tokenize
 from holdfast.io.models import Loaded, Loader
 from holdfast.io.rows import open_rows, text_columns
 from holdfast.scoring.blocks import Block, BlockMaker, BlockStore
-from holdfast.scoring.draw import Drawer, Drawn, OnTokens, end_tokens, likeliest_tokens
+from holdfast.scoring.draw import (
+    Drawer,
+    Drawn,
+    OnTokens,
+    end_tokens,
+    likeliest_tokens,
+    vocabulary_size,
+)
 from holdfast.scoring.likelihood import Runner
 
 #: The first tokens of a text, and the share of the texts that start with them.
@@ -277,8 +284,9 @@ def default_starts(
     Texts start at ``start`` if given, else at BOS, else at EOS. If the tokenizer has a chat
     template, half of them start where a user's first message begins.
     """
+    loaded = replace(_loaded(model, 2), tokenizer=tokenizer, start_token=start)
     try:
-        first = replace(_loaded(model, 2), tokenizer=tokenizer, start_token=start).first_token()
+        first = loaded.first_token()
     except ValueError:
         raise ValueError(
             "the model has no BOS or EOS token that drawn texts can start with: name a token as "
@@ -355,7 +363,7 @@ def _checked_starts(
 
 
 def _check_tokens(rows: Sequence[Sequence[int]], model: nn.Module) -> None:
-    size = without_peft(model).get_input_embeddings().weight.shape[0]
+    size = vocabulary_size(model)
     for row in rows:
         if not 0 <= min(row) <= max(row) < size:
             raise ValueError(
