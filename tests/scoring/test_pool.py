@@ -341,6 +341,11 @@ class TestBadModels:
             with pytest.raises(ValueError, match=f"{next(iter(option))} must be at least"):
                 drawn(**option)
 
+    def test_the_callers_precision_has_no_effect(self):
+        wanted = drawn(cache=False)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert equal(drawn(cache=False), wanted)
+
     def test_the_mode_of_the_model_is_restored(self):
         model = base(attention_dropout=0.5).train()
         found = drawn(model, cache=False)

@@ -142,8 +142,8 @@ class Pool:
             targets=tokens[:, 1:][where[:, :-1]],
             own=self.own[rows][drawn],
         )
+        moved = PoolBatch(*(tensor.to(device, non_blocking=True) for tensor in found))
         # On the CPU, so that the number of positions is known without waiting for the device.
-        moved = found._make(tensor.to(device, non_blocking=True) for tensor in found)
         return moved._replace(where=where)
 
     def _rows(self, rows: slice) -> "Pool":
@@ -194,8 +194,7 @@ def draw_pool(
         "ends": end_tokens(without_peft(model)).tolist(),
         "dtype": str(drawer.dtype),
     }
-    blocks = -(-count // BLOCK)
-    kinds = _assigned(shares, blocks * BLOCK)
+    kinds = _assigned(shares, -(-count // BLOCK) * BLOCK)
     longest = loaded.limit - min(map(len, starts))
 
     def make(numbers: list[int], on_tokens: OnTokens) -> dict[int, Block]:
@@ -215,17 +214,10 @@ def draw_pool(
     # A block on a CPU is always drawn alone, so that its bits are the same each time.
     at_a_time = 1 if drawer.device.type == "cpu" else max(1, drawer.rows // BLOCK)
     tokens = int((loaded.limit - torch.tensor([len(start) for start in starts])[kinds]).sum())
-    maker = _maker(model, make, cache, about, at_a_time, tokens // blocks)
-
-    def fewer_blocks(seconds: float) -> int | None:
-        texts = fewer(seconds) if fewer is not None else None
-        return texts and -(-texts // BLOCK)
-
     try:
-        found = maker(blocks, progress=progress, fewer=fewer and fewer_blocks)
+        pool = _made(model, make, count, cache, about, at_a_time, tokens, progress, fewer)
     finally:
         drawer.free()
-    pool = _pool(found, maker.store, about, count)
     _refuse_degenerate(pool, len(starts), model)
     return pool
 
@@ -270,10 +262,9 @@ def pool_of_texts(
         drawn = _predictions(loaded, some, longest, top, on_tokens)
         return _in_blocks(_block(drawn, 1, longest - 1), numbers)
 
-    blocks = -(-len(rows) // BLOCK)
     at_a_time = 1 if loaded.device.type == "cpu" else 32
-    maker = _maker(model, make, cache, about, at_a_time, sum(map(len, rows)) // blocks)
-    return _pool(maker(blocks, progress=progress), maker.store, about, len(rows))
+    tokens = sum(map(len, rows))
+    return _made(model, make, len(rows), cache, about, at_a_time, tokens, progress)
 
 
 def default_starts(
@@ -399,28 +390,42 @@ def _about(model: nn.Module, base: str | None, length: int, top: int) -> dict[st
     return {"format": _FORMAT, "weights": weights, "length": length, "top": top}
 
 
-def _maker(
+def _made(
     model: nn.Module,
     make: Callable[[list[int], OnTokens], dict[int, Block]],
+    count: int,
     cache: Cache,
     about: dict[str, Any],
     at_a_time: int,
     tokens: int,
-) -> BlockMaker:
-    name = type(without_peft(model)).__name__
+    progress: bool,
+    fewer: Callable[[float], int | None] | None = None,
+) -> Pool:
+    """Make the blocks of ``count`` texts, which hold ``tokens`` tokens, and join them."""
 
     def checked(numbers: list[int], on_tokens: OnTokens) -> dict[int, Block]:
         with torch.inference_mode(), evaluating(model):
             made = make(numbers, on_tokens)
         if not all(block["own"].isfinite().all() for block in made.values()):
             raise ValueError(
-                f"{name} predicts NaN: check its weights, or load it in bfloat16 or float32 if "
-                "float16 overflows"
+                f"{type(without_peft(model)).__name__} predicts NaN: check its weights, or load it "
+                "in bfloat16 or float32 if float16 overflows"
             )
         return made
 
+    def fewer_blocks(seconds: float) -> int | None:
+        texts = fewer(seconds) if fewer is not None else None
+        return texts and -(-texts // BLOCK)
+
+    blocks = -(-count // BLOCK)
     together = any(is_sharded(p) or hasattr(p, "ds_id") for p in model.parameters())
-    return BlockMaker(checked, BlockStore(cache, "pools", about), at_a_time, tokens, together)
+    store = BlockStore(cache, "pools", about)
+    maker = BlockMaker(checked, store, at_a_time, tokens // blocks, together)
+    # The predictions must not depend on the precision that the caller has set.
+    with torch.autocast(next(model.parameters()).device.type, enabled=False):
+        found = maker(blocks, progress=progress, fewer=fewer and fewer_blocks)
+        joined = {name: torch.cat([block[name] for block in found])[:count] for name in _TENSORS}
+    return Pool(**joined, path=store.path, about=about)
 
 
 def _block(drawn: Drawn, start: int, longest: int) -> Block:
@@ -445,11 +450,6 @@ def _in_blocks(found: Block, numbers: list[int]) -> dict[int, Block]:
         number: {name: pieces_of[name][i].clone() for name in _TENSORS}
         for i, number in enumerate(numbers)
     }
-
-
-def _pool(blocks: list[Block], store: BlockStore, about: Mapping[str, Any], count: int) -> Pool:
-    whole = {name: torch.cat([block[name] for block in blocks])[:count] for name in _TENSORS}
-    return Pool(**whole, path=store.path, about=about)
 
 
 def _refuse_degenerate(pool: Pool, starts: int, model: nn.Module) -> None:
