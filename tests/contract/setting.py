@@ -1,15 +1,17 @@
-"""One small setting in which every method of the registry can work."""
+"""Small settings in which every method of the registry can work: vectors, or texts."""
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from holdfast import RecAdamUpdate, Recipe
+from holdfast import RecAdamUpdate, Recipe, pad_collate
 from holdfast.registry import entry_of, methods
 from loops import tune
 
 ENTRIES = methods()
 NAMES = [entry.name for entry in ENTRIES]
+WRITING = {"auto", "self-replay"}  # methods that draw texts from the model
 LR = {"sgd": 0.05}  # for the others, which are Adam's kin: 0.01
 
 
@@ -33,20 +35,71 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def make_model(dtype=torch.float64, dropout=0.1, seed=0, statistics=True):
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = Net(dropout).to(dtype)
-        if not statistics:  # batch statistics would depend on how an update is cut
-            model.norm = nn.LayerNorm(8, dtype=dtype)
-        return model
+class Vectors:
+    """A classifier of vectors."""
+
+    @staticmethod
+    def make_model(dtype=torch.float64, dropout=0.1, seed=0, statistics=True):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = Net(dropout).to(dtype)
+            if not statistics:  # batch statistics would depend on how an update is cut
+                model.norm = nn.LayerNorm(8, dtype=dtype)
+            return model
+
+    @staticmethod
+    def make_data(dtype=torch.float64, n=22, seed=1):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(n, 5, generator=generator, dtype=torch.float64)
+        y = (x[:, 0] + x[:, 1] * x[:, 2] > 0).long() + (x[:, 3] > 1).long()
+        return TensorDataset(x.to(dtype), y)
+
+    @classmethod
+    def options(cls, dtype):
+        return {"task": "classification", "old_data": cls.make_data(dtype, n=7, seed=2)}
+
+    @classmethod
+    def outputs(cls, model):
+        return model(cls.make_data().tensors[0])
+
+    @staticmethod
+    def first_layer(model):
+        return model.stem
 
 
-def make_data(dtype=torch.float64, n=22, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 5, generator=generator, dtype=torch.float64)
-    y = (x[:, 0] + x[:, 1] * x[:, 2] > 0).long() + (x[:, 3] > 1).long()
-    return TensorDataset(x.to(dtype), y)
+class Texts:
+    """A language model, and token samples of several lengths."""
+
+    @staticmethod
+    def make_model(dtype=torch.float64, dropout=0.1, seed=0, statistics=True):
+        pytest.importorskip("transformers", reason="the hf extra is not installed")
+        from small import make_llama
+
+        with torch.random.fork_rng():
+            return make_llama(seed, limit=10, scale=0.2, attention_dropout=dropout).to(dtype)
+
+    @staticmethod
+    def make_data(dtype=None, n=22, seed=1):
+        generator = torch.Generator().manual_seed(seed)
+        rows = [torch.randint(4, 30, (3 + i % 4,), generator=generator).tolist() for i in range(n)]
+        return [{"input_ids": ids, "labels": [-100, *ids[1:]]} for ids in rows]
+
+    @staticmethod
+    def options(dtype):
+        return {"collate": pad_collate}
+
+    @classmethod
+    def outputs(cls, model):
+        return model(input_ids=pad_collate(cls.make_data())["input_ids"]).logits
+
+    @staticmethod
+    def first_layer(model):
+        return model.get_input_embeddings()
+
+
+def setting_of(*entries):
+    """The setting for some methods of the registry."""
+    return Texts if WRITING & {entry.name for entry in entries} else Vectors
 
 
 def recipe_of(*chosen):
@@ -61,18 +114,18 @@ def recipe_of(*chosen):
     return Recipe(**slots)
 
 
-def train(recipe, model=None, data=None, **options):
-    """Eight updates of it, without a word."""
-    model = make_model() if model is None else model
+def train(recipe, model=None, data=None, *, setting=None, **options):
+    """Eight updates of it, without a word, in the setting that its methods need."""
+    setting = setting or setting_of(*(entry_of(method) for _, method in recipe))
+    model = setting.make_model() if model is None else model
     dtype = next(model.parameters()).dtype
     settings = {
         "lr": LR.get(entry_of(recipe.update).name, 0.01),
-        "task": "classification",
         "max_updates": 8,
         "batch_size": 6,
-        "old_data": make_data(dtype, n=7, seed=2),
+        **setting.options(dtype),
     }
-    data = make_data(dtype) if data is None else data
+    data = setting.make_data(dtype) if data is None else data
     return tune(model, recipe, data, **(settings | options))
 
 

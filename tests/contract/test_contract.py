@@ -9,10 +9,11 @@ from setting import (
     ENTRIES,
     NAMES,
     Stopped,
+    Texts,
+    Vectors,
     assert_same_bits,
-    make_data,
-    make_model,
     recipe_of,
+    setting_of,
     stop_at,
     train,
 )
@@ -29,7 +30,8 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 )
 def test_the_neutral_setting_is_the_stages_identity_to_the_bit(entry):
     neutral = entry.cls(**entry.cls.neutral)
-    assert_same_bits(train(recipe_of(neutral)), train(Recipe()))
+    plain = train(Recipe(), setting=setting_of(entry))
+    assert_same_bits(train(recipe_of(neutral)), plain)
 
 
 def test_methods_without_a_neutral_setting_are_few():
@@ -41,10 +43,10 @@ def test_methods_without_a_neutral_setting_are_few():
 @every_method
 def test_it_changes_something(entry):
     """Every default does more than nothing, but for the identities."""
-    identities = {"full", "pretrained", "uniform", "adamw", "keep"}
-    ours, plain = train(recipe_of(entry.cls())).eval(), train(Recipe()).eval()
-    x = make_data().tensors[0]
-    same = torch.equal(ours(x), plain(x))
+    identities = {"full", "pretrained", "uniform", "no-recall", "adamw", "keep"}
+    setting = setting_of(entry)
+    ours, plain = train(recipe_of(entry.cls())), train(Recipe(), setting=setting)
+    same = torch.equal(*(setting.outputs(model.eval()) for model in (ours, plain)))
     assert same == (entry.name in identities)
 
 
@@ -56,7 +58,7 @@ def test_how_an_update_is_cut_does_not_matter(entry, cut):
     recipe = recipe_of(method)
     results = []
     for batch_size, accumulate in [(6, 1), cut]:
-        model = make_model(dropout=0.0, statistics=False)
+        model = setting_of(entry).make_model(dropout=0.0, statistics=False)
         model = train(recipe, model, batch_size=batch_size, accumulate=accumulate)
         results.append(model.state_dict())
     for name, tensor in results[0].items():
@@ -67,7 +69,7 @@ def test_how_an_update_is_cut_does_not_matter(entry, cut):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_dtype_and_device_are_kept(entry, dtype, device):
-    model = make_model(dtype).to(device)
+    model = setting_of(entry).make_model(dtype).to(device)
     before = {name: (t.dtype, t.device) for name, t in model.state_dict().items()}
     start = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
     model, moved = train(recipe_of(entry.cls()), model), False
@@ -86,21 +88,23 @@ def test_dtype_and_device_are_kept(entry, dtype, device):
 def test_a_run_begins_at_its_anchors(entry):
     """What is fitted before training, such as a head, belongs to θ*."""
     recipe = recipe_of(entry.cls(), RecAdamUpdate())
-    run = Run(recipe, make_model(), make_data(), lr=0.01, task="classification", progress=False)
+    model, data = Vectors.make_model(), Vectors.make_data()
+    run = Run(recipe, model, data, lr=0.01, task="classification", progress=False)
     assert run.anchors.distance(run.model).total == 0
 
 
 @every_method
 def test_groups_and_frozen_parameters(entry):
     """With a learning rate for each layer; what the user froze stays to the bit."""
-    model = make_model()
-    model.stem.requires_grad_(False)
-    stem = model.stem.weight.detach().clone()
+    setting = setting_of(entry)
+    model = setting.make_model()
+    first = setting.first_layer(model).requires_grad_(False)
+    before = first.weight.detach().clone()
     recipe = recipe_of(entry.cls())
     update = type(recipe.update)(layer_decay=2.6)
     slots = {stage: getattr(recipe, stage) for stage in recipe.to_dict()}
     train(Recipe(**{**slots, "update": update}), model)
-    assert torch.equal(model.stem.weight, stem)
+    assert torch.equal(first.weight, before)
 
 
 def _resumed_equals_uninterrupted(recipe, stop, folder, seed=0):
@@ -139,11 +143,11 @@ def test_the_recipe_file_says_all_of_it(entry):
 def test_the_preset_of_its_name(entry):
     if entry.name == "random-init":
         with pytest.raises(ValueError, match="presets recadam"):
-            Recipe.preset(entry.name)
+            Recipe.preset(entry.preset)
         recipe = Recipe.preset("random-init+recadam")
     else:
-        recipe = Recipe.preset(entry.name)
-        assert recipe.name in (entry.name, "standard")
+        recipe = Recipe.preset(entry.preset)
+        assert recipe.name in (entry.preset, "standard")
     assert entry.cls() in [method for _, method in recipe]
 
 
@@ -160,8 +164,9 @@ def test_no_two_methods_share_a_name():
 
 
 def test_the_data_is_left_alone():
-    data = make_data()
-    before = [t.clone() for t in data.tensors]
+    vectors, texts = Vectors.make_data(), Texts.make_data()
     for entry in ENTRIES:
-        train(recipe_of(entry.cls()), data=data)
-    assert all(torch.equal(a, b) for a, b in zip(before, data.tensors, strict=True))
+        data = texts if setting_of(entry) is Texts else vectors
+        train(recipe_of(entry.cls()), data=data, max_updates=4)
+    assert texts == Texts.make_data()
+    assert all(map(torch.equal, vectors.tensors, Vectors.make_data().tensors))
