@@ -14,7 +14,7 @@ from holdfast.comparison.search import space_of
 
 sys.path.insert(0, str(Path(__file__).parent / "contract"))
 import test_contract as contract
-from setting import make_data, make_model, recipe_of, train
+from setting import Vectors, recipe_of, train
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 
@@ -31,10 +31,8 @@ def entry(monkeypatch):
 
 
 def make_run(*penalties):
-    return Run(
-        Recipe(penalties=penalties), make_model(), make_data(), lr=0.01, task="classification",
-        progress=False,
-    )  # fmt: skip
+    options = {"lr": 0.01, "task": "classification", "progress": False}
+    return Run(Recipe(penalties=penalties), Vectors.make_model(), Vectors.make_data(), **options)
 
 
 def test_the_example_is_a_method_like_any_other(entry, tmp_path):

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from contract.setting import Stopped, assert_same_bits, make_data, make_model, stop_at
+from contract.setting import Stopped, Vectors, assert_same_bits, stop_at
 from contract.setting import train as finetune
 from holdfast import RecAdam, RecAdamUpdate, Recipe, Reference, Run
 from holdfast._optim import backends as codec
@@ -300,11 +300,18 @@ class TestInARecipe:
     def test_it_is_made_of_it(self):
         recipe = Recipe(update=RecAdamUpdate(eight_bit=True))
         assert Recipe.from_yaml(recipe.to_yaml()) == recipe
-        run = Run(recipe, make_model(), make_data(), lr=0.01, task="classification", progress=False)
+        run = Run(
+            recipe,
+            Vectors.make_model(),
+            Vectors.make_data(),
+            lr=0.01,
+            task="classification",
+            progress=False,
+        )
         opt = run.make_optimizer(10)
         assert opt.state_dtype == "8bit"
         plain = Run(
-            Recipe(update=RecAdamUpdate()), make_model(), make_data(), lr=0.01,
+            Recipe(update=RecAdamUpdate()), Vectors.make_model(), Vectors.make_data(), lr=0.01,
             task="classification", progress=False,
         )  # fmt: skip
         assert plain.make_optimizer(10).state_dtype is None
@@ -319,21 +326,21 @@ class TestInARecipe:
         nets = [
             finetune(
                 Recipe(update=RecAdamUpdate(t0=0.1, eight_bit=eight_bit)),
-                make_model(dtype, dropout=0.0), max_updates=20,
+                Vectors.make_model(dtype, dropout=0.0), max_updates=20,
             )
             for eight_bit in (False, True)
         ]  # fmt: skip
-        assert 0 < far(*nets) < 0.2 * far(nets[0], make_model(dtype))
+        assert 0 < far(*nets) < 0.2 * far(nets[0], Vectors.make_model(dtype))
         assert {p.dtype for p in nets[1].parameters()} == {dtype}
 
     @pytest.mark.parametrize("stop", [1, 5])
     def test_a_stopped_run_goes_on_to_the_bit(self, tmp_path, stop):
         recipe, options = Recipe(update=RecAdamUpdate(eight_bit=True)), {"log_every": 1}
-        whole = finetune(recipe, make_model(torch.float32), **options)
+        whole = finetune(recipe, Vectors.make_model(torch.float32), **options)
         options |= {"checkpoint": tmp_path / "run.pt", "save_every": 1}
         with pytest.raises(Stopped):
-            finetune(recipe, make_model(torch.float32), log=stop_at(stop), **options)
-        assert_same_bits(finetune(recipe, make_model(torch.float32), **options), whole)
+            finetune(recipe, Vectors.make_model(torch.float32), log=stop_at(stop), **options)
+        assert_same_bits(finetune(recipe, Vectors.make_model(torch.float32), **options), whole)
 
 
 @pytest.mark.parametrize(
