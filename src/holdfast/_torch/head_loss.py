@@ -25,7 +25,7 @@ def replay_divergence(
     teacher: Teacher,
     *,
     weights: Tensor | None = None,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
 ) -> Tensor:
     """Σ over chosen positions of the divergence of a model's predictions from a teacher's.
 
@@ -37,7 +37,8 @@ def replay_divergence(
         teacher: the predictions of the pretrained model at these positions, in their order in the
             flattened batch.
         weights: one weight per chosen position.
-        chunk: the number of logits that are computed at a time.
+        chunk: the number of logits that are computed at a time; by default about 64 MB of them, or
+            a quarter of the size of the output layer if that is more.
 
     Returns:
         A scalar in float32, or in float64 for a float64 model. It can be differentiated once. If
@@ -91,7 +92,7 @@ class _Loss:
 
     teacher: Teacher
     weights: Tensor | None
-    chunk: int
+    chunk: int | None
 
     def __call__(self, states: Tensor, head: Head | None) -> Tensor:
         trained = {} if head is None else head.trained()
@@ -108,7 +109,13 @@ class _Loss:
 
     def parts(self, states: Tensor, head: Head | None) -> Iterator[slice]:
         """Slices of the rows. There is always one, so that all trained tensors get a gradient."""
-        rows = max(1, self.chunk // (states.shape[-1] if head is None else head.vocabulary))
+        vocabulary, width = states.shape[-1], 0
+        if head is not None:
+            vocabulary, width = head.vocabulary, states.shape[-1]
+        if self.chunk is None:
+            rows = max(1, CHUNK // vocabulary, width // 4)  # each chunk reads all weights
+        else:
+            rows = max(1, self.chunk // vocabulary)
         for start in range(0, max(1, len(states)), rows):
             yield slice(start, start + rows)
 

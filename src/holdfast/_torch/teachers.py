@@ -51,29 +51,29 @@ class TopTokens:
         return len(self.ids)
 
     def compare(self, rows: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """KL = Σ p·log(p/q) over k + 1 events; ∂KL/∂z = q − p, and in the rest q·(1 − p/q) of it.
+        """KL = Σ p·log(p/q) over k + 1 events; ∂KL/∂z = q − p, which the rest shares as its q.
 
         The rest of q is the sum of its own tokens: 1 − Σ q would round a small rest to 0.
         """
         ids = _moved(self.ids[rows], logits.device).long()
         log_p = _moved(self.log_probs[rows], logits.device).to(logits.dtype)
+        if ids.shape[1] == logits.shape[1]:
+            ordered = torch.empty_like(logits).scatter_(1, ids, log_p)
+            return AllTokens(ordered).compare(slice(None), logits)
         mass = log_p.logsumexp(1, keepdim=True)
-        is_all = ids.shape[1] == logits.shape[1]
-        # Rounding may bring Σ p above 1.
-        log_p = log_p - (mass if is_all else mass.clamp(min=0))
-        p_rest = torch.zeros_like(mass) if is_all else -torch.expm1(mass.clamp(max=0))
+        log_p = log_p - mass.clamp(min=0)  # rounding may bring Σ p above 1
+        p, p_rest = log_p.exp(), -torch.expm1(mass.clamp(max=0))
 
         top, rest = logits.gather(1, ids), logits.scatter(1, ids, -torch.inf)
-        log_rest = rest.logsumexp(1, keepdim=True)
+        within = rest.softmax(1)  # the distribution within the rest
+        first = rest.argmax(1, keepdim=True)
+        log_rest = rest.gather(1, first) - within.gather(1, first).log()
         log_all = torch.logaddexp(top.logsumexp(1, keepdim=True), log_rest)
         log_q, log_q_rest = top - log_all, log_rest - log_all
-        kl = _kl(log_p, log_q) + _kl(p_rest.log(), log_q_rest)
+        kl = _kl(p, log_p, log_q) + _kl(p_rest, p_rest.log(), log_q_rest)
 
         def gradient() -> Tensor:
-            within = rest.sub_(log_rest).exp_()  # the distribution within the rest
-            return within.mul_(log_q_rest.exp() - p_rest).scatter_(
-                1, ids, log_q.exp() - log_p.exp()
-            )
+            return within.mul_(log_q_rest.exp() - p_rest).scatter_(1, ids, log_q.exp() - p)
 
         return kl, gradient
 
@@ -99,8 +99,8 @@ class AllTokens:
         with torch.no_grad():
             theirs = states if self.head is None else self.head(states)
         log_p = _moved(theirs, logits.device).to(logits.dtype).log_softmax(1)
-        log_q = logits.log_softmax(1)
-        return _kl(log_p, log_q), lambda: log_q.exp_().sub_(log_p.exp_())
+        p, log_q = log_p.exp(), logits.log_softmax(1)
+        return _kl(p, log_p, log_q), lambda: log_q.exp_().sub_(p)
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,8 @@ class DrawnTokens:
         return ratio, lambda: log_q.exp_().scatter_add_(1, ids, -one)
 
 
-def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+def _kl(p: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:
     """Σ p·(log p − log q) of each row, with 0·log 0 = 0."""
-    p = log_p.exp()
     return (log_p - log_q).mul_(p).masked_fill_(p == 0, 0).sum(1)
 
 
