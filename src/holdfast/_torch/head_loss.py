@@ -109,13 +109,12 @@ class _Loss:
 
     def parts(self, states: Tensor, head: Head | None) -> Iterator[slice]:
         """Slices of the rows. There is always one, so that all trained tensors get a gradient."""
-        vocabulary, width = states.shape[-1], 0
-        if head is not None:
-            vocabulary, width = head.vocabulary, states.shape[-1]
-        if self.chunk is None:
-            rows = max(1, CHUNK // vocabulary, width // 4)  # each chunk reads all weights
-        else:
-            rows = max(1, self.chunk // vocabulary)
+        width = states.shape[-1]
+        vocabulary = width if head is None else head.vocabulary
+        rows = (self.chunk or CHUNK) // vocabulary
+        if self.chunk is None and head is not None:
+            rows = max(rows, width // 4)  # each chunk reads all weights of the head
+        rows = max(1, rows)
         for start in range(0, max(1, len(states)), rows):
             yield slice(start, start + rows)
 
@@ -157,8 +156,9 @@ class _Sum(torch.autograd.Function):
             if of_states is not None:
                 of_states[part] = found.pop(0)
             for i, new in enumerate(found):
-                old = gradients[i]
-                gradients[i] = new if old is None or new is None else old.add_(new)
+                if new is not None:
+                    old = gradients[i]
+                    gradients[i] = new if old is None else old.add_(new)
         ctx.save_for_backward(of_states, *gradients)
         return total
 
