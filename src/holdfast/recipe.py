@@ -11,6 +11,7 @@ flow+recadam
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -233,6 +234,22 @@ def read_recipe(name: str) -> tuple[str, Recipe]:
         return path.stem, Recipe.from_yaml(path.read_text())
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+
+
+#: The recipe of ``holdfast finetune``.
+DEFAULT_RECIPE = "holdfast"
+#: The file beside a trained model that holds its recipe.
+FILE = "recipe.yaml"
+
+
+def recipe_beside(model: object) -> Recipe | None:
+    """The recipe that a model in a directory was trained with; None if it is not known."""
+    if not isinstance(model, str | os.PathLike):
+        return None
+    try:
+        return Recipe.from_yaml((Path(model) / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):  # none, or one of unknown methods
+        return None
 
 
 def _settings(method: Method) -> dict[str, Any]:

@@ -7,8 +7,10 @@ shortest example.
 """
 
 import functools
+import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,6 +29,8 @@ from holdfast.losses import LossFunction, Task, infer_task
 from holdfast.recipe import Recipe, as_recipe
 from holdfast.reference import Reference, check_parts
 from holdfast.stages import Criterion, Penalty, RecallTerm, Update
+
+logger = logging.getLogger(__name__)
 
 
 class Run:
@@ -128,10 +132,17 @@ class Run:
         lr = own if lr is None else lr
         if lr is None:
             lr = self.recipe.recall.default_lr(self)
-        lr = default if lr is None else lr
-        if lr is None:
-            raise ValueError("lr is not set: pass lr=, or set it in the recipe")
+            lr = default if lr is None else lr
+            if lr is None:
+                raise ValueError("lr is not set: pass lr=, or set it in the recipe")
+            logger.info(f"learning rate {lr:g}, the default")
         return at_least_zero("lr", lr)
+
+    @property
+    def full_recipe(self) -> Recipe:
+        """The recipe with the learning rate and the weight decay of the run."""
+        update = replace(self.recipe.update, lr=self.lr, weight_decay=self.weight_decay)
+        return replace(self.recipe, update=update)
 
     @property
     def task(self) -> Task | LossFunction:

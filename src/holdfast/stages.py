@@ -322,6 +322,19 @@ class Recall(Method):
         """True if the method overrides :meth:`prepare`."""
         return type(self).prepare is not Recall.prepare
 
+    @property
+    def resolves(self) -> bool:
+        """True if the method overrides :meth:`resolve`."""
+        return type(self).resolve is not Recall.resolve
+
+    @property
+    def trains_on_drawn_texts(self) -> bool:
+        """Whether training keeps the predictions on texts that the base model has written.
+
+        The divergence on such texts is then a training signal, and no evidence of retention.
+        """
+        return False
+
     def resolve(self, recipe: Recipe, run: Run) -> Recipe:
         """Return the recipe that a run uses, given its model; the default is the recipe itself."""
         return recipe

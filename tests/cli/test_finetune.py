@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
 from holdfast.cli import main  # noqa: E402
 from holdfast.comparison.default import MODEL  # noqa: E402
+from holdfast.recipe import Recipe, recipe_beside  # noqa: E402
 
 ROWS = [{"prompt": "two plus two is", "completion": "four"}] * 8
 SMALL = ["--max-updates=3", "--batch-size=2", "--lr=1e-3"]
@@ -44,7 +45,8 @@ def test_a_recipe_and_its_config_again(tmp_path, capsys):
     assert "The model is in out" in said
     left = {"chat_template.jinja", "generation_config.json", "tokenizer_config.json"}
     assert {p.name for p in Path("out").iterdir()} - left == {
-        "config.json", "config.yaml", "model.safetensors", "tokenizer.json", "training.json",
+        "config.json", "config.yaml", "model.safetensors", "recipe.yaml", "tokenizer.json",
+        "training.json",
     }  # fmt: skip
     assert json.loads(Path("out/training.json").read_text())[-1]["update"] == 3
     base, tuned = weights(MODEL), weights("out")
@@ -52,6 +54,39 @@ def test_a_recipe_and_its_config_again(tmp_path, capsys):
     assert main(["finetune", "--config=out/config.yaml", "--out=again"]) == 0
     again = weights("again")
     assert all(torch.equal(tuned[name], again[name]) for name in tuned)
+
+
+def test_without_a_recipe_it_is_holdfast(capsys):
+    given = [f"--model={MODEL}", "--data=train.jsonl", "--out=out", "--max-updates=3"]
+    assert main(["finetune", *given, "--batch-size=2", "--json"]) == 0
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert found["recipe"] == "holdfast"
+    assert found["resolved"]["recall"]["name"] == "self-replay"
+    assert found["resolved"]["update"]["lr"] == 3e-3  # of the model, not 2e-5
+    assert "note: learning rate 0.003, the default\n" in told.err
+    assert "note: holdfast: SelfReplay(strength=1.0" in told.err
+    (stored,) = Path("cache/pools").iterdir()
+    assert f"2 texts of the pretrained model are stored in {stored.absolute()}" in told.err
+    # The config keeps `auto`; the recipe beside the model is the one that was trained.
+    assert "recipe: holdfast\n" in Path("out/config.yaml").read_text()
+    assert recipe_beside("out") == Recipe.from_dict(found["resolved"])
+    # A report says that KL on such texts was a training signal.
+    assert main(["measure", str(MODEL), "out", "--context-free=2", "--no-drift"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "own texts was a training signal: it is no evidence of retention." in said
+
+
+def test_a_recipe_without_a_learning_rate_of_its_own(capsys):
+    given = [f"--model={MODEL}", "--data=train.jsonl", "--out=out", "--max-updates=1"]
+    assert main(["finetune", *given, "--recipe=standard"]) == 0
+    assert "note: learning rate 2e-05, the default\n" in capsys.readouterr().err
+    assert recipe_beside("out").update.lr == 2e-5
+    assert (
+        main(["finetune", *given[:2], "--out=again", *given[3:], "--recipe=out/recipe.yaml"]) == 0
+    )
+    one, other = weights("out"), weights("again")
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_lora_saves_its_adapter():
@@ -139,7 +174,7 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path, capsys):
     assert main(["finetune", *command("stopped"), "--lr=0.5"]) == 1
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 1
-    assert "stopped contains an unfinished run with lr 2e-05, not 0.5" in said[0]
+    assert "stopped contains an unfinished run with lr None, not 0.5" in said[0]
     assert main(["finetune", *command("stopped")]) == 0
     assert main(["finetune", *command("whole")]) == 0
     stopped, whole = weights("stopped"), weights("whole")

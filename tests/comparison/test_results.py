@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from holdfast.comparison.results import Results, RunResult
+from holdfast.comparison.results import Results, RunResult, together
 from report.sample_results import every_results, measured, run, sample_results, simple
 
 
@@ -95,3 +95,13 @@ def test_seeds_may_differ_in_what_was_measured():
     assert [test.name for test in one.retained] == ["a", "b"]
     assert one.kl == {"x": 1.0, "y": 3.0}
     assert one.relative_drift == 0.06
+
+
+def test_runs_of_other_resolved_settings_are_not_put_together():
+    def found(seed, lr):
+        resolved = {"update": {"name": "adamw", "lr": lr}, "penalties": []}
+        return Results((replace(run("holdfast", seed), resolved=resolved),))
+
+    assert len(together({"a": found(0, 1e-3), "b": found(1, 1e-3)}).runs) == 2
+    with pytest.raises(ValueError, match=r"different settings \(update\.lr is 0\.001 and 0\.002\)"):
+        together({"a": found(0, 1e-3), "b": found(1, 2e-3)})

@@ -1,11 +1,15 @@
 """What ``tune`` searches."""
 
+from dataclasses import replace
+
 import pytest
 
+from comparison.small_plan import make_plan
 from holdfast import RecAdamUpdate, Recipe
 from holdfast.anneal import Constant, Linear
-from holdfast.comparison.search import space_of, suggest
+from holdfast.comparison.search import Search, Tuning, goals_in, space_of, suggest
 from holdfast.stages import SearchRange
+from report.sample_results import run
 
 
 def space(name, given=None, lr=1e-3):
@@ -20,6 +24,7 @@ def space(name, given=None, lr=1e-3):
         ("flow+wise-ft", ["lr", "objective.tau", "merging.alpha"]),
         ("mofo+lora", ["lr", "trainable.r", "update.fraction"]),
         ("l2-sp", ["lr", "penalties.strength"]),
+        ("holdfast+wise-ft", ["lr", "recall.strength", "merging.alpha"]),
     ],
 )
 def test_a_recipe_has_the_settings_of_its_methods(name, settings):
@@ -44,6 +49,25 @@ def test_what_an_annealing_stands_for_is_not_searched():
     assert sorted(found) == ["lr", "update.pull"]
     found = space_of(Recipe(update=RecAdamUpdate(anneal=Constant(1.0))), 1e-3, lambda: None, {})
     assert sorted(found) == ["lr"]  # no recall at all
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lr", "centre"),
+    [("holdfast", None, 3e-3), ("holdfast", 1e-4, 1e-4), ("standard", None, 2e-5)],
+)
+def test_the_learning_rate_is_searched_around_its_default(recipe, lr, centre, tmp_path):
+    pytest.importorskip("optuna", reason="the cli extra is not installed")
+    plan = make_plan(tmp_path, recipes=(recipe,), seeds=(0,))
+    plan = replace(plan, training=replace(plan.training, lr=lr))
+    found = Search(plan, Tuning(recipe), tmp_path / "trials", str(tmp_path / "study.log"), "a")
+    assert found.space["lr"].default == centre
+
+
+def test_a_training_signal_is_no_goal():
+    moved = {"context-free": 0.1, "GSM8K": 0.3}
+    one = run("flow", tests={}, kl=moved)
+    assert goals_in(one)[1] == 0.1
+    assert goals_in(replace(one, trained_on=("context-free",)))[1] == 0.3
 
 
 def test_own_ranges_come_instead():

@@ -1,13 +1,16 @@
 """One run of a plan, for every kind of model."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
+from comparison.small_plan import make_plan  # noqa: E402
 from comparison.tiny import save_bert, save_images, save_vit  # noqa: E402
 from holdfast.comparison.plan import Measuring, Plan, Training  # noqa: E402
+from holdfast.comparison.results import Results, RunResult  # noqa: E402
 from holdfast.comparison.worker import Worker  # noqa: E402
 
 CLASSES = [{"text": "the cat sat", "label": "cat"}, {"text": "a dog ran", "label": "dog"}] * 6
@@ -67,6 +70,31 @@ def test_a_comparison_of_images(tmp_path):
     (result,) = worked(tmp_path, save_vit(tmp_path / "vit"), data, test, "lp-ft+recadam")
     assert (result.target.metric, result.target.n) == ("accuracy", 6)
     assert result.target.after > 0.9
+
+
+def test_a_result_says_what_auto_became(tmp_path):
+    plan = make_plan(tmp_path, recipes=("standard", "holdfast"), seeds=(0,), updates=2)
+    plan = replace(plan, training=replace(plan.training, lr=None))
+    worker = Worker(plan, tmp_path / "runs")
+    standard, ours = results = [worker(spec) for spec in plan.runs]
+    assert standard.resolved == {**standard.settings, "update": standard.resolved["update"]}
+    assert ours.settings["recall"] == {"name": "auto", "strength": 1.0}
+    assert ours.resolved["recall"]["name"] == "self-replay"
+    assert [run.resolved["update"]["lr"] for run in results] == [2e-5, 3e-3]
+    assert [run.trained_on for run in results] == [(), ("context-free",)]
+    shown = Results(tuple(results)).to_markdown()
+    assert "holdfast became self-replay at learning rate 0.003." in shown
+    assert "† The KL was a training signal of this recipe: it is no evidence" in shown
+    assert RunResult.from_json(ours.to_json()) == ours
+
+
+def test_another_version_may_resolve_auto_otherwise(tmp_path, monkeypatch):
+    plan = make_plan(tmp_path, recipes=("standard", "holdfast"), seeds=(0,))
+    before = [spec.id for spec in plan.runs]
+    monkeypatch.setattr("holdfast.comparison.plan.__version__", "9.9")
+    after = [spec.id for spec in replace(plan).runs]
+    assert before[0] == after[0]
+    assert before[1] != after[1]
 
 
 def test_a_target_with_a_class_that_training_did_not_have(tmp_path):

@@ -140,3 +140,37 @@ def test_there_is_always_something_to_say(found):
     labels = {run.label for run in found.runs}
     assert {said.label, said.best, said.gentle} <= labels | {None}
     assert all(s and s.isprintable() for s in (said.headline, *said.sentences))
+
+
+def moved(signals):
+    """Without retained tests, of two close recipes one moves less on texts of the base."""
+    kls = {
+        "flow": {"context-free": 0.1, "new": 0.9},
+        "ewc": {"context-free": 0.5, "new": 0.2},
+    }
+    found = simple({"flow": ([1.0], None), "ewc": ([1.001], None)})
+    return replace(
+        found,
+        runs=tuple(
+            replace(run, kl=kls[run.recipe], trained_on=signals.get(run.recipe, ()))
+            for run in found.runs
+        ),
+    )
+
+
+@pytest.mark.parametrize("who", ["flow", "ewc"])
+def test_a_training_signal_recommends_nothing(who):
+    assert recommend(moved({})).label == "flow"
+    said = recommend(moved({who: ("context-free",)}))
+    assert said.label == "ewc"
+    assert "moves the predictions least" in said.headline
+    said = recommend(moved({who: ("context-free", "new")}))
+    assert said.headline == "Take flow: of the 2 recipes close to the best on new, it is the best."
+
+
+def test_a_training_signal_is_marked_and_gets_no_star():
+    text = moved({"flow": ("context-free",)}).to_markdown()
+    (row,) = (line for line in text.splitlines() if line.startswith("| flow"))
+    assert "0.100†" in row
+    assert "0.100†\\*" not in row
+    assert "† The KL was a training signal of this recipe: it is no evidence of retention." in text

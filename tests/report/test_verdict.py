@@ -216,3 +216,14 @@ def test_what_is_lost_one_way_is_gained_the_other(a, b, metric, lower):
     back = replace(there, change=Estimate(-(low + high) / 2, -high, -low, 9))
     assert {change_of(there).outcome, change_of(back).outcome} == {"lost", "gained"}
     assert change_of(there).amount == change_of(back).amount
+
+
+def test_a_training_signal_is_no_evidence():
+    trained = replace(kl(0.08), trained_on=True)
+    said = verdict(report(divergences=(trained, kl(0.4, "a.txt"))))
+    assert said.sentences[1] == (
+        "The divergence on the base model's own texts was a training signal: it is no evidence of "
+        "retention."
+    )
+    still = verdict(report(divergences=(replace(trained, kl=kl(0.0).kl),)))
+    assert still.headline == "Forgetting was not tested."

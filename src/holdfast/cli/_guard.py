@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,23 @@ def say(message: object, start: str = "holdfast") -> None:
     """Print one line on stderr, without control characters, over a progress bar in its way."""
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""
     print(f"{clear}{start}: {plain(str(message))}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def log_lines() -> Iterator[None]:
+    """Print what the library logs, such as the learning rate that it chose."""
+    handler = logging.Handler()
+    handler.emit = lambda record: say(  # type: ignore[method-assign]
+        record.getMessage(), "note" if record.levelno < logging.WARNING else "warning"
+    )
+    logger, level = logging.getLogger("holdfast"), logging.getLogger("holdfast").level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def claim(

@@ -1,6 +1,7 @@
 """Fine-tune a model with one recipe.
 
 examples:
+  holdfast finetune --model DIR --data train.jsonl --out tuned
   holdfast finetune --model DIR --data train.jsonl --recipe recadam+flow --lr 1e-4 --out tuned
   holdfast finetune --config tuned/config.yaml           continues a stopped run
 
@@ -8,11 +9,13 @@ examples:
 datasets.save_to_disk (DIR:SPLIT), a folder of images with one folder per class, or a hub dataset
 (NAME, NAME:SPLIT, NAME:CONFIGURATION:SPLIT). Rows are conversations (messages), prompt and
 completion, text, or text or image and label. The result is a transformers model, or an adapter for
-LoRA. `holdfast measure` shows what it forgot, `holdfast compare` which recipe to take.
+LoRA, with the recipe as it was trained in recipe.yaml. `holdfast measure` shows what it forgot,
+`holdfast compare` which recipe to take.
 """
 
 import argparse
 import contextlib
+import functools
 import json
 import sys
 from pathlib import Path
@@ -28,7 +31,7 @@ from holdfast.io.encoding import TrainingData
 from holdfast.io.files import locked
 from holdfast.io.models import Loader
 from holdfast.io.storage import Place
-from holdfast.recipe import read_recipe
+from holdfast.recipe import DEFAULT_RECIPE, FILE, Recipe, read_recipe
 
 #: Files that only an unfinished run has; the first one is its checkpoint.
 UNFINISHED = ("run.pt", "history.jsonl", "seconds")
@@ -40,7 +43,7 @@ def add_options(parser: Parser) -> None:
     add(parser, "config", "print_config")
     add(parser.add_argument_group("model and data"), "model", "data", "head", "new")
     training = parser.add_argument_group("training")
-    add(training, "recipe", default="standard")
+    add(training, "recipe", default=DEFAULT_RECIPE)
     add(training, "seed")
     add_settings(training, Training)
     add(parser.add_argument_group("output"), "out", "json")
@@ -77,13 +80,18 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     print(recipe.describe(), file=sys.stderr)
     head = f", new head ({task.head}): {', '.join(new)}" if task.head else ""
     print(f"{len(samples)} samples{head}", file=sys.stderr)
-    if recipe.update.lr is not None and recipe.update.lr != training.lr:
+    if training.lr is not None and recipe.update.lr not in (None, training.lr):
         say(f"the recipe's own learning rate is used: {recipe.update.lr:g}", "note")
     tuned: Any
-    with Progress(1, "training") as progress:
+    trained: list[Recipe] = []
+    with contextlib.ExitStack() as stack:
+        # Bars of the preparation, such as drawing texts, come before that of the training.
+        bars = functools.cache(lambda: stack.enter_context(Progress(1, "training")))
         tuned, history = train(
-            model, recipe, samples, training, out, new=new, seed=options.seed, watch=watch_distance,
-            progress=lambda doing, done, total: progress.update(name, done, total, doing),
+            model, recipe, samples, training, out, new=new, tokenizer=task.tokenizer,
+            seed=options.seed, watch=watch_distance, show=sys.stderr.isatty(),
+            progress=lambda doing, done, total: bars().update(name, done, total, doing),
+            on_trained=lambda run, _: trained.append(run.full_recipe),
         )  # fmt: skip
     tuned.save_pretrained(out)
     if task.head is not None and has_adapters(tuned):
@@ -93,17 +101,20 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
         base.config.save_pretrained(out)
     if task.tokenizer is not None:
         task.tokenizer.save_pretrained(out)
+    Place.at(out / FILE).write_text(trained[0].to_yaml())
     Place.at(out / "training.json").write_text(json.dumps(history, indent=1))
     for left in reversed(UNFINISHED):
         (out / left).unlink(missing_ok=True)
     losses = [row["loss"] for row in history if "loss" in row]
     if options.json:
         about = {"recipe": name, "out": str(out), "updates": history[-1]["update"]}
+        about |= {"resolved": trained[0].to_dict()}
         print(json.dumps({**about, "loss": {"first": losses[0], "last": losses[-1]}}))
     else:
         print(
-            f"{name}: loss {losses[0]:.3f} (first updates) → {losses[-1]:.3f} (last). The model is "
-            f"in {out}; `holdfast measure {options.model} {out}` shows what it forgot"
+            f"{name}: loss {losses[0]:.3f} (first updates) → {losses[-1]:.3f} (last), learning "
+            f"rate {trained[0].update.lr:g}. The model is in {out}; `holdfast measure "
+            f"{options.model} {out}` shows what it forgot"
         )
 
 

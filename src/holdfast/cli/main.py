@@ -12,13 +12,14 @@ from importlib import import_module
 import holdfast
 from holdfast._torch.checks import did_you_mean
 from holdfast.cli import completion
-from holdfast.cli._guard import say
+from holdfast.cli._guard import log_lines, say
 from holdfast.cli._options import Parser, UsageError, config_text
 
 #: Each command is a module of this package with ``add_options`` and ``run``.
 COMMANDS = {
     "compare": "fine-tune with many recipes and compare them on your data",
     "completion": "print the completion script of a shell",
+    "draw": "show texts that a language model writes",
     "finetune": "fine-tune a model with one recipe",
     "measure": "measure what a fine-tuned model forgot",
     "merge": "interpolate between a base and a tuned checkpoint (WiSE-FT)",
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # removes temporary files
     _quieten()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), log_lines():
             warnings.showwarning = lambda message, *_, **__: say(message, "warning")
             _run(words)
         sys.stdout.flush()  # a full disk fails here, not at exit

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._torch.checks import did_you_mean, whole_number
+from holdfast._torch.version import __version__
 from holdfast.hosts.job import Training
 from holdfast.io import codec as _codec
 from holdfast.io.heads import check_head
@@ -27,8 +28,8 @@ Value = bool | int | float | str
 
 #: The recipes that are compared by default: each method with its defaults, and good combinations.
 RECIPES = (
-    "standard", "recadam", "flow", "recadam+flow", "l2-sp", "ewc", "mofo", "hft", "lora", "wise-ft",
-    "recadam+flow+wise-ft", "sfa",
+    "standard", "holdfast", "recadam", "flow", "recadam+flow", "l2-sp", "ewc", "mofo", "hft",
+    "lora", "wise-ft", "recadam+flow+wise-ft", "sfa",
 )  # fmt: skip
 
 #: The recipe whose settings are tuned by default.
@@ -177,6 +178,8 @@ class Plan:
             self.model, self.data, self.target, self.new, self.head, settings, seed, trained,
             _codec.encode(self.measuring), self._contents,
         ]  # fmt: skip
+        if recipe.recall.resolves:  # another version may resolve it in another way
+            known.append(__version__)
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
         return RunSpec(label, settings, seed, applied, training, f"{label}-{seed}-{digest}")
 

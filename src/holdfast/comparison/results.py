@@ -19,6 +19,7 @@ from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.evaluate.report import Curve, ForgettingReport, Score
 from holdfast.io import codec as _codec
 from holdfast.io.storage import Place
+from holdfast.recipe import Recipe
 from holdfast.report import comparison as _shown
 from holdfast.report.document import Document
 from holdfast.report.recommend import Recommendation, recommend
@@ -91,6 +92,9 @@ class RunResult:
         target, retained: the test of the new task, and those of what should not be forgotten.
         drift: how far the weights moved; None if they cannot be compared.
         kl: KL(base‖tuned) in nats per prediction, by input name.
+        trained_on: inputs in ``kl`` whose divergence was a training signal.
+        resolved: the recipe as it was trained: ``settings`` with everything resolved that depends
+            on the model, and the learning rate.
         seconds: time for training and testing.
         peak_memory: in bytes, of the GPU if there is one, else of the process.
     """
@@ -108,6 +112,8 @@ class RunResult:
     values: dict[str, int | float | str | bool | None] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
+    trained_on: tuple[str, ...] = ()
+    resolved: dict[str, Any] = field(default_factory=dict)
     schema_version: int = 1
 
     def to_json(self) -> str:
@@ -135,7 +141,7 @@ class RunResult:
 
 
 def result_of(
-    spec: RunSpec, report: ForgettingReport, seconds: float, peak_memory: int
+    spec: RunSpec, trained: Recipe, report: ForgettingReport, seconds: float, peak_memory: int
 ) -> RunResult:
     targets = [measured(s) for s in report.scores if s.role == "target"]
     if not targets:
@@ -154,6 +160,8 @@ def result_of(
         versions=dict(report.versions),
         values=dict(spec.values),
         settings=_codec.encode(spec.settings),
+        trained_on=tuple(d.name for d in report.divergences if d.trained_on),
+        resolved=_codec.encode(trained.to_dict()),
         curves=report.curves,
     )
 
@@ -200,6 +208,8 @@ class Summary:
     loss: float
     relative_drift: float | None
     kl: dict[str, float]
+    trained_on: tuple[str, ...]
+    resolved: dict[str, Any]
     seconds: float
     peak_memory: int
     runs: tuple[RunResult, ...]
@@ -222,6 +232,8 @@ def _summary(label: str, runs: Sequence[RunResult]) -> Summary:
         loss=statistics.median(run.loss for run in runs),
         relative_drift=statistics.median(drifts) if drifts else None,
         kl={n: statistics.median(run.kl[n] for run in runs if n in run.kl) for n in names},
+        trained_on=tuple(dict.fromkeys(name for run in runs for name in run.trained_on)),
+        resolved=runs[0].resolved,
         seconds=statistics.median(run.seconds for run in runs),
         peak_memory=max(run.peak_memory for run in runs),
         runs=tuple(runs),
@@ -312,6 +324,7 @@ def together(found: Mapping[str, Any]) -> Results:
     for source, results in filled[1:]:
         if differ := _difference(filled[0][1], results):
             raise ValueError(f"{filled[0][0]} and {source} cannot be put together: {differ}")
+    _refuse_other_settings(found)
     runs = {run.id: run for results in found.values() for run in results.runs}
     failed = {name: line for results in found.values() for name, line in results.failed.items()}
     plan = dict(next(iter(found.values())).plan)
@@ -319,6 +332,34 @@ def together(found: Mapping[str, Any]) -> Results:
         items = [item for results in found.values() for item in results.plan.get(name) or []]
         plan[name] = list(dict.fromkeys(items))
     return replace(collect(runs, failed, None), plan=plan)
+
+
+def _refuse_other_settings(found: Mapping[str, Results]) -> None:
+    """Raise ValueError if runs of one label were trained with different settings."""
+    first: dict[str, tuple[str, RunResult]] = {}
+    for source, results in found.items():
+        for run in results.runs:
+            other, known = first.setdefault(run.label, (source, run))
+            if run.resolved and known.resolved and run.resolved != known.resolved:
+                raise ValueError(
+                    f"{other} and {source} cannot be put together: {run.label} was trained with "
+                    f"different settings ({_changed(known.resolved, run.resolved)}). Show them "
+                    "alone, or rename the recipe"
+                )
+
+
+def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The first setting in which two recipes differ.
+
+    >>> _changed({"update": {"name": "adamw", "lr": 0.1}}, {"update": {"name": "adamw", "lr": 1}})
+    'update.lr is 0.1 and 1'
+    """
+    stage = next(name for name in other if one.get(name) != other[name])
+    mine, theirs = one.get(stage), other[stage]
+    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
+        return f"{stage} is {mine} and {theirs}"
+    name = next(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
+    return f"{stage}.{name} is {mine.get(name)} and {theirs.get(name)}"
 
 
 def _difference(one: Results, other: Results) -> str | None:

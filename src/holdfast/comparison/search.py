@@ -143,8 +143,7 @@ class Search:
         self.recipe = read_recipe(tuning.recipe)[1]
         self.swept = swept_setting(self.recipe)
         self.study = open_study(storage, name)
-        lr = self.recipe.update.lr or plan.training.lr or DEFAULT_LR
-        self.space = space_of(self.recipe, lr, self._median_loss, tuning.space)
+        self.space = space_of(self.recipe, self._lr(), self._median_loss, tuning.space)
         self.defaults = {name: range_.default for name, range_ in self.space.items()}
         self.study.sampler = self._sampler()
 
@@ -196,11 +195,12 @@ class Search:
                 if hasattr(tuned, "merge_and_unload"):  # measuring merges the adapters
                     tuned = copy.deepcopy(tuned)
                 start = time.monotonic()
-                reports = [w.measure(spec.id, tuned) for w in (self.worker, self.reporter)]
+                workers, recipe = (self.worker, self.reporter), run.full_recipe
+                reports = [worker.measure(spec.id, tuned, recipe) for worker in workers]
                 spent = trained + time.monotonic() - start
                 one, other = (replace(report, curves=curves) for report in reports)
-                memory = peak_memory()
-                return result_of(spec, one, spent, memory), result_of(spec, other, spent, memory)
+                made = partial(result_of, spec, recipe, seconds=spent, peak_memory=peak_memory())
+                return made(one), made(other)
 
             merging = run.recipe.merging
             if merging.swept is None:
@@ -280,6 +280,13 @@ class Search:
             n_startup_trials=per_training * max(4, self.tuning.trials // 4),
         )
 
+    def _lr(self) -> float:
+        """The learning rate without a search: of the recipe, the plan, or the model."""
+        if (lr := self.recipe.update.lr or self.plan.training.lr) is not None:
+            return lr
+        model = self.worker.load()
+        return Run(self.recipe, model, default_lr=DEFAULT_LR, new=self.worker.new).lr
+
     def _median_loss(self) -> float | None:
         """None if the model has a new head."""
         model = self.worker.load()
@@ -309,8 +316,8 @@ def goals_of(target: Measured, retained: Sequence[Measured], moved: float) -> tu
 
 def goals_in(result: RunResult) -> tuple[float, float]:
     far = 0.0 if result.drift is None else result.drift.relative
-    moved = result.kl.get("context-free", next(iter(result.kl.values()), far))
-    return goals_of(result.target, result.retained, moved)
+    evidence = [kl for name, kl in result.kl.items() if name not in result.trained_on]
+    return goals_of(result.target, result.retained, next(iter(evidence), far))
 
 
 def open_study(storage: str, name: str) -> Any:

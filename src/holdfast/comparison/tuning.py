@@ -277,11 +277,15 @@ def _candidate(trial: Any, number: int, tuning: Tuning, plan: Plan) -> Candidate
     spec = plan.spec(tuning.recipe, tuning.seed, values)
     update = {**spec.settings["update"], "lr": spec.training.lr}
     settings = Recipe.from_dict({**spec.settings, "update": update}).to_dict()
+    halves = [
+        _codec.decode(RunResult, attrs["halves"][half], "the result")
+        for half in ("chosen", "reported")
+    ]
     chosen, reported = (
         replace(
-            _codec.decode(RunResult, attrs["halves"][half], "the result"),
-            recipe=name, values=called, settings=settings,
+            half, recipe=name, values=called, settings=settings,
+            resolved={**half.resolved, "merging": settings["merging"]},
         )
-        for half in ("chosen", "reported")
+        for half in halves
     )  # fmt: skip
     return Candidate(number, values, chosen, reported)

@@ -54,17 +54,22 @@ class Worker:
         folder.mkdir(parents=True, exist_ok=True)
         reset_peak_memory()
         try:
-            model, history = self.train(spec, folder, progress)
+            trained: list[Recipe] = []
+            model, history = self.train(
+                spec, folder, progress, on_trained=lambda run, _: trained.append(run.full_recipe)
+            )
             if progress:
                 progress("testing", 0, 1)
-            report = replace(self.measure(spec.id, model), curves=curves_of(history))
+            measured = self.measure(spec.id, model, trained[0])
+            report = replace(measured, curves=curves_of(history))
         except Exception:
             # Another attempt, on a node that Ray believed dead, may have finished and cleaned up.
             if (found := read_result(file)) is not None:
                 return found
             raise
         if (found := read_result(file)) is None:
-            found = result_of(spec, report, time.monotonic() - begin, peak_memory())
+            spent = time.monotonic() - begin
+            found = result_of(spec, trained[0], report, spent, peak_memory())
             file.write_text(found.to_json())
         for left in ("run.pt", "history.jsonl", "seconds"):  # only a stopped run needs these
             (folder / left).unlink(missing_ok=True)
@@ -87,8 +92,8 @@ class Worker:
         recipe = Recipe.from_dict(spec.settings)
         recipe.check_head(self.new)
         return train(
-            model, recipe, samples, spec.training, folder, new=self.new, seed=spec.seed,
-            progress=progress, watch=watch, on_trained=on_trained,
+            model, recipe, samples, spec.training, folder, new=self.new, tokenizer=self.tokenizer,
+            seed=spec.seed, progress=progress, watch=watch, on_trained=on_trained,
         )  # fmt: skip
 
     def load(self) -> nn.Module:
@@ -101,7 +106,7 @@ class Worker:
             self._samples = {max_length: self.data.samples(model, max_length)}
         return self._samples[max_length]
 
-    def measure(self, name: str, model: Any) -> ForgettingReport:
+    def measure(self, name: str, model: Any, recipe: Recipe) -> ForgettingReport:
         if hasattr(model, "merge_and_unload"):
             model = model.merge_and_unload()
         if self._meter is None:
@@ -113,7 +118,7 @@ class Worker:
             loader = Loader(dtype=torch.float32, max_length=length, tokenizer=self.tokenizer)
             self._meter = Meter(base, Suite(**tests), drift=True, loader=loader, progress=False)
         try:
-            return self._meter(name, model)
+            return self._meter(name, model, recipe)
         except BaseException:
             self._meter = None  # the base may have taken only some of the tests
             raise

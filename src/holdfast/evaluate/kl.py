@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -30,6 +31,9 @@ class KL:
     ``log_probs`` runs a model; it yields one table per sequence with one row of log-probabilities
     per prediction. The other arguments are those of :class:`Divergence`.
     """
+
+    #: Whether the inputs are texts that the base generates.
+    drawn: ClassVar[bool] = False
 
     def __init__(
         self, name: str, log_probs: Callable[[Loaded], Tables], per: str, how: str
@@ -93,6 +97,8 @@ class ContextFreeKL(KL):
     that only the choice of texts is random. The figure is that sum per drawn token. ``tokens`` is
     the maximum length of a text, ``seed`` the random seed of all texts.
     """
+
+    drawn: ClassVar[bool] = True
 
     def __init__(self, texts: int = 64, tokens: int = 64, seed: int = 0) -> None:
         how = f"{texts} texts of at most {tokens} tokens, drawn from the base"

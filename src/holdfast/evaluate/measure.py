@@ -26,6 +26,7 @@ from holdfast.evaluate.suite import Data, PathLike, Suite, kl_of
 from holdfast.io.adapter import is_adapter
 from holdfast.io.heads import ModelSource, NewHead, head_like, is_headless
 from holdfast.io.models import Loaded, Loader
+from holdfast.recipe import Recipe, as_recipe, recipe_beside
 
 
 def measure(
@@ -43,6 +44,7 @@ def measure(
     context_free: int | ContextFreeKL = 64,
     kl_samples: int = 64,
     drift: bool = True,
+    recipe: Recipe | str | None = None,
     loader: Loader | None = None,
     progress: bool = True,
 ) -> ForgettingReport:
@@ -74,6 +76,9 @@ def measure(
             a :class:`~holdfast.evaluate.kl.ContextFreeKL` with its own settings; 0 for none.
         kl_samples: the number of target rows that the divergence is computed on.
         drift: whether to compare the weights.
+        recipe: the recipe of the tuned model. The report then says which figures were a training
+            signal. If None, the ``recipe.yaml`` in the directory of the tuned model is read, which
+            ``holdfast finetune`` writes.
         loader: how to load and run the models: device, dtype, maximum length, tokenizer.
         progress: show progress bars.
 
@@ -87,7 +92,8 @@ def measure(
     suite = Suite(
         text, data, target, similarity, tasks, include_path, probes, limit, context_free, kl_samples
     )
-    return Meter(base, suite, drift, loader, progress)(_name(tuned), tuned)
+    given = None if recipe is None else as_recipe(recipe)
+    return Meter(base, suite, drift, loader, progress)(_name(tuned), tuned, given)
 
 
 def measure_many(
@@ -166,12 +172,16 @@ class Examination:
                 test.begin()
         self.before = [test.run(loaded, progress=self.progress) for test in self.tests]
 
-    def compare(self, loaded: Loaded, *, is_base: bool = False) -> Compared:
+    def compare(
+        self, loaded: Loaded, *, is_base: bool = False, recipe: Recipe | None = None
+    ) -> Compared:
         """Run the tests on another model and compare; the base itself does not run again."""
         answers = Compared(notes=list(self.notes))
+        rehearsed = recipe is not None and recipe.recall.trains_on_drawn_texts
         for kl in self.kls:
             try:
-                answers.divergences.append(kl.compare(loaded, progress=self.progress))
+                found = kl.compare(loaded, progress=self.progress)
+                answers.divergences.append(replace(found, trained_on=rehearsed and kl.drawn))
             except ValueError as error:  # a new head has other classes
                 answers.notes.append(f"No divergence on {kl.name}: {error}.")
         for test, before in zip(self.tests, self.before, strict=True):
@@ -202,13 +212,18 @@ class Meter:
             "seed": self.exam.free.seed if self.exam.free else 0,
         }
 
-    def __call__(self, name: str, tuned: ModelSource | None) -> ForgettingReport:
-        """Compare a model, or the base itself (None)."""
+    def __call__(
+        self, name: str, tuned: ModelSource | None, recipe: Recipe | None = None
+    ) -> ForgettingReport:
+        """Compare a model, or the base itself (None).
+
+        ``recipe`` is the recipe of the model; if None, the one beside the model counts.
+        """
         moved = None
         if self.drift:
             after, pickle = self.base if tuned is None else tuned, self.loader.allow_pickle
             moved = measure_drift(self.base, after, allow_pickle=pickle, progress=self.progress)
-        found = self._examine(tuned)
+        found = self._examine(tuned, recipe or recipe_beside(tuned))
         return ForgettingReport(
             base=_name(self.base),
             tuned=name,
@@ -220,7 +235,7 @@ class Meter:
             versions=_versions(),
         )
 
-    def _examine(self, tuned: ModelSource | None) -> Compared:
+    def _examine(self, tuned: ModelSource | None, recipe: Recipe | None) -> Compared:
         exam, base = self.exam, self.base
         if not exam.tests and not exam.free:
             return Compared()
@@ -229,7 +244,7 @@ class Meter:
         if not self.started:
             self._start(base, tuned)
         with self.loader.open(base if tuned is None else tuned, base) as loaded:
-            return exam.compare(loaded, is_base=tuned is None)
+            return exam.compare(loaded, is_base=tuned is None, recipe=recipe)
 
     def _start(self, base: ModelSource, tuned: ModelSource | None) -> None:
         self.loader = self.loader.shared_by(base, base if tuned is None else tuned)

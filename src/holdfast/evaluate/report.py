@@ -65,6 +65,8 @@ class Divergence:
         predictions: the number of compared predictions.
         per: the unit of a prediction: ``"token"``, ``"masked token"`` or ``"sample"``.
         how: one line on how it was measured.
+        trained_on: whether the tuned model was trained to keep its predictions on such inputs. The
+            divergence is then no evidence of retention.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Divergence:
     predictions: int
     per: str
     how: str
+    trained_on: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from holdfast.evaluate.suite import Suite
 from holdfast.io.heads import ModelSource
 from holdfast.io.merge import merge_on_disk
 from holdfast.io.models import Loader
+from holdfast.recipe import recipe_beside
 from holdfast.report import sweep as _shown
 from holdfast.report.document import Document
 from holdfast.report.recommend import AlphaRecommendation, recommend_alpha
@@ -121,6 +122,7 @@ def sweep(
         if out is None:
             out = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-"))
         meter = Meter(base, Suite(**tests), drift, loader, progress)
+        recipe = recipe_beside(tuned)
         merging = {"overwrite": overwrite, "allow_pickle": meter.loader.allow_pickle}
         for alpha in order:
             if alpha in (0, 1):
@@ -129,7 +131,7 @@ def sweep(
                 name = f"alpha-{alpha}" if keep else f".alpha-{alpha}.{os.getpid()}.tmp"
                 try:
                     merge_on_disk(base, tuned, Path(out, name), alpha, progress=progress, **merging)
-                    report = meter(f"{tuned}, α = {alpha:g}", Path(out, name))
+                    report = meter(f"{tuned}, α = {alpha:g}", Path(out, name), recipe)
                 finally:
                     if not keep:
                         shutil.rmtree(Path(out, name), ignore_errors=True)

@@ -30,7 +30,7 @@ class Training:
     """Settings of the training loop. A learning rate in the recipe takes precedence over ``lr``.
 
     Attributes:
-        lr: peak learning rate. If None, that of the recipe, or 2e-5 if it has none.
+        lr: peak learning rate; by default that of the recipe, or 2e-5 if it has none.
         epochs: passes over the data.
         max_updates: number of weight updates; overrides ``epochs``.
         batch_size: samples per micro-batch.
@@ -85,14 +85,16 @@ def train(
     new: Sequence[str] = (),
     tokenizer: Any = None,
     seed: int = 0,
+    show: bool = False,
     progress: ProgressCallback | None = None,
     watch: Callable[[nn.Module, int], Observer] | None = None,
     on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
 ) -> tuple[nn.Module, list[dict[str, float]]]:
     """Train a pretrained model, or resume the run in the folder; return the model and its log.
 
-    ``watch`` builds a watch from the pretrained model and the total number of updates; its values
-    go into the log. ``on_trained`` is called with the run and its log before stage 4 merges.
+    ``show`` shows progress bars of what happens before training, such as drawing texts. ``watch``
+    builds a watch from the pretrained model and the total number of updates; its values go into the
+    log. ``on_trained`` is called with the run and its log before stage 4 merges.
     """
     torch.manual_seed(seed)
     was_training = model.training
@@ -110,7 +112,7 @@ def train(
         recipe, model, source.data, collate=source.collate,
         lr=None if recipe.update.lr is not None else training.lr, default_lr=DEFAULT_LR,
         weight_decay=training.weight_decay, new=new, tokenizer=tokenizer, visits=total * size,
-        seed=seed, progress=False,
+        seed=seed, progress=show,
     )  # fmt: skip
     settings = LoopSettings(
         max_updates=total, accumulate=training.accumulate, schedule=training.schedule,

@@ -5,9 +5,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from torch import nn
+
 from holdfast._torch.adapters import has_adapters, without_peft
 from holdfast._torch.checks import at_least_zero
 from holdfast.losses import infer_task
+from holdfast.methods.identity import NoRecall
 from holdfast.methods.self_replay import SelfReplay
 from holdfast.stages import Checks, MedianLoss, Recall, Recipe, Run, SearchRange, SearchSpace
 
@@ -25,6 +28,7 @@ class Auto(Recall):
 
     - A causal language model rehearses texts that it writes itself
       (:class:`~holdfast.SelfReplay`).
+    - Any other model is fine-tuned without a recall.
 
     It also has a learning rate, used if neither the recipe nor the trainer or loop sets one:
     5e-4 for a language model of 135 million parameters, less for a larger one (size to the power of
@@ -49,20 +53,26 @@ class Auto(Recall):
         return {"strength": SearchRange(0.1, 10.0, 1.0)}
 
     def resolve(self, recipe: Recipe, run: Run) -> Recipe:
-        chosen = replace(recipe, recall=SelfReplay(self.strength))
-        logger.info(f"holdfast: {chosen.recall}")
-        return chosen
+        recall = SelfReplay(self.strength) if _writes(run.model) else NoRecall()
+        logger.info(f"holdfast: {recall}")
+        return replace(recipe, recall=recall)
 
     def default_lr(self, run: Run) -> float | None:
-        if infer_task(run.model) != "causal_lm":
+        if not _writes(run.model):
             return None
         size = sum(p.numel() for p in without_peft(run.model).parameters())
         lr = min(_HIGHEST, _LR * (_SIZE / size) ** _SLOPE)
         if run.recipe.trainable.keeps_base or has_adapters(run.model):
             lr *= _ADAPTERS
-        lr = _rounded(lr)
-        logger.info(f"holdfast: learning rate {lr:g}")
-        return lr
+        return _rounded(lr)
+
+
+def _writes(model: nn.Module) -> bool:
+    """Whether a model is a causal language model."""
+    try:
+        return infer_task(model) == "causal_lm"
+    except ValueError:  # an unknown kind
+        return False
 
 
 def _rounded(x: float) -> float:

@@ -105,6 +105,11 @@ class SelfReplay(Recall):
         """Whether θ* is needed after training: to move toward it."""
         return self.budget is not None
 
+    @property
+    def trains_on_drawn_texts(self) -> bool:
+        """True unless it is off, or uses other texts."""
+        return self.strength > 0 and self.texts is None
+
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"strength": SearchRange(0.1, 10.0, 1.0)}
 

@@ -38,7 +38,12 @@ def document(results: Results) -> Document:
         sections=(
             *(_shown(found, answer.label) if found else ()),
             Section("Failed runs", notes=tuple(failures)),
-            Section.facts("How it was run", Plan=_flat(results.plan), Versions=versions),
+            Section.facts(
+                "How it was run",
+                Plan=_flat(results.plan),
+                Recipes={s.label: _settings(s.resolved) for s in found if s.resolved},
+                Versions=versions,
+            ),
         ),
         download="results.json",
     )
@@ -148,6 +153,7 @@ def _main_table(found: Sequence[Summary], chosen: str | None) -> Table:
         values = [sign * test.after if test else None for test in tests]
         head = _head(one, key, rank=(0, 0, 4, 5)[i] if i < 4 else 9 + i)
         columns.append(_starred(head, score_text(one.metric, one.before), cells, values))
+    signals = [next(iter(s.kl), "") in s.trained_on for s in found]
     costs: list[tuple[Column, str, Callable[[float], str], list[float | None]]] = [
         (Column("lost"), "0", percent, [s.loss for s in found]),
         (Column("drift", rank=9), "0", percent, [s.relative_drift for s in found]),
@@ -157,6 +163,10 @@ def _main_table(found: Sequence[Summary], chosen: str | None) -> Table:
     ]
     for head, start, text, values in costs if len(columns) > 2 else costs[1:]:
         cells = [NONE if value is None else text(value) for value in values]
+        if head.head == "KL" and any(signals):
+            # No star for a training signal: it is no evidence.
+            cells = [c + "†" * s for c, s in zip(cells, signals, strict=True)]
+            values = [None if s else v for v, s in zip(values, signals, strict=True)]
         columns.append(_starred(head, start, cells, values))
     names = [plain(s.label) + (" ★" if s.label == chosen else "") for s in found]
     seeds = max(s.seeds for s in found)
@@ -165,6 +175,12 @@ def _main_table(found: Sequence[Summary], chosen: str | None) -> Table:
         "pretrained model (perplexity in %, shares in points). Lost: mean relative loss over the "
         f"tests. Time: training and testing. * best{', ★ recommended' if chosen else ''}."
     )
+    for summary in found:
+        if became := _became(summary):
+            lr = summary.resolved["update"]["lr"]
+            note += f" {plain(summary.label)} became {became} at learning rate {lr:g}."
+    if any(signals):
+        note += " † The KL was a training signal of this recipe: it is no evidence of retention."
     return Table(
         "Comparison",
         (Column("recipe"), *(head for head, _ in columns)),
@@ -231,6 +247,34 @@ def _flat(plan: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
             items = value if isinstance(value, list | tuple) else [value]
             found[prefix + name] = ", ".join(_short(str(item)) for item in items)
     return found
+
+
+def _became(summary: Summary) -> str:
+    """The names of methods that were chosen when the run saw the model; empty if there are none."""
+    before, after = summary.runs[0].settings, summary.resolved
+    return words.listed(
+        [m["name"] for stage, m in after.items() if _name(before.get(stage)) != _name(m)]
+    )
+
+
+def _name(method: Any) -> str | None:
+    return method["name"] if isinstance(method, Mapping) else None
+
+
+def _settings(resolved: Mapping[str, Any]) -> str:
+    """All settings of a recipe on one line.
+
+    >>> update = {"name": "adamw", "lr": 5e-4, "weight_decay": None}
+    >>> _settings({"update": update, "penalties": [], "recall": {"name": "auto", "strength": 1.0}})
+    'adamw (lr 0.0005), auto (strength 1.0)'
+    """
+    said = []
+    for given in resolved.values():
+        for method in given if isinstance(given, list) else [given]:
+            settings = {k: v for k, v in method.items() if k != "name" and v is not None}
+            shown = ", ".join(f"{name} {value}" for name, value in settings.items())
+            said.append(f"{method['name']}{f' ({shown})' if shown else ''}")
+    return ", ".join(said)
 
 
 def _short(name: str) -> str:

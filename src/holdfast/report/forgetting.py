@@ -113,9 +113,14 @@ def _divergence_table(divergences: Sequence[Divergence]) -> Table:
         Column("95 % interval", rank=2): lambda d: between(d.kl.low, d.kl.high),
         Column("sequences", rank=3): lambda d: f"{d.kl.n:,}",
         Column("predictions", rank=4): lambda d: f"{d.predictions:,}",
-        Column("how", rank=5, prose=True): lambda d: plain(d.how) if d.how else "",
+        Column("how", rank=5, prose=True): _how,
     }
     return Table.of("Divergence of the predictions", divergences, columns, opened=True)
+
+
+def _how(divergence: Divergence) -> str:
+    said = [plain(divergence.how)] if divergence.how else []
+    return "; ".join([*said, *["a training signal, no evidence"] * divergence.trained_on])
 
 
 def _drift_tables(drift: Drift) -> tuple[Table, ...]:

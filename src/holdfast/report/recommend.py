@@ -8,7 +8,8 @@ The rule for recipes:
    it), or if the range of its seeds overlaps with that of the best one.
 3. Of the close candidates, take the one that forgets least: the mean over the retained tests of the
    relative loss. A gain counts as no loss. A tie goes to the better target score.
-4. Without retained tests, take the one whose predictions moved least, by KL(base‖tuned).
+4. Without retained tests, take the one whose predictions moved least, by KL(base‖tuned), on inputs
+   that no recipe was trained on. Without such inputs, take the best.
 
 A recipe that was chosen on other data (``Results.taken``) is recommended regardless.
 
@@ -21,7 +22,7 @@ tests, take the smallest close α. Without a target score there is no recommenda
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -84,7 +85,8 @@ def recommend(results: Results) -> Recommendation:
     if not summaries:
         return Recommendation("No run has finished.", tuple(failed))
     start, target = summaries[0].target, plain(summaries[0].target.name)
-    found = {s.label: _recipe(s) for s in summaries}
+    signals = {name for s in summaries for name in s.trained_on}
+    found = {s.label: _recipe(s, signals) for s in summaries}
     better = [found[s.label] for s in summaries if s.target.gain > 0]
     better = [c for c in better if math.isfinite(c.target)]
     if not better:
@@ -94,7 +96,10 @@ def recommend(results: Results) -> Recommendation:
     close = [c for c in better if c.close_to(best)]
     gentle = _gentlest([c for c in better if c in close or c.within(NEAR, best)])
     chosen = found.get(results.taken or "", _gentlest(close))
-    reason = _reason(close, "recipe", "recipes", target, "moves the predictions least")
+    untested = "moves the predictions least"
+    if not any(math.isfinite(c.moved) for c in close):
+        untested = "is the best"
+    reason = _reason(close, "recipe", "recipes", target, untested)
     if len(found) == 1:
         reason = f"it is the only recipe, and better than the pretrained model on {target}"
     if results.taken in found:
@@ -147,13 +152,13 @@ def standard_of(found: Sequence[Summary]) -> Summary | None:
     return max(plain_ones, key=lambda s: s.target.gain, default=None)
 
 
-def kl_of(summary: Summary) -> float | None:
-    """How far its predictions moved: on the base's own texts, else on the first inputs."""
-    return summary.kl.get("context-free", next(iter(summary.kl.values()), None))
+def kl_of(summary: Summary, ignored: Collection[str] = ()) -> float | None:
+    """How far its predictions moved: on the base's own texts if known, else on other inputs."""
+    return next((kl for name, kl in summary.kl.items() if name not in ignored), None)
 
 
-def _recipe(summary: Summary) -> Choice:
-    target, kl = summary.target, kl_of(summary)
+def _recipe(summary: Summary, signals: Collection[str]) -> Choice:
+    target, kl = summary.target, kl_of(summary, signals)
     sign = 1 if target.lower_is_better else -1
     seeds = [sign * run.target.after for run in summary.runs if math.isfinite(run.target.after)]
     lost = f", lost {percent(summary.loss)} on average" if summary.retained else ""

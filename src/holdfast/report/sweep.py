@@ -11,8 +11,8 @@ from holdfast.report.document import Column, Document, Figure, Section, Table
 from holdfast.report.frontier import MOST, Axis, Mark, frontier
 from holdfast.report.plot import ACCENT, GAINED
 from holdfast.report.recommend import recommend_alpha
-from holdfast.report.verdict import source_of
-from holdfast.report.words import NONE, Span, change_of, nats, percent, plain, score_text
+from holdfast.report.verdict import no_evidence, source_of
+from holdfast.report.words import NONE, Span, change_of, listed, nats, percent, plain, score_text
 
 if TYPE_CHECKING:
     from holdfast.evaluate.report import ForgettingReport
@@ -56,7 +56,7 @@ def document(sweep: Sweep) -> Document:
             _frontier(sweep, alphas, found, chosen),
             Section(
                 "Distance from the base",
-                "How far the predictions and the weights are from the base model's at each α.",
+                " ".join(_about_distances(sweep)),
                 tuple(_figure(sweep, alphas, axis, chosen) for axis in distances),
             ),
             Section("All figures", tables=(table,)),
@@ -65,6 +65,13 @@ def document(sweep: Sweep) -> Document:
         ),
         download="sweep.json",
     )
+
+
+def _about_distances(sweep: Sweep) -> Iterator[str]:
+    yield "How far the predictions and the weights are from the base model's at each α."
+    found = (d for point in sweep.points for d in point.report.divergences if d.trained_on)
+    if trained := list(dict.fromkeys(map(source_of, found))):
+        yield no_evidence(listed(trained))
 
 
 def _frontier(sweep: Sweep, alphas: Axis, found: list[Quantity], chosen: float | None) -> Section:

@@ -91,6 +91,15 @@ def source_of(divergence: Divergence) -> str:
     return "the base model's own texts" if free else plain(divergence.name)
 
 
+def no_evidence(inputs: str) -> str:
+    """The sentence about a divergence that was a training signal.
+
+    >>> no_evidence("its texts")
+    'The divergence on its texts was a training signal: it is no evidence of retention.'
+    """
+    return f"The divergence on {inputs} was a training signal: it is no evidence of retention."
+
+
 def _broken(drift: Drift | None, judged: Sequence[Judged]) -> list[str]:
     """Defects of the tuned model that come before everything else."""
     said = []
@@ -108,7 +117,8 @@ def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str
         worst = lost[0].change.loss
         forgotten: Forgotten = "little" if worst < 1 else "some" if worst < 2 else "much"
         return _losses(lost, len(retained)), forgotten
-    drift, divergences = report.drift, report.divergences
+    drift = report.drift
+    divergences = [d for d in report.divergences if not d.trained_on]
     still = drift is None or _is_still(drift)
     still = still and all(abs(d.kl.value) < _STILL for d in divergences)
     if (drift or divergences) and still and all(s.change.value == 0 for s in report.scores):
@@ -170,6 +180,8 @@ def _on_predictions(divergences: Sequence[Divergence]) -> list[str]:
     if moved:
         sizes = [f"{nats(d.kl.value)} nats per {plain(d.per)} on {source_of(d)}" for d in moved]
         said.append(f"Predictions moved by {listed(sizes)}.")
+    if trained := [source_of(d) for d in divergences if d.trained_on]:
+        said.append(no_evidence(listed(trained)))
     if odd := [source_of(d) for d in divergences if not math.isfinite(d.kl.value)]:
         said.append(f"The divergence on {listed(odd)} is not a finite number.")
     return said

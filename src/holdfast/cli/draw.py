@@ -1,0 +1,63 @@
+"""Show texts that a language model writes: those that self-replay rehearses.
+
+examples:
+  holdfast draw --model DIR
+  holdfast draw --model DIR --texts 200 --out drawn
+
+The texts are the first ones of a self-replay run with default settings and the same seed. They are
+drawn once and cached. They may contain text that the model has memorized: the output says where
+they are stored, and deleting that directory removes them. --out writes them to texts.jsonl.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from holdfast.cli._guard import claim
+from holdfast.cli._options import WHOLE, Parser, add
+from holdfast.io.models import Loader
+from holdfast.io.storage import Place
+from holdfast.report.words import plain
+from holdfast.scoring.pool import default_starts, describe_starts, draw_pool
+
+
+def add_options(parser: Parser) -> None:
+    parser.describe(__doc__, "--model MODEL [options]", needed=("model",))
+    add(parser, "config", "print_config")
+    drawing = parser.add_argument_group("model and texts")
+    add(drawing, "model")
+    drawing.add_argument("--texts", type=WHOLE, default=8, metavar="N", help="number of texts")
+    add(drawing, "seed")
+    add(parser.add_argument_group("output"), "out", "json")
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.out:
+        claim(Path(options.out), [options.model])
+    with Loader(dtype=torch.float32).open(options.model) as loaded:  # as finetune does
+        tokenizer = loaded.tokenizer
+        starts = default_starts(loaded.model, tokenizer)
+        pool = draw_pool(
+            loaded.model, options.texts, prefixes=starts, seed=options.seed,
+            progress=sys.stderr.isatty(),
+        )  # fmt: skip
+    texts = [tokens if tokenizer is None else tokenizer.decode(tokens) for tokens in pool.texts()]
+    if options.json:
+        print(json.dumps({"texts": texts, "stored": pool.path and str(pool.path)}, indent=1))
+    else:
+        for number, text in enumerate(texts, 1):
+            print(f"{number:>3}  {plain(str(text))}")
+    print(describe_starts(starts, tokenizer), file=sys.stderr)
+    if options.out:
+        lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+        Place.at(Path(options.out) / "texts.jsonl").write_text("".join(lines))
+        print(f"Written: {options.out}", file=sys.stderr)
+    if pool.path is not None:
+        print(
+            f"The texts are stored in {pool.path}; they may contain memorized text. Delete the "
+            f"directory to remove them, or {pool.path.parent} to remove the texts of all models",
+            file=sys.stderr,
+        )
