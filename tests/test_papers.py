@@ -75,3 +75,66 @@ def test_glues_metrics_are_sklearns():
     )
     assert score("f1", said, labels) == pytest.approx(metrics.f1_score(labels, chosen))
     assert score("accuracy", said, labels) == metrics.accuracy_score(labels, chosen)
+
+
+def test_every_run_of_the_language_results_is_planned():
+    """Collecting keeps the planned runs only."""
+    pytest.importorskip("transformers")
+    plans = load("language").plans(1e-3)
+    planned = {f"{name}-s{seed}" for name, plan in plans.items() for seed in plan.seeds}
+    assert {run["run"] for run in load("_summary").runs_of("language")} <= {"pretrained", *planned}
+
+
+@pytest.mark.parametrize(
+    ("settings", "adapters"),
+    [({"top": 5}, False), ({"top": 5}, True), ({"top": None, "share": 0.75, "strength": 3}, False)],
+)
+def test_replay_of_fixed_shapes_is_the_librarys(settings, adapters):
+    """Loss and gradients of an update, with texts that end early and two kinds of starts."""
+    pytest.importorskip("peft" if adapters else "transformers")
+    import torch
+
+    from holdfast import LoRA, Recipe, Run, SelfReplay, pad_collate
+    from small import make_llama, make_tokenizer, noisy
+
+    replaying, training = load("_lm_replay"), load("_lm_train")
+    model, tokenizer = make_llama(scale=0.3), make_tokenizer()
+    tokenizer.chat_template = "the user says {{ messages[0]['content'] }} ."
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(7, 30, (n,), generator=generator).tolist() for n in (9, 12, 7, 20)]
+    samples = [{"input_ids": row, "labels": [-100, *row[1:]]} for row in rows]
+    recall = SelfReplay(length=24, **settings)
+    recipe = Recipe(recall=recall, **({"trainable": LoRA(r=4)} if adapters else {}))
+    run = Run(
+        recipe, model, samples, lr=1e-3, collate=pad_collate, tokenizer=tokenizer, visits=64,
+        cache=False, progress=False,
+    )  # fmt: skip
+    assert len({*run.recall.pool.starts.tolist()}) == 2
+    assert run.recall.pool.counts.min() < run.recall.pool.own.shape[1] == 23
+    tuned = noisy(run.model)  # now it differs from the base
+    run.model.load_state_dict(tuned.state_dict())
+    run.model.train()
+    trained = [p for p in run.model.parameters() if p.requires_grad]
+
+    batch = training._batch(samples, [1.0] * 4)
+    replay = replaying.Replay(run, torch.device("cpu"))
+    replay.add(batch, 3)
+    ours = replay(batch)
+    (theirs,) = [part() for part in run.recall.on_update(run.model, 3, 4, 4)]
+    assert ours.item() > 0.01
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
+    for mine, library in zip(
+        torch.autograd.grad(ours, trained), torch.autograd.grad(theirs, trained), strict=True
+    ):
+        assert torch.allclose(mine, library, rtol=1e-4, atol=1e-6)
+
+    # Beside the target's loss: what all pieces leave is the gradient of the sum.
+    target = run.loss(pad_collate(samples), float(batch["targets"]), 3)
+    (again,) = [part() for part in run.recall.on_update(run.model, 3, 4, 4)]
+    whole = target + again
+    expected = torch.autograd.grad(whole, trained)
+    total = training.loss_of(run.model, replay)(batch)
+    total.backward()
+    assert total.item() == pytest.approx(whole.item(), rel=1e-6)
+    for p, gradient in zip(trained, expected, strict=True):
+        assert torch.allclose(p.grad, gradient, rtol=1e-4, atol=1e-6)

@@ -7,6 +7,7 @@ Here every position has a label and a weight, 0 where there is no target; the su
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,7 @@ from _loop import Batch, Loss
 from torch import Tensor
 
 from holdfast import Run
+from holdfast._torch.teachers import DrawnTokens, Teacher
 
 BATCH = 32
 LENGTHS = (128, 192, 256, 320, 384, 512)  # that batches are padded to: a CUDA graph for each
@@ -22,27 +24,28 @@ ROWS = 1 << 11  # of logits at a time
 
 
 class HeadLoss(torch.autograd.Function):
-    """Σ weight · cross-entropy of the output layer, its gradients taken a few rows at a time.
+    """Σ weight · divergence from a teacher, of the output layer's rows, a few at a time.
 
-    The logits of a batch and what cross-entropy keeps of them would be 10 GB. As there is one sum,
-    the gradients can be had along with it.
+    The logits of a batch and what a loss keeps of them would be 10 GB. As there is one sum, the
+    gradients can be had along with it.
     """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, head: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        kind = states.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.dtype
-        with torch.autocast(kind, enabled=False):
+    def forward(
+        ctx: Any, states: Tensor, head: Tensor, teacher: Teacher, weights: Tensor
+    ) -> Tensor:
+        dtype = matmul_dtype(head)
+        with torch.autocast(states.device.type, enabled=False):
             w, total = head.to(dtype), states.new_zeros(())
             of_states = torch.empty_like(states)
             of_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
             for i in range(0, len(states), ROWS):
-                some, y = states[i : i + ROWS].to(dtype), labels[i : i + ROWS, None]
-                scale = weights[i : i + ROWS, None]
-                logs = (some @ w.T).float().log_softmax(-1)
-                total = total - (logs.gather(1, y) * scale).sum()
-                g = logs.exp_().scatter_add_(1, y, -torch.ones_like(scale)).mul_(scale).to(dtype)
-                of_states[i : i + ROWS] = g @ w
+                part = slice(i, i + ROWS)
+                some, scale = states[part].to(dtype), weights[part]
+                values, gradient = teacher.compare(part, (some @ w.T).float())
+                total = total + (values * scale).sum()
+                g = gradient().mul_(scale[:, None]).to(dtype)
+                of_states[part] = g @ w
                 if of_head is not None:
                     of_head += g.T @ some
         ctx.save_for_backward(of_states, of_head)
@@ -57,29 +60,43 @@ class HeadLoss(torch.autograd.Function):
 head_loss = cast(Callable[..., Tensor], HeadLoss.apply)
 
 
-def loss_of(model: Any) -> Loss:
-    """The training loss of a batch, without anything that waits for the GPU.
+def matmul_dtype(weight: Tensor) -> torch.dtype:
+    """What a matrix is multiplied in."""
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
-    Of a batch of long rows all pieces but the last leave their gradients at once.
-    """
+
+def body_and_head(model: Any) -> tuple[Any, Tensor]:
+    """What makes the hidden states, and the matrix that makes logits of them."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    body, head = inner.model, inner.lm_head.weight
+    return inner.model, inner.lm_head.weight
+
+
+def loss_of(model: Any, *more: Loss) -> Loss:
+    """The training loss of a batch and more terms, without anything that waits for the GPU.
+
+    All terms and pieces of a batch but the last leave their gradients at once.
+    """
+    body, head = body_and_head(model)
 
     def of_piece(ids: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         states = body(input_ids=ids, use_cache=False).last_hidden_state
-        return head_loss(states.flatten(0, 1), head, labels.flatten(), weights.flatten())
+        certain = DrawnTokens(labels.flatten(), torch.zeros_like(weights).flatten())
+        return head_loss(states.flatten(0, 1), head, certain, weights.flatten())
 
     def loss(batch: Batch) -> Tensor:
         ids, weights = batch["input_ids"], batch["weights"] / batch["targets"]
         rows, done = max(1, PIECE // ids.shape[1]), torch.zeros((), device=ids.device)
         parts = (t.split(rows) for t in (ids, batch["labels"], weights))
-        *first, last = zip(*parts, strict=True)
-        for piece in first:
-            part = of_piece(*piece)
+        terms = [partial(term, batch) for term in more]
+        terms += [partial(of_piece, *piece) for piece in zip(*parts, strict=True)]
+        *first, last = terms
+        for term in first:
+            part = term()
             with torch.autocast(ids.device.type, enabled=False):
                 part.backward()
             done = done + part.detach()
-        return of_piece(*last) + done
+        return last() + done
 
     return loss
 

@@ -10,7 +10,8 @@ distance of its weights; KL(base‖tuned) on GSM8K and on texts of the base's ow
     python benchmarks/papers/language.py … --collect benchmarks/papers/results/language.json
 
 SMOLLM2 is a directory that transformers reads, DATA holds lm/*.gz. Processes that are started side
-by side with the same RUNS share the work.
+by side with the same RUNS share the work. To run only what is missing, put the runs of the results
+file into RUNS first, see _jobs.py.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 from _jobs import Parser, Record, collect, work
+from _lm_replay import replayed
 from _lm_tests import Tests, draw, load, make_tests
 from _lm_train import BATCH, loss_of, make_batches, weights_of
 from _loop import train
@@ -49,6 +51,7 @@ from holdfast import (
     Recipe,
     Reference,
     Run,
+    SelfReplay,
     WiseFT,
     pad_collate,
 )
@@ -60,11 +63,16 @@ EWC_SAMPLES = 128  # of the default 1000, for time
 
 
 class Plan(NamedTuple):
-    """A recipe, its learning rate as a multiple of the others', and how often it is run."""
+    """A recipe, its learning rate as a multiple of the others', and how often it is run.
+
+    If ``lr`` is None, the recipe has a default. Without ``chats``, the model draws no texts that
+    begin as chats do.
+    """
 
     recipe: Recipe
-    lr: float = 1.0
+    lr: float | None = 1.0
     seeds: Sequence[int] = SEEDS
+    chats: bool = True
 
 
 def recadam(t0: float, width: float, **stages: Any) -> Recipe:
@@ -74,24 +82,40 @@ def recadam(t0: float, width: float, **stages: Any) -> Recipe:
 def plans(lr: float) -> dict[str, Plan]:
     """What is compared."""
     flow, lora, l2sp = Flow(), LoRA(r=16), L2SP()
+    own = 5e-4 / lr  # the learning rate that holdfast has for this model
+
+    def replay(factor: float = own, **settings: Any) -> Plan:
+        return Plan(Recipe(recall=SelfReplay(**settings)), factor)
+
     main = {
+        "holdfast": Plan(Recipe.preset("holdfast"), None),
         "standard": Plan(Recipe()),
         "standard-0.5lr": Plan(Recipe(), 0.5),
         "standard-0.2lr": Plan(Recipe(), 0.2),
+        "standard-0.1lr": Plan(Recipe(), 0.1),
+        "lora": Plan(Recipe(trainable=lora), LORA_LR),
+        "lora-low": Plan(Recipe(trainable=lora), LORA_LR / 3),
+        "lora-mid": Plan(Recipe(trainable=lora), 5.0),
+        "lora-high": Plan(Recipe(trainable=lora), LORA_LR * 3),
         "flow": Plan(Recipe(objective=flow)),
         "l2-sp": Plan(Recipe(penalties=[l2sp])),
-        "lora": Plan(Recipe(trainable=lora), LORA_LR),
         "recadam-0.3-0.1": Plan(recadam(0.3, 0.1)),
         "recadam-0.5-0.15": Plan(recadam(0.5, 0.15)),
     }
     once = {
-        "standard-0.1lr": Plan(Recipe(), 0.1),
+        "self-replay-share-1": replay(share=1.0),
+        "self-replay-full": replay(top=None),
+        "self-replay-bos": replay()._replace(chats=False),
+        "self-replay-0.3": replay(strength=0.3),
+        "self-replay-3": replay(strength=3.0),
+        "self-replay-1e-3": replay(1e-3 / lr),
+        "flow+self-replay": Plan(Recipe(objective=flow, recall=SelfReplay()), own),
+        "lora+self-replay": Plan(Recipe(trainable=lora, recall=SelfReplay()), LORA_LR),
+        "recadam+self-replay": Plan(recadam(0.3, 0.1, recall=SelfReplay())),
         "recadam-0.5-0.15-0.2lr": Plan(recadam(0.5, 0.15), 0.2),
         "recadam-0.5-0.15+flow": Plan(recadam(0.5, 0.15, objective=flow)),
         "ewc": Plan(Recipe(penalties=[EWC(samples=EWC_SAMPLES)])),
         "l2-sp-0.5lr": Plan(Recipe(penalties=[l2sp]), 0.5),
-        "lora-low": Plan(Recipe(trainable=lora), LORA_LR / 3),
-        "lora-high": Plan(Recipe(trainable=lora), LORA_LR * 3),
         "lora+flow": Plan(Recipe(trainable=lora, objective=flow), LORA_LR),
         "mofo": Plan(Recipe(update=MoFOUpdate())),
         "hft": Plan(Recipe(trainable=HFT())),
@@ -160,20 +184,25 @@ class Bench:
         point = self.tests.measure(load(self.args.model, self.device), write=True)
         return {"recipe": "pretrained", "points": {"1": {**point, "distance": 0.0}}}
 
-    def run(self, name: str, recipe: Recipe, lr: float, seed: int) -> Record:
+    def run(self, name: str, plan: Plan, seed: int) -> Record:
         """Train by a recipe, and test what comes of it and what lies on the way."""
         tests, begin = self.tests, time.monotonic()
+        lr = None if plan.lr is None else plan.lr * self.args.lr
         torch.manual_seed(seed)
         run = Run(
-            recipe, load(self.args.model, self.device), self.samples, lr=lr, collate=pad_collate,
-            cache=self.prepared, progress=False, seed=seed,
+            plan.recipe, load(self.args.model, self.device), self.samples, lr=lr,
+            collate=pad_collate, tokenizer=self.tokenizer if plan.chats else None,
+            visits=len(self.samples) // BATCH * BATCH, cache=self.prepared, progress=False,
+            seed=seed,
         )  # fmt: skip
+        lr, recipe = run.lr, run.recipe
         batches = make_batches(self.samples, weights_of(run), seed, self.device)
         updates = len(batches)
+        loss = loss_of(run.model, *replayed(run, batches, self.device))
         losses: list[Tensor] = []
         ready = time.monotonic()
         train(
-            run, batches, loss_of(run.model), schedule(updates), clip_norm=1.0,
+            run, batches, loss, schedule(updates), clip_norm=1.0,
             autocast=torch.bfloat16 if self.device.type == "cuda" else None,
             after_step=lambda _, loss: losses.append(loss.clone()),
         )  # fmt: skip
@@ -182,7 +211,7 @@ class Bench:
         if hasattr(model, "merge_and_unload"):  # from here on LoRA is weights like any others
             model = model.merge_and_unload()
         model.eval().zero_grad(set_to_none=True)
-        del run, batches
+        del run, batches, loss
         most = self.free()
         trained = time.monotonic()
         distance = self.base.distance(model)
@@ -240,11 +269,9 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     bench = Bench(args)
     jobs: dict[str, Callable[[], Record]] = {"pretrained": bench.pretrained}
-    for seed in SEEDS:
-        for name, plan in plans(args.lr).items():
-            if seed in plan.seeds:
-                lr = plan.lr * args.lr
-                jobs[f"{name}-s{seed}"] = functools.partial(bench.run, name, plan.recipe, lr, seed)
+    for name, plan in plans(args.lr).items():
+        for seed in plan.seeds:
+            jobs[f"{name}-s{seed}"] = functools.partial(bench.run, name, plan, seed)
     jobs = {name: job for name, job in jobs.items() if args.only in name}
     if args.collect is None:
         sys.exit(1 if work(jobs, args.runs, args.seconds) else 0)

@@ -1,0 +1,232 @@
+"""What self-replay costs: the time and memory of an update beside plain fine-tuning, and drawing.
+
+    python benchmarks/self_replay.py --smollm2 DIR --gsm8k gsm8k-train.jsonl.gz --out results.json
+
+SmolLM2-135M learns GSM8K in :func:`holdfast.train_loop`. The runs take turns, an update of each on
+the same samples, in another order each time. ``adamw`` is plain fine-tuning, ``self_replay`` has
+the defaults, and ``self_replay_full`` compares the whole vocabulary with that of a frozen copy of
+the model. Peak memory is that of each run alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from _common import default_device, describe, synchronize, write_results
+from additivity_lm import answers, read
+from torch import nn
+
+from holdfast import LoopSettings, Recipe, Run, SelfReplay, pad_collate, train_loop
+from holdfast.scoring.pool import default_starts, draw_pool
+
+RECIPES = {
+    "adamw": Recipe(),
+    "self_replay": Recipe(recall=SelfReplay()),
+    "self_replay_full": Recipe(recall=SelfReplay(top=None)),
+}
+BATCH, WARM_UP = 32, 10
+CASE = "smollm2, gsm8k"
+
+
+class Loop(threading.Thread):
+    """A run in :func:`holdfast.train_loop`, which makes one update whenever it is called."""
+
+    def __init__(self, prepared: Run, updates: int) -> None:
+        super().__init__(daemon=True)
+        self.prepared, self.updates = prepared, updates
+        self.turn, self.done = threading.Semaphore(0), threading.Semaphore(0)
+        self.error: BaseException | None = None
+        self.is_stopped = False
+        self.start()
+        self._wait()
+
+    def __call__(self) -> None:
+        self.turn.release()
+        self._wait()
+
+    def stop(self) -> None:
+        """End the loop, and let go of the run."""
+        self.is_stopped = True
+        self.turn.release()
+        self.join()
+        del self.prepared
+
+    def run(self) -> None:
+        settings = LoopSettings(
+            max_updates=self.updates, autocast=torch.bfloat16, log_every=self.updates
+        )
+        try:
+            train_loop(
+                self.prepared, batch_size=BATCH, settings=settings, log=lambda _: None,
+                watch=self._after_update,
+            )  # fmt: skip
+        except Exception as error:
+            self.error = error
+        self.done.release()
+
+    def _after_update(self, update: int, model: nn.Module) -> dict[str, float]:
+        if update < self.updates:
+            self.done.release()
+            self.turn.acquire()
+        if self.is_stopped:
+            raise SystemExit
+        return {}
+
+    def _wait(self) -> None:
+        self.done.acquire()
+        if self.error is not None:
+            raise self.error
+
+
+class Bench:
+    """The model, the samples, and what is measured."""
+
+    def __init__(self, args: argparse.Namespace, cache: str) -> None:
+        from transformers import AutoTokenizer
+
+        self.args, self.device, self.cache = args, args.device, cache
+        self.tokenizer = AutoTokenizer.from_pretrained(args.smollm2)
+        self.samples = answers(self.tokenizer, read(args.gsm8k)[:2000])
+
+    def model(self) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(self.args.smollm2, dtype=torch.float32)
+        return model.to(self.device)
+
+    def loop(self, name: str, updates: int) -> Loop:
+        prepared = Run(
+            RECIPES[name], self.model(), self.samples, lr=2e-5, collate=pad_collate,
+            tokenizer=self.tokenizer, visits=updates * BATCH, cache=self.cache, progress=False,
+        )  # fmt: skip
+        return Loop(prepared, updates)
+
+    def draw(self) -> list[dict[str, Any]]:
+        """The seconds of a whole draw, with the capture of its CUDA graph."""
+        model = self.model()
+        chats = default_starts(model, self.tokenizer)
+        cases = {"draw_bos": default_starts(model), "draw_chats": chats}
+        draw_pool(model, 64, prefixes=chats, length=64, cache=False, progress=False)  # warm up
+        rows = []
+        for name, starts in cases.items():
+            begin = time.perf_counter()
+            pool, peak = self.with_peak(
+                partial(
+                    draw_pool, model, self.args.texts, prefixes=starts, cache=False, progress=False
+                )
+            )
+            seconds = round(time.perf_counter() - begin, 2)
+            rows.append(
+                {
+                    "case": f"{len(pool)} texts of 128 tokens",
+                    "impl": name,
+                    "seconds": seconds,
+                    "peak_gb": peak,
+                    "drawn_tokens": int(pool.counts.sum()),
+                }
+            )
+            print(f"{name}: {seconds} s, {peak} GB", flush=True)
+        return rows
+
+    def peak(self, name: str) -> float:
+        """Of some updates, with nothing else in memory."""
+        loop = self.loop(name, WARM_UP + self.args.updates)
+
+        def some_updates() -> None:
+            for _ in range(min(20, self.args.updates)):
+                loop()
+
+        peak = self.with_peak(some_updates)[1]
+        loop.stop()
+        return peak
+
+    def with_peak(self, function: Callable[[], Any]) -> tuple[Any, float]:
+        """What a function returns, and how many gigabytes were allocated at most."""
+        gc.collect()
+        if self.device.type != "cuda":
+            return function(), 0.0
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        found = function()
+        torch.cuda.synchronize()
+        return found, round(torch.cuda.max_memory_allocated() / 1e9, 3)
+
+    def times(self) -> dict[str, list[float]]:
+        """Milliseconds of the updates."""
+        loops = {name: self.loop(name, WARM_UP + self.args.updates) for name in RECIPES}
+        times: dict[str, list[float]] = {name: [] for name in loops}
+        order, shuffle = list(loops), random.Random(0).shuffle
+        for update in range(WARM_UP + self.args.updates):
+            shuffle(order)
+            for name in order:
+                synchronize(self.device)
+                begin = time.perf_counter()
+                loops[name]()
+                synchronize(self.device)
+                if update >= WARM_UP:
+                    times[name].append(1e3 * (time.perf_counter() - begin))
+        return times
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as cache:
+        bench = Bench(args, cache)
+        draws = bench.draw()
+        peaks = {name: bench.peak(name) for name in RECIPES}
+        times = bench.times()
+    rows = []
+    for name, found in times.items():
+        # Of the same samples each: what differs between batches does not count.
+        ratios = [a / b for a, b in zip(found, times["adamw"], strict=True)]
+        rows.append(
+            {
+                "case": CASE,
+                "impl": name,
+                "ms": round(statistics.median(found), 3),
+                "x_adamw": round(statistics.median(ratios), 4),
+                "x_adamw_mean": round(statistics.mean(found) / statistics.mean(times["adamw"]), 4),
+                "peak_gb": peaks[name],
+                "x_adamw_memory": round(peaks[name] / (peaks["adamw"] or 1.0), 4),
+            }
+        )
+        print(*(f"{key} {value}" for key, value in rows[-1].items()), sep=", ", flush=True)
+    return rows + draws
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--smollm2", type=Path, required=True)
+    parser.add_argument("--gsm8k", type=Path, required=True)
+    parser.add_argument("--device", type=torch.device, default=default_device())
+    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--texts", type=int, default=4096, help="to draw")
+    parser.add_argument("--out", type=Path, metavar="FILE.json")
+    args = parser.parse_args()
+    print(f"{describe(args.device)}, torch {torch.__version__}", flush=True)
+    rows = measure(args)
+    if args.out:
+        protocol = (
+            f"SmolLM2-135M on GSM8K, {BATCH} samples per update, float32 weights, bfloat16 "
+            f"autocast; {args.updates} updates after {WARM_UP}, an update of each in turn, with "
+            "batch making, until the GPU is done; ms: median; x_adamw: median of the ratios on the "
+            "same samples; peak_gb: allocated at most, each run alone; draws with everything that "
+            "a call does, without the cache"
+        )
+        write_results(args.out, args.device, protocol, rows=rows)
+
+
+if __name__ == "__main__":
+    main()
