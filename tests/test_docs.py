@@ -22,7 +22,7 @@ EXTRAS = (
     "trl", "yaml",
 )  # fmt: skip
 #: The defaults of their stages and torch's own optimizers have no page.
-PLAIN = ("adamw", "full", "keep", "pretrained", "sgd", "uniform")
+PLAIN = ("adamw", "full", "keep", "no-recall", "pretrained", "sgd", "uniform")
 
 sys.path.append(str(ROOT / "docs"))
 import _outputs  # noqa: E402

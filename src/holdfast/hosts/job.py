@@ -114,6 +114,7 @@ def train(
         weight_decay=training.weight_decay, new=new, tokenizer=tokenizer, visits=total * size,
         seed=seed, progress=show,
     )  # fmt: skip
+    run.progress = False  # the caller shows the progress of the training itself
     settings = LoopSettings(
         max_updates=total, accumulate=training.accumulate, schedule=training.schedule,
         clip_norm=training.clip_norm, autocast=torch.bfloat16 if half else None,
