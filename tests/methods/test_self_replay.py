@@ -98,19 +98,20 @@ def test_how_an_update_is_cut_does_not_matter(rows):
 
 
 def test_every_text_is_replayed_before_any_is_repeated():
-    term = make_run(replay(share=0.5)).recall
-    assert len(term.pool) == 12
-    seen = torch.cat([term.texts_of(update, 4) for update in (1, 2, 3)])
-    assert sorted(seen.tolist()) == list(range(12))
-    assert term.texts_of(2, 4).tolist() == seen[4:8].tolist()  # whatever came before
-    again = torch.cat([term.texts_of(update, 4) for update in (4, 5, 6)])
-    assert sorted(again.tolist()) == list(range(12))
+    term = make_run(replay(share=0.5), visits=192).recall
+    assert len(term.pool) == 96
+    seen = torch.cat([term.texts_of(update, 32) for update in (1, 2, 3)])
+    assert sorted(seen.tolist()) == list(range(96))
+    assert term.texts_of(2, 32).tolist() == seen[32:64].tolist()  # whatever came before
+    again = torch.cat([term.texts_of(update, 32) for update in (4, 5, 6)])
+    assert sorted(again.tolist()) == list(range(96))
     assert again.tolist() != seen.tolist()
 
 
 def test_at_least_one_text_per_update():
     term = make_run(replay(share=0.01)).recall
     assert len(term.on_update(base(), 1, 4, 4)) == 1
+    assert term.texts_of(1, 1) != term.texts_of(2, 1)
 
 
 @pytest.mark.parametrize("accumulate", [2, 8])

@@ -17,7 +17,7 @@ Trainer(max_epochs=3).fit(Mine(Recipe.preset("recadam+flow"), pretrained, datase
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
-from holdfast._torch.batch import normalized
+from holdfast._torch.batch import batch_length, normalized
 from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
 from holdfast.columns import keeping
@@ -36,6 +36,7 @@ from holdfast.hosts._updates import Schedule, as_samples, labels_of, order_of
 from holdfast.losses import count_all
 from holdfast.recipe import Recipe
 from holdfast.run import Run
+from holdfast.stages import Part
 
 require("lightning.pytorch", extra="lightning", what="The Lightning host")
 from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
@@ -91,6 +92,7 @@ class RecipeCallback(Callback):
         self._update = 0  # the current update, counted from 1
         self._labels: list[Tensor] = []  # of its micro-batches
         self._divisor: Tensor | None = None
+        self._parts: Sequence[Part] = ()  # of the recall
 
     @property
     def model(self) -> nn.Module:
@@ -148,12 +150,12 @@ class RecipeCallback(Callback):
     def _recall(self) -> Tensor | float:
         """The loss of the recall's own data, in the last micro-batch of an update."""
         trainer = self._in_fit()
-        if len(self._labels) < trainer.accumulate_grad_batches and not trainer.is_last_batch:
+        is_last = len(self._labels) == trainer.accumulate_grad_batches or trainer.is_last_batch
+        if not (self._parts and is_last):
             return 0.0
-        rows = len(self._labels[0])
-        samples = rows * trainer.accumulate_grad_batches * trainer.world_size
-        parts = self.run.recall.on_update(self.run.model, self._update, samples, rows)
-        return sum((part() for part in parts), 0.0) / self._factor() if parts else 0.0
+        # Lightning divides by the number of micro-batches, and the step multiplies by the factor.
+        scale = trainer.accumulate_grad_batches / self._factor()
+        return scale * sum((part() for part in self._parts[1:]), self._parts[0]())
 
     def _factor(self) -> float:
         """The factor that :meth:`on_before_optimizer_step` applies to the gradients."""
@@ -186,6 +188,8 @@ class RecipeCallback(Callback):
             raise ValueError(f"{name} accumulates gradients by itself: use another strategy")
         if self._trainer is None:
             self.run.model.to(trainer.strategy.root_device)
+            if self.run.visits is None and (epochs := trainer.max_epochs or 0) > 0:
+                self.run.visits = epochs * len(self._source.data)
             self.run.prepare_data(self._source.data, self._source.collate)
         self._trainer, self._update = trainer, 0
 
@@ -213,6 +217,10 @@ class RecipeCallback(Callback):
         if update != self._update:
             self._update, self._labels, self._divisor = update, [], None
             self.run.advance(update)
+            # Not within the step, which Lightning calls with a closure: a recall may set its rate.
+            rows = getattr(trainer.train_dataloader, "batch_size", None) or batch_length(batch)
+            samples = rows * trainer.accumulate_grad_batches * trainer.world_size
+            self._parts = self.run.recall.on_update(self.run.model, update, samples, rows)
 
     @torch.no_grad()
     def on_before_optimizer_step(

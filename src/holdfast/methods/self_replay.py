@@ -27,11 +27,18 @@ from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import evaluating
 from holdfast._torch.checks import above_zero, at_least_zero, whole_number
 from holdfast._torch.head_loss import replay_divergence
-from holdfast._torch.layout import rank_and_world
+from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.teachers import AllTokens, DrawnTokens, TopTokens
 from holdfast.methods._base_model import BaseModel, base_model_of
 from holdfast.methods._budget import BudgetController, keep_within, scale_learning_rate
-from holdfast.scoring.pool import Pool, default_starts, describe_starts, draw_pool, pool_of_texts
+from holdfast.scoring.pool import (
+    BLOCK,
+    Pool,
+    default_starts,
+    describe_starts,
+    draw_pool,
+    pool_of_texts,
+)
 from holdfast.stages import (
     Checks,
     MedianLoss,
@@ -110,6 +117,11 @@ class SelfReplay(Recall):
         """True unless it is off, or uses other texts."""
         return self.strength > 0 and self.texts is None
 
+    @property
+    def reads_data(self) -> bool:
+        """False: the texts come from the model."""
+        return False
+
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"strength": SearchRange(0.1, 10.0, 1.0)}
 
@@ -126,7 +138,7 @@ class SelfReplay(Recall):
         return BudgetedReplay(self, *pool.split(HELD_OUT), run.seed, base)
 
     def _pool(self, run: Run) -> Pool:
-        """The texts of the run: as many as it will use, up to a limit."""
+        """The texts of the run: as many as it will use, up to a limit; at least a block."""
         if not hasattr(without_peft(run.model), "get_output_embeddings"):
             raise ValueError(
                 "SelfReplay draws texts from the model, so it needs a causal language model, got "
@@ -135,7 +147,7 @@ class SelfReplay(Recall):
         visits = run.visits
         if visits is None:
             visits = len(run.data) if hasattr(run.data, "__len__") else MOST_TEXTS
-        count = min(MOST_TEXTS, max(1, math.ceil(self.share * visits)))
+        count = min(MOST_TEXTS, max(BLOCK, math.ceil(self.share * visits)))
         count += 0 if self.budget is None else HELD_OUT
         options: dict[str, Any] = {
             "length": self.length, "top": self.top or 1, "cache": run.cache,
@@ -281,6 +293,8 @@ class BudgetedReplay(ReplayTerm):
                 drawn = DrawnTokens(batch.targets, batch.own)
                 ratio = replay_divergence(model, inputs, batch.where, drawn)
                 sums += torch.stack([kl, ratio]).double().cpu()
+        # The ranks must agree, because learning rates depend on it.
+        sums = torch.stack(gathered(sums)).mean(0)
         exact, unbiased = (sums / int(self.held_out.counts[some].sum())).tolist()
         return exact, unbiased
 

@@ -1,0 +1,225 @@
+"""Self-replay in every host: the weights are those of finetune_loop with the same updates."""
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+datasets = pytest.importorskip("datasets", reason="the hf extra is not installed")
+import accelerate  # noqa: E402
+from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
+
+from holdfast import (  # noqa: E402
+    Flow,
+    LoopSettings,
+    LoRA,
+    Recipe,
+    Run,
+    SelfReplay,
+    WiseFT,
+    finetune_loop,
+    pad_collate,
+)
+from holdfast.hosts.accelerate import AccelerateLoop  # noqa: E402
+from holdfast.hosts.hf import HoldfastTrainer  # noqa: E402
+from hosts import test_accelerate, test_hf  # noqa: E402
+from matrices import sampled  # noqa: E402
+from sharded import furthest, whole_state  # noqa: E402
+from small import make_llama, make_tokenizer  # noqa: E402
+
+SAMPLES, EPOCHS, LR, SEED = 16, 3, 0.01, 3
+CHAT = (
+    "{% for m in messages %}{{ '[CLS] ' + m['role'] + ' ' + m['content'] + ' [SEP] ' }}{% endfor %}"
+)
+
+
+def replay(**settings):
+    return SelfReplay(**({"share": 0.5, "top": 8} | settings))
+
+
+RECIPES = {
+    "alone": Recipe(recall=replay()),
+    "one text": Recipe(recall=replay(share=0.01)),
+    "flow+wise-ft": Recipe(objective=Flow(), recall=replay(), merging=WiseFT()),
+    "lora": Recipe(trainable=LoRA(r=2), recall=replay(top=None)),
+    "budget": Recipe(recall=replay(budget=1e-3)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def make_model(**options):
+    return make_llama(**({"limit": 10, "scale": 0.2} | options)).double()
+
+
+def make_chat_tokenizer():
+    tokenizer = make_tokenizer("user assistant the cat sat")
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+def make_rows(n=SAMPLES):
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(4, 30, (3 + i % 4,), generator=generator).tolist() for i in range(n)]
+    return [{"input_ids": ids, "labels": [-100, *ids[1:]]} for ids in rows]
+
+
+def in_finetune_loop(recipe, rows=None, size=SAMPLES, **options):
+    options = {"tokenizer": make_chat_tokenizer(), "model": make_model()} | options
+    return finetune_loop(
+        options.pop("model"), recipe, make_rows() if rows is None else rows, lr=LR, epochs=EPOCHS,
+        batch_size=size, seed=SEED, progress=False, **options,
+    )  # fmt: skip
+
+
+def assert_close(ours, theirs, tolerance):
+    assert furthest(whole_state(ours), whole_state(theirs)) <= tolerance
+
+
+def make_trainer(recipe, folder, size=SAMPLES, model=None, **options):
+    steps = SAMPLES // size
+    given = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+    args = test_hf.make_args(folder, **(given | {"num_train_epochs": EPOCHS, "seed": SEED}))
+    return HoldfastTrainer(
+        model=model or make_model(), recipe=recipe, args=args, data_collator=pad_collate,
+        train_dataset=datasets.Dataset.from_list(make_rows()),
+        processing_class=make_chat_tokenizer(), **options,
+    )  # fmt: skip
+
+
+EVERYWHERE = sampled(
+    [*((name, 4) for name in RECIPES), ("alone", 1), ("alone", 16)],
+    [("alone", 4), ("flow+wise-ft", 4)],
+)
+
+
+@pytest.mark.parametrize(("name", "size"), EVERYWHERE)
+def test_in_the_trainer(name, size, tmp_path):
+    trainer = make_trainer(RECIPES[name], tmp_path, size)
+    assert trainer.run.recall.pool.starts.unique().tolist() == [1, 2]  # BOS, and the user's turn
+    trainer.train()
+    assert_close(trainer.model, in_finetune_loop(RECIPES[name]), 1e-6)
+    assert trainer.state.log_history[1]["kl"] > 0
+
+
+@pytest.mark.parametrize(("name", "size"), EVERYWHERE)
+def test_with_accelerate(name, size):
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=SAMPLES // size)
+    loop = make_loop(accelerator, RECIPES[name], size)
+    test_accelerate.train(loop)
+    assert_close(loop.finish(), in_finetune_loop(RECIPES[name]), 1e-9)
+
+
+def make_loop(accelerator, recipe, size):
+    options = {"lr": LR, "collate": pad_collate, "progress": False, "seed": SEED, "cache": False}
+    tokenizer = make_chat_tokenizer()
+    torch.manual_seed(SEED)
+    run = Run(
+        recipe, make_model(), make_rows(), tokenizer=tokenizer, visits=EPOCHS * SAMPLES, **options
+    )
+    return AccelerateLoop(accelerator, run, epochs=EPOCHS, batch_size=size)
+
+
+def in_lightning(recipe, folder, size, accumulate, rows):
+    lightning = pytest.importorskip("lightning", reason="the lightning extra is not installed")
+    from hosts import test_lightning
+
+    module = test_lightning.Mine(
+        recipe, make_model(), rows, size, task=None, seed=SEED, tokenizer=make_chat_tokenizer()
+    )
+    assert isinstance(module, lightning.LightningModule)
+    torch.manual_seed(SEED)
+    options = {"max_epochs": EPOCHS, "accumulate_grad_batches": accumulate}
+    test_lightning.make_trainer(folder, **options).fit(module)
+    return module.holdfast.run.model
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "size"), EVERYWHERE)
+def test_in_lightning(name, size, tmp_path):
+    ours = in_lightning(RECIPES[name], tmp_path, size, SAMPLES // size, make_rows())
+    assert_close(ours, in_finetune_loop(RECIPES[name]), 1e-6)  # the loss is in float32
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_in_lightning_an_epoch_may_end_within_an_update(tmp_path):
+    rows, recipe = make_rows(18), RECIPES["alone"]
+    ours = in_lightning(recipe, tmp_path, 4, 2, rows)
+    raw = in_finetune_loop(recipe, rows, 4, settings=LoopSettings(accumulate=2))
+    assert_close(ours, raw, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "size"),
+    sampled(
+        [*((kind, "alone", 3) for kind in ("completions", "texts")), ("completions", "lora", 12),
+         ("completions", "flow+wise-ft", 3), ("texts", "one text", 12)],
+        [("completions", "alone", 3)],
+    ),
+)  # fmt: skip
+def test_in_trl(kind, name, size, tmp_path):
+    pytest.importorskip("trl", reason="the trl extra is not installed")
+    from hosts import test_trl
+
+    rows = test_trl.QUESTIONS
+    if kind == "texts":
+        rows = [{"text": row["prompt"] + row["completion"]} for row in rows]
+    options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 12 // size}
+    trainer = test_trl.make_trainer(RECIPES[name], tmp_path, rows, options=options)
+    assert trainer.run.tokenizer is test_trl.TOKENIZER
+    rows = test_trl.tokenized(trainer)
+    trainer.train()
+    theirs = in_finetune_loop(
+        RECIPES[name], rows, 12, model=test_trl.make_model(), tokenizer=test_trl.TOKENIZER
+    )
+    assert_close(trainer.model, theirs, 1e-6)
+
+
+def test_in_trl_with_packing(tmp_path):
+    """An update of three packs replays as many texts as one of twelve samples with less share."""
+    pytest.importorskip("trl", reason="the trl extra is not installed")
+    from hosts import test_trl
+
+    plain = test_trl.tokenized(test_trl.make_trainer(Recipe(), tmp_path))
+    trainer = test_trl.make_trainer(
+        Recipe(recall=replay(share=1.0)), tmp_path, options={"packing": True, "max_length": 64}
+    )
+    packs = len(trainer.train_dataset)
+    assert packs < 12
+    trainer.train()
+    theirs = in_finetune_loop(
+        Recipe(recall=replay(share=packs / 12)), plain, 12, model=test_trl.make_model(),
+        tokenizer=test_trl.TOKENIZER,
+    )  # fmt: skip
+    assert_close(trainer.model, theirs, 1e-6)
+
+
+class TestLearningRate:
+    """The preset holdfast has a learning rate of its own, if the user sets none."""
+
+    def trainer(self, folder, recipe="holdfast", **options):
+        args = transformers.TrainingArguments(
+            str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **options
+        )
+        return HoldfastTrainer(
+            model=make_model(), recipe=recipe, args=args, data_collator=pad_collate,
+            train_dataset=datasets.Dataset.from_list(make_rows()),
+        )  # fmt: skip
+
+    def test_of_the_preset(self, tmp_path):
+        trainer = self.trainer(tmp_path)
+        own = Recipe.preset("holdfast").recall.default_lr(trainer.run)
+        assert trainer.args.learning_rate == trainer.run.lr == own != 5e-5
+        trainer.create_optimizer()
+        assert trainer.optimizer.param_groups[0]["lr"] == own
+
+    def test_of_the_user(self, tmp_path):
+        trainer = self.trainer(tmp_path, learning_rate=1e-4)
+        assert trainer.args.learning_rate == trainer.run.lr == 1e-4
+
+    def test_of_the_trainer_for_other_recipes(self, tmp_path):
+        assert self.trainer(tmp_path, "self-replay").run.lr == 5e-5
