@@ -176,23 +176,21 @@ def test_in_trl(kind, name, size, tmp_path):
     theirs = in_finetune_loop(
         RECIPES[name], rows, 12, model=test_trl.make_model(), tokenizer=test_trl.TOKENIZER
     )
-    assert_close(trainer.model, theirs, 1e-6)
+    assert_close(trainer.model, theirs, 1e-5)  # of a step of 1e-2: TRL's loss is in float32
 
 
 def test_in_trl_with_packing(tmp_path):
     """An update of three packs replays as many texts as one of twelve samples with less share."""
+    options = {"packing": True, "max_length": 64, "per_device_train_batch_size": 3}
     pytest.importorskip("trl", reason="the trl extra is not installed")
     from hosts import test_trl
 
     plain = test_trl.tokenized(test_trl.make_trainer(Recipe(), tmp_path))
-    trainer = test_trl.make_trainer(
-        Recipe(recall=replay(share=1.0)), tmp_path, options={"packing": True, "max_length": 64}
-    )
-    packs = len(trainer.train_dataset)
-    assert packs < 12
+    trainer = test_trl.make_trainer(Recipe(recall=replay(share=1.0)), tmp_path, options=options)
+    assert len(trainer.train_dataset) == 3
     trainer.train()
     theirs = in_finetune_loop(
-        Recipe(recall=replay(share=packs / 12)), plain, 12, model=test_trl.make_model(),
+        Recipe(recall=replay(share=0.25)), plain, 12, model=test_trl.make_model(),
         tokenizer=test_trl.TOKENIZER,
     )  # fmt: skip
     assert_close(trainer.model, theirs, 1e-6)
