@@ -274,9 +274,9 @@ def test_a_new_head_is_merged_as_a_run_merges_it(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Worker,
         "measure",
-        lambda self, name, model: (
+        lambda self, name, model, recipe: (
             seen.append({n: p.detach().clone() for n, p in model.named_parameters()}),
-            measure(self, name, model),
+            measure(self, name, model, recipe),
         )[1],
     )
     tuning = Tuning("lp-ft+flow+wise-ft", trials=1, alphas=(), prune=False)
