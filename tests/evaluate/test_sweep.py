@@ -56,6 +56,33 @@ def test_every_point_is_what_measure_says(folders):
     assert sorted(p.name for p in folders.iterdir()) == ["base", "half", "tuned"]
 
 
+def test_a_training_signal_is_named_at_every_point(folders):
+    base, tuned = folders / "base", folders / "tuned"
+    (tuned / "recipe.yaml").write_text(holdfast.Recipe.preset("self-replay").to_yaml())
+    found = sweep(base, tuned, [0, 0.5, 1], **options(text={}))
+    signals = [[d.trained_on for d in point.report.divergences] for point in found.points]
+    assert signals == [[False, False], [True, False], [True, False]]  # not on the target's rows
+    assert "own texts was a training signal: it is no evidence" in found.to_markdown()
+    (tuned / "recipe.yaml").write_text("recall: unheard-of")  # of a newer version
+    (point,) = sweep(base, tuned, [1], **options(text={})).points
+    assert not any(d.trained_on for d in point.report.divergences)
+
+
+@pytest.mark.parametrize(
+    ("recall", "signal"),
+    [
+        (holdfast.SelfReplay(), True),
+        (holdfast.SelfReplay(strength=0.0), False),
+        (holdfast.SelfReplay(texts="mine.txt"), False),
+        (holdfast.Distill(), False),
+    ],
+)
+def test_a_recipe_can_be_named(recall, signal):
+    base, recipe = make_llama(), holdfast.Recipe(recall=recall)
+    report = holdfast.measure(base, noisy(base), context_free=2, recipe=recipe, progress=False)
+    assert [d.trained_on for d in report.divergences] == [signal]
+
+
 def test_the_base_is_tested_once_and_one_checkpoint_is_there_at_a_time(folders, monkeypatch):
     """By what the tests see: the base, then a model for each α but 0."""
     seen, run, load = [], Text.run, Loader.load

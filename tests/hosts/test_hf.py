@@ -25,6 +25,7 @@ from holdfast import (  # noqa: E402
 )
 from holdfast.anneal import Constant  # noqa: E402
 from holdfast.hosts.hf import HoldfastTrainer, WithRecipe, newest_complete  # noqa: E402
+from holdfast.recipe import recipe_beside  # noqa: E402
 from matrices import sampled  # noqa: E402
 
 
@@ -275,6 +276,7 @@ def test_lora_saves_adapters(tmp_path):
     trainer = make_trainer(Recipe(trainable=LoRA(r=2)), tmp_path)
     trainer.train()
     trainer.save_model(str(tmp_path / "adapters"))
+    assert recipe_beside(tmp_path / "adapters") == trainer.run.full_recipe
     assert (tmp_path / "adapters" / "adapter_model.safetensors").exists()
 
 

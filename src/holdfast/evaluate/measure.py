@@ -78,7 +78,7 @@ def measure(
         drift: whether to compare the weights.
         recipe: the recipe of the tuned model. The report then says which figures were a training
             signal. If None, the ``recipe.yaml`` in the directory of the tuned model is read, which
-            ``holdfast finetune`` writes.
+            ``holdfast finetune`` and the Hugging Face Trainer write.
         loader: how to load and run the models: device, dtype, maximum length, tokenizer.
         progress: show progress bars.
 

@@ -28,7 +28,7 @@ from holdfast.hosts._checkpoints import STATE_FILE, load_run_state, run_state
 from holdfast.hosts._updates import labels_of
 from holdfast.io.files import write_whole
 from holdfast.losses import count_all
-from holdfast.recipe import Recipe, as_recipe
+from holdfast.recipe import FILE, Recipe, as_recipe
 from holdfast.reference import Reference
 from holdfast.run import Run
 from holdfast.stages import Criterion
@@ -273,6 +273,13 @@ class WithRecipe(Trainer):
         self.run.finish()
         self._finished = True
         return output
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        # Reports read it: what was a training signal is no evidence.
+        folder: Any = output_dir or self.args.output_dir
+        text = self.run.full_recipe.to_yaml()
+        write_whole(Path(folder) / FILE, lambda path: path.write_text(text, encoding="utf-8"))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

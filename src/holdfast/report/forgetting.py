@@ -63,6 +63,9 @@ def document(report: ForgettingReport) -> Document:
             ),
             Section(
                 "During training",
+                "KL on texts of the base was a training signal."
+                if any(d.trained_on for d in report.divergences)
+                else "",
                 figures=tuple(lines(plain(c.name), {c.name: c}, "step", {}) for c in report.curves),
             ),
             Section("Not measured", notes=report.notes),

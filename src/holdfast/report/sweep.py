@@ -40,7 +40,7 @@ def document(sweep: Sweep) -> Document:
         "By α",
         (Column("measured"), Column("in", rank=1), *map(Column, heads)),
         tuple(quantity.row for quantity in found),
-        "" if chosen is None else "★ is the recommended α.",
+        " ".join(_notes(sweep, chosen)),
         opened=True,
     )
     alphas = Axis("α, from the base to the tuned model", [Span(p.alpha) for p in sweep.points])
@@ -56,7 +56,7 @@ def document(sweep: Sweep) -> Document:
             _frontier(sweep, alphas, found, chosen),
             Section(
                 "Distance from the base",
-                " ".join(_about_distances(sweep)),
+                "How far the predictions and the weights are from the base model's at each α.",
                 tuple(_figure(sweep, alphas, axis, chosen) for axis in distances),
             ),
             Section("All figures", tables=(table,)),
@@ -67,8 +67,9 @@ def document(sweep: Sweep) -> Document:
     )
 
 
-def _about_distances(sweep: Sweep) -> Iterator[str]:
-    yield "How far the predictions and the weights are from the base model's at each α."
+def _notes(sweep: Sweep, chosen: float | None) -> Iterator[str]:
+    if chosen is not None:
+        yield "★ is the recommended α."
     found = (d for point in sweep.points for d in point.report.divergences if d.trained_on)
     if trained := list(dict.fromkeys(map(source_of, found))):
         yield no_evidence(listed(trained))
