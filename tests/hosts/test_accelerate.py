@@ -240,17 +240,17 @@ def refuses_other_weights_on_a_rank():
         make_loop(ranks_accelerator("ddp"), "recadam", model)
 
 
-def ranks_accelerator(kind, accumulate=1):
+def ranks_accelerator(kind, accumulate=1, **wrapping):
     plugin = None
     if kind == "fsdp2":
         # Accelerate ignores its FSDP plugin on CPUs, without a word; on any other device it does
         # not look at which. What it then does runs on gloo.
         PartialState(cpu=True)
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        wrapping = wrapping or {"auto_wrap_policy": "size_based_wrap", "min_num_params": 40}
         plugin = accelerate.FullyShardedDataParallelPlugin(
-            fsdp_version=2, cpu_ram_efficient_loading=False, auto_wrap_policy="size_based_wrap",
-            min_num_params=40,
-        )  # fmt: skip
+            fsdp_version=2, cpu_ram_efficient_loading=False, **wrapping
+        )
     handlers = [accelerate.DistributedDataParallelKwargs(find_unused_parameters=True)]
     return accelerate.Accelerator(
         cpu=kind != "fsdp2", gradient_accumulation_steps=accumulate, fsdp_plugin=plugin,

@@ -7,6 +7,7 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 datasets = pytest.importorskip("datasets", reason="the hf extra is not installed")
 import accelerate  # noqa: E402
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
+from accelerate.utils import DistributedType  # noqa: E402
 
 from holdfast import (  # noqa: E402
     Flow,
@@ -23,6 +24,7 @@ from holdfast.hosts.accelerate import AccelerateLoop  # noqa: E402
 from holdfast.hosts.hf import HoldfastTrainer  # noqa: E402
 from hosts import test_accelerate, test_hf  # noqa: E402
 from matrices import sampled  # noqa: E402
+from ranks import run_on_ranks  # noqa: E402
 from sharded import furthest, whole_state  # noqa: E402
 from small import make_llama, make_tokenizer  # noqa: E402
 
@@ -80,14 +82,16 @@ def assert_close(ours, theirs, tolerance):
     assert furthest(whole_state(ours), whole_state(theirs)) <= tolerance
 
 
-def make_trainer(recipe, folder, size=SAMPLES, model=None, **options):
-    steps = SAMPLES // size
-    given = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
-    args = test_hf.make_args(folder, **(given | {"num_train_epochs": EPOCHS, "seed": SEED}))
+def make_trainer(recipe, folder, size=SAMPLES, sharded=False, **options):
+    given = {"per_device_train_batch_size": size, "num_train_epochs": EPOCHS, "seed": SEED}
+    args = test_hf.make_args(folder, **(given | options))
+    if sharded:  # Accelerate ignores FSDP on CPUs
+        assert args.device.type == "cpu"
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     return HoldfastTrainer(
-        model=model or make_model(), recipe=recipe, args=args, data_collator=pad_collate,
+        model=make_model(), recipe=recipe, args=args, data_collator=pad_collate,
         train_dataset=datasets.Dataset.from_list(make_rows()),
-        processing_class=make_chat_tokenizer(), **options,
+        processing_class=make_chat_tokenizer(),
     )  # fmt: skip
 
 
@@ -99,7 +103,8 @@ EVERYWHERE = sampled(
 
 @pytest.mark.parametrize(("name", "size"), EVERYWHERE)
 def test_in_the_trainer(name, size, tmp_path):
-    trainer = make_trainer(RECIPES[name], tmp_path, size)
+    steps = SAMPLES // size
+    trainer = make_trainer(RECIPES[name], tmp_path, size, gradient_accumulation_steps=steps)
     assert trainer.run.recall.pool.starts.unique().tolist() == [1, 2]  # BOS, and the user's turn
     trainer.train()
     assert_close(trainer.model, in_finetune_loop(RECIPES[name]), 1e-6)
@@ -221,3 +226,68 @@ class TestLearningRate:
 
     def test_of_the_trainer_for_other_recipes(self, tmp_path):
         assert self.trainer(tmp_path, "self-replay").run.lr == 5e-5
+
+
+FSDP2 = {
+    "fsdp": True,
+    "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
+}
+#: The recipe, micro-batches per rank and update.
+ON_RANKS = {
+    "ddp": [("alone", 1), ("one text", 4), ("budget", 1)],
+    "fsdp2": [("one text", 1), ("alone", 4), ("flow+wise-ft", 1), ("budget", 1)],
+}
+
+
+def with_accelerate_on_ranks(kind, out):
+    states = {}
+    for name, accumulate in ON_RANKS[kind]:
+        for state in (AcceleratorState, GradientState):
+            state._reset_state()
+        policy = {
+            "auto_wrap_policy": "transformer_based_wrap",
+            "transformer_cls_names_to_wrap": ["LlamaDecoderLayer"],
+        }
+        accelerator = test_accelerate.ranks_accelerator(kind, accumulate, **policy)
+        loop = make_loop(accelerator, RECIPES[name], SAMPLES // 2 // accumulate)
+        assert (kind == "fsdp2") == any(hasattr(p, "full_tensor") for p in loop.model.parameters())
+        test_accelerate.train(loop)
+        states[name] = whole_state(loop.finish())
+    if torch.distributed.get_rank() == 0:
+        torch.save(states, out)
+
+
+def in_the_trainer_on_ranks(kind, folder, out):
+    states = {}
+    for name, accumulate in ON_RANKS[kind]:
+        for state in (AcceleratorState, GradientState):
+            state._reset_state()
+        options = {"ddp_find_unused_parameters": False} if kind == "ddp" else FSDP2
+        trainer = make_trainer(
+            RECIPES[name], folder, SAMPLES // 2 // accumulate, kind == "fsdp2",
+            gradient_accumulation_steps=accumulate, **options,
+        )  # fmt: skip
+        trainer.train()
+        parameters = list(trainer.model.parameters())
+        assert (kind == "fsdp2") == any(hasattr(p, "full_tensor") for p in parameters)
+        states[name] = whole_state(trainer.model)
+    if torch.distributed.get_rank() == 0:
+        torch.save(states, out)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ON_RANKS)
+def test_two_ranks_with_accelerate(kind, tmp_path):
+    out = tmp_path / "out.pt"
+    run_on_ranks(2, with_accelerate_on_ranks, kind, out, folder=tmp_path)
+    for name, state in torch.load(out, weights_only=True).items():
+        assert furthest(state, whole_state(in_finetune_loop(RECIPES[name]))) <= 1e-9, name
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ON_RANKS)
+def test_two_ranks_in_the_trainer(kind, tmp_path):
+    out = tmp_path / "out.pt"
+    run_on_ranks(2, in_the_trainer_on_ranks, kind, tmp_path / "two", out, folder=tmp_path)
+    for name, state in torch.load(out, weights_only=True).items():
+        assert furthest(state, whole_state(in_finetune_loop(RECIPES[name]))) <= 1e-6, name

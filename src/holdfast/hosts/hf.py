@@ -162,6 +162,14 @@ class WithRecipe(Trainer):
         columns: list[str] = self._signature_columns or []
         columns += [name for name in self.run.criterion.columns if name not in columns]
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """The micro-batches of an update, and the number of their targets, in training mode.
+
+        The trainer sets this mode only afterwards; pretrained models and evaluations leave it.
+        """
+        self.run.model.train()
+        return super().get_batch_samples(*args, **kwargs)
+
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         if not (batch_samples and self._has_own_loss and self.run.model.training):
             return super()._get_num_items_in_batch(batch_samples, device)
