@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast import Run
-from holdfast._torch.teachers import AllTokens, Teacher, TopTokens
+from holdfast._torch.teachers import AllTokens, KeptTokens, Teacher
 
 
 def replayed(run: Run, batches: Sequence[Batch], device: torch.device) -> list[Loss]:
@@ -67,7 +67,7 @@ class Replay:
         teacher: Teacher
         if self.term.base is None:
             ids, log_probs = self.ids[texts], self.log_probs[texts]
-            teacher = TopTokens(ids.flatten(0, 1), log_probs.flatten(0, 1))
+            teacher = KeptTokens(ids.flatten(0, 1), log_probs.flatten(0, 1), self.term.pool.drawn)
         else:
             body, head = body_and_head(self.term.base.model)
             w = head.to(matmul_dtype(head))

@@ -27,18 +27,26 @@ class Teacher(Protocol):
 
 
 @dataclass(frozen=True)
-class TopTokens:
-    """The most probable tokens: KL over k + 1 events, which are k tokens and all the others.
+class KeptTokens:
+    """The likeliest tokens, and a few drawn from the others: an unbiased estimate of KL.
 
-    It is a lower bound of KL over the vocabulary, and equal to it if k is the vocabulary's size.
+    The others have the probability that the likeliest leave. Each of the m drawn ones stands for
+    an m-th of it:
+
+        Σ p·log(p/q) over the likeliest  +  (1 − Σ p)/m · Σ log(p/q) over the drawn
+
+    KL over the likeliest and "another token" would be a lower bound, and would let the model move
+    probability within the others: too many of a language model's tokens are unlikely ones.
 
     Attributes:
-        ids: n × k token ids, different ones in each row.
-        log_probs: n × k log-probabilities in any float dtype. The other tokens have the rest.
+        ids: n × k token ids, the likeliest first.
+        log_probs: n × k log-probabilities, in any float dtype.
+        drawn: m, the last columns. 0 if k is the size of the vocabulary.
     """
 
     ids: Tensor
     log_probs: Tensor
+    drawn: int
 
     def __post_init__(self) -> None:
         if self.ids.dim() != 2 or self.ids.shape != self.log_probs.shape:
@@ -51,31 +59,22 @@ class TopTokens:
         return len(self.ids)
 
     def compare(self, rows: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """KL = Σ p·log(p/q) over k + 1 events; ∂KL/∂z = q − p, which the rest shares as its q.
-
-        The rest of q is the sum of its own tokens: 1 − Σ q would round a small rest to 0.
-        """
+        """The estimate is Σ w·(log p − log q); ∂/∂z = q − w, and E[w] = p."""
         ids = _moved(self.ids[rows], logits.device).long()
         log_p = _moved(self.log_probs[rows], logits.device).to(logits.dtype)
-        if ids.shape[1] == logits.shape[1]:
-            ordered = torch.empty_like(logits).scatter_(1, ids, log_p)
-            return AllTokens(ordered).compare(slice(None), logits)
-        mass = log_p.logsumexp(1, keepdim=True)
-        log_p = log_p - mass.clamp(min=0)  # rounding may bring Σ p above 1
-        p, p_rest = log_p.exp(), -torch.expm1(mass.clamp(max=0))
+        weights = self._weights(log_p)
+        log_q = logits.log_softmax(1)
+        apart = (log_p - log_q.gather(1, ids)).mul_(weights).masked_fill_(weights == 0, 0)
+        return apart.sum(1), lambda: log_q.exp_().scatter_add_(1, ids, -weights)
 
-        top, rest = logits.gather(1, ids), logits.scatter(1, ids, -torch.inf)
-        within = rest.softmax(1)  # the distribution within the rest
-        first = rest.argmax(1, keepdim=True)
-        log_rest = rest.gather(1, first) - within.gather(1, first).log()
-        log_all = torch.logaddexp(top.logsumexp(1, keepdim=True), log_rest)
-        log_q, log_q_rest = top - log_all, log_rest - log_all
-        kl = _kl(p, log_p, log_q) + _kl(p_rest, p_rest.log(), log_q_rest)
-
-        def gradient() -> Tensor:
-            return within.mul_(log_q_rest.exp() - p_rest).scatter_(1, ids, log_q.exp() - p)
-
-        return kl, gradient
+    def _weights(self, log_p: Tensor) -> Tensor:
+        likeliest = log_p[:, : log_p.shape[1] - self.drawn].exp()
+        mass = likeliest.sum(1, keepdim=True)
+        if not self.drawn:
+            return likeliest / mass
+        likeliest = likeliest / mass.clamp(min=1)  # rounding may bring Σ p above 1
+        rest = (1 - mass).clamp(min=0) / self.drawn
+        return torch.cat([likeliest, rest.expand(-1, self.drawn)], 1)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from holdfast._torch.batch import evaluating
 from holdfast._torch.checks import above_zero, at_least_zero, whole_number
 from holdfast._torch.head_loss import replay_divergence
 from holdfast._torch.layout import gathered, rank_and_world
-from holdfast._torch.teachers import AllTokens, DrawnTokens, TopTokens
+from holdfast._torch.teachers import AllTokens, DrawnTokens, KeptTokens
 from holdfast.methods._base_model import BaseModel, base_model_of
 from holdfast.methods._budget import BudgetController, keep_within, scale_learning_rate
 from holdfast.scoring.pool import (
@@ -63,17 +63,19 @@ class SelfReplay(Recall):
     """Keep the predictions on texts that the pretrained model has written itself.
 
     The texts are drawn once, before training, and cached on disk with the pretrained model's
-    likeliest tokens per position, so that no second model is in memory. Drawn texts may contain
-    text that the model has memorized; the log says where they are stored.
+    probabilities of some tokens per position, so that no second model is in memory. Drawn texts may
+    contain text that the model has memorized; the log says where they are stored.
 
     Args:
         strength: the weight of the divergence; 0 turns it off.
         share: texts per sample of the new task; at least one text per update.
-        length: the maximum length of a text in tokens. A text ends at EOS.
-        top: the number of likeliest tokens whose probabilities are kept per position. The others
-            count as one event, "another token". If None, the whole vocabulary is compared: with
-            adapters, the base is the same model with its adapters off; otherwise a frozen copy of
-            the model stays in memory.
+        length: the maximum length of a text in tokens. A text ends at EOS, a chat after
+            the first answer.
+        top: the number of tokens whose probabilities are kept per position: three quarters are
+            the likeliest ones, and the rest is drawn from the others, which gives an unbiased
+            estimate of the divergence. If None, the whole vocabulary is compared: with adapters,
+            the base is the same model with its adapters off; otherwise a frozen copy of the model
+            stays in memory.
         texts: a file of your own texts to use instead of drawn ones. Needs a tokenizer.
         start: the token with which drawn texts start. If None, BOS, else EOS; with the tokenizer of
             a chat model, half of the texts start where a user's first message begins.
@@ -93,7 +95,7 @@ class SelfReplay(Recall):
         "share": above_zero,
         "length": partial(whole_number, least=2),
         "budget": above_zero,
-        "top": lambda name, top: None if top is None else whole_number(name, top, 1),
+        "top": lambda name, top: None if top is None else whole_number(name, top, 2),
     }
     neutral: ClassVar[dict[str, Any] | None] = {"strength": 0.0}
     uses_base: ClassVar[bool] = True
@@ -150,7 +152,7 @@ class SelfReplay(Recall):
         count = min(MOST_TEXTS, max(BLOCK, math.ceil(self.share * visits)))
         count += 0 if self.budget is None else HELD_OUT
         options: dict[str, Any] = {
-            "length": self.length, "top": self.top or 1, "cache": run.cache,
+            "length": self.length, "top": self.top or 2, "cache": run.cache,
             "progress": run.progress,
         }  # fmt: skip
         if self.texts is not None:
@@ -209,9 +211,9 @@ class ReplayTerm(RecallTerm):
         device = next(model.parameters()).device
         batch = pool.batch(rows, device)
         inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
-        teacher: TopTokens | AllTokens
+        teacher: KeptTokens | AllTokens
         if self.base is None:
-            teacher = TopTokens(batch.ids, batch.log_probs)
+            teacher = KeptTokens(batch.ids, batch.log_probs, pool.drawn)
         else:
             with torch.no_grad():
                 teacher = AllTokens(self.base(model, inputs)[batch.where.to(device)])
@@ -278,10 +280,10 @@ class BudgetedReplay(ReplayTerm):
 
     @torch.no_grad()
     def measure(self, model: nn.Module, some: Tensor, rows: int) -> tuple[float, float]:
-        """KL(base ‖ model) on held-out texts in nats per token, and an unbiased estimate of it.
+        """Two estimates of KL(base ‖ model) on held-out texts, in nats per token.
 
-        The first is exact but does not tell unlikely tokens apart, and is therefore a lower bound.
-        The second is the mean of log p_base − log p over the tokens of the texts.
+        The first uses the tokens that are kept per position, the second only the token of the text:
+        the mean of log p_base − log p.
         """
         device = next(model.parameters()).device
         sums = torch.zeros(2, dtype=torch.float64)
@@ -295,8 +297,8 @@ class BudgetedReplay(ReplayTerm):
                 sums += torch.stack([kl, ratio]).double().cpu()
         # The ranks must agree, because learning rates depend on it.
         sums = torch.stack(gathered(sums)).mean(0)
-        exact, unbiased = (sums / int(self.held_out.counts[some].sum())).tolist()
-        return exact, unbiased
+        by_kept, by_drawn = (sums / int(self.held_out.counts[some].sum())).tolist()
+        return by_kept, by_drawn
 
     def finish(self, run: Run) -> None:
         everything = torch.arange(len(self.held_out))

@@ -28,6 +28,7 @@ _ROWS, _ROWS_ON_A_CPU = 2048, 64  # texts at a time
 _LOGITS = 1 << 27  # per step: half a gigabyte of float32
 _CHUNK = 256  # tokens of the vocabulary whose probabilities are summed first
 _LEAST = -1e4  # the log-probability of an impossible token, which float16 can hold
+_SECOND = 1 << 12  # times noise: the rest is noise, too
 _WARM_UP = 3  # steps before the capture of a CUDA graph
 
 
@@ -87,7 +88,7 @@ class Drawn(NamedTuple):
     Attributes:
         tokens: texts × length, int32.
         lengths: the tokens of each text, its prefix and its end token included, int32.
-        ids: the likeliest tokens, texts × drawn tokens × k, int32.
+        ids: the tokens that :func:`kept_tokens` chooses, texts × drawn tokens × k, int32.
         log_probs: their log-probabilities, float16.
         own: the log-probability of each drawn token, float32.
     """
@@ -100,7 +101,7 @@ class Drawn(NamedTuple):
 
 
 class Drawer:
-    """Draws texts of ``length`` tokens with the model's ``top`` predictions per drawn token.
+    """Draws texts of ``length`` tokens, and keeps ``top`` predictions per drawn token.
 
     Float32 weights on a GPU run in bfloat16. The batch is halved if memory runs out. A model that
     has no static cache, or whose step cannot be captured, is drawn from without a CUDA graph.
@@ -131,9 +132,14 @@ class Drawer:
         self._steps: _Fixed | None = None
 
     def __call__(
-        self, prefix: Sequence[int], noise: Tensor, on_tokens: OnTokens = lambda _: None
+        self,
+        prefix: Sequence[int],
+        noise: Tensor,
+        on_tokens: OnTokens = lambda _: None,
+        *,
+        ends: int = 1,
     ) -> Drawn:
-        """Draw one text per row of noise.
+        """Draw one text per row of noise, up to its end token number ``ends``.
 
         ``noise`` is uniform in [0, 1), texts × tokens to draw, float64, on the CPU. A row of noise
         determines a text up to rounding, whatever is drawn together with it. ``on_tokens`` is
@@ -145,7 +151,7 @@ class Drawer:
             some = noise[start : start + self.rows]
             try:
                 with torch.inference_mode(), self.precision:
-                    parts.append(self._draw(prefix, some, on_tokens))
+                    parts.append(self._draw(prefix, some, on_tokens, ends))
                 start += len(some)
                 continue
             except (AttributeError, RuntimeError, TypeError, ValueError) as error:
@@ -168,19 +174,19 @@ class Drawer:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _draw(self, prefix: Sequence[int], noise: Tensor, on_tokens: OnTokens) -> Drawn:
+    def _draw(self, prefix: Sequence[int], noise: Tensor, on_tokens: OnTokens, ends: int) -> Drawn:
         count, tokens = noise.shape
         if not self.static:
             texts = _Texts(count, self.length, self.ends)
             record = _Record(noise, self.top, self.device)
-            texts.begin(prefix)
+            texts.begin(prefix, ends)
             _draw(_Growing(self.model, texts, record), tokens, count, on_tokens)
             return record.drawn(texts, count, tokens)
         new = self._steps is None or self._steps.rows < count
         if self._steps is None or new:
             self._steps = None
             self._steps = _Fixed(self.model, count, self.length, self.ends, self.top, self.dtype)
-        drawn = self._steps.draw(prefix, noise, on_tokens)
+        drawn = self._steps.draw(prefix, noise, on_tokens, ends)
         if new and not self._agrees(drawn, len(prefix)):
             raise RuntimeError("the model's static cache gives other predictions")
         return drawn
@@ -207,13 +213,13 @@ class _Texts:
         self.last = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)  # of the last token
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
-        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.ends_left = torch.zeros(rows, dtype=torch.long, device=device)
 
-    def begin(self, prefix: Sequence[int]) -> None:
+    def begin(self, prefix: Sequence[int], ends: int = 1) -> None:
         self.tokens[:, : len(prefix)] = torch.tensor(list(prefix), device=self.tokens.device)
         self.position.fill_(len(prefix) - 1)
         self.lengths.fill_(len(prefix))
-        self.ended.zero_()
+        self.ends_left.fill_(ends)
 
     def append(self, following: Tensor) -> None:
         """Append one token per text, in place and without a look at values, as graphs need it."""
@@ -221,7 +227,11 @@ class _Texts:
         self.position += 1
         self.tokens.index_copy_(1, self.position, following)
         self.lengths += ~self.ended
-        self.ended |= (following == self.ends).any(-1)
+        self.ends_left -= (following == self.ends).any(-1).long()
+
+    @property
+    def ended(self) -> Tensor:
+        return self.ends_left <= 0
 
     def lists(self) -> list[list[int]]:
         rows = zip(self.tokens.tolist(), self.lengths.tolist(), strict=True)
@@ -243,15 +253,16 @@ class _Record:
         self.drawn_tokens.zero_()
 
     def __call__(self, logits: Tensor) -> Tensor:
-        log_probs = logits.log_softmax(-1)
-        ids, likeliest = likeliest_tokens(log_probs, self.top)
+        log_probs, now = logits.log_softmax(-1), self.drawn_tokens
+        noise = self.noise.index_select(1, now)
+        following = inverse_cdf(log_probs.exp(), noise)
+        # The first bits of the noise choose the next token, the others the tokens to keep.
+        ids, kept = kept_tokens(log_probs, self.top, (noise * _SECOND) % 1)
         if not self.ids.numel():
             shape = (*self.own.shape, ids.shape[-1])
-            self.ids, self.log_probs = ids.new_zeros(shape), likeliest.new_zeros(shape)
-        now = self.drawn_tokens
-        following = inverse_cdf(log_probs.exp(), self.noise.index_select(1, now))
+            self.ids, self.log_probs = ids.new_zeros(shape), kept.new_zeros(shape)
         self.ids.index_copy_(1, now, ids[:, None])
-        self.log_probs.index_copy_(1, now, likeliest[:, None])
+        self.log_probs.index_copy_(1, now, kept[:, None])
         self.own.index_copy_(1, now, log_probs.gather(-1, following))
         self.drawn_tokens += 1
         return following
@@ -262,14 +273,30 @@ class _Record:
         return Drawn(*found, *recorded)
 
 
-def likeliest_tokens(log_probs: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """Return the likeliest tokens per row, as int32, and their log-probabilities, as float16."""
-    found, ids = log_probs.topk(min(top, log_probs.shape[-1]))
-    return ids.int(), found.clamp_min(_LEAST).half()
+def drawn_tokens(kept: int, vocabulary: int) -> int:
+    """How many of the tokens that are kept per prediction are drawn: a quarter."""
+    return 0 if kept >= vocabulary else max(1, kept // 4)
+
+
+def kept_tokens(log_probs: Tensor, kept: int, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the tokens to keep per row, as int32, and their log-probabilities, as float16.
+
+    The likeliest tokens come first, then tokens that are drawn from the others in proportion to
+    their probabilities, at equal distances in their cumulative sum. ``noise``, rows × 1, is uniform
+    in [0, 1).
+    """
+    kept = min(kept, log_probs.shape[-1])
+    drawn = drawn_tokens(kept, log_probs.shape[-1])
+    ids = log_probs.topk(kept - drawn).indices
+    if drawn:
+        others = log_probs.exp().scatter_(-1, ids, 0)
+        points = (noise + torch.arange(drawn, device=noise.device)) / drawn
+        ids = torch.cat([ids, inverse_cdf(others, points)], -1)
+    return ids.int(), log_probs.gather(-1, ids).clamp_min(_LEAST).half()
 
 
 def inverse_cdf(probabilities: Tensor, noise: Tensor) -> Tensor:
-    """Choose one token per row, given noise that is uniform in [0, 1), rows × 1.
+    """Choose tokens per row, given noise that is uniform in [0, 1), rows × tokens.
 
     Sums are in the noise's dtype: in float32, unlikely tokens would be lost. The sums of chunks of
     the vocabulary are searched first, then one chunk, which is faster than a sum over all tokens.
@@ -287,8 +314,8 @@ def inverse_cdf(probabilities: Tensor, noise: Tensor) -> Tensor:
     wanted = noise * edges[:, -1:]
     chunk = torch.searchsorted(edges, wanted, right=True).clamp_max(edges.shape[1] - 1)
     wanted = wanted - (edges.gather(1, chunk) - sums.gather(1, chunk))
-    inside = chunks.gather(1, chunk[..., None].expand(-1, -1, _CHUNK))[:, 0]
-    token = torch.searchsorted(inside.cumsum(-1, dtype=noise.dtype), wanted, right=True)
+    inside = chunks.gather(1, chunk[..., None].expand(-1, -1, _CHUNK)).cumsum(-1, dtype=noise.dtype)
+    token = torch.searchsorted(inside, wanted[..., None], right=True)[..., 0]
     return (chunk * _CHUNK + token.clamp_max(_CHUNK - 1)).clamp_max(vocabulary - 1)
 
 
@@ -356,12 +383,12 @@ class _Fixed:
         self.stream = torch.cuda.Stream(ends.device) if ends.device.type == "cuda" else None
         self.prefix = self.done = 0
 
-    def draw(self, prefix: Sequence[int], noise: Tensor, on_tokens: OnTokens) -> Drawn:
+    def draw(self, prefix: Sequence[int], noise: Tensor, on_tokens: OnTokens, ends: int) -> Drawn:
         count, tokens = noise.shape
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            self.texts.begin(prefix)
+            self.texts.begin(prefix, ends)
             self.record.begin(noise)
             self.cache.reset()
             self.prefix, self.done = len(prefix), 0

@@ -29,20 +29,34 @@ from holdfast.scoring.draw import (
     Drawer,
     Drawn,
     OnTokens,
+    drawn_tokens,
     end_tokens,
-    likeliest_tokens,
+    kept_tokens,
     vocabulary_size,
 )
 from holdfast.scoring.likelihood import Runner
 
-#: The first tokens of a text, and the share of the texts that start with them.
-Start = tuple[Sequence[int], float]
 Cache = bool | str | os.PathLike[str]
 
 BLOCK = 64  # texts per file; blocks are always drawn in full
-_FORMAT = 1  # of the files, and of how texts are drawn: part of the key
+_FORMAT = 2  # of the files, and of how texts are drawn: part of the key
 _TENSORS = ("tokens", "lengths", "starts", "ids", "log_probs", "own")
 _MARK = "holdfastusertext"  # stands for what a user writes
+
+
+class Start(NamedTuple):
+    """How some of the texts start.
+
+    Attributes:
+        tokens: their first tokens.
+        share: the share of the texts.
+        ends: the number of end tokens after which a text is over: in a chat, that of the user's
+            message and that of the answer.
+    """
+
+    tokens: Sequence[int]
+    share: float
+    ends: int = 1
 
 
 class PoolBatch(NamedTuple):
@@ -53,8 +67,8 @@ class PoolBatch(NamedTuple):
         attention_mask: 1 for tokens, 0 for padding, int64.
         where: the positions that count, a mask of the same shape on the CPU: those that predict a
             token which was drawn. Position p predicts token p + 1.
-        ids: the base's likeliest tokens at the positions that count, in the order of
-            ``where.flatten()``, positions × k, int64.
+        ids: tokens at the positions that count, in the order of ``where.flatten()``, positions × k,
+            int64: the base's likeliest, then ``drawn`` others.
         log_probs: their log-probabilities under the base, float32.
         targets: the tokens that were drawn at these positions, int64.
         own: their log-probabilities under the base, float32.
@@ -80,8 +94,9 @@ class Pool:
         tokens: texts × longest, int32.
         lengths: the tokens of each text, its start included, int32.
         starts: the tokens of each text's start, which was not drawn, int32.
-        ids: the base's likeliest tokens per drawn token, texts × drawn tokens × k, int32.
-        log_probs: their log-probabilities, float16. The rounding changes KL by about 1e-7 nats.
+        ids: the tokens that are kept per drawn token, texts × drawn tokens × k, int32: the base's
+            likeliest, then a few that are drawn from the others.
+        log_probs: their log-probabilities, float16.
         own: the log-probability of each drawn token, float32.
         path: the directory of the cached files; None if there is none.
         about: what the texts and predictions depend on.
@@ -107,6 +122,14 @@ class Pool:
     def counts(self) -> Tensor:
         """The number of positions that count, per text."""
         return self.lengths - self.starts
+
+    @property
+    def drawn(self) -> int:
+        """How many of the kept tokens, the last ones, are drawn from those that are not likeliest.
+
+        0 if all tokens of the vocabulary are kept.
+        """
+        return int(self.about["drawn"])
 
     @property
     def nbytes(self) -> int:
@@ -170,11 +193,11 @@ def draw_pool(
     Args:
         model: the base model. It runs in eval mode.
         count: the number of texts.
-        prefixes: the tokens that texts start with, and the share of the texts for each of them;
-            see :func:`default_starts`.
+        prefixes: how texts start, see :func:`default_starts`.
         length: the maximum length of a text in tokens, its start included. The model's own limit
             applies too.
-        top: the number of likeliest tokens whose log-probabilities are kept per drawn token.
+        top: the number of tokens whose log-probabilities are kept per drawn token: the likeliest,
+            and a quarter that is drawn from the others.
         seed: the random seed of all texts.
         cache: the cache directory. True is ``$HOLDFAST_CACHE`` or ``~/.cache/holdfast``; False
             turns the cache off.
@@ -186,10 +209,12 @@ def draw_pool(
     count = whole_number("count", count, 1)
     natural_number("seed", seed)
     loaded = _loaded(model, length)
+    prefixes = [Start(*given) for given in prefixes]  # a pair will do
     starts, shares = _checked_starts(prefixes, model, loaded.limit)
+    ends = [start.ends for start in prefixes]
     drawer = Drawer(model, loaded.limit, positive_integer("top", top))
     about = _about(model, base, loaded.limit, top) | {
-        "starts": [starts, shares],
+        "starts": [starts, shares, ends],
         "seed": seed,
         "ends": end_tokens(without_peft(model)).tolist(),
         "dtype": str(drawer.dtype),
@@ -204,7 +229,8 @@ def draw_pool(
         for i, start in enumerate(starts):
             rows = (kind == i).nonzero().flatten()
             if len(rows):
-                drawn = drawer(start, noise[rows, : loaded.limit - len(start)], on_tokens)
+                some = noise[rows, : loaded.limit - len(start)]
+                drawn = drawer(start, some, on_tokens, ends=ends[i])
                 parts.append(_block(drawn, len(start), longest))
                 places.append(rows)
         back = torch.cat(places).argsort()
@@ -284,13 +310,15 @@ def default_starts(
             "start="
         ) from None
     turn = _user_turn(tokenizer)
-    return [([first], 0.5), (turn, 0.5)] if turn and turn != [first] else [([first], 1.0)]
+    if not turn or turn == [first]:
+        return [Start([first], 1.0)]
+    return [Start([first], 0.5), Start(turn, 0.5, ends=2)]
 
 
 def describe_starts(starts: Sequence[Start], tokenizer: Any = None) -> str:
     """Describe how drawn texts start.
 
-    >>> describe_starts([([1], 0.5), ([1, 5, 6], 0.5)])
+    >>> describe_starts([Start([1], 0.5), Start([1, 5, 6], 0.5)])
     '50 % of the texts start with token 1, 50 % with tokens 1 5 6'
     """
 
@@ -299,11 +327,11 @@ def describe_starts(starts: Sequence[Start], tokenizer: Any = None) -> str:
             return repr(tokenizer.decode(list(tokens)))
         return f"token{'s' * (len(tokens) > 1)} {' '.join(map(str, tokens))}"
 
-    (tokens, share), *others = starts
+    first, *others = starts
     if not others:
-        return f"all texts start with {shown(tokens)}"
-    more = "".join(f", {100 * part:.3g} % with {shown(ids)}" for ids, part in others)
-    return f"{100 * share:.3g} % of the texts start with {shown(tokens)}{more}"
+        return f"all texts start with {shown(first.tokens)}"
+    more = "".join(f", {100 * start.share:.3g} % with {shown(start.tokens)}" for start in others)
+    return f"{100 * first.share:.3g} % of the texts start with {shown(first.tokens)}{more}"
 
 
 def _user_turn(tokenizer: Any) -> list[int]:
@@ -338,7 +366,7 @@ def _loaded(model: nn.Module, length: int) -> Loaded:
 def _checked_starts(
     prefixes: Sequence[Start], model: nn.Module, length: int
 ) -> tuple[list[list[int]], list[float]]:
-    starts, shares = [list(tokens) for tokens, _ in prefixes], [float(s) for _, s in prefixes]
+    starts, shares = [list(s.tokens) for s in prefixes], [float(s.share) for s in prefixes]
     if not starts or not all(starts) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(
             "texts need at least one start, each start at least one token and a share above 0, and "
@@ -387,7 +415,8 @@ def _noise(seed: int, number: int, tokens: int) -> Tensor:
 
 def _about(model: nn.Module, base: str | None, length: int, top: int) -> dict[str, Any]:
     weights = base or model_fingerprint(model)
-    return {"format": _FORMAT, "weights": weights, "length": length, "top": top}
+    drawn = drawn_tokens(top, vocabulary_size(model))
+    return {"format": _FORMAT, "weights": weights, "length": length, "top": top, "drawn": drawn}
 
 
 def _made(
@@ -486,7 +515,7 @@ def _predictions(
     tokens = torch.zeros(len(rows), longest, dtype=torch.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = torch.tensor(row)
-    own = torch.zeros(len(rows), longest - 1)
+    own, generator = torch.zeros(len(rows), longest - 1), torch.Generator().manual_seed(0)
     ids = log_probs = torch.empty(0)
     for numbers, predictions in Runner(loaded)(rows):
         some = tokens[numbers, : predictions.states.shape[1]].long()
@@ -495,12 +524,14 @@ def _predictions(
         found = []
         for logits, targets in predictions.logits(where, some[place, column + 1]):
             each = logits.log_softmax(-1)
-            found.append([*likeliest_tokens(each, top), each.gather(-1, targets[:, None])[:, 0]])
-        likeliest, theirs, drawn = (torch.cat(part).cpu() for part in zip(*found, strict=True))
+            noise = torch.rand(len(each), 1, dtype=torch.float64, generator=generator)
+            kept = kept_tokens(each, top, noise.to(each.device))
+            found.append([*kept, each.gather(-1, targets[:, None])[:, 0]])
+        kept_ids, theirs, drawn = (torch.cat(part).cpu() for part in zip(*found, strict=True))
         if not ids.numel():
-            shape = (*own.shape, likeliest.shape[-1])
-            ids, log_probs = likeliest.new_zeros(shape), theirs.new_zeros(shape)
+            shape = (*own.shape, kept_ids.shape[-1])
+            ids, log_probs = kept_ids.new_zeros(shape), theirs.new_zeros(shape)
         at = torch.tensor(numbers)[place], column
-        ids[at], log_probs[at], own[at] = likeliest, theirs, drawn
+        ids[at], log_probs[at], own[at] = kept_ids, theirs, drawn
         on_tokens(int(lengths[numbers].sum()))
     return Drawn(tokens, lengths, ids, log_probs, own)
