@@ -37,7 +37,8 @@ warnings.simplefilter("ignore")
 host, names, folder, killed = sys.argv[1:]
 import setting
 from holdfast.registry import find
-recipe = setting.recipe_of(*(find(name).cls() for name in names.split("+") if name != "standard"))
+entries = [find(name) for name in names.split("+") if name != "standard"]
+recipe = setting.recipe_of(*(entry.cls() for entry in entries))
 def tell(update):
     beside = pathlib.Path(folder, "beside")
     beside.write_text(str(update))
@@ -50,16 +51,20 @@ if host == "raw":
         log=lambda values: tell(values["update"]),
     )
 else:
-    import test_hf, transformers
+    import test_hf, test_replay_in_hosts, transformers
     class Tell(transformers.TrainerCallback):
         def on_step_end(self, args, state, *_, **__):
             tell(state.global_step)
     options = {{"save_strategy": "steps", "save_steps": 1, "save_total_limit": 3,
                "per_device_train_batch_size": 4, "max_steps": {updates}, "logging_steps": 10}}
-    trainer = test_hf.make_trainer(
-        recipe, folder, test_hf.make_model(torch.float32, 0.1), options=options,
-        callbacks=[Tell()], old_data=test_hf.make_data(8, seed=1),
-    )
+    if setting.setting_of(*entries) is setting.Texts:
+        trainer = test_replay_in_hosts.make_trainer(recipe, folder, **options)
+        trainer.add_callback(Tell())
+    else:
+        trainer = test_hf.make_trainer(
+            recipe, folder, test_hf.make_model(torch.float32, 0.1), options=options,
+            callbacks=[Tell()], old_data=test_hf.make_data(8, seed=1),
+        )
     trainer.train(resume_from_checkpoint=True)
     model = trainer.model
 torch.save(model.state_dict(), folder + "/final.pt")

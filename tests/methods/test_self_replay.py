@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="the hf extra is not installed")
+transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from golden import self_replay as golden
 from holdfast import Flow, LoopSettings, LoRA, Recipe, Run, SelfReplay, finetune_loop, train_loop
@@ -247,6 +247,34 @@ class TestRefused:
     def test_models_that_do_not_write(self):
         with pytest.raises(ValueError, match="needs a causal language model, got Linear"):
             make_run(replay(), torch.nn.Linear(2, 2), task="classification")
+
+    def test_encoders(self):
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+        config = transformers.BertConfig(vocab_size=40, num_hidden_layers=1, **sizes)
+        model = transformers.BertForSequenceClassification(config)
+        with pytest.raises(ValueError, match="BertForSequenceClassification does not generate"):
+            make_run(Recipe.preset("self-replay"), model, [{"input_ids": [5, 6], "label": 0}])
+
+    def test_no_first_token(self):
+        model = base()
+        model.config.bos_token_id = model.config.eos_token_id = None
+        model.generation_config.bos_token_id = model.generation_config.eos_token_id = None
+        with pytest.raises(ValueError, match=r"no BOS or EOS token .* name a token as start="):
+            make_run(replay(), model)
+        assert make_run(replay(start=5), model).recall.pool.tokens[0, 0] == 5
+
+    def test_a_model_that_predicts_nan(self):
+        model = base()
+        model.lm_head.weight.data.fill_(math.nan)
+        with pytest.raises(ValueError, match="LlamaForCausalLM predicts NaN"):
+            make_run(replay(), model)
+
+    def test_a_checkpoint_from_other_weights(self, tmp_path):
+        options = {"lr": 0.01, "max_updates": 1, "collate": pad_collate}
+        recipe, path = Recipe(recall=replay()), tmp_path / "run.pt"
+        tune(base(), recipe, samples(), checkpoint=path, **options)
+        with pytest.raises(ValueError, match="other pretrained weights"):
+            tune(noisy(base()), recipe, samples(), checkpoint=path, **options)
 
     def test_texts_of_ones_own_need_a_tokenizer(self, tmp_path):
         file = tmp_path / "texts.txt"
