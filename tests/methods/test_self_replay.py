@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from golden import self_replay as golden
 from holdfast import Flow, LoopSettings, LoRA, Recipe, Run, SelfReplay, finetune_loop, train_loop
@@ -249,6 +249,8 @@ class TestRefused:
             make_run(replay(), torch.nn.Linear(2, 2), task="classification")
 
     def test_encoders(self):
+        import transformers
+
         sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
         config = transformers.BertConfig(vocab_size=40, num_hidden_layers=1, **sizes)
         model = transformers.BertForSequenceClassification(config)

@@ -51,9 +51,10 @@ class WithRecipe(Trainer):
 
     Stage 1 runs before the trainer is built, stage 2 (scoring, cached) as soon as the trainer has
     its data. Set the learning rate in ``TrainingArguments`` or in the recipe; two different values
-    raise an error. The default of ``TrainingArguments`` counts as not set. ``args.optim`` is used only if the recipe has the default update, ``adamw``. λ,
-    the pull, the distance and the penalties are in the log. After ``train()`` the model is the
-    merged one; checkpoints hold the trained weights before merging.
+    raise an error. The default of ``TrainingArguments`` counts as not set. ``args.optim`` is used
+    only if the recipe has the default update, ``adamw``. λ, the pull, the distance and the
+    penalties are in the log. After ``train()`` the model is the merged one; checkpoints hold the
+    trained weights before merging.
     """
 
     def __init__(
