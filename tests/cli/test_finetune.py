@@ -19,7 +19,7 @@ from holdfast.comparison.default import MODEL  # noqa: E402
 from holdfast.recipe import Recipe, recipe_beside  # noqa: E402
 
 ROWS = [{"prompt": "two plus two is", "completion": "four"}] * 8
-SMALL = ["--max-updates=3", "--batch-size=2", "--lr=1e-3"]
+SMALL = ["--max-updates=3", "--batch-size=2", "--lr=1e-3", "--recipe=standard"]
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +57,9 @@ def test_a_recipe_and_its_config_again(tmp_path, capsys):
 
 
 def test_without_a_recipe_it_is_holdfast(capsys):
-    given = [f"--model={MODEL}", "--data=train.jsonl", "--out=out", "--max-updates=3"]
-    assert main(["finetune", *given, "--batch-size=2", "--json"]) == 0
+    given = [f"--model={save_llama('llama')}", "--data=train.jsonl", "--out=out"]
+    capsys.readouterr()
+    assert main(["finetune", *given, "--max-updates=3", "--batch-size=2", "--json"]) == 0
     told = capsys.readouterr()
     found = json.loads(told.out)
     assert found["recipe"] == "holdfast"
@@ -67,12 +68,12 @@ def test_without_a_recipe_it_is_holdfast(capsys):
     assert "note: learning rate 0.003, the default\n" in told.err
     assert "note: holdfast: SelfReplay(strength=1.0" in told.err
     (stored,) = Path("cache/pools").iterdir()
-    assert f"2 texts of the pretrained model are stored in {stored.absolute()}" in told.err
+    assert f"texts of the pretrained model are stored in {stored.absolute()}" in told.err
     # The config keeps `auto`; the recipe beside the model is the one that was trained.
     assert "recipe: holdfast\n" in Path("out/config.yaml").read_text()
     assert recipe_beside("out") == Recipe.from_dict(found["resolved"])
     # A report says that KL on such texts was a training signal.
-    assert main(["measure", str(MODEL), "out", "--context-free=2", "--no-drift"]) == 0
+    assert main(["measure", "llama", "out", "--context-free=2", "--no-drift"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "own texts was a training signal: it is no evidence of retention." in said
 
