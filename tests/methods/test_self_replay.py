@@ -236,7 +236,7 @@ class TestRefused:
             ({"budget": 0}, "budget must be"),
             ({"budget": -1}, "budget must be"),
             ({"length": 1}, "length must be at least 2"),
-            ({"top": 0}, "top must be at least 1"),
+            ({"top": 0}, "top must be at least 2"),
             ({"strength": -1}, "strength must be"),
         ],
     )
