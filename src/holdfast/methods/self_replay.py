@@ -276,7 +276,8 @@ class BudgetedReplay(ReplayTerm):
         some = torch.arange(first, min(first + _OBSERVED, len(self.held_out)))
         self.observed, _ = self.measure(model, some, rows)
         groups = cast(Optimizer, self._optimizer).param_groups
-        self.controller.observe(self.observed, max(group["lr"] for group in groups) / self._peak)
+        lr = max(float(group["lr"]) for group in groups)
+        self.controller.observe(self.observed, lr / self._peak if self._peak else 0.0)
 
     @torch.no_grad()
     def measure(self, model: nn.Module, some: Tensor, rows: int) -> tuple[float, float]:
