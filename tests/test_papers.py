@@ -98,7 +98,7 @@ def test_replay_of_fixed_shapes_is_the_librarys(settings, adapters):
     from small import make_llama, make_tokenizer, noisy
 
     replaying, training = load("_lm_replay"), load("_lm_train")
-    model, tokenizer = make_llama(scale=0.3), make_tokenizer()
+    model, tokenizer = make_llama(scale=0.3).double(), make_tokenizer()
     tokenizer.chat_template = "the user says {{ messages[0]['content'] }} ."
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(7, 30, (n,), generator=generator).tolist() for n in (9, 12, 7, 20)]

@@ -104,14 +104,31 @@ def test_half_precision_teachers():
     torch.testing.assert_close(gradient().double(), exactly(), atol=2e-3, rtol=0)
 
 
-def test_rounding_above_one_leaves_nothing_for_the_rest():
-    """log p rounded up: Σ p > 1."""
+@pytest.mark.parametrize("drawn", [0, 1])
+def test_rounding_above_one_never_makes_a_divergence_negative(drawn):
+    """log p rounded up: Σ p > 1, which leaves nothing for the drawn token."""
     _, theirs, _ = random(n=20)
     ids = theirs.topk(11).indices
-    log_probs = theirs.gather(1, ids) + 0.01
-    values, gradient = KeptTokens(ids, log_probs, 1).compare(slice(0, 20), theirs + 0.001)
-    assert values.isfinite().all()
-    torch.testing.assert_close(gradient().sum(1), torch.zeros(20, dtype=torch.float64))
+    teacher = KeptTokens(ids, theirs.gather(1, ids) + 0.2, drawn)
+    values, gradient = teacher.compare(slice(0, 20), theirs + 0.001)
+    assert (values > -1e-12).all()
+    gradient = gradient()
+    torch.testing.assert_close(gradient.sum(1), torch.zeros(20, dtype=torch.float64))
+    if drawn:  # the model's q of the drawn token, with no p to hold it
+        last = ids[:, -1:]
+        torch.testing.assert_close(gradient.gather(1, last), theirs.gather(1, last).exp())
+
+
+def test_a_token_that_is_drawn_twice_counts_twice():
+    z, theirs, teacher = random(k=6, drawn=2)
+    ids = teacher.ids.clone()
+    ids[:, 5] = ids[:, 4]
+    twice = KeptTokens(ids, theirs.gather(1, ids), 2)
+    once = KeptTokens(ids[:, :5], theirs.gather(1, ids[:, :5]), 1)
+    values, gradient = twice.compare(slice(5), z.detach())
+    expected, correct = once.compare(slice(5), z.detach())
+    torch.testing.assert_close(values, expected)
+    torch.testing.assert_close(gradient(), correct())
 
 
 def test_tokens_that_the_teacher_excludes():

@@ -9,20 +9,27 @@ def log_softmax(z):
     return [x - total for x in z]
 
 
-def kl(base, z, top=None):
-    """KL of two rows of logits over the vocabulary, or over the base's top tokens and the rest."""
-    p, q = ([math.exp(x) for x in log_softmax(row)] for row in (base, z))
-    if top is not None and top < len(p):
-        best = sorted(range(len(p)), key=lambda i: -p[i])[:top]
-        p, q = ([row[i] for i in best] + [1 - sum(row[i] for i in best)] for row in (p, q))
-    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
+def kl(base, z, likeliest=None, drawn=()):
+    """KL of two rows of logits over the vocabulary, or its estimate from some of the tokens.
+
+    The drawn tokens stand for all that are not the likeliest, each for an equal part.
+    """
+    log_p, log_q = log_softmax(base), log_softmax(z)
+    best = sorted(range(len(log_p)), key=lambda i: -log_p[i])[:likeliest]
+    found = sum(math.exp(log_p[i]) * (log_p[i] - log_q[i]) for i in best)
+    rest = 1 - sum(math.exp(log_p[i]) for i in best)
+    return found + sum(rest / len(drawn) * (log_p[i] - log_q[i]) for i in drawn)
 
 
-def divergence(base, tuned, texts, starts, top=None):
-    """The mean over drawn tokens: the logits at position t predict the token at t + 1."""
+def divergence(base, tuned, texts, starts, likeliest=None, drawn=None):
+    """The mean over drawn tokens: the logits at position t predict the token at t + 1.
+
+    ``drawn`` has the tokens that stand for the others, per text and predicted token.
+    """
     total, count = 0.0, 0
-    for text, start in zip(texts, starts, strict=True):
+    for i, (text, start) in enumerate(zip(texts, starts, strict=True)):
         z_base, z = base(text), tuned(text)
         for t in range(start - 1, len(text) - 1):
-            total, count = total + kl(z_base[t], z[t], top), count + 1
+            some = () if drawn is None else drawn[i][t - start + 1]
+            total, count = total + kl(z_base[t], z[t], likeliest, some), count + 1
     return total / count

@@ -9,8 +9,9 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 import transformers
 
+from holdfast._torch.teachers import AllTokens, KeptTokens
 from holdfast.scoring import draw
-from holdfast.scoring.draw import Drawer, draw_texts, inverse_cdf
+from holdfast.scoring.draw import Drawer, draw_texts, drawn_tokens, inverse_cdf, kept_tokens
 from small import make_llama
 
 
@@ -143,10 +144,93 @@ def test_the_record_is_the_models_distribution(static):
             assert float(found.own[i, drawn]) == pytest.approx(
                 float(row[found.tokens[i, position]]), abs=1e-4
             )
-            values, ids = row.topk(8)
-            assert found.ids[i, drawn].tolist() == ids.tolist()
-            assert torch.allclose(found.log_probs[i, drawn].double(), values, atol=0.01)
+            ids = found.ids[i, drawn].tolist()
+            assert ids[:6] == row.topk(6).indices.tolist()
+            assert not set(ids[:6]) & set(ids[6:])
+            assert torch.allclose(found.log_probs[i, drawn].double(), row[ids], atol=0.01)
             assert found.log_probs[i, drawn].dtype == torch.float16
+
+
+def spread(rows, vocabulary=40, scale=2.0):
+    """One distribution, and noise at equal distances in [0, 1)."""
+    z = scale * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(0))
+    grid = (torch.arange(rows, dtype=torch.float64)[:, None] + 0.5) / rows
+    return z.log_softmax(-1), grid
+
+
+@pytest.mark.parametrize(("kept", "drawn"), [(2, 1), (8, 2), (39, 9), (40, 0), (64, 0)])
+def test_a_quarter_is_drawn_from_the_others_in_proportion_to_their_probabilities(kept, drawn):
+    log_probs, grid = spread(4000)
+    assert drawn_tokens(kept, 40) == drawn
+    ids, found = kept_tokens(log_probs.expand(4000, -1), kept, grid)
+    likeliest = min(kept, 40) - drawn
+    assert ids.shape == found.shape == (4000, likeliest + drawn)
+    assert (ids[:, :likeliest] == log_probs.topk(likeliest).indices).all()
+    assert torch.equal(found, log_probs[0][ids.long()].half())
+    if drawn:
+        others = log_probs[0].exp().index_fill(0, ids[0, :likeliest].long(), 0)
+        counts = torch.bincount(ids[:, likeliest:].flatten(), minlength=40)
+        torch.testing.assert_close(counts / counts.sum(), others / others.sum(), atol=1e-3, rtol=0)
+        assert not counts[others == 0].any()
+
+
+@pytest.mark.parametrize("kept", [2, 8, 39, 40])
+def test_the_divergence_of_kept_tokens_is_that_of_all_tokens_on_average(kept):
+    log_probs, grid = spread(4000)
+    z = spread(1, scale=1.0)[0].flip(-1).expand(4000, -1)
+    ids, found = kept_tokens(log_probs.expand(4000, -1), kept, grid)
+    each, gradient = KeptTokens(ids, found, drawn_tokens(kept, 40)).compare(slice(4000), z)
+    exact, exactly = AllTokens(log_probs).compare(slice(1), z[:1])
+    assert float(exact) > 0.5
+    assert float(each.mean()) == pytest.approx(float(exact), abs=2e-3)
+    torch.testing.assert_close(gradient().mean(0), exactly()[0], atol=2e-4, rtol=0)
+
+
+def test_the_noise_of_a_text_draws_tokens_to_keep_whatever_token_it_chooses():
+    model = make_llama(vocab=40, scale=0.3)
+    drawer = Drawer(model, 2, 8)
+    found = [drawer([2], noise(1000, 1, seed)) for seed in range(8)]
+    ids = torch.cat([part.ids[:, 0] for part in found])
+    chosen = torch.cat([part.tokens[:, 1] for part in found])
+    with torch.no_grad():
+        p = model(input_ids=torch.tensor([[2]])).logits[0, -1].softmax(-1)
+    others = p.index_fill(0, ids[0, :6].long(), 0)
+    others /= others.sum()
+    for some in (torch.ones(8000, dtype=torch.bool), chosen == p.argmax(), chosen > 20):
+        assert some.sum() > 500
+        counts = torch.bincount(ids[some][:, 6:].flatten(), minlength=40)
+        deviation = (others * (1 - others) / counts.sum()).sqrt()
+        assert ((counts / counts.sum() - others).abs() <= 4 * deviation).all()
+
+
+@pytest.mark.parametrize("others", [-200.0, -torch.inf])
+def test_the_likeliest_token_stands_for_others_without_probability(others):
+    """exp(−200) is 0 in float32. In float16, the kept probabilities do not add up to 1."""
+    z = torch.full((50, 300), others)
+    z[:, 5:11] = torch.tensor([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
+    log_probs = z.log_softmax(-1)
+    ids, found = kept_tokens(log_probs, 8, noise(50, 1))
+    assert ids[0].tolist() == [5, 6, 7, 8, 9, 10, 5, 5]
+    values, gradient = KeptTokens(ids, found, 2).compare(slice(50), z)
+    assert values.abs().max() < 1e-3
+    assert gradient().abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_text_goes_on_to_its_second_end(static):
+    model, u = make_llama(vocab=12, scale=0.3), noise(40, 29)
+    drawer = Drawer(model, 30, 4, static=static)
+    once, twice = drawer([2], u), drawer([2], u, ends=2)
+    shorter, longer = (
+        [row[:n] for row, n in zip(drawn.tokens.tolist(), drawn.lengths.tolist(), strict=True)]
+        for drawn in (once, twice)
+    )
+    for one, two in zip(shorter, longer, strict=True):
+        assert two[: len(one)] == one
+        assert two.count(3) == 2 if len(two) < 30 else two[:-1].count(3) < 2
+        assert two[-1] == 3 or len(two) == 30
+    assert sum(two.count(3) == 2 for two in longer) > 10
+    same_texts(drawer([2], u), once)  # the next call counts anew
 
 
 def test_a_text_depends_on_its_own_noise_only():

@@ -14,10 +14,12 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 import transformers
 
 from holdfast._torch.fingerprint import model_fingerprint
+from holdfast._torch.teachers import KeptTokens
 from holdfast.scoring import blocks, pool
 from holdfast.scoring.pool import (
     BLOCK,
     Pool,
+    Start,
     default_starts,
     describe_starts,
     draw_pool,
@@ -57,6 +59,7 @@ class TestContent:
         model = base()
         found = drawn(model)
         assert len(found) == 70
+        assert found.drawn == 2
         assert found.starts.tolist() == [1, 3] * 35
         assert len(set(map(tuple, found.texts()))) == 70
         for i, text in enumerate(found.texts()):
@@ -69,9 +72,11 @@ class TestContent:
                 place = position - start + 1
                 own = float(table[position, text[position + 1]])
                 assert float(found.own[i, place]) == pytest.approx(own, abs=1e-4)
-                values, ids = table[position].topk(8)
-                assert found.ids[i, place].tolist() == ids.tolist()
-                assert torch.allclose(found.log_probs[i, place].double(), values, atol=0.01)
+                ids = found.ids[i, place].tolist()
+                assert ids[:6] == table[position].topk(6).indices.tolist()
+                assert not set(ids[:6]) & set(ids[6:])
+                kept = table[position, ids]
+                assert torch.allclose(found.log_probs[i, place].double(), kept, atol=0.01)
             for name in ("own", "ids", "log_probs"):
                 assert not getattr(found, name)[i, int(found.counts[i]) :].any()
             assert not found.tokens[i, len(text) :].any()
@@ -97,16 +102,21 @@ class TestContent:
         (batch.log_probs.exp() * (batch.log_probs - log_q.gather(1, batch.ids))).sum().backward()
 
     def test_rounding_to_float16_is_negligible(self):
-        """KL(stored ‖ exact) over the likeliest tokens and the rest, at the base's own weights."""
+        """KL(stored ‖ exact) over the likeliest tokens and the rest, at the base's own weights.
+
+        And the weighted log p, where rounding does not cancel within a position.
+        """
         model = base(vocab=300)
         found = drawn(model, count=64, top=64)
         batch = found.batch(range(64), "cpu")
         with torch.no_grad():
             exact = model.double()(input_ids=batch.input_ids).logits.log_softmax(-1)[batch.where]
-        p, q = batch.log_probs.double().exp(), exact.gather(1, batch.ids).exp()
+        p, q = (x[:, :48].exp() for x in (batch.log_probs.double(), exact.gather(1, batch.ids)))
         p, q = (torch.cat([x, 1 - x.sum(1, keepdim=True)], 1) for x in (p, q))
         assert bool((p > 0).all())
         assert float((p * (p / q).log()).sum(1).mean()) < 1e-6
+        teacher = KeptTokens(batch.ids, batch.log_probs, found.drawn)
+        assert abs(float(teacher.compare(slice(None), exact)[0].mean())) < 1e-4
 
     def test_4096_texts_take_200_megabytes(self, tmp_path):
         found = drawn(base(limit=128, vocab=100), 64, length=128, top=64, cache=tmp_path,
@@ -120,6 +130,8 @@ class TestContent:
     def test_a_small_vocabulary_is_kept_whole(self):
         found = drawn(base(vocab=11), top=64)
         assert found.ids.shape[-1] == 11
+        assert found.drawn == 0
+        assert found.split(8)[1].drawn == 0
         assert torch.allclose(
             found.log_probs[:, 0].float().exp().sum(-1), torch.ones(70), atol=1e-3
         )
@@ -129,6 +141,7 @@ class TestContent:
         train, held_out = found.split(8)
         assert train.texts() + held_out.texts() == found.texts()
         assert (len(train), len(held_out)) == (62, 8)
+        assert train.drawn == held_out.drawn == 2
         for n in (0, 70, -1):
             with pytest.raises(ValueError, match="cannot be held out"):
                 found.split(n)
@@ -141,27 +154,27 @@ class TestStarts:
 
     def test_bos_then_eos_then_the_named_token(self):
         model = base()
-        assert default_starts(model) == [([START], 1.0)]
-        assert default_starts(model, start=7) == [([7], 1.0)]
+        assert default_starts(model) == [Start([START], 1.0)]
+        assert default_starts(model, start=7) == [Start([7], 1.0)]
         model.config.bos_token_id = None
-        assert default_starts(model) == [([END], 1.0)]
+        assert default_starts(model) == [Start([END], 1.0)]
         model.config.eos_token_id = None
         with pytest.raises(ValueError, match=r"no BOS or EOS token .* start="):
             default_starts(model)
-        assert default_starts(model, start=7) == [([7], 1.0)]
+        assert default_starts(model, start=7) == [Start([7], 1.0)]
 
     def test_half_of_a_chat_models_texts_start_at_the_users_turn(self):
         tokenizer = make_tokenizer(chat_template=CHAT)
         question = tokenizer.convert_tokens_to_ids("question")
         starts = default_starts(base(), tokenizer)
-        assert starts == [([START], 0.5), ([START, question], 0.5)]
+        assert starts == [Start([START], 0.5), Start([START, question], 0.5, ends=2)]
         shown = describe_starts(starts, tokenizer)
         assert shown == "50 % of the texts start with '<s>', 50 % with '<s> question'"
         assert describe_starts(default_starts(base())) == "all texts start with token 2"
 
     def test_a_system_turn_before_it_belongs_to_the_start(self):
         tokenizer = make_tokenizer(chat_template="<s> the dog " + CHAT)
-        text = tokenizer.decode(default_starts(base(), tokenizer)[1][0])
+        text = tokenizer.decode(default_starts(base(), tokenizer)[1].tokens)
         assert text == "<s> the dog <s> question"
 
     @pytest.mark.parametrize(
@@ -177,7 +190,37 @@ class TestStarts:
     )
     def test_other_templates_leave_bos_alone(self, template):
         tokenizer = make_tokenizer(chat_template=template)
-        assert default_starts(base(), tokenizer) == [([START], 1.0)]
+        assert default_starts(base(), tokenizer) == [Start([START], 1.0)]
+
+    @pytest.mark.parametrize(
+        ("template", "end", "ends"),
+        [
+            (CHAT, END, 2),
+            (CHAT, [END, 5], 2),
+            (CHAT, 5, 1),
+            (CHAT.replace("</s>", "the"), END, 1),
+            (CHAT.replace("</s>", "</s> the </s>"), END, 3),
+        ],
+    )
+    def test_a_chat_ends_with_the_answer(self, template, end, ends):
+        """The user's message has as many end tokens as the template gives it."""
+        model = base()
+        model.generation_config.eos_token_id = end
+        starts = default_starts(model, make_tokenizer(chat_template=template))
+        assert [start.ends for start in starts] == [1, ends]
+
+    def test_a_chat_goes_on_to_the_answers_end(self):
+        model = base(vocab=10)
+        found = drawn(model, prefixes=[Start([START], 0.5), Start([START, 9, 8], 0.5, 2)])
+        for i, text in enumerate(found.texts()):
+            ends, start, table = 1 + i % 2, int(found.starts[i]), truth(model, text)
+            assert text[start:-1].count(END) < ends
+            assert len(text) == 12 or (text[-1] == END and text[start:].count(END) == ends)
+            own = table[range(start - 1, len(text) - 1), text[start:]].float()
+            assert torch.allclose(found.own[i, : len(own)], own, atol=1e-4)
+            kept = table[start - 1 : -1].gather(1, found.ids[i, : len(own)].long()).float()
+            assert torch.allclose(found.log_probs[i, : len(own)].float(), kept, atol=0.01)
+        assert sum(text[3:].count(END) == 2 for text in found.texts()[1::2]) > 5
 
     def test_shares_hold_in_every_part(self):
         prefixes = [([START], 0.7), ([4, 5], 0.2), ([6], 0.1)]
@@ -216,7 +259,7 @@ class TestCache:
         assert drawn(cache=False, seed=1).texts() != first.texts()
 
     @pytest.mark.parametrize(
-        "change", ["weights", "seed", "length", "top", "prefixes", "end", "base", "dtype"]
+        "change", ["weights", "seed", "length", "top", "prefixes", "ends", "end", "base", "dtype"]
     )
     def test_other_weights_or_settings_are_drawn_anew(self, change, monkeypatch):
         drawn(count=5)
@@ -227,6 +270,8 @@ class TestCache:
             model, options = model.bfloat16(), {"base": model_fingerprint(base())}
         elif change == "end":
             model.generation_config.eos_token_id = [3, 5]
+        elif change == "ends":
+            options["prefixes"] = [Start([START], 0.5), Start([START, 9, 8], 0.5, ends=2)]
         else:
             options[change] = {"seed": 1, "length": 11, "top": 7, "base": "other",
                                "prefixes": [([4], 1.0)]}[change]  # fmt: skip
@@ -238,7 +283,9 @@ class TestCache:
         small = drawn(count=BLOCK + 6)
         made, call = [], pool.Drawer.__call__
         monkeypatch.setattr(
-            pool.Drawer, "__call__", lambda *args: made.append(len(args[2])) or call(*args)
+            pool.Drawer,
+            "__call__",
+            lambda *args, **options: made.append(len(args[2])) or call(*args, **options),
         )
         large = drawn(count=3 * BLOCK)
         assert large.texts()[: BLOCK + 6] == small.texts()
@@ -337,7 +384,7 @@ class TestBadModels:
             drawn(transformers.BertForSequenceClassification(config))
 
     def test_wrong_numbers(self):
-        for option in ({"count": 0}, {"length": 1}, {"top": 0}, {"seed": -1}):
+        for option in ({"count": 0}, {"length": 1}, {"top": 1}, {"seed": -1}):
             with pytest.raises(ValueError, match=f"{next(iter(option))} must be at least"):
                 drawn(**option)
 
@@ -365,11 +412,23 @@ class TestOwnTexts:
         made = drawn(model, prefixes=[([START], 1.0)])
         found = pool_of_texts(model, made.texts(), length=12, top=8, progress=False)
         assert found.texts() == made.texts()
-        assert torch.equal(found.ids, made.ids)
+        assert found.drawn == made.drawn == 2
+        assert torch.equal(found.ids[..., :6], made.ids[..., :6])
         assert torch.allclose(found.own, made.own, atol=1e-4)
-        assert torch.allclose(found.log_probs.float(), made.log_probs.float(), atol=0.01)
+        for i, text in enumerate(found.texts()):  # the tokens that were drawn differ
+            kept = truth(model, text)[:-1].gather(1, found.ids[i, : len(text) - 1].long()).float()
+            assert torch.allclose(found.log_probs[i, : len(kept)].float(), kept, atol=0.01)
         assert found.starts.unique().tolist() == [1]
         assert found.path != made.path
+
+    def test_which_tokens_are_kept_depends_on_the_number_of_a_text(self):
+        """Not on the texts beside it, and equal texts keep others."""
+        read = partial(pool_of_texts, base(), length=12, top=8, progress=False)
+        text, longer = [2, 4, 5, 6], [2, 7, 8, 9, 4, 5]
+        found = read([text] * (2 * BLOCK)).ids[..., 6:].flatten(1)
+        assert len(found.unique(dim=0)) > BLOCK
+        beside = read([text, *[longer] * BLOCK, text]).ids[:, : len(text) - 1, 6:].flatten(1)
+        assert torch.equal(beside[[0, -1]], found[[0, BLOCK + 1]])
 
     def test_they_are_cached_by_content(self, monkeypatch):
         model, rows = base(), [[2, 4, 5], [6, 7]] * 50

@@ -62,19 +62,15 @@ class KeptTokens:
         """The estimate is Σ w·(log p − log q); ∂/∂z = q − w, and E[w] = p."""
         ids = _moved(self.ids[rows], logits.device).long()
         log_p = _moved(self.log_probs[rows], logits.device).to(logits.dtype)
-        weights = self._weights(log_p)
+        mass = log_p[:, : log_p.shape[1] - self.drawn].logsumexp(1, keepdim=True)
+        # Rounding may bring Σ p above 1; if all tokens are kept, it is 1.
+        log_p = log_p - (mass.clamp(min=0) if self.drawn else mass)
+        weights = log_p.exp()
+        if self.drawn:
+            weights[:, -self.drawn :] = -torch.expm1(mass.clamp(max=0)) / self.drawn
         log_q = logits.log_softmax(1)
         apart = (log_p - log_q.gather(1, ids)).mul_(weights).masked_fill_(weights == 0, 0)
         return apart.sum(1), lambda: log_q.exp_().scatter_add_(1, ids, -weights)
-
-    def _weights(self, log_p: Tensor) -> Tensor:
-        likeliest = log_p[:, : log_p.shape[1] - self.drawn].exp()
-        mass = likeliest.sum(1, keepdim=True)
-        if not self.drawn:
-            return likeliest / mass
-        likeliest = likeliest / mass.clamp(min=1)  # rounding may bring Σ p above 1
-        rest = (1 - mass).clamp(min=0) / self.drawn
-        return torch.cat([likeliest, rest.expand(-1, self.drawn)], 1)
 
 
 @dataclass(frozen=True)

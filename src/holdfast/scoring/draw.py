@@ -243,7 +243,7 @@ class _Record:
 
     def __init__(self, noise: Tensor, top: int, device: torch.device) -> None:
         self.top = top
-        self.noise = noise.to(device, torch.float32 if device.type == "mps" else torch.float64)
+        self.noise = noise_on(noise, device)
         self.drawn_tokens = torch.zeros(1, dtype=torch.long, device=device)
         self.own = torch.zeros(noise.shape, device=device)
         self.ids = self.log_probs = torch.empty(0, device=device)
@@ -273,6 +273,10 @@ class _Record:
         return Drawn(*found, *recorded)
 
 
+def noise_on(noise: Tensor, device: torch.device) -> Tensor:
+    return noise.to(device, torch.float32 if device.type == "mps" else torch.float64)
+
+
 def drawn_tokens(kept: int, vocabulary: int) -> int:
     """How many of the tokens that are kept per prediction are drawn: a quarter."""
     return 0 if kept >= vocabulary else max(1, kept // 4)
@@ -282,8 +286,8 @@ def kept_tokens(log_probs: Tensor, kept: int, noise: Tensor) -> tuple[Tensor, Te
     """Return the tokens to keep per row, as int32, and their log-probabilities, as float16.
 
     The likeliest tokens come first, then tokens that are drawn from the others in proportion to
-    their probabilities, at equal distances in their cumulative sum. ``noise``, rows × 1, is uniform
-    in [0, 1).
+    their probabilities, at equal distances in their cumulative sum. A token may be drawn more than
+    once. ``kept`` is at least 2. ``noise``, rows × 1, is uniform in [0, 1).
     """
     kept = min(kept, log_probs.shape[-1])
     drawn = drawn_tokens(kept, log_probs.shape[-1])
@@ -291,7 +295,10 @@ def kept_tokens(log_probs: Tensor, kept: int, noise: Tensor) -> tuple[Tensor, Te
     if drawn:
         others = log_probs.exp().scatter_(-1, ids, 0)
         points = (noise + torch.arange(drawn, device=noise.device)) / drawn
-        ids = torch.cat([ids, inverse_cdf(others, points)], -1)
+        found = inverse_cdf(others, points)
+        # If the others have no probability, the likeliest token stands for them.
+        found = found.where(others.gather(-1, found) > 0, ids[:, :1])
+        ids = torch.cat([ids, found], -1)
     return ids.int(), log_probs.gather(-1, ids).clamp_min(_LEAST).half()
 
 

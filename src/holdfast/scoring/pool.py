@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.adapters import unwrapped, without_peft
 from holdfast._torch.batch import evaluating
-from holdfast._torch.checks import natural_number, positive_integer, whole_number
+from holdfast._torch.checks import natural_number, whole_number
 from holdfast._torch.fingerprint import content_fingerprint, model_fingerprint
 from holdfast._torch.layout import is_sharded
 from holdfast.io.encoding import pieces, tokenize
@@ -32,6 +32,7 @@ from holdfast.scoring.draw import (
     drawn_tokens,
     end_tokens,
     kept_tokens,
+    noise_on,
     vocabulary_size,
 )
 from holdfast.scoring.likelihood import Runner
@@ -50,8 +51,8 @@ class Start(NamedTuple):
     Attributes:
         tokens: their first tokens.
         share: the share of the texts.
-        ends: the number of end tokens after which a text is over: in a chat, that of the user's
-            message and that of the answer.
+        ends: the number of end tokens after which a text is over. A chat ends with the answer, and
+            in most chats the user's message has an end token too.
     """
 
     tokens: Sequence[int]
@@ -197,7 +198,7 @@ def draw_pool(
         length: the maximum length of a text in tokens, its start included. The model's own limit
             applies too.
         top: the number of tokens whose log-probabilities are kept per drawn token: the likeliest,
-            and a quarter that is drawn from the others.
+            and a quarter that is drawn from the others. At least 2.
         seed: the random seed of all texts.
         cache: the cache directory. True is ``$HOLDFAST_CACHE`` or ``~/.cache/holdfast``; False
             turns the cache off.
@@ -212,7 +213,7 @@ def draw_pool(
     prefixes = [Start(*given) for given in prefixes]  # a pair will do
     starts, shares = _checked_starts(prefixes, model, loaded.limit)
     ends = [start.ends for start in prefixes]
-    drawer = Drawer(model, loaded.limit, positive_integer("top", top))
+    drawer = Drawer(model, loaded.limit, whole_number("top", top, 2))
     about = _about(model, base, loaded.limit, top) | {
         "starts": [starts, shares, ends],
         "seed": seed,
@@ -279,13 +280,14 @@ def pool_of_texts(
     if not rows:
         raise ValueError("the texts hold no tokens to predict: each text needs at least two tokens")
     _check_tokens(rows, model)
-    about = _about(model, base, loaded.limit, positive_integer("top", top))
+    about = _about(model, base, loaded.limit, whole_number("top", top, 2))
     about |= {"texts": content_fingerprint(rows)}
     longest = max(map(len, rows))
 
     def make(numbers: list[int], on_tokens: OnTokens) -> dict[int, Block]:
         some = [row for number in numbers for row in rows[number * BLOCK :][:BLOCK]]
-        drawn = _predictions(loaded, some, longest, top, on_tokens)
+        noise = torch.cat([_noise(0, number, loaded.limit - 1) for number in numbers])
+        drawn = _predictions(loaded, some, noise[: len(some), : longest - 1], top, on_tokens)
         return _in_blocks(_block(drawn, 1, longest - 1), numbers)
 
     at_a_time = 1 if loaded.device.type == "cpu" else 32
@@ -299,7 +301,7 @@ def default_starts(
     """Return how drawn texts start: the tokens, and the share of the texts.
 
     Texts start at ``start`` if given, else at BOS, else at EOS. If the tokenizer has a chat
-    template, half of them start where a user's first message begins.
+    template, half of them start where a user's first message begins, and end with the answer.
     """
     loaded = replace(_loaded(model, 2), tokenizer=tokenizer, start_token=start)
     try:
@@ -309,10 +311,10 @@ def default_starts(
             "the model has no BOS or EOS token that drawn texts can start with: name a token as "
             "start="
         ) from None
-    turn = _user_turn(tokenizer)
+    turn, message_ends = _user_turn(tokenizer, end_tokens(without_peft(model)).tolist())
     if not turn or turn == [first]:
         return [Start([first], 1.0)]
-    return [Start([first], 0.5), Start(turn, 0.5, ends=2)]
+    return [Start([first], 0.5), Start(turn, 0.5, ends=message_ends + 1)]
 
 
 def describe_starts(starts: Sequence[Start], tokenizer: Any = None) -> str:
@@ -334,22 +336,27 @@ def describe_starts(starts: Sequence[Start], tokenizer: Any = None) -> str:
     return f"{100 * first.share:.3g} % of the texts start with {shown(first.tokens)}{more}"
 
 
-def _user_turn(tokenizer: Any) -> list[int]:
-    """The tokens of a chat before a user's first message; none if the template has no such place.
+def _user_turn(tokenizer: Any, end: Sequence[int]) -> tuple[list[int], int]:
+    """The tokens of a chat before a user's first message, and the number of end tokens after it.
 
-    Spaces at the end are left out: most tokenizers join them to the next word.
+    No tokens if the template has no such place. Spaces at the end are left out: most tokenizers
+    join them to the next word.
     """
     if getattr(tokenizer, "chat_template", None) is None:
-        return []
+        return [], 0
     try:
         message = [{"role": "user", "content": _MARK}]
         text = tokenizer.apply_chat_template(message, tokenize=False)
         before, *after = text.split(_MARK)
         if len(after) != 1:
-            return []
-        return list(tokenizer(before.rstrip(" "), add_special_tokens=False)["input_ids"])
+            return [], 0
+        before, after = (
+            tokenizer(part, add_special_tokens=False)["input_ids"]
+            for part in (before.rstrip(" "), after[0])
+        )
+        return list(before), sum(token in end for token in after)
     except Exception:  # a template is a program
-        return []
+        return [], 0
 
 
 def _loaded(model: nn.Module, length: int) -> Loaded:
@@ -508,30 +515,33 @@ def _tokens(
 
 
 def _predictions(
-    loaded: Loaded, rows: list[list[int]], longest: int, top: int, on_tokens: OnTokens
+    loaded: Loaded, rows: list[list[int]], noise: Tensor, top: int, on_tokens: OnTokens
 ) -> Drawn:
-    """The model's predictions for given texts, as if it had drawn all tokens but the first."""
+    """The model's predictions for given texts, as if it had drawn all tokens but the first.
+
+    ``noise``, one value per predicted token, chooses the tokens to keep.
+    """
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int32)
-    tokens = torch.zeros(len(rows), longest, dtype=torch.int32)
+    tokens = torch.zeros(len(rows), noise.shape[1] + 1, dtype=torch.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = torch.tensor(row)
-    own, generator = torch.zeros(len(rows), longest - 1), torch.Generator().manual_seed(0)
+    own = torch.zeros(noise.shape)
     ids = log_probs = torch.empty(0)
     for numbers, predictions in Runner(loaded)(rows):
         some = tokens[numbers, : predictions.states.shape[1]].long()
         where = torch.arange(some.shape[1]) < lengths[numbers, None] - 1
         place, column = where.nonzero(as_tuple=True)
-        found = []
+        at = torch.tensor(numbers)[place], column
+        found, left = [], noise[at][:, None]
         for logits, targets in predictions.logits(where, some[place, column + 1]):
             each = logits.log_softmax(-1)
-            noise = torch.rand(len(each), 1, dtype=torch.float64, generator=generator)
-            kept = kept_tokens(each, top, noise.to(each.device))
+            now, left = left.split([len(each), len(left) - len(each)])
+            kept = kept_tokens(each, top, noise_on(now, each.device))
             found.append([*kept, each.gather(-1, targets[:, None])[:, 0]])
         kept_ids, theirs, drawn = (torch.cat(part).cpu() for part in zip(*found, strict=True))
         if not ids.numel():
             shape = (*own.shape, kept_ids.shape[-1])
             ids, log_probs = kept_ids.new_zeros(shape), theirs.new_zeros(shape)
-        at = torch.tensor(numbers)[place], column
         ids[at], log_probs[at], own[at] = kept_ids, theirs, drawn
         on_tokens(int(lengths[numbers].sum()))
     return Drawn(tokens, lengths, ids, log_probs, own)
