@@ -118,6 +118,7 @@ class Run:
         self.optimizer: Optimizer | None = None
         self.penalties: AttachedPenalties | None = None
         self.total_updates = 0
+        self._ended = False
         if data is not None:
             self.prepare_data(data, collate)
 
@@ -217,9 +218,18 @@ class Run:
             values["distance"] = self.anchors.total_distance(self.model)
         return values
 
+    def end_training(self) -> None:
+        """The last step of the recall, before stage 4. :meth:`finish` calls it if nobody else has.
+
+        Call it to evaluate the tuned model before it is merged.
+        """
+        if not self._ended:
+            self._ended = True
+            self.recall.finish(self)
+
     def finish(self) -> nn.Module:
         """Stage 4: merge, and return the model to keep."""
-        self.recall.finish(self)
+        self.end_training()
         model = self.recipe.merging.merge(
             self.model, self.anchors, data=self.data, collate=self.collate
         )
@@ -272,7 +282,10 @@ class Run:
 
     def identity(self) -> dict[str, Any]:
         """Plain values that must be equal for a run to resume a checkpoint."""
-        return {"recipe": self.recipe.to_dict(), "pretrained": self._base, **self._content}
+        return {
+            "recipe": self.recipe.to_dict(), "pretrained": self._base,
+            "recall": self.recall.identity(), **self._content,
+        }  # fmt: skip
 
     @functools.cached_property
     def _content(self) -> dict[str, str | None]:
@@ -297,6 +310,12 @@ class Run:
                 f"{where} belongs to a run from other pretrained weights. Build the run from the "
                 "pretrained model, also to resume: the host loads the weights of the checkpoint. "
                 'If only a new, random head differs, name it: new="classifier"'
+            )
+        if saved.get("recall") != ours["recall"]:
+            raise ValueError(
+                f"{where} belongs to a run that recalls something else: with another tokenizer, "
+                "other texts, or another length of the training. Resume with the same ones, or "
+                "start a new run in another directory"
             )
         for name in ("data", "old_data"):
             if not same_content(saved.get(name), ours[name]):

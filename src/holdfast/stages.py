@@ -402,6 +402,10 @@ class RecallTerm:
     def finish(self, run: Run) -> None:
         """Called after training, before stage 4 merges."""
 
+    def identity(self) -> dict[str, Any]:
+        """Return plain values that must be equal for a run to resume a checkpoint."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state to save in a checkpoint: tensors and plain values."""
         return {}

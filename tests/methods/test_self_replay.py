@@ -253,10 +253,46 @@ class TestBudget:
         with torch.no_grad():
             model.weight.fill_(math.nan)
         alpha, _ = keep_within(
-            0.1, model, reference, lambda m: m.weight.detach().abs().sum().item()
+            0.1, model, reference, lambda m: (m.weight.detach() - start).abs().sum().item()
         )
         assert alpha == 0
         assert torch.equal(model.weight, start)
+
+    def test_a_budget_that_cannot_be_kept_is_said(self):
+        from holdfast import Reference
+
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        reference = Reference.of(model, without="1")
+        with torch.no_grad():
+            model[1].weight.add_(10)
+        start = model[1].weight.detach() - 10
+        with pytest.warns(UserWarning, match="cannot be kept: the model diverges by 40 even"):
+            found = keep_within(
+                0.1, model, reference, lambda m: (m[1].weight.detach() - start).sum().item()
+            )
+        assert found == (0.0, pytest.approx(40))
+
+    def test_a_search_sees_the_model_within_the_budget(self, tmp_path):
+        from holdfast.hosts.job import Training, train
+
+        seen = []
+
+        def on_trained(run, _):
+            everything = torch.arange(len(run.recall.held_out))
+            seen.append(max(run.recall.measure(run.model, everything, 32)))
+
+        training = Training(lr=0.02, batch_size=8, max_updates=8)
+        recipe = Recipe(recall=replay(budget=1e-3, share=1.0))
+        train(base(torch.float32), recipe, samples(32), training, tmp_path, on_trained=on_trained)
+        assert 0 < seen[0] <= 1e-3
+
+
+def test_other_texts_do_not_resume(tmp_path):
+    options = {"lr": 0.02, "batch_size": 6, "max_updates": 4, "collate": pad_collate}
+    path, recipe = tmp_path / "run.pt", Recipe(recall=replay())
+    tune(base(), recipe, samples(), checkpoint=path, **options)
+    with pytest.raises(ValueError, match="recalls something else: with another tokenizer"):
+        tune(base(), recipe, samples(), checkpoint=path, visits=2000, **options)
 
 
 class TestRefused:
@@ -269,6 +305,7 @@ class TestRefused:
             ({"length": 1}, "length must be at least 2"),
             ({"top": 1}, "top must be at least 2"),
             ({"strength": -1}, "strength must be"),
+            ({"strength": 0, "budget": 0.1}, "a budget needs a strength above 0"),
         ],
     )
     def test_settings(self, settings, message):

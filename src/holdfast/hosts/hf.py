@@ -108,7 +108,7 @@ class WithRecipe(Trainer):
             data = self._remove_unused_columns(data, "training")
         else:
             collate = self._get_collator_with_removed_columns(collate, "training")
-        self.run.visits = self._visits()
+        self._tell_run()
         self.run.prepare_data(data, collate)
         self._refuse_second_losses()
         if self._has_own_loss:
@@ -120,6 +120,12 @@ class WithRecipe(Trainer):
         args = self.args
         parts = args.gradient_accumulation_steps * args.world_size
         return int(args.per_device_train_batch_size * parts)
+
+    def _tell_run(self) -> None:
+        """What the run can know only now that the trainer is built."""
+        self.run.visits = self._visits()
+        if self.run.tokenizer is None:  # a trainer may load it by itself
+            self.run.tokenizer = getattr(self, "processing_class", None)
 
     def _visits(self) -> int | None:
         """The number of samples that training visits; None if the data has no length."""

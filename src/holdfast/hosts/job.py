@@ -125,6 +125,7 @@ def train(
             run, batch_size=training.batch_size, settings=settings, checkpoint=folder / "run.pt",
             log=log, watch=watching,
         )  # fmt: skip
+    run.end_training()
     if on_trained is not None:
         on_trained(run, log.rows())
     return run.finish().train(was_training), log.rows()

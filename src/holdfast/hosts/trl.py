@@ -96,7 +96,7 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
                 getattr(self, "_formatting_func", None), "old_data",
             )  # fmt: skip
         pad = partial(_pad_tokens, pad_id=getattr(collator, "pad_token_id", 0))
-        self.run.visits = self._visits()
+        self._tell_run()
         self.run.prepare_data(self.train_dataset, pad if self._reads_data else collator)
         self._refuse_second_losses()
         criterion, args = self.run.criterion, cast(SFTConfig, self.args)

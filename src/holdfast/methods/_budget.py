@@ -13,6 +13,7 @@ leave noise in the weights which small steps remove. After training, the largest
 
 import logging
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,12 @@ def scale_learning_rate(optimizer: Optimizer, factor: Callable[[], float]) -> No
     optimizer.register_step_post_hook(restore)
 
 
+def check_interpolation(model: nn.Module, reference: Reference | None) -> None:
+    """Raise ValueError if a model cannot be moved toward θ*."""
+    for _ in pairs_to_interpolate(model, reference, buffers=False):
+        pass
+
+
 def keep_within(
     budget: float,
     model: nn.Module,
@@ -82,7 +89,8 @@ def keep_within(
 ) -> tuple[float, float]:
     """Move a tuned model toward θ* until its divergence is within a budget, as little as needed.
 
-    Return α, the share of the way from θ* that is left, and the divergence there.
+    Return α, the share of the way from θ* that is left, and the divergence there. A warning says if
+    even α = 0 is not within the budget: parts without pretrained values do not move.
     """
     found = divergence(model)
     if found <= budget:
@@ -97,19 +105,23 @@ def keep_within(
         return divergence(model)
 
     # The divergence is nearly quadratic in α, so the first guess is close.
-    low, high, kept = 0.0, 1.0, (0.0, 0.0)
+    low, high = 0.0, 1.0
     alpha = math.sqrt(budget / found) if math.isfinite(found) else 0.5
     for _ in range(20):
         found = at(alpha)
-        if found <= budget:
-            low, kept = alpha, (alpha, found)
-        else:
-            high = alpha
-        if found <= budget and found >= (1 - _CLOSE) * budget:
+        if (1 - _CLOSE) * budget <= found <= budget:
             break
+        low, high = (alpha, high) if found <= budget else (low, alpha)
         alpha = (low + high) / 2
-    alpha, found = kept
-    copy_all(tensors, tuned)
-    interpolate(pairs, alpha)
-    logger.info(f"budget {budget:g}: kept α = {alpha:.3f}, with {found:.4g} nats per token")
+    else:
+        alpha = low  # the largest that was within the budget, or 0
+        found = at(alpha)
+    if found <= budget:
+        logger.info(f"budget {budget:g}: kept α = {alpha:.3f}, with {found:.4g} nats per token")
+    else:
+        warnings.warn(
+            f"the budget of {budget:g} nats per token cannot be kept: the model diverges by "
+            f"{found:.4g} even with the pretrained weights, because other parts were trained too",
+            stacklevel=2,
+        )
     return alpha, found

@@ -22,15 +22,22 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
+from torch.utils.data import DataLoader
 
 from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import evaluating
 from holdfast._torch.checks import above_zero, at_least_zero, whole_number
+from holdfast._torch.fingerprint import fingerprint
 from holdfast._torch.head_loss import replay_divergence
 from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.teachers import AllTokens, DrawnTokens, KeptTokens
 from holdfast.methods._base_model import BaseModel, base_model_of
-from holdfast.methods._budget import BudgetController, keep_within, scale_learning_rate
+from holdfast.methods._budget import (
+    BudgetController,
+    check_interpolation,
+    keep_within,
+    scale_learning_rate,
+)
 from holdfast.scoring.pool import (
     BLOCK,
     Pool,
@@ -109,6 +116,11 @@ class SelfReplay(Recall):
     start: int | None = None
     budget: float | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.budget is not None and self.strength == 0:
+            raise ValueError("a budget needs a strength above 0: leave out strength=0, or budget=")
+
     @property
     def needs_reference(self) -> bool:  # type: ignore[override]
         """Whether θ* is needed after training: to move toward it."""
@@ -146,9 +158,10 @@ class SelfReplay(Recall):
                 "SelfReplay draws texts from the model, so it needs a causal language model, got "
                 f"{type(without_peft(run.model)).__name__}"
             )
-        visits = run.visits
+        visits, data = run.visits, run.data
         if visits is None:
-            visits = len(run.data) if hasattr(run.data, "__len__") else MOST_TEXTS
+            samples = data.dataset if isinstance(data, DataLoader) else data
+            visits = len(samples) if hasattr(samples, "__len__") else MOST_TEXTS
         count = min(MOST_TEXTS, max(BLOCK, math.ceil(self.share * visits)))
         count += 0 if self.budget is None else HELD_OUT
         options: dict[str, Any] = {
@@ -235,6 +248,9 @@ class ReplayTerm(RecallTerm):
             self._order = torch.randperm(len(self.pool), generator=generator)
         return self._order[place]
 
+    def identity(self) -> dict[str, Any]:
+        return {"texts": len(self.pool), "pool": fingerprint([self.pool.tokens])}
+
     def log(self) -> dict[str, float]:
         """The divergence of the last update on this rank, in nats per token."""
         if not self._last:
@@ -261,6 +277,7 @@ class BudgetedReplay(ReplayTerm):
 
     def attach(self, run: Run) -> None:
         self._optimizer = optimizer = cast(Optimizer, run.optimizer)
+        check_interpolation(run.model, run.anchors)  # now, not after the training
         self._every = max(1, run.total_updates // _OBSERVATIONS)
         self._peak = max(group["lr"] for group in optimizer.param_groups)
         controller = self.controller
