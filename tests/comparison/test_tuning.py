@@ -127,8 +127,8 @@ def test_it_goes_on_after_a_kill(tmp_path):
     assert len(after) == 2
     assert {t.number for t in after} >= set(before)
     assert all(t.state.is_finished() for t in after)
-    # What was under way was done again, with the same settings.
-    assert running[0].params in [t.params for t in after]
+    # What was under way was done again, with the same settings, as far as they were drawn.
+    assert any(running[0].params.items() <= t.params.items() for t in after)
 
 
 def test_the_lock_of_a_study_leads_to_it_so_that_a_dead_processs_can_be_told(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from loops import tune  # noqa: E402
 from matrices import sampled  # noqa: E402
 
 ALIKE = Flow(tau=1e12)  # weights of 1 but for rounding, through FLOW's own loss
+WEAK = Distill(strength=1e-12)
 ROWS = [{"input_ids": [1, 2, i, i + 1], "labels": [1, 2, i, i + 1]} for i in range(3, 11)]
 
 
@@ -63,17 +64,19 @@ def apart(ours, theirs):
 
 
 @pytest.mark.parametrize(
-    ("objective", "accumulate"),
+    ("stage", "accumulate"),
     sampled(
-        itertools.product([Flow(tau=float("inf")), ALIKE, Distill(strength=1e-12)], [1, 4]),
-        [(ALIKE, 4)],
+        itertools.product(
+            [{"objective": Flow(tau=float("inf"))}, {"objective": ALIKE}, {"recall": WEAK}], [1, 4]
+        ),
+        [({"objective": ALIKE}, 4)],
     ),
 )
-def test_the_trainers_own_loss(tmp_path, objective, accumulate):
+def test_the_trainers_own_loss(tmp_path, stage, accumulate):
     theirs = tuned(tmp_path, accumulate=accumulate)
-    ours = tuned(tmp_path, Recipe(objective=objective), accumulate)
+    ours = tuned(tmp_path, Recipe(**stage), accumulate)
     assert apart(ours, theirs) < 1e-5  # the Trainer's loss is float32
-    without = tuned(tmp_path, Recipe(objective=objective), accumulate, coefficient=0.0)
+    without = tuned(tmp_path, Recipe(**stage), accumulate, coefficient=0.0)
     assert apart(without, theirs) > 1e-4
 
 
@@ -87,7 +90,7 @@ def test_trls_own_loss(tmp_path, accumulate):
     for cls, more in (
         (trl.SFTTrainer, {}),
         (HoldfastSFTTrainer, {"recipe": Recipe(objective=ALIKE)}),
-        (HoldfastSFTTrainer, {"recipe": Recipe(recall=Distill(strength=1e-12))}),
+        (HoldfastSFTTrainer, {"recipe": Recipe(recall=WEAK)}),
     ):
         settings = options(tmp_path, accumulate) | {"gradient_checkpointing": False}
         trainer = cls(
