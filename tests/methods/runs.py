@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 
+from holdfast.data import pad_collate
 from holdfast.losses import count_targets
 
 TASKS = ["classification", "multi_label", "regression", "causal_lm", "token_classification"]
@@ -60,6 +62,10 @@ def make_samples(task, n=7, seed=0):
         }[task]
         samples.append({"x": x, "labels": label})
     return samples
+
+
+def collate_for(task):
+    return pad_collate if task in TOKENS else default_collate
 
 
 def make_run(model, data, task, *, trainable=None, **fields):

@@ -12,8 +12,8 @@ from holdfast.methods.distill import Distill, divergence
 from holdfast.methods.identity import Uniform
 from methods.runs import (
     TASKS,
-    TOKENS,
     batch_of,
+    collate_for,
     gradient,
     loss_of,
     make_model,
@@ -25,10 +25,6 @@ from methods.runs import (
 from ranks import run_on_ranks
 
 DISTILL = Distill(strength=0.7, temperature=3.0)
-
-
-def collate_for(task):
-    return pad_collate if task in TOKENS else default_collate
 
 
 def prepared(task, recall=DISTILL, dropout=0.0, **fields):

@@ -11,13 +11,18 @@ from holdfast.data import pad_collate
 from holdfast.losses import token_losses
 from holdfast.methods.flow import Flow
 from holdfast.methods.identity import Uniform
-from methods.runs import TASKS, TOKENS, loss_of, make_model, make_run, make_samples, moved
+from methods.runs import (
+    TASKS,
+    TOKENS,
+    collate_for,
+    loss_of,
+    make_model,
+    make_run,
+    make_samples,
+    moved,
+)
 
 SAMPLES = 7
-
-
-def collate_for(task):
-    return pad_collate if task in TOKENS else default_collate
 
 
 def prepared(task, flow, samples=None, **fields):

@@ -2,18 +2,16 @@
 
 import pytest
 import torch
-from torch.utils.data import default_collate
 
 from holdfast.anneal import Constant
-from holdfast.data import pad_collate
 from holdfast.losses import token_losses
 from holdfast.methods.distill import Distill
 from holdfast.methods.flow import Flow
 from holdfast.methods.rehearsal import Rehearsal
 from methods.runs import (
     TASKS,
-    TOKENS,
     batch_of,
+    collate_for,
     loss_of,
     make_model,
     make_run,
@@ -21,10 +19,6 @@ from methods.runs import (
     moved,
     recalled,
 )
-
-
-def collate_for(task):
-    return pad_collate if task in TOKENS else default_collate
 
 
 @pytest.mark.parametrize("task", TASKS)

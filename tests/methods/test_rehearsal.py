@@ -10,7 +10,7 @@ from holdfast.methods.identity import Uniform
 from holdfast.methods.rehearsal import Rehearsal, draw, mixing_weights
 from methods.runs import (
     TASKS,
-    TOKENS,
+    collate_for,
     gradient,
     loss_of,
     make_model,
@@ -18,10 +18,6 @@ from methods.runs import (
     make_samples,
     recalled,
 )
-
-
-def collate_for(task):
-    return pad_collate if task in TOKENS else default_collate
 
 
 def prepared(task, recall, **fields):

@@ -226,6 +226,14 @@ class TestBudget:
         for a, b in zip(one.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(a, b)
 
+    def test_nan_is_not_within_it(self):
+        model = base()
+        run = make_run(replay(budget=0.1), model)
+        model.lm_head.weight.data.fill_(math.nan)
+        assert run.recall.measure(model, torch.arange(4), 4) == (math.inf, math.inf)
+        run.recall.controller.observe(math.inf, 1.0)
+        assert run.recall.controller.u == 1.0
+
     def test_schedules_do_not_see_the_factor(self):
         run = make_run(replay(budget=1e-6))
         optimizer = run.make_optimizer(10)

@@ -62,13 +62,14 @@ def scale_learning_rate(optimizer: Optimizer, factor: Callable[[], float]) -> No
     """Multiply the learning rates within each step of an optimizer; schedules do not see it."""
     before: list[Any] = []
 
-    def scale(*_: Any) -> None:
-        before[:] = [group["lr"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
+    # torch passes the optimizer, so that the hooks do not keep it in memory.
+    def scale(stepping: Optimizer, *_: Any) -> None:
+        before[:] = [group["lr"] for group in stepping.param_groups]
+        for group in stepping.param_groups:
             group["lr"] = group["lr"] * factor()
 
-    def restore(*_: Any) -> None:
-        for group, lr in zip(optimizer.param_groups, before, strict=True):
+    def restore(stepping: Optimizer, *_: Any) -> None:
+        for group, lr in zip(stepping.param_groups, before, strict=True):
             group["lr"] = lr
 
     optimizer.register_step_pre_hook(scale)

@@ -315,6 +315,7 @@ class BudgetedReplay(ReplayTerm):
                 sums += torch.stack([kl, ratio]).double().cpu()
         # The ranks must agree, because learning rates depend on it.
         sums = torch.stack(gathered(sums)).mean(0)
+        sums = sums.nan_to_num(nan=math.inf)  # a model that predicts NaN has forgotten everything
         by_kept, by_drawn = (sums / int(self.held_out.counts[some].sum())).tolist()
         return by_kept, by_drawn
 
