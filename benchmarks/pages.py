@@ -46,7 +46,7 @@ def methods() -> str:
     rows = []
     for entry in registry.methods():
         paper = f"[{entry.paper}]({entry.url})" if entry.url else ""
-        name, cls = f"`{entry.preset}`", f"`{entry.cls.__name__}`"
+        name, cls = f"`{entry.name}`", f"`{entry.cls.__name__}`"
         rows.append([entry.stage, name, cls, entry.summary, paper])
     for above, row in reversed(list(itertools.pairwise(rows))):
         row[0] = "" if row[0] == above[0] else row[0]
@@ -57,7 +57,7 @@ def stage(name: registry.Stage) -> str:
     """The methods of one stage, with links to their pages and their costs."""
     rows = []
     for entry in registry.methods(name):
-        title, page = f"`{entry.preset}`", ROOT / "docs" / "methods" / f"{entry.name}.md"
+        title, page = f"`{entry.name}`", ROOT / "docs" / "methods" / f"{entry.name}.md"
         first = f"[{title}]({page.name})" if page.exists() else title
         paper = f"[{entry.paper}]({entry.url})" if entry.url else ""
         cost = SPEC["costs"].get(entry.name, "—")

@@ -11,6 +11,7 @@ flow+recadam
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,9 +105,12 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """The names of all methods that are not the defaults, joined by "+"; else "standard"."""
+        """The names of all methods that are not the defaults, joined by "+"; else "standard".
+
+        It is a preset.
+        """
         plain = [type(method) for _, method in Recipe()]
-        names = [entry_of(m).preset for _, m in self if type(m) not in plain]
+        names = [entry_of(m).name for _, m in self if type(m) not in plain]
         return "+".join(names) or "standard"
 
     def describe(self) -> str:
@@ -125,14 +129,14 @@ class Recipe:
 
         Args:
             names: joined by "+", such as ``"recadam+flow+wise-ft"``. ``"standard"`` is plain
-                fine-tuning. :func:`holdfast.registry.methods` lists the names.
+                fine-tuning, ``"holdfast"`` is ``"auto"``. :func:`holdfast.registry.methods` lists
+                the names.
         """
         if not isinstance(names, str):
             raise TypeError(f'names must be a string such as "recadam+flow", got {names!r}')
         slots: dict[str, Any] = {}
-        for name in names.split("+"):
-            if name.strip().lower() == "standard":
-                continue
+        given = [name.strip().lower() for name in names.split("+")]
+        for name in itertools.chain(*(registry.PRESETS.get(name, (name,)) for name in given)):
             try:
                 entry = registry.find(name)
             except ValueError as error:
@@ -203,6 +207,25 @@ class Recipe:
         return cls.from_dict({} if saved is None else saved)
 
 
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """In what two recipes differ, as :meth:`Recipe.to_dict` writes them.
+
+    >>> changed = Recipe(update=AdamWUpdate(lr=0.1), trainable=registry.find("hft").cls())
+    >>> difference(Recipe().to_dict(), changed.to_dict())
+    'trainable is full and hft; update.lr is None and 0.1'
+    """
+    found = []
+    for stage, given in other.items():
+        mine, theirs = (m if isinstance(m, list) else [m] for m in (one.get(stage, []), given))
+        names = [", ".join(m["name"] for m in methods) or "none" for methods in (mine, theirs)]
+        if names[0] != names[1]:
+            found.append(f"{stage} is {names[0]} and {names[1]}")
+            continue
+        for a, b in zip(mine, theirs, strict=True):
+            found += [f"{stage}.{k} is {a.get(k)} and {v}" for k, v in b.items() if a.get(k) != v]
+    return "; ".join(found)
+
+
 def preset_that(flag: str) -> str:
     """The name of the first method of stage 1 that has a flag set."""
     return next(e.name for e in registry.methods("trainable") if getattr(e.cls, flag))
@@ -239,7 +262,7 @@ def read_recipe(name: str) -> tuple[str, Recipe]:
 #: The recipe of ``holdfast finetune``.
 DEFAULT_RECIPE = "holdfast"
 #: The file beside a trained model that holds its recipe.
-FILE = "recipe.yaml"
+FILE = "holdfast_recipe.yaml"
 
 
 def recipe_beside(model: object) -> Recipe | None:

@@ -34,7 +34,7 @@ from holdfast.methods.sgd import SGDUpdate
 from holdfast.methods.wise_ft import WiseFT
 from holdfast.stages import Merging, Method, Objective, Penalty, Recall, Start, Trainable, Update
 
-__all__ = ["STAGES", "Entry", "Stage", "entry_of", "find", "methods", "register"]
+__all__ = ["PRESETS", "STAGES", "Entry", "Stage", "entry_of", "find", "methods", "register"]
 
 Stage = Literal["trainable", "start", "objective", "recall", "update", "penalties", "merging"]
 #: The base class of each stage, in the order of the stages.
@@ -49,8 +49,7 @@ class Entry:
     """A registered method.
 
     Attributes:
-        name: the name in recipe files.
-        preset: the name in presets, usually the same.
+        name: the name in recipe files and presets.
         stage: the field of :class:`~holdfast.Recipe` that holds the method.
         cls: the class.
         paper: an arXiv number or a URL; empty if there is no paper.
@@ -62,7 +61,6 @@ class Entry:
     cls: type[Method]
     paper: str
     summary: str
-    preset: str
 
     @property
     def url(self) -> str:
@@ -71,16 +69,14 @@ class Entry:
         return f"https://arxiv.org/abs/{self.paper}" if arxiv else self.paper
 
 
+#: Presets that are not named like a method: the methods of each.
+PRESETS: dict[str, tuple[str, ...]] = {"standard": (), "holdfast": ("auto",)}
+
 _entries: dict[str, Entry] = {}
 
 
-def register(
-    name: str, stage: Stage, cls: type[Method], paper: str, summary: str, *, preset: str = ""
-) -> Entry:
-    """Register a method. A name or class that is already registered raises a ValueError.
-
-    A method may have another name in presets than in recipe files, as ``preset=``.
-    """
+def register(name: str, stage: Stage, cls: type[Method], paper: str, summary: str) -> Entry:
+    """Register a method. A name or class that is already registered raises a ValueError."""
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(STAGES)}, got {stage!r}")
     if name != _normal(name):
@@ -90,7 +86,7 @@ def register(
     for known in _entries.values():
         if known.name == name or known.cls is cls:
             raise ValueError(f"{name!r} ({cls.__name__}) is already registered as {known}")
-    _entries[name] = Entry(name, stage, cls, paper, summary, preset or name)
+    _entries[name] = Entry(name, stage, cls, paper, summary)
     return _entries[name]
 
 
@@ -111,8 +107,7 @@ def find(name: str, stage: Stage | None = None) -> Entry:
     """
     entry = _entries.get(_normal(name))
     if entry is None:
-        others = {n: e for e in _entries.values() for n in (e.cls.__name__.lower(), e.preset)}
-        entry = others.get(name.lower())
+        entry = {e.cls.__name__.lower(): e for e in _entries.values()}.get(name.lower())
     if entry is None:
         known = [e.name for e in methods(stage)]
         what = "method" if stage is None else f"method of the stage {stage}"
@@ -150,7 +145,7 @@ register("random-init", "start", RandomInit, "2004.12651", "start from random we
 register("uniform", "objective", Uniform, "", "every sample counts the same")
 register("flow", "objective", Flow, "2502.02797", "weight each sample by exp(−loss / τ), with its loss under the pretrained model")
 register("no-recall", "recall", NoRecall, "", "nothing of the old is in the loss")
-register("auto", "recall", Auto, "", "the recall that fits the model", preset="holdfast")
+register("auto", "recall", Auto, "", "the recall that fits the model, as in the preset `holdfast`")
 register("self-replay", "recall", SelfReplay, "2605.26097", "keep the predictions on texts that the pretrained model has written itself")
 register("distill", "recall", Distill, "1606.09282", "stay near the pretrained model's predictions on the new data (LwF)")
 register("rehearsal", "recall", Rehearsal, "2004.12651", "train on data of the old task as well, with a shift from old to new")

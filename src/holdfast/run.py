@@ -26,7 +26,7 @@ from holdfast._torch.layout import gathered
 from holdfast._torch.names import shorten
 from holdfast.data import Collate
 from holdfast.losses import LossFunction, Task, infer_task
-from holdfast.recipe import Recipe, as_recipe
+from holdfast.recipe import Recipe, as_recipe, difference
 from holdfast.reference import Reference, check_parts
 from holdfast.stages import Criterion, Penalty, RecallTerm, Update
 
@@ -97,9 +97,8 @@ class Run:
         check_parts(self.new, [name for name, _ in model.named_parameters()], "new")
         self.old_data, self.tokenizer, self.visits = old_data, tokenizer, visits
         self.seed, self.cache, self.progress = seed, cache, progress
-        self.recipe = recipe
-        self.lr = self._learning_rate(lr, default_lr)
-        self.recipe = recipe = recipe.recall.resolve(recipe, self)
+        self.recipe, self.lr = resolved(recipe, model, lr, default_lr, new=self.new, task=task)
+        recipe = self.recipe
         decay = recipe.update.weight_decay
         self.weight_decay = weight_decay if decay is None else decay
 
@@ -121,23 +120,6 @@ class Run:
         self._ended = False
         if data is not None:
             self.prepare_data(data, collate)
-
-    def _learning_rate(self, lr: float | None, default: float | None) -> float:
-        """The learning rate of the recipe or the host, which must agree; else a default."""
-        own = self.recipe.update.lr
-        if own is not None and lr is not None and own != lr:
-            raise ValueError(
-                f"lr is {own:g} in the recipe and {lr:g} in the trainer or loop: set it in one "
-                "place"
-            )
-        lr = own if lr is None else lr
-        if lr is None:
-            lr = self.recipe.recall.default_lr(self)
-            lr = default if lr is None else lr
-            if lr is None:
-                raise ValueError("lr is not set: pass lr=, or set it in the recipe")
-            logger.info(f"learning rate {lr:g}, the default")
-        return at_least_zero("lr", lr)
 
     @property
     def full_recipe(self) -> Recipe:
@@ -301,9 +283,9 @@ class Run:
         ours = self.identity()
         if saved["recipe"] != ours["recipe"]:
             raise ValueError(
-                f"{where} belongs to a run with another recipe:\n"
-                f"{_difference(saved['recipe'], ours['recipe'])}\n"
-                "Resume with that recipe, or start a new run in another directory"
+                f"{where} belongs to a run with another recipe (there and here: "
+                f"{difference(saved['recipe'], ours['recipe'])}). Resume with that recipe, or "
+                "start a new run in another directory"
             )
         if saved["pretrained"] != ours["pretrained"]:
             raise ValueError(
@@ -338,6 +320,31 @@ class Run:
         return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
 
 
+def resolved(
+    recipe: Recipe,
+    model: nn.Module,
+    lr: float | None = None,
+    default_lr: float | None = None,
+    *,
+    new: Sequence[str] = (),
+    task: Task | LossFunction | None = None,
+) -> tuple[Recipe, float]:
+    """The recipe for a model, and its learning rate; the arguments are those of :class:`Run`."""
+    own = recipe.update.lr
+    if own is not None and lr is not None and own != lr:
+        raise ValueError(
+            f"lr is {own:g} in the recipe and {lr:g} in the trainer or loop: set it in one place"
+        )
+    chosen = recipe.recall.resolve(recipe, model, new, task)
+    lr = own if lr is None else lr
+    if lr is None:
+        lr = default_lr if chosen.update.lr is None else chosen.update.lr
+        if lr is None:
+            raise ValueError("lr is not set: pass lr=, or set it in the recipe")
+        logger.info(f"learning rate {lr:g}, the default")
+    return replace(chosen, update=replace(chosen.update, lr=own)), at_least_zero("lr", lr)
+
+
 def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two identities have the same recipe, weights and data."""
     return all(
@@ -346,26 +353,3 @@ def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
         else one[name] == other[name]
         for name in one
     )
-
-
-def _difference(saved: dict[str, Any], ours: dict[str, Any]) -> str:
-    """The stages in which two recipes differ, with the settings that differ."""
-    lines = []
-    for stage, here in ours.items():
-        there = saved.get(stage)
-        if there == here:
-            continue
-        if isinstance(there, dict) and isinstance(here, dict) and there["name"] == here["name"]:
-            changed = [name for name in here if there.get(name) != here[name]]
-            settings = [f"{name}={there.get(name)} there, {here[name]} here" for name in changed]
-            lines.append(f"  {stage}: {here['name']} with {'; '.join(settings)}")
-        else:
-            names = [_names_of(one) for one in (there, here)]
-            lines.append(f"  {stage}: {names[0]} there, {names[1]} here")
-    return "\n".join(lines)
-
-
-def _names_of(stage: Any) -> str:
-    if isinstance(stage, list):
-        return ", ".join(map(_names_of, stage)) or "none"
-    return str(stage.get("name")) if isinstance(stage, dict) else str(stage)

@@ -88,8 +88,6 @@ class Method:
     checks: ClassVar[Checks] = {}
     #: Settings with which the method is plain fine-tuning; None if there are none.
     neutral: ClassVar[dict[str, Any] | None] = {}
-    #: Whether the method uses θ* after training has started, so that a copy of θ* is kept.
-    needs_reference: ClassVar[bool] = False
     #: Whether the result depends on θ* in another way, such as on its predictions before training.
     uses_base: ClassVar[bool] = False
     #: The values of :meth:`log` that a report plots over the training.
@@ -101,6 +99,11 @@ class Method:
                 value = getattr(self, name)
                 if value is not None or getattr(type(self), name, ...) is not None:
                     object.__setattr__(self, name, check(name, value))
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the method uses θ* after training has started, so that a copy of θ* is kept."""
+        return False
 
     @property
     def reads_data(self) -> bool:
@@ -323,11 +326,6 @@ class Recall(Method):
         return type(self).prepare is not Recall.prepare
 
     @property
-    def resolves(self) -> bool:
-        """True if the method overrides :meth:`resolve`."""
-        return type(self).resolve is not Recall.resolve
-
-    @property
     def trains_on_drawn_texts(self) -> bool:
         """Whether training keeps the predictions on texts that the base model has written.
 
@@ -335,13 +333,18 @@ class Recall(Method):
         """
         return False
 
-    def resolve(self, recipe: Recipe, run: Run) -> Recipe:
-        """Return the recipe that a run uses, given its model; the default is the recipe itself."""
-        return recipe
+    def resolve(
+        self, recipe: Recipe, model: nn.Module, new: Sequence[str], task: Task | LossFunction | None
+    ) -> Recipe:
+        """Return the recipe for a model; the default is the recipe itself.
 
-    def default_lr(self, run: Run) -> float | None:
-        """Return the learning rate to use if neither the recipe nor the host sets one."""
-        return None
+        If the recipe has no learning rate, it may set one, which is used if the host has none
+        either.
+
+        Args:
+            model, new, task: see :class:`~holdfast.run.Run`.
+        """
+        return recipe
 
     def prepare(self, run: Run) -> RecallTerm:
         """Return the term. The model is still at θ*, and ``run.criterion`` is prepared.

@@ -45,7 +45,7 @@ def test_a_recipe_and_its_config_again(tmp_path, capsys):
     assert "The model is in out" in said
     left = {"chat_template.jinja", "generation_config.json", "tokenizer_config.json"}
     assert {p.name for p in Path("out").iterdir()} - left == {
-        "config.json", "config.yaml", "model.safetensors", "recipe.yaml", "tokenizer.json",
+        "config.json", "config.yaml", "holdfast_recipe.yaml", "model.safetensors", "tokenizer.json",
         "training.json",
     }  # fmt: skip
     assert json.loads(Path("out/training.json").read_text())[-1]["update"] == 3
@@ -66,7 +66,7 @@ def test_without_a_recipe_it_is_holdfast(capsys):
     assert found["resolved"]["recall"]["name"] == "self-replay"
     assert found["resolved"]["update"]["lr"] == 3e-3  # of the model, not 2e-5
     assert "note: learning rate 0.003, the default\n" in told.err
-    assert "note: holdfast: SelfReplay(strength=1.0" in told.err
+    assert "note: the recall was resolved to SelfReplay(strength=1.0" in told.err
     (stored,) = Path("cache/pools").iterdir()
     assert f"texts of the pretrained model are stored in {stored.absolute()}" in told.err
     # The config keeps `auto`; the recipe beside the model is the one that was trained.
@@ -84,7 +84,10 @@ def test_a_recipe_without_a_learning_rate_of_its_own(capsys):
     assert "note: learning rate 2e-05, the default\n" in capsys.readouterr().err
     assert recipe_beside("out").update.lr == 2e-5
     assert (
-        main(["finetune", *given[:2], "--out=again", *given[3:], "--recipe=out/recipe.yaml"]) == 0
+        main(
+            ["finetune", *given[:2], "--out=again", *given[3:], "--recipe=out/holdfast_recipe.yaml"]
+        )
+        == 0
     )
     one, other = weights("out"), weights("again")
     assert all(torch.equal(one[name], other[name]) for name in one)

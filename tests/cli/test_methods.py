@@ -9,15 +9,14 @@ from holdfast.cli import main
 def test_json(capsys):
     assert main(["methods", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == [e.preset for e in registry.methods()]
-    assert "holdfast" in [row["name"] for row in rows]
+    assert [row["name"] for row in rows] == [e.name for e in registry.methods()]
     assert all(set(row) == {"name", "stage", "paper", "summary"} for row in rows)
 
 
 def test_table(capsys):
     main(["methods"])
     out = capsys.readouterr().out
-    assert all(entry.preset in out and entry.summary in out for entry in registry.methods())
+    assert all(entry.name in out and entry.summary in out for entry in registry.methods())
 
 
 def test_help_and_module():

@@ -58,12 +58,12 @@ def test_every_point_is_what_measure_says(folders):
 
 def test_a_training_signal_is_named_at_every_point(folders):
     base, tuned = folders / "base", folders / "tuned"
-    (tuned / "recipe.yaml").write_text(holdfast.Recipe.preset("self-replay").to_yaml())
+    (tuned / "holdfast_recipe.yaml").write_text(holdfast.Recipe.preset("self-replay").to_yaml())
     found = sweep(base, tuned, [0, 0.5, 1], **options(text={}))
     signals = [[d.trained_on for d in point.report.divergences] for point in found.points]
     assert signals == [[False, False], [True, False], [True, False]]  # not on the target's rows
     assert "own texts was a training signal: it is no evidence" in found.to_markdown()
-    (tuned / "recipe.yaml").write_text("recall: unheard-of")  # of a newer version
+    (tuned / "holdfast_recipe.yaml").write_text("recall: unheard-of")  # of a newer version
     (point,) = sweep(base, tuned, [1], **options(text={})).points
     assert not any(d.trained_on for d in point.report.divergences)
 

@@ -22,6 +22,7 @@ from holdfast import (  # noqa: E402
 )
 from holdfast.hosts.accelerate import AccelerateLoop  # noqa: E402
 from holdfast.hosts.hf import HoldfastTrainer  # noqa: E402
+from holdfast.methods.auto import default_lr  # noqa: E402
 from hosts import test_accelerate, test_hf  # noqa: E402
 from matrices import sampled  # noqa: E402
 from ranks import run_on_ranks  # noqa: E402
@@ -213,16 +214,19 @@ class TestLearningRate:
             train_dataset=datasets.Dataset.from_list(make_rows()),
         )  # fmt: skip
 
-    def test_of_the_preset(self, tmp_path):
+    def test_of_the_preset(self, tmp_path, caplog):
         trainer = self.trainer(tmp_path)
-        own = Recipe.preset("holdfast").recall.default_lr(trainer.run)
+        own = default_lr(sum(p.numel() for p in trainer.model.parameters()))
         assert trainer.args.learning_rate == trainer.run.lr == own != 5e-5
+        assert "learning_rate" in caplog.text
+        assert f"{own:g}" in caplog.text
         trainer.create_optimizer()
         assert trainer.optimizer.param_groups[0]["lr"] == own
 
-    def test_of_the_user(self, tmp_path):
+    def test_of_the_user(self, tmp_path, caplog):
         trainer = self.trainer(tmp_path, learning_rate=1e-4)
         assert trainer.args.learning_rate == trainer.run.lr == 1e-4
+        assert "learning_rate" not in caplog.text
 
     def test_of_the_trainer_for_other_recipes(self, tmp_path):
         assert self.trainer(tmp_path, "self-replay").run.lr == 5e-5

@@ -12,4 +12,4 @@ def test_it_is_the_model_as_it_is():
     assert Keep().merge(net, reference) is net
     assert torch.equal(net.weight, end)
     assert Keep.neutral == {}
-    assert not Keep.needs_reference
+    assert not Keep().needs_reference

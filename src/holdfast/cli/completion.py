@@ -28,7 +28,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace, parser: Parser, commands: Mapping[str, Parser]) -> None:
     shtab = require("shtab", extra="cli", what="shell completion")
-    names = " ".join(entry.preset for entry in registry.methods())
+    names = " ".join([*registry.PRESETS, *(entry.name for entry in registry.methods())])
     recipe = {"bash": "_holdfast_recipes", "zsh": f"_alternative 'r::(({names}))' 'f::_files'"}
     for command in commands.values():
         for action in command._actions:

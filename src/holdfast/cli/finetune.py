@@ -9,8 +9,8 @@ examples:
 datasets.save_to_disk (DIR:SPLIT), a folder of images with one folder per class, or a hub dataset
 (NAME, NAME:SPLIT, NAME:CONFIGURATION:SPLIT). Rows are conversations (messages), prompt and
 completion, text, or text or image and label. The result is a transformers model, or an adapter for
-LoRA, with the recipe as it was trained in recipe.yaml. `holdfast measure` shows what it forgot,
-`holdfast compare` which recipe to take.
+LoRA, with the recipe as it was trained in holdfast_recipe.yaml. `holdfast measure` shows what it
+forgot, `holdfast compare` which recipe to take.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from holdfast.io.encoding import TrainingData
 from holdfast.io.files import locked
 from holdfast.io.models import Loader
 from holdfast.io.storage import Place
-from holdfast.recipe import DEFAULT_RECIPE, FILE, Recipe, read_recipe
+from holdfast.recipe import DEFAULT_RECIPE, FILE, read_recipe
 
 #: Files that only an unfinished run has; the first one is its checkpoint.
 UNFINISHED = ("run.pt", "history.jsonl", "seconds")
@@ -82,17 +82,15 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     print(f"{len(samples)} samples{head}", file=sys.stderr)
     if training.lr is not None and recipe.update.lr not in (None, training.lr):
         say(f"the recipe's own learning rate is used: {recipe.update.lr:g}", "note")
-    tuned: Any
-    trained: list[Recipe] = []
     with contextlib.ExitStack() as stack:
         # Bars of the preparation, such as drawing texts, come before that of the training.
         bars = functools.cache(lambda: stack.enter_context(Progress(1, "training")))
-        tuned, history = train(
+        model, trained, history = train(
             model, recipe, samples, training, out, new=new, tokenizer=task.tokenizer,
             seed=options.seed, watch=watch_distance, show=sys.stderr.isatty(),
             progress=lambda doing, done, total: bars().update(name, done, total, doing),
-            on_trained=lambda run, _: trained.append(run.full_recipe),
         )  # fmt: skip
+    tuned: Any = model
     tuned.save_pretrained(out)
     if task.head is not None and has_adapters(tuned):
         # An adapter's files do not describe the new head of its base.
@@ -101,19 +99,19 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
         base.config.save_pretrained(out)
     if task.tokenizer is not None:
         task.tokenizer.save_pretrained(out)
-    Place.at(out / FILE).write_text(trained[0].to_yaml())
+    Place.at(out / FILE).write_text(trained.to_yaml())
     Place.at(out / "training.json").write_text(json.dumps(history, indent=1))
     for left in reversed(UNFINISHED):
         (out / left).unlink(missing_ok=True)
     losses = [row["loss"] for row in history if "loss" in row]
     if options.json:
         about = {"recipe": name, "out": str(out), "updates": history[-1]["update"]}
-        about |= {"resolved": trained[0].to_dict()}
+        about |= {"resolved": trained.to_dict()}
         print(json.dumps({**about, "loss": {"first": losses[0], "last": losses[-1]}}))
     else:
         print(
             f"{name}: loss {losses[0]:.3f} (first updates) → {losses[-1]:.3f} (last), learning "
-            f"rate {trained[0].update.lr:g}. The model is in {out}; `holdfast measure "
+            f"rate {trained.update.lr:g}. The model is in {out}; `holdfast measure "
             f"{options.model} {out}` shows what it forgot"
         )
 

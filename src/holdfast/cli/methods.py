@@ -4,7 +4,8 @@ examples:
   holdfast methods
   holdfast methods --json
 
-Names joined by + are a recipe: holdfast finetune --recipe recadam+flow+wise-ft
+Names joined by + are a recipe: holdfast finetune --recipe recadam+flow+wise-ft. The preset standard
+is plain fine-tuning; the preset holdfast is auto.
 """
 
 import argparse
@@ -23,7 +24,7 @@ def run(options: argparse.Namespace) -> None:
     entries = list(registry.methods())
     if options.json:
         rows = [
-            {"name": e.preset, "stage": e.stage, "paper": e.url, "summary": e.summary}
+            {"name": e.name, "stage": e.stage, "paper": e.url, "summary": e.summary}
             for e in entries
         ]
         print(json.dumps(rows, indent=2, ensure_ascii=False))
@@ -32,4 +33,4 @@ def run(options: argparse.Namespace) -> None:
         print(stage if stage == entries[0].stage else f"\n{stage}")
         for entry in registry.methods(stage):
             paper = f"  [{entry.url}]" if entry.url else ""
-            print(f"  {entry.preset:<20}{entry.summary}{paper}")
+            print(f"  {entry.name:<20}{entry.summary}{paper}")

@@ -176,10 +176,8 @@ class Plan:
         trained = {k: v for k, v in _codec.encode(training).items() if k != "save_seconds"}
         known = [
             self.model, self.data, self.target, self.new, self.head, settings, seed, trained,
-            _codec.encode(self.measuring), self._contents,
+            _codec.encode(self.measuring), self._contents, __version__,
         ]  # fmt: skip
-        if recipe.recall.resolves:  # another version may resolve it in another way
-            known.append(__version__)
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
         return RunSpec(label, settings, seed, applied, training, f"{label}-{seed}-{digest}")
 

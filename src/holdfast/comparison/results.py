@@ -19,7 +19,7 @@ from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.evaluate.report import Curve, ForgettingReport, Score
 from holdfast.io import codec as _codec
 from holdfast.io.storage import Place
-from holdfast.recipe import Recipe
+from holdfast.recipe import Recipe, difference
 from holdfast.report import comparison as _shown
 from holdfast.report.document import Document
 from holdfast.report.recommend import Recommendation, recommend
@@ -322,7 +322,7 @@ def together(found: Mapping[str, Any]) -> Results:
             raise ValueError(f"{source} is not a comparison: show it alone")
     filled = [(source, results) for source, results in found.items() if results.runs]
     for source, results in filled[1:]:
-        if differ := _difference(filled[0][1], results):
+        if differ := _other_task(filled[0][1], results):
             raise ValueError(f"{filled[0][0]} and {source} cannot be put together: {differ}")
     _refuse_other_settings(found)
     runs = {run.id: run for results in found.values() for run in results.runs}
@@ -343,26 +343,12 @@ def _refuse_other_settings(found: Mapping[str, Results]) -> None:
             if run.resolved and known.resolved and run.resolved != known.resolved:
                 raise ValueError(
                     f"{other} and {source} cannot be put together: {run.label} was trained with "
-                    f"different settings ({_changed(known.resolved, run.resolved)}). Show them "
+                    f"different settings ({difference(known.resolved, run.resolved)}). Show them "
                     "alone, or rename the recipe"
                 )
 
 
-def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """The first setting in which two recipes differ.
-
-    >>> _changed({"update": {"name": "adamw", "lr": 0.1}}, {"update": {"name": "adamw", "lr": 1}})
-    'update.lr is 0.1 and 1'
-    """
-    stage = next(name for name in other if one.get(name) != other[name])
-    mine, theirs = one.get(stage), other[stage]
-    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
-        return f"{stage} is {mine} and {theirs}"
-    name = next(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
-    return f"{stage}.{name} is {mine.get(name)} and {theirs.get(name)}"
-
-
-def _difference(one: Results, other: Results) -> str | None:
+def _other_task(one: Results, other: Results) -> str | None:
     """Return in which way two comparisons differ in base or target, or None.
 
     The path of the base and the last digits of its scores differ between machines, so the base is

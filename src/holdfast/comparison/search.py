@@ -36,7 +36,7 @@ from holdfast.io import codec as _codec
 from holdfast.io.files import write_whole
 from holdfast.io.models import Loader
 from holdfast.recipe import Recipe, read_recipe
-from holdfast.run import Run
+from holdfast.run import Run, resolved
 from holdfast.scoring.scorer import score
 from holdfast.stages import MedianLoss, SearchRange, SearchSpace
 
@@ -282,10 +282,11 @@ class Search:
 
     def _lr(self) -> float:
         """The learning rate without a search: of the recipe, the plan, or the model."""
-        if (lr := self.recipe.update.lr or self.plan.training.lr) is not None:
-            return lr
+        for lr in (self.recipe.update.lr, self.plan.training.lr):
+            if lr is not None:
+                return lr
         model = self.worker.load()
-        return Run(self.recipe, model, default_lr=DEFAULT_LR, new=self.worker.new).lr
+        return resolved(self.recipe, model, default_lr=DEFAULT_LR, new=self.worker.new)[1]
 
     def _median_loss(self) -> float | None:
         """None if the model has a new head."""

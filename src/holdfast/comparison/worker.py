@@ -21,7 +21,7 @@ from holdfast.evaluate.measure import Meter
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.suite import Suite
 from holdfast.evaluate.watch import curves_of, watch_distance
-from holdfast.hosts.job import ProgressCallback, spent_before, train
+from holdfast.hosts.job import ProgressCallback, Trained, spent_before, train
 from holdfast.hosts.watching import Observer
 from holdfast.io.encoding import TrainingData
 from holdfast.io.models import Loader
@@ -54,14 +54,10 @@ class Worker:
         folder.mkdir(parents=True, exist_ok=True)
         reset_peak_memory()
         try:
-            trained: list[Recipe] = []
-            model, history = self.train(
-                spec, folder, progress, on_trained=lambda run, _: trained.append(run.full_recipe)
-            )
+            model, recipe, history = self.train(spec, folder, progress)
             if progress:
                 progress("testing", 0, 1)
-            measured = self.measure(spec.id, model, trained[0])
-            report = replace(measured, curves=curves_of(history))
+            report = replace(self.measure(spec.id, model, recipe), curves=curves_of(history))
         except Exception:
             # Another attempt, on a node that Ray believed dead, may have finished and cleaned up.
             if (found := read_result(file)) is not None:
@@ -69,7 +65,7 @@ class Worker:
             raise
         if (found := read_result(file)) is None:
             spent = time.monotonic() - begin
-            found = result_of(spec, trained[0], report, spent, peak_memory())
+            found = result_of(spec, recipe, report, spent, peak_memory())
             file.write_text(found.to_json())
         for left in ("run.pt", "history.jsonl", "seconds"):  # only a stopped run needs these
             (folder / left).unlink(missing_ok=True)
@@ -86,7 +82,7 @@ class Worker:
         progress: ProgressCallback | None = None,
         watch: Callable[[nn.Module, int], Observer] = watch_distance,
         on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
-    ) -> tuple[nn.Module, list[dict[str, float]]]:
+    ) -> Trained:
         model = self.load()
         samples = self.samples(model, spec.training.max_length)
         recipe = Recipe.from_dict(spec.settings)

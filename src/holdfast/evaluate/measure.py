@@ -77,8 +77,8 @@ def measure(
         kl_samples: the number of target rows that the divergence is computed on.
         drift: whether to compare the weights.
         recipe: the recipe of the tuned model. The report then says which figures were a training
-            signal. If None, the ``recipe.yaml`` in the directory of the tuned model is read, which
-            ``holdfast finetune`` and the Hugging Face Trainer write.
+            signal. If None, ``holdfast_recipe.yaml`` in the directory of the tuned model is read,
+            which ``holdfast finetune`` and the Hugging Face Trainer write.
         loader: how to load and run the models: device, dtype, maximum length, tokenizer.
         progress: show progress bars.
 

@@ -51,10 +51,11 @@ class WithRecipe(Trainer):
 
     Stage 1 runs before the trainer is built, stage 2 (scoring, cached) as soon as the trainer has
     its data. Set the learning rate in ``TrainingArguments`` or in the recipe; two different values
-    raise an error. The default of ``TrainingArguments`` counts as not set. ``args.optim`` is used
-    only if the recipe has the default update, ``adamw``. λ, the pull, the distance and the
-    penalties are in the log. After ``train()`` the model is the merged one; checkpoints hold the
-    trained weights before merging.
+    raise an error. The default value of ``learning_rate`` counts as not set, because nobody can
+    see whether you wrote it; a recipe that chooses a learning rate, such as ``"holdfast"``, then
+    replaces it with a warning. ``args.optim`` is used only if the recipe has the default update,
+    ``adamw``. λ, the pull, the distance and the penalties are in the log. After ``train()`` the
+    model is the merged one; checkpoints hold the trained weights before merging.
     """
 
     def __init__(
@@ -81,6 +82,12 @@ class WithRecipe(Trainer):
             task=task, new=new, reference=reference, old_data=old_data, seed=settings.seed,
             tokenizer=given.get("processing_class"), progress=not settings.disable_tqdm,
         )  # fmt: skip
+        if lr is None and recipe.update.lr is None and self.run.lr != default:
+            logger.warning(
+                f"the learning rate is {self.run.lr:g}, which the recipe chooses for this model, "
+                f"not {default:g}: that is the default of learning_rate, so it counts as not set. "
+                "To train with another one, set learning_rate, or lr in the recipe"
+            )
         settings.learning_rate = self.run.lr
         given["model"] = self.run.model
         super().__init__(**given)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -75,6 +75,14 @@ class Training:
         return min(1.0, (update + 1) / rising, falling)
 
 
+class Trained(NamedTuple):
+    """A trained model, the recipe as it was trained, and the log of the training."""
+
+    model: nn.Module
+    recipe: Recipe
+    history: list[dict[str, float]]
+
+
 def train(
     model: nn.Module,
     recipe: Recipe,
@@ -89,8 +97,8 @@ def train(
     progress: ProgressCallback | None = None,
     watch: Callable[[nn.Module, int], Observer] | None = None,
     on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
-) -> tuple[nn.Module, list[dict[str, float]]]:
-    """Train a pretrained model, or resume the run in the folder; return the model and its log.
+) -> Trained:
+    """Train a pretrained model, or resume the run in the folder.
 
     ``show`` shows progress bars of what happens before training, such as drawing texts. ``watch``
     builds a watch from the pretrained model and the total number of updates; its values go into the
@@ -128,7 +136,7 @@ def train(
     run.end_training()
     if on_trained is not None:
         on_trained(run, log.rows())
-    return run.finish().train(was_training), log.rows()
+    return Trained(run.finish().train(was_training), run.full_recipe, log.rows())
 
 
 class _Log:

@@ -59,7 +59,6 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
                 args = (peft.get_peft_model(model, peft_config), *args[1:])
         if reason := recipe.objective.packing_conflict():
             raise ValueError(reason)
-        self._reads_data = recipe.reads_data
         self._seen_training_data = False
         self._packs_later = False
         super().__init__(*args, recipe=recipe, **kwargs)
@@ -77,7 +76,7 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
         first = not hasattr(self, "train_dataset") and not self._seen_training_data
         if dataset_name == "train" and first:  # later calls may use this name for eval data
             self._seen_training_data = True
-            if packing and self._reads_data:
+            if packing and self.run.recipe.reads_data:
                 self._packs_later, packing = True, False
                 args = copy.copy(args)
                 args.truncation_mode = "keep_start"  # as packing does
@@ -97,7 +96,7 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
             )  # fmt: skip
         pad = partial(_pad_tokens, pad_id=getattr(collator, "pad_token_id", 0))
         self._tell_run()
-        self.run.prepare_data(self.train_dataset, pad if self._reads_data else collator)
+        self.run.prepare_data(self.train_dataset, pad if self.run.recipe.reads_data else collator)
         self._refuse_second_losses()
         criterion, args = self.run.criterion, cast(SFTConfig, self.args)
         if self._has_own_loss and args.loss_type != "nll":

@@ -122,7 +122,7 @@ class SelfReplay(Recall):
             raise ValueError("a budget needs a strength above 0: leave out strength=0, or budget=")
 
     @property
-    def needs_reference(self) -> bool:  # type: ignore[override]
+    def needs_reference(self) -> bool:
         """Whether θ* is needed after training: to move toward it."""
         return self.budget is not None
 

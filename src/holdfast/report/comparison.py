@@ -176,9 +176,9 @@ def _main_table(found: Sequence[Summary], chosen: str | None) -> Table:
         f"tests. Time: training and testing. * best{', ★ recommended' if chosen else ''}."
     )
     for summary in found:
-        if became := _became(summary):
+        if methods := _chosen(summary):
             lr = summary.resolved["update"]["lr"]
-            note += f" {plain(summary.label)} became {became} at learning rate {lr:g}."
+            note += f" {plain(summary.label)} was resolved to {methods}, learning rate {lr:g}."
     if any(signals):
         note += " † The KL was a training signal of this recipe: it is no evidence of retention."
     return Table(
@@ -249,16 +249,12 @@ def _flat(plan: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _became(summary: Summary) -> str:
-    """The names of methods that were chosen when the run saw the model; empty if there are none."""
+def _chosen(summary: Summary) -> str:
+    """The names of methods that were chosen for the model; empty if there are none."""
     before, after = summary.runs[0].settings, summary.resolved
     return words.listed(
-        [m["name"] for stage, m in after.items() if _name(before.get(stage)) != _name(m)]
+        [m["name"] for s, m in after.items() if "name" in m and m["name"] != before[s]["name"]]
     )
-
-
-def _name(method: Any) -> str | None:
-    return method["name"] if isinstance(method, Mapping) else None
 
 
 def _settings(resolved: Mapping[str, Any]) -> str:
