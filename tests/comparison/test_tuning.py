@@ -287,7 +287,7 @@ def test_a_new_head_is_merged_as_a_run_merges_it(tmp_path, monkeypatch):
     assert trial.state.name == "COMPLETE", trial.user_attrs.get("error")
     worker = Worker(plan, tmp_path / "runs")
     (tmp_path / "runs").mkdir()
-    model, _ = worker.train(plan.runs[0], tmp_path / "runs")  # α = 0.5, as by default
+    model = worker.train(plan.runs[0], tmp_path / "runs").model  # α = 0.5, as by default
     for name, p in model.named_parameters():
         assert torch.equal(p, seen[0][name]), name
 

@@ -143,10 +143,10 @@ def test_the_recipe_file_says_all_of_it(entry):
 def test_the_preset_of_its_name(entry):
     if entry.name == "random-init":
         with pytest.raises(ValueError, match="presets recadam"):
-            Recipe.preset(entry.preset)
+            Recipe.preset(entry.name)
         recipe = Recipe.preset("random-init+recadam")
     else:
-        recipe = Recipe.preset(entry.preset)
+        recipe = Recipe.preset(entry.name)
         assert recipe.name in (entry.name, "standard")
     assert entry.cls() in [method for _, method in recipe]
 
