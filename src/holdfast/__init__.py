@@ -15,6 +15,7 @@ from holdfast.methods.adamw import AdamWUpdate
 from holdfast.methods.auto import Auto
 from holdfast.methods.distill import Distill
 from holdfast.methods.ewc import EWC
+from holdfast.methods.features import Features
 from holdfast.methods.flow import Flow
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
 from holdfast.methods.hft import HFT
@@ -92,12 +93,12 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "EWC", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "AdamWUpdate", "Auto", "Distance",
-    "Distill", "Flow", "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LinearProbe",
-    "LoRA", "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "NoRecall",
-    "Plan", "Pretrained", "PretrainedHead", "RandomInit", "RecAdam", "RecAdamUpdate", "Recipe",
-    "Reference", "Rehearsal", "Results", "Run", "SGDUpdate", "Scores", "SelfReplay", "Training",
-    "Tuned", "Tuning", "Uniform", "Watch", "WiseFT", "adapters_off", "anneal", "compare",
-    "count_targets", "finetune_loop", "global_targets", "linear_probe", "measure", "measure_many",
-    "optim", "pad_collate", "per_sample_loss", "random_init", "registry", "score", "train_loop",
-    "tune", "weighted_loss", "with_weights",
+    "Distill", "Features", "Flow", "ForgettingReport", "Full", "GradualUnfreezing", "Keep",
+    "LinearProbe", "LoRA", "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO",
+    "MoFOUpdate", "NoRecall", "Plan", "Pretrained", "PretrainedHead", "RandomInit", "RecAdam",
+    "RecAdamUpdate", "Recipe", "Reference", "Rehearsal", "Results", "Run", "SGDUpdate",
+    "Scores", "SelfReplay", "Training", "Tuned", "Tuning", "Uniform", "Watch", "WiseFT",
+    "adapters_off", "anneal", "compare", "count_targets", "finetune_loop", "global_targets",
+    "linear_probe", "measure", "measure_many", "optim", "pad_collate", "per_sample_loss",
+    "random_init", "registry", "score", "train_loop", "tune", "weighted_loss", "with_weights",
 ]  # fmt: skip

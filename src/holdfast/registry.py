@@ -13,6 +13,7 @@ from holdfast.methods.adamw import AdamWUpdate
 from holdfast.methods.auto import Auto
 from holdfast.methods.distill import Distill
 from holdfast.methods.ewc import EWC
+from holdfast.methods.features import Features
 from holdfast.methods.flow import Flow
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
 from holdfast.methods.hft import HFT
@@ -148,6 +149,7 @@ register("no-recall", "recall", NoRecall, "", "nothing of the old is in the loss
 register("auto", "recall", Auto, "", "the recall that fits the model, as in the preset `holdfast`")
 register("self-replay", "recall", SelfReplay, "2605.26097", "keep the predictions on texts that the pretrained model has written itself")
 register("distill", "recall", Distill, "1606.09282", "stay near the pretrained model's predictions on the new data (LwF)")
+register("features", "recall", Features, "2308.13320", "keep the features that the head reads, on variations of the new inputs (LDIFS)")
 register("rehearsal", "recall", Rehearsal, "2004.12651", "train on data of the old task as well, with a shift from old to new")
 register("adamw", "update", AdamWUpdate, "1711.05101", "AdamW")
 register("sgd", "update", SGDUpdate, "", "SGD with momentum")

@@ -281,7 +281,7 @@ class Criterion:
                 )
             return (losses if weights is None else weights.to(losses) * losses).sum() / num_targets
         inputs, labels = inputs_and_labels(model, batch)
-        before = self.recall.before(model, inputs, labels, values)
+        before = self.recall.before(model, inputs, labels, values, update)
         logits, auxiliary = self.forward(model, inputs, labels, num_targets)
         loss = weighted_loss(logits, labels, weights, self.task, num_targets) + auxiliary
         apart = self.recall.on_outputs(before, logits, labels)
@@ -375,8 +375,9 @@ class RecallTerm:
         return weights
 
     def before(
-        self, model: nn.Module, inputs: Any, labels: Tensor, values: Mapping[str, Tensor]
-    ) -> Any:
+        self, model: nn.Module, inputs: Any, labels: Tensor, values: Mapping[str, Tensor],
+        update: int,
+    ) -> Any:  # fmt: skip
         """Compute something before the model runs on a batch; :meth:`on_outputs` receives it."""
         return None
 

@@ -1,4 +1,4 @@
-"""Small settings in which every method of the registry can work: vectors, or texts."""
+"""Small settings in which every method of the registry can work: vectors, images, or texts."""
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from loops import tune
 ENTRIES = methods()
 NAMES = [entry.name for entry in ENTRIES]
 WRITING = {"auto", "self-replay"}  # methods that draw texts from the model
+SEEING = {"features"}  # methods that vary images
 LR = {"sgd": 0.05}  # for the others, which are Adam's kin: 0.01
 
 
@@ -38,11 +39,13 @@ class Net(nn.Module):
 class Vectors:
     """A classifier of vectors."""
 
-    @staticmethod
-    def make_model(dtype=torch.float64, dropout=0.1, seed=0, statistics=True):
+    net = Net
+
+    @classmethod
+    def make_model(cls, dtype=torch.float64, dropout=0.1, seed=0, statistics=True):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            model = Net(dropout).to(dtype)
+            model = cls.net(dropout).to(dtype)
             if not statistics:  # batch statistics would depend on how an update is cut
                 model.norm = nn.LayerNorm(8, dtype=dtype)
             return model
@@ -65,6 +68,27 @@ class Vectors:
     @staticmethod
     def first_layer(model):
         return model.stem
+
+
+class SeeingNet(Net):
+    """The mean over the pixels of an image with five channels."""
+
+    def forward(self, x):
+        return super().forward(x.square().mean((2, 3)))
+
+
+class Images(Vectors):
+    """A classifier of images."""
+
+    net = SeeingNet
+
+    @classmethod
+    def make_data(cls, dtype=torch.float64, n=22, seed=1):
+        vectors = Vectors.make_data(torch.float64, n, seed)
+        x, y = vectors.tensors
+        ramp = torch.linspace(-1, 1, 6, dtype=torch.float64)
+        images = x[:, :, None, None] * ramp[:, None] + x.roll(1, 1)[:, :, None, None] * ramp
+        return TensorDataset(images.to(dtype), y)
 
 
 class Texts:
@@ -99,7 +123,8 @@ class Texts:
 
 def setting_of(*entries):
     """The setting for some methods of the registry."""
-    return Texts if WRITING & {entry.name for entry in entries} else Vectors
+    names = {entry.name for entry in entries}
+    return Texts if WRITING & names else Images if SEEING & names else Vectors
 
 
 def recipe_of(*chosen):

@@ -8,6 +8,7 @@ import torch
 from setting import (
     ENTRIES,
     NAMES,
+    Images,
     Stopped,
     Texts,
     Vectors,
@@ -164,9 +165,9 @@ def test_no_two_methods_share_a_name():
 
 
 def test_the_data_is_left_alone():
-    vectors, texts = Vectors.make_data(), Texts.make_data()
+    data = {setting: setting.make_data() for setting in (Vectors, Images, Texts)}
     for entry in ENTRIES:
-        data = texts if setting_of(entry) is Texts else vectors
-        train(recipe_of(entry.cls()), data=data, max_updates=4)
-    assert texts == Texts.make_data()
-    assert all(map(torch.equal, vectors.tensors, Vectors.make_data().tensors))
+        train(recipe_of(entry.cls()), data=data[setting_of(entry)], max_updates=4)
+    assert data[Texts] == Texts.make_data()
+    for setting in (Vectors, Images):
+        assert all(map(torch.equal, data[setting].tensors, setting.make_data().tensors))

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,19 +11,21 @@ from holdfast._torch.adapters import adapters_are_removable, adapters_off, unwra
 from holdfast._torch.batch import evaluating, logits_of
 from holdfast.stages import Run
 
+Outputs = Callable[[nn.Module, Any], Tensor]  # a model, inputs → its outputs
 BaseModel = Callable[[nn.Module, Any], Tensor]  # the model in training, inputs → z*
 
 
-def base_model_of(run: Run) -> BaseModel:
+def base_model_of(run: Run, outputs: Outputs = logits_of) -> BaseModel:
     """Return a function that computes the outputs of the pretrained model in training."""
     removable = run.recipe.trainable.keeps_base or adapters_are_removable(run.model)
-    return adapters_off_base if removable else Frozen(run.model)
+    return partial(adapters_off_base, outputs=outputs) if removable else Frozen(run.model, outputs)
 
 
 class Frozen:
     """A frozen copy of the model at the start of training."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, outputs: Outputs = logits_of) -> None:
+        self.outputs = outputs
         self.model = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
         for module in self.model.modules():
             if not hasattr(module, "_hf_hook"):  # Accelerate uses it to place parts on devices
@@ -33,11 +36,11 @@ class Frozen:
         first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
         if next(self.model.parameters()).device != first.device:
             self.model.to(first.device)  # a host has moved the model
-        return logits_of(self.model, inputs)
+        return self.outputs(self.model, inputs)
 
 
-def adapters_off_base(model: nn.Module, inputs: Any) -> Tensor:
+def adapters_off_base(model: nn.Module, inputs: Any, outputs: Outputs = logits_of) -> Tensor:
     """z* of a model with adapters: its outputs with the adapters off."""
     inner = unwrapped(model)  # no gradients, so DDP is not needed
     with adapters_off(inner), evaluating(inner):
-        return logits_of(inner, inputs)
+        return outputs(inner, inputs)

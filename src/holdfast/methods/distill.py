@@ -126,8 +126,9 @@ class DistillTerm(RecallTerm):
         self.columns = (_COLUMN,) if base is None else ()
 
     def before(
-        self, model: nn.Module, inputs: Any, labels: Tensor, values: Mapping[str, Tensor]
-    ) -> Tensor:
+        self, model: nn.Module, inputs: Any, labels: Tensor, values: Mapping[str, Tensor],
+        update: int,
+    ) -> Tensor:  # fmt: skip
         """Before the model, so that the memory of the base model is free again."""
         if self.base is None:
             return target_outputs(values[_COLUMN], labels, self.task)
