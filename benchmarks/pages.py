@@ -28,6 +28,7 @@ import pictures
 from _markdown import SPEC, number, table
 
 from holdfast import registry
+from holdfast.methods.auto import default_lr
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -261,11 +262,22 @@ def ranks() -> str:
     return table(["", *(f"{kind.upper()}, {dtype}" for kind, dtype in columns)], body)
 
 
+def learning_rates() -> str:
+    """The default learning rates of the preset holdfast, by the size of a language model."""
+    sizes = {"10 million": 1e7, "135 million": 1.35e8, "360 million": 3.6e8, "1 billion": 1e9,
+             "3 billion": 3e9, "8 billion": 8e9, "70 billion": 7e10}  # fmt: skip
+    rows = [
+        [name, *(f"{default_lr(int(size), adapters=adapters):g}" for adapters in (False, True))]
+        for name, size in sizes.items()
+    ]
+    return table(["parameters", "all weights", "adapters"], rows)
+
+
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
         methods, stage, modules, timings, targets, memory, speed, comparison, tune, digits,
-        additivity, forgetting, ranks, *_tables.TABLES,
+        additivity, forgetting, ranks, learning_rates, *_tables.TABLES,
     )
 }  # fmt: skip
 

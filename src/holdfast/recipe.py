@@ -37,7 +37,7 @@ class Recipe:
         trainable: stage 1, what may change.
         start: stage 1, from where.
         objective: stage 2, how the new samples count.
-        recall: stage 2, what of the old is in the loss.
+        recall: stage 2, which old knowledge the loss preserves.
         update: stage 3, how the weights move.
         penalties: stage 3, any number of them; they add up.
         merging: stage 4, what is kept.

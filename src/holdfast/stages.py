@@ -5,7 +5,7 @@ stage       question                          classes
 =========== ================================= ===================================
 1 trainable what may change, and from where?  :class:`Trainable`, :class:`Start`
 2 objective how do the new samples count?     :class:`Objective`, :class:`Criterion`
-2 recall    what of the old is in the loss?   :class:`Recall`, :class:`RecallTerm`
+2 recall    which old knowledge is preserved? :class:`Recall`, :class:`RecallTerm`
 3 update    how do the weights move?          :class:`Update`, :class:`Penalty`
 4 merging   which weights are kept?           :class:`Merging`
 =========== ================================= ===================================
@@ -318,7 +318,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Recall(Method):
-    """Stage 2: what of the old is in the loss? Without overrides: nothing."""
+    """Stage 2: which old knowledge does the loss preserve? Without overrides: none."""
 
     @property
     def reads_data(self) -> bool:
@@ -327,7 +327,7 @@ class Recall(Method):
 
     @property
     def trains_on_drawn_texts(self) -> bool:
-        """Whether training keeps the predictions on texts that the base model has written.
+        """Whether training preserves the predictions on texts sampled from the base model.
 
         The divergence on such texts is then a training signal, and no evidence of retention.
         """

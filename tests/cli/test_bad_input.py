@@ -73,11 +73,14 @@ CASES = [
     ("compare", ["--engine=slurm"], "--engine must be 'local' or 'ray', got 'slurm'"),
     ("compare", ["--target=gone.jsonl"], "no such file: gone.jsonl"),
     ("compare", ["--text", "gone.txt"], "no such file: gone.txt"),
+    ("compare", ["--text", "train.jsonl"], "must be a text file, or have the column text"),
+    ("compare", ["--old-data=gone.jsonl"], "no such file: gone.jsonl"),
     ("compare", ["--model=adapter"], "merge BASE adapter --alpha 1 --out DIR"),
     ("compare", ["--tasks", "piqua"], "no task 'piqua'; did you mean 'piqa'"),
     ("finetune", ["--data=odd.jsonl"], "the columns x"),
     ("finetune", ["--model=wordless"], "needs a tokenizer"),
     ("finetune", ["--recipe=recadm"], "did you mean 'recadam'"),
+    ("finetune", ["--old-data=odd.jsonl"], "odd.jsonl has the columns x"),
     ("finetune", ["--recipe=broken.yaml"], "broken.yaml"),
     ("finetune", ["--lr=fast"], "--lr must be a number or none, got 'fast'"),
     ("finetune", ["--batch-size=1.5"], "--batch-size must be a whole number, got '1.5'"),
@@ -125,6 +128,9 @@ CASES = [
     ("score", ["--weighted=train.jsonl"], "would overwrite the data"),
     ("score", ["--weighted=folder"], "folder"),
     ("score", ["--weighted=w.jsonl", "--level=token"], "one weight per row"),
+    ("tune", ["--space", "update.lrr", "0.1", "1"], "has no setting 'update.lrr' to search"),
+    ("tune", ["--space", "lr", "0.1"], "lr needs two ends, such as [0.01, 0.5], got [0.1]"),
+    ("tune", ["--space", "lr", "1", "0.1"], "a search range needs low < high"),
 ]
 
 

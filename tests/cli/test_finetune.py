@@ -93,6 +93,14 @@ def test_a_recipe_without_a_learning_rate_of_its_own(capsys):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_data_of_an_old_task(capsys):
+    assert finetune("--recipe=rehearsal") == 1
+    assert "pass it as old_data= (--old-data on the command line)" in capsys.readouterr().err
+    write("old.jsonl", [{"text": "the cat sat on the mat"}] * 4)
+    assert finetune("--recipe=rehearsal", "--old-data=old.jsonl") == 0
+    assert "old_data: old.jsonl\n" in Path("out/config.yaml").read_text()
+
+
 def test_lora_saves_its_adapter():
     pytest.importorskip("peft", reason="the peft extra is not installed")
     assert finetune("--recipe=lora") == 0

@@ -88,6 +88,15 @@ def test_a_result_says_what_auto_chose(tmp_path):
     assert RunResult.from_json(ours.to_json()) == ours
 
 
+def test_data_of_an_old_task(tmp_path):
+    plan = make_plan(tmp_path, recipes=("rehearsal",), seeds=(0,), updates=2)
+    with pytest.raises(ValueError, match="--old-data on the command line"):
+        Worker(plan, tmp_path / "runs")(plan.runs[0])
+    with_old = replace(plan, old_data=plan.measuring.text[0])
+    assert with_old.runs[0].id != plan.runs[0].id
+    assert Worker(with_old, tmp_path / "runs")(with_old.runs[0]).target.after > 0
+
+
 def test_a_run_of_another_version_is_another_run(tmp_path, monkeypatch):
     plan = make_plan(tmp_path, recipes=("standard", "holdfast"), seeds=(0,))
     monkeypatch.setattr("holdfast.comparison.plan.__version__", "9.9")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from holdfast.io.rows import DatasetRows, labels_of, open_rows
+from holdfast.io.rows import DatasetRows, labels_of, open_rows, read_texts
 
 ROWS = [{"text": f"row {i}", "label": i % 2} for i in range(6)]
 
@@ -32,6 +32,16 @@ def test_files(tmp_path):
     assert list(open_rows(tmp_path / "a.jsonl")) == ROWS
     assert list(open_rows(tmp_path / "a.txt")) == [{"text": "some text"}]
     assert list(open_rows(str(tmp_path / "a.csv"))) == [{"text": "row", "label": "1"}]
+
+
+def test_texts_of_a_file_of_rows(tmp_path):
+    (tmp_path / "a.txt").write_text('{"text": 1}\n')
+    assert read_texts(tmp_path / "a.txt") == '{"text": 1}\n'
+    (tmp_path / "b.jsonl").write_text('{"text": "one\\n"}\n{"text": "two", "label": 1}\n')
+    assert read_texts(tmp_path / "b.jsonl") == "one\n\n\ntwo"
+    (tmp_path / "c.jsonl").write_text('{"text": "one"}\n{"prompt": "two"}\n')
+    with pytest.raises(ValueError, match="have the column text in each row"):
+        read_texts(tmp_path / "c.jsonl")
 
 
 def test_a_saved_dataset_and_its_splits(tmp_path, datasets):

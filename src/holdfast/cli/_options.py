@@ -110,6 +110,9 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "training data: a file of rows or text, a directory of datasets.save_to_disk, "
         "a folder of images, or a hub dataset",
     },
+    "old_data": {
+        "metavar": "DATA", "help": "data of an old task, for recipes that train on it as well",
+    },
     "target": {"metavar": "FILE", "help": "test data of the new task (compare, tune: one file)"},
     "recipe": {"help": "preset names joined by +, or a YAML file"},
     "head": {

@@ -48,7 +48,7 @@ def add_options(parser: Parser) -> None:
 
 
 def add_plan_options(parser: Parser, skip: Sequence[str]) -> None:
-    add(parser.add_argument_group("model and data"), "model", "data", "head", "new")
+    add(parser.add_argument_group("model and data"), "model", "data", "old_data", "head", "new")
     add_settings(parser.add_argument_group("training"), Training)
     tests = parser.add_argument_group("tests")
     add(tests, "target")
@@ -94,7 +94,8 @@ def run(options: argparse.Namespace) -> None:
 
 def inputs_of(plan: Plan) -> list[str]:
     tests = plan.measuring
-    return [plan.model, plan.data, plan.target, *tests.text, *tests.data, *tests.similarity]
+    rows = [plan.data, plan.target, *filter(None, [plan.old_data])]
+    return [plan.model, *rows, *tests.text, *tests.data, *tests.similarity]
 
 
 def jobs_of(options: argparse.Namespace) -> int:

@@ -1,12 +1,12 @@
-"""Show texts that a language model writes: those that self-replay rehearses.
+"""Show texts sampled from a language model, as self-replay rehearses them.
 
 examples:
   holdfast draw --model DIR
   holdfast draw --model DIR --texts 200 --out drawn
 
-The texts are the first ones of a self-replay run with default settings and the same seed. They are
-drawn once and cached. They may contain text that the model has memorized: the output says where
-they are stored, and deleting that directory removes them. --out writes them to texts.jsonl.
+The texts are the first ones of `holdfast finetune --recipe self-replay` with default settings and
+the same seed. They may contain text that the model has memorized: the output says where they are
+stored, and deleting that directory removes them. --out writes them to texts.jsonl.
 """
 
 import argparse

@@ -41,7 +41,7 @@ def add_options(parser: Parser) -> None:
     usage = "--model MODEL --data DATA --out DIR [options]"
     parser.describe(__doc__, usage, needed=("model", "data", "out"))
     add(parser, "config", "print_config")
-    add(parser.add_argument_group("model and data"), "model", "data", "head", "new")
+    add(parser.add_argument_group("model and data"), "model", "data", "old_data", "head", "new")
     training = parser.add_argument_group("training")
     add(training, "recipe", default=DEFAULT_RECIPE)
     add(training, "seed")
@@ -51,7 +51,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     out = Path(options.out)
-    claim(out, [options.model, options.data])
+    claim(out, [options.model, options.data, *filter(None, [options.old_data])])
     with removed_if_empty(out), locked(out):
         try:
             train_into(out, options)
@@ -72,6 +72,7 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     model, new = task.load()
     recipe.check_head(new)
     samples = task.samples(model)
+    old = None if options.old_data is None else task.samples(model, other=options.old_data)
     out.mkdir(parents=True, exist_ok=True)
     if (out / "config.yaml").exists() and not (out / UNFINISHED[0]).exists():
         for left in UNFINISHED:  # of a run that was stopped before its first checkpoint
@@ -86,8 +87,9 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
         # Bars of the preparation, such as drawing texts, come before that of the training.
         bars = functools.cache(lambda: stack.enter_context(Progress(1, "training")))
         model, trained, history = train(
-            model, recipe, samples, training, out, new=new, tokenizer=task.tokenizer,
-            seed=options.seed, watch=watch_distance, show=sys.stderr.isatty(),
+            model, recipe, samples, training, out, old_data=old, new=new,
+            tokenizer=task.tokenizer, seed=options.seed, watch=watch_distance,
+            show=sys.stderr.isatty(),
             progress=lambda doing, done, total: bars().update(name, done, total, doing),
         )  # fmt: skip
     tuned: Any = model

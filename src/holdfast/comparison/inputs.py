@@ -13,7 +13,7 @@ from holdfast.io.checkpoint import open_weights
 from holdfast.io.encoding import TrainingData
 from holdfast.io.heads import config_of, target_of
 from holdfast.io.models import Loader
-from holdfast.io.rows import is_text, labels_of, open_rows, read_text
+from holdfast.io.rows import is_text, labels_of, open_rows, read_text, read_texts
 
 
 def measure_options(plan: Plan) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def measure_options(plan: Plan) -> dict[str, Any]:
         "similarity": named(asked.similarity, "similarity"),
     }
     if half is not None:
-        text = {n: half_of_text(read_text(Path(p)), half) for n, p in named(text, "text").items()}
+        text = {n: half_of_text(read_texts(Path(p)), half) for n, p in named(text, "text").items()}
         rows = {k: {n: _half(p, half) for n, p in some.items()} for k, some in rows.items()}
     return {
         "text": text, **rows, "tasks": asked.tasks, "include_path": asked.include_path,
@@ -46,6 +46,8 @@ def check_inputs(plan: Plan) -> None:
         )
     loader = Loader(max_length=plan.training.max_length)
     training = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
+    if plan.old_data is not None:
+        open_rows(plan.old_data)
     where, _ = loader.location(plan.model)
     config_of(plan.model)
     if Path(where).is_dir():

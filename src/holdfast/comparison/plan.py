@@ -101,6 +101,7 @@ class Plan:
             ``datasets.save_to_disk`` (``dir:split``), a folder with one subfolder of images per
             class, or a dataset of the hub (``name:split``, ``name:configuration:split``).
         target: rows to test the new task on.
+        old_data: data of an old task, for recipes that train on it as well.
         measuring: further tests, of what should be retained.
         recipes: presets (``"recadam+flow"``) or YAML files. ``standard`` is plain fine-tuning.
         seeds: each recipe is run once per seed; results are medians over seeds.
@@ -126,6 +127,7 @@ class Plan:
     training: Training = field(default_factory=Training)
     new: tuple[str, ...] = ()
     head: str = "auto"
+    old_data: str | None = None
 
     def __post_init__(self) -> None:
         check_head(self.head)
@@ -175,8 +177,8 @@ class Plan:
         settings = Recipe.from_dict(settings).to_dict()
         trained = {k: v for k, v in _codec.encode(training).items() if k != "save_seconds"}
         known = [
-            self.model, self.data, self.target, self.new, self.head, settings, seed, trained,
-            _codec.encode(self.measuring), self._contents, __version__,
+            self.model, self.data, self.old_data, self.target, self.new, self.head, settings, seed,
+            trained, _codec.encode(self.measuring), self._contents, __version__,
         ]  # fmt: skip
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
         return RunSpec(label, settings, seed, applied, training, f"{label}-{seed}-{digest}")
@@ -185,7 +187,8 @@ class Plan:
     def _contents(self) -> list[str | None]:
         """Digests of all local inputs: a run on changed data is another run."""
         tests = (*self.measuring.text, *self.measuring.data, *self.measuring.similarity)
-        return [contents_of(source) for source in (self.model, self.data, self.target, *tests)]
+        given = (self.model, self.data, self.old_data, self.target, *tests)
+        return [contents_of(source) for source in given if source is not None]
 
 
 def contents_of(source: str) -> str | None:

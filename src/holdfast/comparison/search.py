@@ -71,7 +71,8 @@ class Tuning:
         whole_number("trials", self.trials, 1)
         for alpha in self.alphas:
             share("alphas", alpha)
-        read_recipe(self.recipe)
+        # Which settings there are depends neither on the learning rate nor on the data.
+        space_of(read_recipe(self.recipe)[1], 1.0, lambda: 1.0, self.space)
 
 
 def space_of(

@@ -40,7 +40,7 @@ class Worker:
         self.tokenizer = self.data.tokenizer
         self.new: tuple[str, ...] = plan.new  # load() adds the new head
         self._meter: Meter | None = None
-        self._samples: dict[int, Sequence[Any]] = {}
+        self._samples: dict[tuple[str | None, int], Sequence[Any]] = {}
 
     def __call__(
         self, spec: RunSpec, progress: ProgressCallback | None = None, results: Place | None = None
@@ -84,23 +84,27 @@ class Worker:
         on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
     ) -> Trained:
         model = self.load()
-        samples = self.samples(model, spec.training.max_length)
+        length, old = spec.training.max_length, self.plan.old_data
+        samples = self.samples(model, length)
         recipe = Recipe.from_dict(spec.settings)
         recipe.check_head(self.new)
         return train(
-            model, recipe, samples, spec.training, folder, new=self.new, tokenizer=self.tokenizer,
-            seed=spec.seed, progress=progress, watch=watch, on_trained=on_trained,
+            model, recipe, samples, spec.training, folder,
+            old_data=None if old is None else self.samples(model, length, old), new=self.new,
+            tokenizer=self.tokenizer, seed=spec.seed, progress=progress, watch=watch,
+            on_trained=on_trained,
         )  # fmt: skip
 
     def load(self) -> nn.Module:
         model, self.new = self.data.load()
         return model
 
-    def samples(self, model: nn.Module, max_length: int) -> Sequence[Any]:
-        """The training samples, which are encoded once."""
-        if max_length not in self._samples:
-            self._samples = {max_length: self.data.samples(model, max_length)}
-        return self._samples[max_length]
+    def samples(self, model: nn.Module, max_length: int, other: str | None = None) -> Sequence[Any]:
+        """The training samples, or those of other data, which are encoded once."""
+        key = (other, max_length)
+        if key not in self._samples:
+            self._samples[key] = self.data.samples(model, max_length, other)
+        return self._samples[key]
 
     def measure(self, name: str, model: Any, recipe: Recipe) -> ForgettingReport:
         if hasattr(model, "merge_and_unload"):

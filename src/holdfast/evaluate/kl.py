@@ -1,4 +1,4 @@
-"""How far the predictions moved: KL(base‖tuned) on inputs, or on texts of the base.
+"""How far the predictions moved: KL(base‖tuned) on inputs, or on texts sampled from the base.
 
 RL's Razor (https://arxiv.org/abs/2509.04259) finds that the divergence on the inputs of the new
 task predicts forgetting, while the distance of the weights does not. Without any data, the

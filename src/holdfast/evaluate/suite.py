@@ -92,7 +92,7 @@ def named(given: Any, default: str) -> dict[str, Any]:
 def _texts(text: Any) -> list[Probe]:
     if isinstance(text, Mapping):
         return [Text(name, words) for name, words in text.items()]
-    return [Text(name, rows.read_text(Path(path))) for name, path in named(text, "text").items()]
+    return [Text(name, rows.read_texts(Path(path))) for name, path in named(text, "text").items()]
 
 
 def _probe_of(name: str, data: Any, role: Role, limit: int | None) -> Probe:

@@ -90,6 +90,7 @@ def train(
     training: Training,
     folder: Path,
     *,
+    old_data: Sequence[Any] | None = None,
     new: Sequence[str] = (),
     tokenizer: Any = None,
     seed: int = 0,
@@ -119,8 +120,8 @@ def train(
     run = Run(
         recipe, model, source.data, collate=source.collate,
         lr=None if recipe.update.lr is not None else training.lr, default_lr=DEFAULT_LR,
-        weight_decay=training.weight_decay, new=new, tokenizer=tokenizer, visits=total * size,
-        seed=seed, progress=show,
+        weight_decay=training.weight_decay, old_data=old_data, new=new, tokenizer=tokenizer,
+        visits=total * size, seed=seed, progress=show,
     )  # fmt: skip
     run.progress = False  # the caller shows the progress of the training itself
     settings = LoopSettings(

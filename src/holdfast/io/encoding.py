@@ -295,12 +295,15 @@ class TrainingData:
         model, new = self.loader.load_with_head(self.source, self.head)
         return model, tuple(dict.fromkeys((*self.given, *new)))
 
-    def samples(self, model: nn.Module, max_length: int | None = None) -> Sequence[Any]:
-        """Encode the rows as training samples, by the kind of the model and the rows' columns.
+    def samples(
+        self, model: nn.Module, max_length: int | None = None, other: str | None = None
+    ) -> Sequence[Any]:
+        """Encode the rows, or ``other`` ones, by the kind of the model and the rows' columns.
 
         A causal language model learns the assistant's turns of conversations (``messages``), the
         completions of prompts, or whole texts in pieces of its maximum length. A classifier learns
         the labels of texts or images.
         """
         loader = replace(self.loader, max_length=max_length or self.loader.max_length)
-        return training_samples(loader.ready(model, self.tokenizer), self.rows, self.data)[1]
+        rows, name = (self.rows, self.data) if other is None else (open_rows(other), other)
+        return training_samples(loader.ready(model, self.tokenizer), rows, name)[1]

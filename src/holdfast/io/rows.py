@@ -162,6 +162,20 @@ def read_text(path: Path) -> str:
     return text
 
 
+def read_texts(path: Path) -> str:
+    """Read a text file, or the texts in a file of rows, with a blank line between them."""
+    if _suffix(path) not in _ROW_SUFFIXES:
+        return read_text(path)
+    rows = read_rows(path)
+    if not all(isinstance(row.get("text"), str) for row in rows):
+        raise ValueError(
+            f"{path} must be a text file, or have the column text in each row, but its first row "
+            f"has {', '.join(map(str, rows[0]))}. Other tests are data= (--retained on the command "
+            "line)"
+        )
+    return "\n\n".join(row["text"] for row in rows)
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a file as dictionaries by column. An error names the file and the line."""
     suffix = _suffix(path)

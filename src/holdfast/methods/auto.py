@@ -27,8 +27,7 @@ _ADAPTERS = 6.0  # times the learning rate of full fine-tuning
 class Auto(Recall):
     """The recall that fits the model. A run logs its choice; a recipe file keeps ``auto``.
 
-    - A causal language model rehearses texts that it writes itself
-      (:class:`~holdfast.SelfReplay`).
+    - A causal language model rehearses texts sampled from itself (:class:`~holdfast.SelfReplay`).
     - Any other model is fine-tuned without a recall.
 
     It also chooses the learning rate of a language model (:func:`default_lr`) if neither the

@@ -22,7 +22,7 @@ class Uniform(Objective):
 
 @dataclass(frozen=True)
 class NoRecall(Recall):
-    """Nothing of the old is in the loss."""
+    """The loss preserves no old knowledge."""
 
 
 @dataclass(frozen=True)

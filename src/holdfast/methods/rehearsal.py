@@ -66,8 +66,8 @@ class Rehearsal(Recall):
             return RecallTerm()
         if run.old_data is None:
             raise ValueError(
-                "Rehearsal needs data of the old task: pass it as old_data=, or use a method that "
-                "needs none"
+                "Rehearsal needs data of the old task: pass it as old_data= (--old-data on the "
+                "command line), or use a method that needs none"
             )
         criterion, column = run.criterion, run.criterion.column
         new = samples_of(self, run, run.data)

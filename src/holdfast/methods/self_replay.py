@@ -1,4 +1,4 @@
-r"""Self-replay: a language model rehearses texts that it has written itself.
+r"""Self-replay: a language model rehearses texts sampled from itself before training.
 
 Texts x are drawn once from the pretrained model p*, and the predictions on them are kept while the
 model p learns the new task:
@@ -67,7 +67,7 @@ _OBSERVATIONS = 50  # per run
 
 @dataclass(frozen=True)
 class SelfReplay(Recall):
-    """Keep the predictions on texts that the pretrained model has written itself.
+    """Preserve the predictions on texts sampled from the pretrained model itself.
 
     The texts are drawn once, before training, and cached on disk with the pretrained model's
     probabilities of some tokens per position, so that no second model is in memory. Drawn texts may

@@ -63,7 +63,7 @@ def document(report: ForgettingReport) -> Document:
             ),
             Section(
                 "During training",
-                "KL on texts of the base was a training signal."
+                "KL on texts sampled from the base was a training signal."
                 if any(d.trained_on for d in report.divergences)
                 else "",
                 figures=tuple(lines(plain(c.name), {c.name: c}, "step", {}) for c in report.curves),
