@@ -12,6 +12,7 @@ pretrained model, measured on the right inputs, predicts how much is forgotten: 
 *RL's Razor*, https://arxiv.org/abs/2509.04259.
 """
 
+import functools
 import logging
 import math
 from collections.abc import Sequence
@@ -176,11 +177,16 @@ class SelfReplay(Recall):
             logger.info(describe_starts(starts, run.tokenizer))
             pool = draw_pool(run.model, count, prefixes=starts, seed=run.seed, **options)
         if pool.path is not None:
-            logger.info(
+            _warn_once(
                 f"{len(pool)} texts of the pretrained model are stored in {pool.path}; they may "
                 "contain memorized text. Delete the directory to remove them"
             )
         return pool
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning(text)
 
 
 class ReplayTerm(RecallTerm):
