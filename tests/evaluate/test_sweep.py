@@ -73,6 +73,8 @@ def test_a_training_signal_is_named_at_every_point(folders):
     [
         (holdfast.SelfReplay(), True),
         (holdfast.SelfReplay(strength=0.0), False),
+        (holdfast.Auto(), True),
+        (holdfast.Auto(strength=0.0), False),
         (holdfast.SelfReplay(texts="mine.txt"), False),
         (holdfast.Distill(), False),
     ],

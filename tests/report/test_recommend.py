@@ -86,6 +86,13 @@ def test_without_retained_tests_the_predictions_count():
     assert "To see what was forgotten, test tasks" in str(said)
 
 
+@pytest.mark.parametrize(("before", "gentle"), [(4.0, "wise-ft"), (2.4, "flow")])
+def test_to_forget_less_costs_at_most_a_tenth_of_the_gain(before, gentle):
+    found = {"flow": ([2.0], 40.0), "wise-ft": ([2.15], 12.0), "sfa": ([2.3], 11.0)}
+    said = recommend(simple(found, before))
+    assert (said.label, said.gentle) == ("flow", gentle)
+
+
 def test_failures_and_seeds_are_mentioned():
     found = sample_results(seeds=(0,), failed={"mas-0-1": "RuntimeError: no"})
     assert "1 of 12 runs failed." in recommend(found).sentences
@@ -110,7 +117,7 @@ def test_the_rule(found):
         overlaps = min(run.target.after for run in s.runs) <= reach - 1e-9
         if near or overlaps:
             assert chosen.loss <= s.loss
-        if s.target.after - top <= NEAR * top:
+        if s.target.gain >= NEAR * best.target.gain:
             assert known[said.gentle].loss <= s.loss
     assert not any(
         s.target.after < chosen.target.after and s.loss <= chosen.loss and s.seeds == 1

@@ -33,7 +33,7 @@ class KL:
     """
 
     #: Whether the inputs are texts that the base generates.
-    drawn: ClassVar[bool] = False
+    on_drawn_texts: ClassVar[bool] = False
 
     def __init__(
         self, name: str, log_probs: Callable[[Loaded], Tables], per: str, how: str
@@ -98,7 +98,7 @@ class ContextFreeKL(KL):
     the maximum length of a text, ``seed`` the random seed of all texts.
     """
 
-    drawn: ClassVar[bool] = True
+    on_drawn_texts: ClassVar[bool] = True
 
     def __init__(self, texts: int = 64, tokens: int = 64, seed: int = 0) -> None:
         how = f"{texts} texts of at most {tokens} tokens, drawn from the base"

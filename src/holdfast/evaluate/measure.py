@@ -181,7 +181,8 @@ class Examination:
         for kl in self.kls:
             try:
                 found = kl.compare(loaded, progress=self.progress)
-                answers.divergences.append(replace(found, trained_on=rehearsed and kl.drawn))
+                signal = rehearsed and kl.on_drawn_texts
+                answers.divergences.append(replace(found, trained_on=signal))
             except ValueError as error:  # a new head has other classes
                 answers.notes.append(f"No divergence on {kl.name}: {error}.")
         for test, before in zip(self.tests, self.before, strict=True):

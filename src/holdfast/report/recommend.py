@@ -11,6 +11,8 @@ The rule for recipes:
 4. Without retained tests, take the one whose predictions moved least, by KL(base‖tuned), on inputs
    that no recipe was trained on. Without such inputs, take the best.
 
+The answer also names the recipe that forgets least of those with at least 90 % of the best gain.
+
 A recipe that was chosen on other data (``Results.taken``) is recommended regardless.
 
 The rule for α is the same, with three differences: every α with a finite target score is a
@@ -35,8 +37,10 @@ if TYPE_CHECKING:
     from holdfast.evaluate.report import Score
     from holdfast.evaluate.sweep import Sweep, SweepPoint
 
-#: Relative distance to the best target score that counts as close, and as near.
-CLOSE, NEAR = 0.01, 0.05
+#: Relative distance to the best target score that counts as close.
+CLOSE = 0.01
+#: Share of the best gain on the target for which a recipe is named that forgets less.
+NEAR = 0.9
 #: The recipe that is plain fine-tuning.
 STANDARD = "standard"
 
@@ -49,7 +53,7 @@ class Recommendation(Answer):
 
     label: str | None = None  # the recipe to take; None for the pretrained model
     best: str | None = None  # the best recipe on the target
-    gentle: str | None = None  # the recipe that forgets least within 5 % of the best
+    gentle: str | None = None  # the recipe that forgets least with 90 % of the best gain
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,7 @@ class Choice(NamedTuple):
 
     def close_to(self, best: Choice) -> bool:
         overlap = max(self.low, best.low) <= min(self.high, best.high)
-        return overlap or self.within(CLOSE, best)
-
-    def within(self, share: float, best: Choice) -> bool:
-        return abs(self.target - best.target) <= share * abs(best.target)
+        return overlap or abs(self.target - best.target) <= CLOSE * abs(best.target)
 
 
 def recommend(results: Results) -> Recommendation:
@@ -94,7 +95,9 @@ def recommend(results: Results) -> Recommendation:
         return Recommendation(headline, tuple(failed))
     best = min(better, key=lambda c: (c.target, c.loss or 0.0))
     close = [c for c in better if c.close_to(best)]
-    gentle = _gentlest([c for c in better if c in close or c.within(NEAR, best)])
+    gains = {s.label: s.target.gain for s in summaries}
+    enough = NEAR * gains[best.label]
+    gentle = _gentlest([c for c in better if c in close or gains[c.label] >= enough])
     chosen = found.get(results.taken or "", _gentlest(close))
     untested = "moves the predictions least"
     if not any(math.isfinite(c.moved) for c in close):
