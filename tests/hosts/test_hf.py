@@ -275,7 +275,10 @@ def test_the_recipes_learning_rate(tmp_path):
 def test_lora_saves_adapters(tmp_path):
     trainer = make_trainer(Recipe(trainable=LoRA(r=2)), tmp_path)
     trainer.train()
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "recipe.yaml").write_text("of the user")
     trainer.save_model(str(tmp_path / "adapters"))
+    assert (tmp_path / "adapters" / "recipe.yaml").read_text() == "of the user"
     assert recipe_beside(tmp_path / "adapters") == trainer.run.full_recipe
     assert (tmp_path / "adapters" / "adapter_model.safetensors").exists()
 
