@@ -28,7 +28,8 @@ from additivity_lm import answers, read
 from torch import nn
 
 from holdfast import LoopSettings, Recipe, Run, SelfReplay, pad_collate, train_loop
-from holdfast.scoring.pool import default_starts, draw_pool
+from holdfast.scoring.pool import Pool, draw_pool
+from holdfast.scoring.starts import Start, default_starts
 
 RECIPES = {
     "adamw": Recipe(),
@@ -113,19 +114,25 @@ class Bench:
         return Loop(prepared, updates)
 
     def draw(self) -> list[dict[str, Any]]:
-        """The seconds of a whole draw, with the capture of its CUDA graph."""
+        """The seconds of a whole draw, with the capture of its CUDA graphs, and of its parts."""
         model = self.model()
         chats = default_starts(model, self.tokenizer)
-        cases = {"draw_bos": default_starts(model), "draw_chats": chats}
-        draw_pool(model, 64, prefixes=chats, length=64, cache=False, progress=False)  # warm up
+        cases: dict[str, tuple[list[Start], int | None]] = {
+            "draw_tokens": (default_starts(model), None),  # without predictions
+            "draw_bos": (default_starts(model), 64),
+            "draw_chats": (chats, 64),
+        }
+
+        def drawn(texts: int, starts: list[Start], top: int | None) -> Pool:
+            # In the precision of the training below.
+            with torch.autocast(self.device.type, torch.bfloat16):
+                return draw_pool(model, texts, starts=starts, top=top, cache=False, progress=False)
+
+        drawn(64, chats, 64)  # warm up
         rows = []
-        for name, starts in cases.items():
+        for name, case in cases.items():
             begin = time.perf_counter()
-            pool, peak = self.with_peak(
-                partial(
-                    draw_pool, model, self.args.texts, prefixes=starts, cache=False, progress=False
-                )
-            )
+            pool, peak = self.with_peak(partial(drawn, self.args.texts, *case))
             seconds = round(time.perf_counter() - begin, 2)
             rows.append(
                 {
@@ -183,6 +190,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as cache:
         bench = Bench(args, cache)
         draws = bench.draw()
+        if args.only_draw:
+            return draws
         peaks = {name: bench.peak(name) for name in RECIPES}
         times = bench.times()
     rows = []
@@ -213,6 +222,7 @@ def main() -> None:
     parser.add_argument("--device", type=torch.device, default=default_device())
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--texts", type=int, default=4096, help="to draw")
+    parser.add_argument("--only-draw", action="store_true", help="no updates")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     args = parser.parse_args()
     print(f"{describe(args.device)}, torch {torch.__version__}", flush=True)

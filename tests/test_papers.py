@@ -110,7 +110,7 @@ def test_replay_of_fixed_shapes_is_the_librarys(settings, adapters):
         cache=False, progress=False,
     )  # fmt: skip
     assert len({*run.recall.pool.starts.tolist()}) == 2
-    assert run.recall.pool.counts.min() < run.recall.pool.own.shape[1] == 23
+    assert run.recall.pool.counts.min() < run.recall.pool.rest.shape[1] == 23
     tuned = noisy(run.model)  # now it differs from the base
     run.model.load_state_dict(tuned.state_dict())
     run.model.train()

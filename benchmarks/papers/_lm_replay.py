@@ -35,11 +35,11 @@ class Replay:
     def __init__(self, run: Run, device: torch.device) -> None:
         self.term, self.model, self.device = cast(Any, run.recall), run.model, device
         pool = self.term.pool
-        drawn = torch.arange(pool.own.shape[1])
-        self.tokens, self.ids, self.log_probs, self.at, self.counts = (
+        drawn = torch.arange(pool.rest.shape[1])
+        self.tokens, self.ids, self.log_probs, self.rest, self.at, self.counts = (
             tensor.to(device)
             for tensor in (
-                pool.tokens, pool.ids, pool.log_probs,
+                pool.tokens, pool.ids, pool.log_probs, pool.rest,
                 (pool.starts[:, None] - 1 + drawn).clamp(max=pool.tokens.shape[1] - 1),
                 (drawn < pool.counts[:, None]).float(),
             )
@@ -66,8 +66,9 @@ class Replay:
 
         teacher: Teacher
         if self.term.base is None:
-            ids, log_probs = self.ids[texts], self.log_probs[texts]
-            teacher = KeptTokens(ids.flatten(0, 1), log_probs.flatten(0, 1), self.term.pool.drawn)
+            kept = self.ids, self.log_probs, self.rest
+            ids, log_probs, rest = (tensor[texts].flatten(0, 1) for tensor in kept)
+            teacher = KeptTokens(ids, log_probs, rest, self.term.pool.sampled)
         else:
             body, head = body_and_head(self.term.base.model)
             w = head.to(matmul_dtype(head))

@@ -112,9 +112,14 @@ def exact(model):
     return model.double()
 
 
+def kept(ids, log_probs, sampled=1, kind=KeptTokens):
+    likeliest = log_probs[:, : log_probs.shape[1] - sampled]
+    return kind(ids, log_probs, 1 - likeliest.exp().sum(1), sampled)
+
+
 def top_of(log_probs, k=K):
     best = log_probs.topk(k)
-    return KeptTokens(best.indices, best.values, 1)
+    return kept(best.indices, best.values, 1)
 
 
 def make_teachers(where, dtype=torch.float64):
@@ -177,7 +182,7 @@ def test_no_tensor_has_the_size_of_the_logits(name):
     model = LEAN[name](vocab=vocabulary)
     inputs = {"input_ids": torch.randint(4, vocabulary, (6, 40))}
     where = torch.ones(6, 40, dtype=torch.bool)
-    teacher = KeptTokens(torch.arange(K).expand(240, K), torch.full((240, K), -3.0), 1)
+    teacher = kept(torch.arange(K).expand(240, K), torch.full((240, K), -3.0), 1)
     with Largest() as largest:
         replay_divergence(model, inputs, where, teacher, chunk=chunk).backward()
     assert largest.numel == chunk < where.numel() * vocabulary
@@ -234,7 +239,7 @@ def test_weights_of_positions(batch):
     weights[:4] = 0
     loss = replay_divergence(model, inputs, where, teacher, weights=weights, chunk=90)
     each = [
-        twin(model, inputs, row.view_as(where), KeptTokens(ids[None], log_probs[None], 1))
+        twin(model, inputs, row.view_as(where), kept(ids[None], log_probs[None], 1))
         for row, ids, log_probs in zip(
             torch.eye(where.numel(), dtype=torch.bool)[where.flatten()],
             teacher.ids, teacher.log_probs, strict=True,
@@ -250,7 +255,7 @@ def test_no_position_at_all(name, batch):
     """A rank without texts still takes part in the backward pass: each weight has a gradient."""
     model = MODELS[name]()
     where = torch.zeros_like(batch[1])
-    teacher = KeptTokens(torch.zeros(0, K, dtype=torch.long), torch.zeros(0, K), 1)
+    teacher = kept(torch.zeros(0, K, dtype=torch.long), torch.zeros(0, K), 1)
     loss = replay_divergence(model, batch[0], where, teacher)
     found = gradients(model, loss)
     assert loss.item() == 0
@@ -397,15 +402,15 @@ def test_an_error_restores_the_forward(is_first, has_own):
         model.lm_head.forward = model.lm_head.forward
     before = dict(vars(model.lm_head))
     if not is_first:
-        replay_divergence(model, inputs, where, KeptTokens(ids, log_probs, 1))
+        replay_divergence(model, inputs, where, kept(ids, log_probs, 1))
     with pytest.raises(RuntimeError, match="broken teacher"):
-        replay_divergence(model, inputs, where, Broken(ids, log_probs, 1))
+        replay_divergence(model, inputs, where, kept(ids, log_probs, 1, Broken))
     assert vars(model.lm_head) == before
     with pytest.raises(RuntimeError, match="Float"):
-        replay_divergence(model, {"input_ids": where.float()}, where, KeptTokens(ids, log_probs, 1))
+        replay_divergence(model, {"input_ids": where.float()}, where, kept(ids, log_probs, 1))
     assert vars(model.lm_head) == before
     with Largest() as largest:  # no error made it compute all logits
-        replay_divergence(model, inputs, where, KeptTokens(ids, log_probs, 1), chunk=2000)
+        replay_divergence(model, inputs, where, kept(ids, log_probs, 1), chunk=2000)
     assert largest.numel < where.numel() * 2000
 
 
@@ -465,7 +470,7 @@ def on_a_rank(kind, name, rank, world):
     first, count = int(where[: rows.start].sum()), int(where[rows].sum())
     part = slice(first, first + count)
     mine = {"input_ids": inputs["input_ids"][rows]}
-    teacher = KeptTokens(teacher.ids[part], teacher.log_probs[part], 1)
+    teacher = kept(teacher.ids[part], teacher.log_probs[part], 1)
     with torch.no_grad():
         before = replay_divergence(wrapped, mine, where[rows], teacher)
     loss = replay_divergence(wrapped, mine, where[rows], teacher, chunk=60)

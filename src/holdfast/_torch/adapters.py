@@ -49,6 +49,15 @@ def base_name(name: str) -> str:
     )
 
 
+def is_of_adapter(name: str) -> bool:
+    """Whether a parameter or module belongs to an adapter, or is a copy that is trained in full.
+
+    >>> is_of_adapter("q_proj.lora_A.default.weight"), is_of_adapter("q_proj.base_layer.weight")
+    (True, False)
+    """
+    return re.search(r"\.(lora_\w+|modules_to_save)\.", name) is not None
+
+
 def is_drawn_at_random(name: str) -> bool:
     """Whether a parameter is LoRA's A: random at the start, without effect while B is 0."""
     return ".lora_A." in name

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast._torch.adapters import unwrapped
+from holdfast._torch.adapters import base_name, is_of_adapter, unwrapped, without_peft
 from holdfast._torch.layout import whole
 from holdfast._torch.rng import preserve_rng
 
@@ -106,15 +106,39 @@ def arrow_fingerprint(dataset: Any) -> str:
     return digest.hexdigest()[:32]
 
 
+def base_fingerprint(model: nn.Module) -> str:
+    """The fingerprint of the model under PEFT's adapters: equal with and without them."""
+    inner: Any = without_peft(model)
+    tensors = {**dict(inner.named_parameters()), **dict(inner.named_buffers())}
+    own = {base_name(n): t for n, t in tensors.items() if not is_of_adapter(n)}
+    leaves = (
+        (base_name(f"{n}.")[:-1], type(module).__name__, module.extra_repr())
+        for n, module in inner.named_modules()
+        if not is_of_adapter(f"{n}.") and next(module.children(), None) is None
+    )
+    about = (
+        type(inner).__name__,
+        sorted(leaves),
+        [(name, str(own[name].dtype)) for name in sorted(own)],
+        json.dumps(_settings(inner), sort_keys=True, default=str),
+    )
+    weights = fingerprint(own[name] for name in sorted(own))
+    return f"{weights}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
+
+
+def _settings(model: Any) -> dict[str, Any]:
+    config: Any = getattr(model, "config", None)
+    settings = dict(config.to_dict()) if hasattr(config, "to_dict") else {}
+    for volatile in ("problem_type", "_name_or_path", "transformers_version"):
+        settings.pop(volatile, None)  # changed by a forward pass or by loading
+    return settings
+
+
 def model_fingerprint(model: nn.Module) -> str:
     """A fingerprint of a model's architecture, weights, buffers and configuration."""
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     weights = fingerprint(state[name] for name in sorted(state))
     inner: Any = unwrapped(model)
-    config: Any = getattr(inner, "config", None)
-    settings = dict(config.to_dict()) if hasattr(config, "to_dict") else {}
-    for volatile in ("problem_type", "_name_or_path", "transformers_version"):
-        settings.pop(volatile, None)  # changed by a forward pass or by loading
     adapters = [
         (getattr(m, "_disable_adapters", None), str(getattr(m, "_active_adapter", None)))
         for m in inner.modules()
@@ -123,7 +147,7 @@ def model_fingerprint(model: nn.Module) -> str:
     about = (
         re.sub("0x[0-9a-f]+", "", repr(inner)),
         [(name, str(state[name].dtype)) for name in sorted(state)],
-        json.dumps(settings, sort_keys=True, default=str),
+        json.dumps(_settings(inner), sort_keys=True, default=str),
         adapters,
     )
     return f"{weights}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"

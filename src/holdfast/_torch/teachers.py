@@ -28,25 +28,26 @@ class Teacher(Protocol):
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """The likeliest tokens, and a few drawn from the others: an unbiased estimate of KL.
+    """The likeliest tokens, and a few sampled from the others: an unbiased estimate of KL.
 
-    The others have the probability that the likeliest leave. Each of the m drawn ones stands for
-    an m-th of it:
+    Each of the m sampled tokens stands for an m-th of the probability that the others have, P:
 
-        Σ p·log(p/q) over the likeliest  +  (1 − Σ p)/m · Σ log(p/q) over the drawn
+        Σ p·log(p/q) over the likeliest  +  P/m · Σ log(p/q) over the sampled
 
     KL over the likeliest and "another token" would be a lower bound, and would let the model move
     probability within the others: too many of a language model's tokens are unlikely ones.
 
     Attributes:
         ids: n × k token ids, the likeliest first.
-        log_probs: n × k log-probabilities, in any float dtype.
-        drawn: m, the last columns. 0 if k is the size of the vocabulary.
+        log_probs: n × k log-probabilities.
+        rest: P, n probabilities.
+        sampled: m, the last columns. 0 if k is the size of the vocabulary.
     """
 
     ids: Tensor
     log_probs: Tensor
-    drawn: int
+    rest: Tensor
+    sampled: int
 
     def __post_init__(self) -> None:
         if self.ids.dim() != 2 or self.ids.shape != self.log_probs.shape:
@@ -62,12 +63,10 @@ class KeptTokens:
         """The estimate is Σ w·(log p − log q); ∂/∂z = q − w, and E[w] = p."""
         ids = _moved(self.ids[rows], logits.device).long()
         log_p = _moved(self.log_probs[rows], logits.device).to(logits.dtype)
-        mass = log_p[:, : log_p.shape[1] - self.drawn].logsumexp(1, keepdim=True)
-        # Rounding may bring Σ p above 1; if all tokens are kept, it is 1.
-        log_p = log_p - (mass.clamp(min=0) if self.drawn else mass)
         weights = log_p.exp()
-        if self.drawn:
-            weights[:, -self.drawn :] = -torch.expm1(mass.clamp(max=0)) / self.drawn
+        if self.sampled:
+            rest = _moved(self.rest[rows], logits.device).to(logits.dtype)
+            weights[:, -self.sampled :] = rest[:, None] / self.sampled
         log_q = logits.log_softmax(1)
         apart = (log_p - log_q.gather(1, ids)).mul_(weights).masked_fill_(weights == 0, 0)
         return apart.sum(1), lambda: log_q.exp_().scatter_add_(1, ids, -weights)

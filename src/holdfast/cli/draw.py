@@ -4,9 +4,9 @@ examples:
   holdfast draw --model DIR
   holdfast draw --model DIR --texts 200 --out drawn
 
-The texts are the first ones of `holdfast finetune --recipe self-replay` with default settings and
-the same seed. They may contain text that the model has memorized: the output says where they are
-stored, and deleting that directory removes them. --out writes them to texts.jsonl.
+The texts are the first ones of all runs of `holdfast finetune --recipe self-replay` with the default
+length. They may contain text that the model has memorized: the output says where they are stored,
+and deleting that directory removes them. --out writes them to texts.jsonl.
 """
 
 import argparse
@@ -21,7 +21,8 @@ from holdfast.cli._options import WHOLE, Parser, add
 from holdfast.io.models import Loader
 from holdfast.io.storage import Place
 from holdfast.report.words import plain
-from holdfast.scoring.pool import default_starts, describe_starts, draw_pool
+from holdfast.scoring.pool import draw_pool
+from holdfast.scoring.starts import default_starts, describe_starts, text_tokenizer
 
 
 def add_options(parser: Parser) -> None:
@@ -38,10 +39,10 @@ def run(options: argparse.Namespace) -> None:
     if options.out:
         claim(Path(options.out), [options.model])
     with Loader(dtype=torch.float32).open(options.model) as loaded:  # as finetune does
-        tokenizer = loaded.tokenizer
+        tokenizer = text_tokenizer(loaded.tokenizer)
         starts = default_starts(loaded.model, tokenizer)
         pool = draw_pool(
-            loaded.model, options.texts, prefixes=starts, seed=options.seed,
+            loaded.model, options.texts, starts=starts, top=None, seed=options.seed,
             progress=sys.stderr.isatty(),
         )  # fmt: skip
     texts = [tokens if tokenizer is None else tokenizer.decode(tokens) for tokens in pool.texts()]

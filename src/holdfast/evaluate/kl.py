@@ -112,8 +112,8 @@ class ContextFreeKL(KL):
 
     def draw(self, loaded: Loaded) -> list[list[int]]:
         """Draw texts without their last token, after which nothing is predicted."""
-        tokens, prefix = min(self.tokens, loaded.limit - 1), [loaded.first_token()]
-        texts = draw_texts(loaded.model, self.texts, tokens, prefix=prefix, seed=self.seed)
+        length, start = min(self.tokens + 1, loaded.limit), [loaded.first_token()]
+        texts = draw_texts(loaded.model, self.texts, length, start=start, seed=self.seed)
         return [text[:-1] for text in texts]
 
     def _log_probs(self, loaded: Loaded) -> Tables:

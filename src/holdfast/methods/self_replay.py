@@ -25,13 +25,15 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
-from holdfast._torch.adapters import without_peft
+from holdfast._torch.adapters import base_name, without_peft
 from holdfast._torch.batch import evaluating
 from holdfast._torch.checks import above_zero, at_least_zero, whole_number
 from holdfast._torch.fingerprint import fingerprint
 from holdfast._torch.head_loss import replay_divergence
+from holdfast._torch.layers import within
 from holdfast._torch.layout import gathered, rank_and_world
-from holdfast._torch.teachers import AllTokens, DrawnTokens, KeptTokens
+from holdfast._torch.rng import generator_of
+from holdfast._torch.teachers import AllTokens, KeptTokens
 from holdfast.methods._base_model import BaseModel, base_model_of
 from holdfast.methods._budget import (
     BudgetController,
@@ -39,14 +41,9 @@ from holdfast.methods._budget import (
     keep_within,
     scale_learning_rate,
 )
-from holdfast.scoring.pool import (
-    BLOCK,
-    Pool,
-    default_starts,
-    describe_starts,
-    draw_pool,
-    pool_of_texts,
-)
+from holdfast.scoring.draw import BLOCK
+from holdfast.scoring.pool import Pool, draw_pool, pool_of_texts
+from holdfast.scoring.starts import default_starts, describe_starts
 from holdfast.stages import (
     Checks,
     MedianLoss,
@@ -60,8 +57,8 @@ from holdfast.stages import (
 
 logger = logging.getLogger(__name__)
 
-MOST_TEXTS = 4096
-HELD_OUT = 256  # texts to measure the divergence on, if there is a budget
+MOST_TOKENS = 4096 * 128  # of the texts to train on
+HELD_OUT = 256  # texts to measure the divergence on, if there is a budget; of a file, a fifth
 _OBSERVED = 32  # of them per observation
 _OBSERVATIONS = 50  # per run
 
@@ -80,7 +77,7 @@ class SelfReplay(Recall):
         length: the maximum length of a text in tokens. A text ends at EOS, a chat after
             the first answer.
         top: the number of tokens whose probabilities are kept per position: three quarters are
-            the likeliest ones, and the rest is drawn from the others, which gives an unbiased
+            the likeliest ones, and the rest is sampled from the others, which gives an unbiased
             estimate of the divergence. If None, the whole vocabulary is compared: with adapters,
             the base is the same model with its adapters off; otherwise a frozen copy of the model
             stays in memory.
@@ -150,32 +147,42 @@ class SelfReplay(Recall):
         base = base_model_of(run) if self.top is None else None
         if self.budget is None:
             return ReplayTerm(self, pool, run.seed, base)
-        return BudgetedReplay(self, *pool.split(HELD_OUT), run.seed, base)
+        held_out = HELD_OUT if self.texts is None else min(HELD_OUT, len(pool) // 5)
+        if not held_out:
+            raise ValueError(
+                f"{self.texts} has {len(pool)} texts of at most {self.length} tokens, but budget= "
+                "needs at least 5, because a fifth of them is held out: pass more texts as texts=, "
+                "or set a smaller length="
+            )
+        return BudgetedReplay(self, *pool.split(held_out), run.seed, base)
 
     def _pool(self, run: Run) -> Pool:
-        """The texts of the run: as many as it will use, up to a limit; at least a block."""
-        if not hasattr(without_peft(run.model), "get_output_embeddings"):
+        """The texts of the run: as many as it will use, up to a limit; at least a block.
+
+        The seed of the run does not matter, so that all seeds share one cached pool.
+        """
+        inner = without_peft(run.model)
+        if not hasattr(inner, "get_output_embeddings"):
             raise ValueError(
                 "SelfReplay draws texts from the model, so it needs a causal language model, got "
-                f"{type(without_peft(run.model)).__name__}"
+                f"{type(inner).__name__}"
             )
-        visits, data = run.visits, run.data
+        _refuse_new_head(run)
+        visits, data, most = run.visits, run.data, MOST_TOKENS // self.length
         if visits is None:
             samples = data.dataset if isinstance(data, DataLoader) else data
-            visits = len(samples) if hasattr(samples, "__len__") else MOST_TEXTS
-        count = min(MOST_TEXTS, max(BLOCK, math.ceil(self.share * visits)))
+            visits = len(samples) if hasattr(samples, "__len__") else most
+        count = max(BLOCK, min(most, math.ceil(self.share * visits)))
         count += 0 if self.budget is None else HELD_OUT
         options: dict[str, Any] = {
-            "length": self.length, "top": self.top or 2, "cache": run.cache,
-            "progress": run.progress,
+            "length": self.length, "top": self.top, "cache": run.cache, "progress": run.progress,
         }  # fmt: skip
         if self.texts is not None:
-            options |= {"tokenizer": run.tokenizer, "count": count}
-            pool = pool_of_texts(run.model, self.texts, **options)
-        else:
-            starts = default_starts(run.model, run.tokenizer, start=self.start)
-            logger.info(describe_starts(starts, run.tokenizer))
-            pool = draw_pool(run.model, count, prefixes=starts, seed=run.seed, **options)
+            options |= {"tokenizer": run.tokenizer, "start": self.start, "count": count}
+            return pool_of_texts(run.model, self.texts, **options)
+        starts = default_starts(run.model, run.tokenizer, start=self.start)
+        logger.info(describe_starts(starts, run.tokenizer))
+        pool = draw_pool(run.model, count, starts=starts, **options)
         if pool.path is not None:
             _warn_once(
                 f"{len(pool)} texts of the pretrained model are stored in {pool.path}; they may "
@@ -189,12 +196,23 @@ def _warn_once(text: str) -> None:
     logger.warning(text)
 
 
+def _refuse_new_head(run: Run) -> None:
+    """Raise ValueError if the model would write its texts with random weights."""
+    head = without_peft(run.model).get_output_embeddings()
+    written = {id(p) for p in head.parameters()} if isinstance(head, nn.Module) else set()
+    for name, p in run.model.named_parameters():
+        if within(base_name(name), run.new) and id(p) in written:
+            raise ValueError(
+                f"SelfReplay draws texts from the pretrained model, but {base_name(name)} is new "
+                "and predicts at random: use another recall, or leave out new="
+            )
+
+
 class ReplayTerm(RecallTerm):
     """The divergence on the texts of a pool. The texts of an update depend on its number only."""
 
     def __init__(self, settings: SelfReplay, pool: Pool, seed: int, base: BaseModel | None) -> None:
         self.settings, self.pool, self.seed, self.base = settings, pool, seed, base
-        self._round, self._order = -1, torch.empty(0, dtype=torch.int64)
         self._last: list[Tensor] = []  # the divergences of the last update, per part
         self._tokens = 1
 
@@ -232,7 +250,7 @@ class ReplayTerm(RecallTerm):
         inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
         teacher: KeptTokens | AllTokens
         if self.base is None:
-            teacher = KeptTokens(batch.ids, batch.log_probs, pool.drawn)
+            teacher = KeptTokens(batch.ids, batch.log_probs, batch.rest, pool.sampled)
         else:
             with torch.no_grad():
                 teacher = AllTokens(self.base(model, inputs)[batch.where.to(device)])
@@ -243,16 +261,13 @@ class ReplayTerm(RecallTerm):
 
     def texts_of(self, update: int, texts: int) -> Tensor:
         """The texts of an update: each text of the pool once before any is repeated."""
-        first = (update - 1) * texts
-        return torch.stack([self._text(number) for number in range(first, first + texts)])
-
-    def _text(self, number: int) -> Tensor:
-        round_, place = divmod(number, len(self.pool))
-        if round_ != self._round:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + round_)
-            self._round = round_
-            self._order = torch.randperm(len(self.pool), generator=generator)
-        return self._order[place]
+        size = len(self.pool)
+        round_, first = divmod((update - 1) * texts, size)
+        rounds = range(round_, round_ + -(-(first + texts) // size))
+        orders = [
+            torch.randperm(size, generator=generator_of("replay", self.seed, r)) for r in rounds
+        ]
+        return torch.cat(orders)[first : first + texts]
 
     def identity(self) -> dict[str, Any]:
         return {"texts": len(self.pool), "pool": fingerprint([self.pool.tokens])}
@@ -297,42 +312,30 @@ class BudgetedReplay(ReplayTerm):
     def _observe(self, model: nn.Module, number: int, rows: int) -> None:
         first = number * _OBSERVED % len(self.held_out)
         some = torch.arange(first, min(first + _OBSERVED, len(self.held_out)))
-        self.observed, _ = self.measure(model, some, rows)
+        self.observed = self.measure(model, some, rows)
         groups = cast(Optimizer, self._optimizer).param_groups
         lr = max(float(group["lr"]) for group in groups)
         self.controller.observe(self.observed, lr / self._peak if self._peak else 0.0)
 
     @torch.no_grad()
-    def measure(self, model: nn.Module, some: Tensor, rows: int) -> tuple[float, float]:
-        """Two estimates of KL(base ‖ model) on held-out texts, in nats per token.
-
-        The first uses the tokens that are kept per position, the second only the token of the text:
-        the mean of log p_base − log p.
-        """
-        device = next(model.parameters()).device
-        sums = torch.zeros(2, dtype=torch.float64)
+    def measure(self, model: nn.Module, some: Tensor, rows: int) -> float:
+        """KL(base ‖ model) on held-out texts, in nats per token."""
+        total = 0.0
         with evaluating(model):
             for part in some.split(rows):
-                batch = self.held_out.batch(part, device)
-                inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
-                kl = self.divergence(model, self.held_out, part)
-                drawn = DrawnTokens(batch.targets, batch.own)
-                ratio = replay_divergence(model, inputs, batch.where, drawn)
-                sums += torch.stack([kl, ratio]).double().cpu()
+                total += float(self.divergence(model, self.held_out, part))
         # The ranks must agree, because learning rates depend on it.
-        sums = torch.stack(gathered(sums)).mean(0)
-        sums = sums.nan_to_num(nan=math.inf)  # a model that predicts NaN has forgotten everything
-        by_kept, by_drawn = (sums / int(self.held_out.counts[some].sum())).tolist()
-        return by_kept, by_drawn
+        kl = math.fsum(gathered(total)) / rank_and_world()[1]
+        kl /= int(self.held_out.counts[some].sum())
+        return math.inf if math.isnan(kl) else kl  # NaN: the model has forgotten everything
 
     def finish(self, run: Run) -> None:
         everything = torch.arange(len(self.held_out))
-
-        def divergence(model: nn.Module) -> float:
-            return max(self.measure(model, everything, _OBSERVED))
-
         self.alpha, self.observed = keep_within(
-            self.controller.budget, run.model, run.anchors, divergence
+            self.controller.budget,
+            run.model,
+            run.anchors,
+            lambda model: self.measure(model, everything, _OBSERVED),
         )
 
     def log(self) -> dict[str, float]:

@@ -2,18 +2,17 @@
 
 <folder>/about.json                    what the blocks depend on
 <folder>/block-….safetensors           one block
+<folder>/<key>/…                       other blocks, which depend on these
 """
 
 import hashlib
 import json
 import os
-import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -23,7 +22,6 @@ from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.progress import progress_bar
 from holdfast.io.files import first_line, write_whole
 from holdfast.scoring.cache import cache_folder
-from holdfast.scoring.draw import OnTokens
 
 Block = dict[str, Tensor]
 Value = TypeVar("Value")
@@ -32,12 +30,17 @@ Value = TypeVar("Value")
 class BlockStore:
     """The directory of all blocks that depend on the same things, ``about``."""
 
-    def __init__(
-        self, cache: bool | str | os.PathLike[str], kind: str, about: dict[str, Any]
-    ) -> None:
+    def __init__(self, folder: Path | None, about: dict[str, Any]) -> None:
         self.about = json.dumps(about, sort_keys=True)
         key = hashlib.sha256(self.about.encode()).hexdigest()[:32]
-        self.folder = None if cache is False else cache_folder(cache) / kind / key
+        self.folder = None if folder is None else folder / key
+
+    @classmethod
+    def of(
+        cls, cache: bool | str | os.PathLike[str], kind: str, about: dict[str, Any]
+    ) -> "BlockStore":
+        """The directory in the cache, or none if the cache is off."""
+        return cls(None if cache is False else cache_folder(cache) / kind, about)
 
     @property
     def path(self) -> Path | None:
@@ -82,7 +85,7 @@ class BlockStore:
                 )
         except (OSError, SafetensorError) as error:
             warnings.warn(
-                f"the drawn texts are used but not cached in {folder}: {first_line(error)}",
+                f"the results are used but not cached in {folder}: {first_line(error)}",
                 stacklevel=4,
             )
             self.folder = None
@@ -99,82 +102,61 @@ def _checksum(block: Block) -> str:
     return f"{value:08x}"
 
 
-@dataclass
-class BlockMaker:
-    """Makes the blocks that are not cached. On several ranks, each rank makes a share.
+class Make(Protocol):
+    """Makes the blocks of some numbers, and reports how many tokens are done."""
 
-    Attributes:
-        make: returns the blocks of some numbers.
+    def __call__(self, numbers: list[int], on_tokens: Callable[[int], object]) -> list[Block]: ...
+
+
+def all_blocks(
+    make: Make,
+    wanted: int,
+    store: BlockStore,
+    *,
+    at_a_time: Callable[[], int],
+    together: bool,
+    tokens: int,
+    shown: str,
+) -> list[Block]:
+    """Return the first ``wanted`` blocks. Each rank makes a share of those that are not cached.
+
+    Args:
+        make: makes some blocks.
+        wanted: the number of blocks.
         store: the cache.
-        at_a_time: the number of blocks per call of ``make``.
-        tokens: the number of tokens per block, for the progress bar.
+        at_a_time: the number of blocks to make per call, which may change.
         together: whether all ranks must make all blocks, because the model is sharded.
+        tokens: the number of tokens per block, for the progress bar.
+        shown: what the progress bar shows; nothing if empty.
     """
-
-    make: Callable[[list[int], OnTokens], dict[int, Block]]
-    store: BlockStore
-    at_a_time: int
-    tokens: int
-    together: bool
-    _fresh: dict[int, Block] = field(default_factory=dict)
-
-    def __call__(
-        self,
-        wanted: int,
-        *,
-        progress: bool,
-        fewer: Callable[[float], int | None] | None = None,
-    ) -> list[Block]:
-        """Return the first ``wanted`` blocks, or fewer.
-
-        ``fewer`` is called after the first batch with the expected seconds of all batches, and may
-        return a smaller number of blocks.
-        """
-        rank, world = rank_and_world()
-        # Rank 0 reads for all, because the ranks may not share a disk.
-        known = _from_rank_0(self.store.read(range(wanted)) if rank == 0 else {})
-        missing = [number for number in range(wanted) if number not in known]
-        mine = missing if self.together else missing[rank::world]
-        shown = progress and rank == 0 and bool(mine)
-        bar = progress_bar(len(mine) * self.tokens, "drawing texts", shown=shown, unit="token")
+    rank, world = rank_and_world()
+    # Rank 0 reads for all, because the ranks may not share a disk.
+    known = _from_rank_0(store.read(range(wanted)) if rank == 0 else {})
+    missing = [number for number in range(wanted) if number not in known]
+    mine = missing if together else missing[rank::world]
+    made: dict[int, Block] = {}
+    bar = progress_bar(len(mine) * tokens, shown, shown=bool(shown and mine), unit="token")
+    error: Exception | None = None
+    try:
         with bar:
-            if fewer is not None and missing:
-                began = time.monotonic()
-                first, mine = mine[: self.at_a_time], mine[self.at_a_time :]
-                error = self._attempt(first, bar.update)
-                per_block = (time.monotonic() - began) / max(1, len(first))
-                _agree(error)
-                expected = max(gathered(per_block * (len(first) + len(mine))))
-                wanted = _from_rank_0(min(wanted, fewer(expected) or wanted))
-                mine = [number for number in mine if number < wanted]
-            error = self._attempt(mine, bar.update)
-        _agree(error)
-        for theirs in [self._fresh] if self.together else gathered(self._fresh):
-            known.update(theirs)
-        if rank == 0 and world > 1:
-            self.store.write({n: known[n] for n in missing if n in known and n not in self._fresh})
-        return [known[number] for number in range(wanted)]
-
-    def _attempt(self, numbers: list[int], on_tokens: OnTokens) -> Exception | None:
-        """Make and write blocks; return an error instead of raising it, because ranks must meet."""
-        try:
-            for start in range(0, len(numbers), self.at_a_time):
-                made = self.make(numbers[start : start + self.at_a_time], on_tokens)
-                if not self.together or rank_and_world()[0] == 0:
-                    self.store.write(made)
-                self._fresh.update(made)
-        except Exception as error:
-            return error
-        return None
-
-
-def _agree(error: Exception | None) -> None:
-    """Raise the first error of all ranks on all ranks."""
-    if error is not None and rank_and_world()[1] == 1:
-        raise error
-    for theirs in gathered(error):
-        if theirs is not None:
+            while left := [number for number in mine if number not in made]:
+                some = left[: at_a_time()]
+                new = dict(zip(some, make(some, bar.update), strict=True))
+                if rank == 0 or not together:
+                    store.write(new)
+                made |= new
+    except Exception as raised:
+        if world == 1:
+            raise
+        error = raised  # the ranks must meet
+    for theirs in gathered(error or ({} if together else made)):
+        if isinstance(theirs, Exception):
             raise theirs
+        known |= theirs
+    if rank == 0:
+        store.write({n: known[n] for n in missing if n in known and n not in made})
+    known |= made
+    return [known[number] for number in range(wanted)]
 
 
 def _from_rank_0(value: Value) -> Value:

@@ -1,66 +1,57 @@
 """Draw texts from a causal language model, from its own distribution.
 
-A text is drawn token by token at temperature 1 from the whole vocabulary. It ends at an
-end-of-sequence token. :class:`Drawer` also records the model's predictions, and on a GPU it replays
-one CUDA graph per token.
+A text is drawn token by token at temperature 1 from the whole vocabulary, and ends at an
+end-of-sequence token. On a GPU, a step is one CUDA graph, which is replayed.
 """
 
-import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.adapters import unwrapped, without_peft
+from holdfast._torch.batch import accepted_names
 from holdfast._torch.imports import require
 from holdfast._torch.layout import is_sharded
 from holdfast._torch.lm_head import is_out_of_memory
+from holdfast._torch.memory import Batches
+from holdfast._torch.rng import generator_of
 from holdfast.io.files import first_line
 
-Choose = Callable[[Tensor], Tensor]  # float32 logits, texts × vocabulary → tokens, texts × 1
 OnTokens = Callable[[int], object]  # called with the number of tokens since its last call
 
-_ROWS, _ROWS_ON_A_CPU = 2048, 64  # texts at a time
-_LOGITS = 1 << 27  # per step: half a gigabyte of float32
+BLOCK = 64  # texts that share a generator of noise; also the texts per cached file
+_ROWS, _ROWS_ON_A_CPU = 4096, BLOCK  # texts at a time
+_LOGITS = 1 << 28  # per step: a gigabyte of float32
 _CHUNK = 256  # tokens of the vocabulary whose probabilities are summed first
-_LEAST = -1e4  # the log-probability of an impossible token, which float16 can hold
-_SECOND = 1 << 12  # times noise: the rest is noise, too
+_STAGE = 32  # attention sees a multiple of so many tokens
+_LOOK = 16  # steps between two looks whether all texts have ended: each waits for the GPU
 _WARM_UP = 3  # steps before the capture of a CUDA graph
 
 
-@torch.inference_mode()
 def draw_texts(
-    model: nn.Module,
-    count: int,
-    tokens: int,
-    *,
-    prefix: Sequence[int],
-    seed: int = 0,
-    batch_size: int | None = None,
+    model: nn.Module, count: int, length: int, *, start: Sequence[int], seed: int = 0
 ) -> list[list[int]]:
-    """Draw texts without the model's predictions.
+    """Draw texts of at most ``length`` tokens, all of which start with the tokens ``start``."""
+    drawer = Drawer(model, length)
+    noise = torch.cat([noise_of("texts", seed, i, length) for i in range(-(-count // BLOCK))])
+    with torch.no_grad():
+        tokens, lengths = drawer([start] * count, noise[:count])
+    drawer.free()
+    return [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
 
-    Each text is the prefix, usually only BOS, then at most ``tokens`` drawn tokens: it ends earlier
-    if an end-of-sequence token is drawn. ``batch_size`` texts are drawn at a time. If None, all are
-    drawn together. The global random state is restored afterwards.
-    """
-    device = next(model.parameters()).device
-    ends = end_tokens(model).to(device)
-    size = batch_size or count
-    drawn: list[list[int]] = []
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        for start in range(0, count, size):
-            rows = min(size, count - start)
-            texts = _Texts(rows, len(prefix) + tokens, ends)
-            texts.begin(prefix)
-            _draw(_Growing(model, texts, _multinomial), tokens, rows)
-            drawn += texts.lists()
-    return drawn
+
+def noise_of(
+    kind: str, seed: int, block: int, tokens: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The noise of one block of texts, uniform in [0, 1), the same on every machine."""
+    generator = generator_of(kind, seed, block)
+    return torch.rand(BLOCK, tokens, dtype=dtype, generator=generator)
 
 
 def end_tokens(model: Any) -> Tensor:
@@ -75,238 +66,160 @@ def vocabulary_size(model: nn.Module) -> int:
     return int(getattr(embedding, "num_embeddings", embedding.weight.shape[0]))
 
 
-def _multinomial(logits: Tensor) -> Tensor:
-    return torch.multinomial(logits.softmax(-1), 1)
-
-
-class Drawn(NamedTuple):
-    """Texts, and the predictions of the model that drew them, on the CPU.
-
-    The predictions of a text are those at its drawn tokens, in order. Entries after the end of a
-    text have no meaning.
-
-    Attributes:
-        tokens: texts × length, int32.
-        lengths: the tokens of each text, its prefix and its end token included, int32.
-        ids: the tokens that :func:`kept_tokens` chooses, texts × drawn tokens × k, int32.
-        log_probs: their log-probabilities, float16.
-        own: the log-probability of each drawn token, float32.
-    """
-
-    tokens: Tensor
-    lengths: Tensor
-    ids: Tensor
-    log_probs: Tensor
-    own: Tensor
+def is_spread(model: nn.Module) -> bool:
+    """Whether all ranks must call a model together, because its weights are sharded."""
+    return any(is_sharded(p) or hasattr(p, "ds_id") for p in model.parameters())
 
 
 class Drawer:
-    """Draws texts of ``length`` tokens, and keeps ``top`` predictions per drawn token.
+    """Draws texts of at most ``length`` tokens. The batch is halved if memory runs out.
 
-    Float32 weights on a GPU run in bfloat16. The batch is halved if memory runs out. A model that
-    has no static cache, or whose step cannot be captured, is drawn from without a CUDA graph.
-
-    Attributes:
-        rows: the number of texts that are drawn at a time.
-        dtype: the dtype that the model runs in.
+    With a CUDA graph, float32 weights are used in bfloat16. A model that has no static cache, or
+    whose step cannot be captured, is drawn from without a graph.
     """
 
-    def __init__(
-        self, model: nn.Module, length: int, top: int, *, static: bool | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, length: int, *, static: bool | None = None) -> None:
         self.model: Any = unwrapped(model)
-        self.length, self.top = length, top
-        first = next(self.model.parameters())
-        self.device, self.dtype = first.device, first.dtype
+        self.length = length
+        self.device = next(self.model.parameters()).device
         self.ends = end_tokens(without_peft(model)).to(self.device)
         on_gpu = self.device.type == "cuda"
-        self.precision: AbstractContextManager[object] = nullcontext()
-        if on_gpu and self.dtype == torch.float32:
-            self.dtype = torch.bfloat16
-            # A graph must not hold the copies of weights that autocast caches and then frees.
-            self.precision = torch.autocast("cuda", self.dtype, cache_enabled=False)
-        self.rows = _ROWS_ON_A_CPU
-        if on_gpu:
-            self.rows = max(1, min(_ROWS, _LOGITS // vocabulary_size(model)))
         self.static = on_gpu and _has_static_cache(self.model, length) if static is None else static
-        self._steps: _Fixed | None = None
+        most = min(_ROWS, _LOGITS // vocabulary_size(model)) if on_gpu else _ROWS_ON_A_CPU
+        self.batches = Batches(max(1, most), self.free)
+        self._fixed: _Fixed | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights that texts are drawn with."""
+        dtype = next(self.model.parameters()).dtype
+        halved = self.static and self.device.type == "cuda" and dtype == torch.float32
+        return torch.bfloat16 if halved else dtype
 
     def __call__(
         self,
-        prefix: Sequence[int],
+        starts: Sequence[Sequence[int]],
         noise: Tensor,
         on_tokens: OnTokens = lambda _: None,
         *,
-        ends: int = 1,
-    ) -> Drawn:
-        """Draw one text per row of noise, up to its end token number ``ends``.
+        ends: Sequence[int] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Draw one text per start and row of noise; return tokens and lengths, int32, on the CPU.
 
-        ``noise`` is uniform in [0, 1), texts × tokens to draw, float64, on the CPU. A row of noise
-        determines a text up to rounding, whatever is drawn together with it. ``on_tokens`` is
-        called with the number of tokens drawn since its last call.
+        ``noise`` is uniform in [0, 1), texts × length. A row of noise determines a text up to
+        rounding, whatever is drawn together with it. A text goes on to its end token number
+        ``ends``, 1 by default; tokens after it have no meaning. ``on_tokens`` is called with the
+        number of tokens drawn since its last call.
         """
-        parts: list[Drawn] = []
-        start = 0
-        while start < len(noise):
-            some = noise[start : start + self.rows]
+        ends = [1] * len(starts) if ends is None else ends
+
+        def draw(part: slice) -> tuple[Tensor, Tensor]:
+            count = len(noise[part])
+            steps = self._steps(count)
+            with steps.stream():
+                steps.texts.begin(starts[part], noise[part], ends[part])
+                done = _run(steps, count, on_tokens)
+                both = steps.texts.tokens, steps.texts.lengths
+                tokens, lengths = (tensor[:count].int().cpu() for tensor in both)
+            if isinstance(steps, _Fixed) and not steps.agrees(done):
+                raise RuntimeError("the model's static cache gives other predictions")
+            return tokens, lengths
+
+        # What is drawn must not depend on the precision that the caller has set.
+        with torch.autocast(self.device.type, enabled=False):
             try:
-                with torch.inference_mode(), self.precision:
-                    parts.append(self._draw(prefix, some, on_tokens, ends))
-                start += len(some)
-                continue
+                found = self.batches(len(noise), draw)
             except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-                no_memory = is_out_of_memory(error)
-                if len(some) == 1 if no_memory else not self.static:
+                if not self.static or is_out_of_memory(error):
                     raise
                 reason = first_line(error)
-            # Outside the except clause, so that the tensors of the failed attempt are freed.
-            self.free()
-            if no_memory:
-                self.rows = max(1, len(some) // 2)
             else:
-                warnings.warn(f"drawing texts without a CUDA graph: {reason}", stacklevel=3)
-                self.static = False
-        return Drawn(*map(torch.cat, zip(*parts, strict=True)))
+                return torch.cat([t for t, _ in found]), torch.cat([n for _, n in found])
+            # Outside the except clause, so that the tensors of the failed attempt are freed.
+            warnings.warn(f"drawing texts without a CUDA graph: {reason}", stacklevel=2)
+            self.static = False
+            self.free()
+            return self(starts, noise, on_tokens, ends=ends)
 
     def free(self) -> None:
-        """Free the memory of the cache and of the CUDA graph."""
-        self._steps = None
+        """Free the memory of the cache and of the CUDA graphs."""
+        self._fixed = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _draw(self, prefix: Sequence[int], noise: Tensor, on_tokens: OnTokens, ends: int) -> Drawn:
-        count, tokens = noise.shape
+    def _steps(self, count: int) -> "_Growing | _Fixed":
         if not self.static:
+            return _Growing(self.model, _Texts(count, self.length, self.ends))
+        if self._fixed is None or self._fixed.texts.rows < count:
+            self._fixed = None  # frees the smaller one first
             texts = _Texts(count, self.length, self.ends)
-            record = _Record(noise, self.top, self.device)
-            texts.begin(prefix, ends)
-            _draw(_Growing(self.model, texts, record), tokens, count, on_tokens)
-            return record.drawn(texts, count, tokens)
-        new = self._steps is None or self._steps.rows < count
-        if self._steps is None or new:
-            self._steps = None
-            self._steps = _Fixed(self.model, count, self.length, self.ends, self.top, self.dtype)
-        drawn = self._steps.draw(prefix, noise, on_tokens, ends)
-        if new and not self._agrees(drawn, len(prefix)):
-            raise RuntimeError("the model's static cache gives other predictions")
-        return drawn
+            self._fixed = _Fixed(self.model, texts, self.dtype)
+        return self._fixed
 
-    def _agrees(self, drawn: Drawn, start: int) -> bool:
-        """Whether the model without a cache predicts the same for a few of the texts."""
-        tokens = drawn.tokens[:4].long().to(self.device)
-        logits = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits
-        log_probs = logits.float().log_softmax(-1)[:, start - 1 : -1]
-        own = log_probs.gather(-1, tokens[:, start:, None])[..., 0].cpu()
-        counted = torch.arange(start, tokens.shape[1]) < drawn.lengths[:4, None]
-        own, theirs = own[counted], drawn.own[:4, : own.shape[1]][counted]
-        # bfloat16 rounds logits by up to 0.06; another mask or position changes them by 1 or more.
-        return bool((own - theirs).abs().mean() < 0.1) or not bool(own.isfinite().all())
+
+def _run(steps: "_Growing | _Fixed", count: int, on_tokens: OnTokens) -> int:
+    """Append tokens until all texts have ended; return the number of steps."""
+    steps.begin()
+    most = steps.texts.tokens.shape[1] - 1
+    for done in range(1, most + 1):
+        steps.step()
+        on_tokens(count)
+        if done % _LOOK == 0 and bool((steps.texts.ends_left <= 0).all()):
+            on_tokens(count * (most - done))
+            return done
+    return most
 
 
 class _Texts:
-    """Texts that are drawn together, all of which are at the same position."""
+    """Texts that are drawn together, all of which are at the same position.
+
+    They are changed in place and without reading values on the host, as CUDA graphs need it. Texts
+    with starts of any length are drawn together: at its start, the tokens of a text are given.
+    """
 
     def __init__(self, rows: int, length: int, ends: Tensor) -> None:
-        device = ends.device
-        self.ends = ends
-        self.tokens = torch.zeros(rows, length, dtype=torch.long, device=device)
-        self.last = torch.zeros(rows, 1, dtype=torch.long, device=device)
-        self.position = torch.zeros(1, dtype=torch.long, device=device)  # of the last token
-        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
-        self.ends_left = torch.zeros(rows, dtype=torch.long, device=device)
+        self.rows, self.ends = rows, ends
+        self.tokens = torch.zeros(rows, length, dtype=torch.long, device=ends.device)
+        self.noise = torch.zeros(rows, length, device=ends.device)
+        self.position = torch.zeros(1, dtype=torch.long, device=ends.device)  # of the last token
+        self.starts, self.lengths, self.ends_left = (
+            torch.zeros(rows, dtype=torch.long, device=ends.device) for _ in range(3)
+        )
 
-    def begin(self, prefix: Sequence[int], ends: int = 1) -> None:
-        self.tokens[:, : len(prefix)] = torch.tensor(list(prefix), device=self.tokens.device)
-        self.position.fill_(len(prefix) - 1)
-        self.lengths.fill_(len(prefix))
-        self.ends_left.fill_(ends)
-
-    def append(self, following: Tensor) -> None:
-        """Append one token per text, in place and without a look at values, as graphs need it."""
-        self.last.copy_(following)
-        self.position += 1
-        self.tokens.index_copy_(1, self.position, following)
-        self.lengths += ~self.ended
-        self.ends_left -= (following == self.ends).any(-1).long()
+    def begin(self, starts: Sequence[Sequence[int]], noise: Tensor, ends: Sequence[int]) -> None:
+        count = len(starts)
+        given = [torch.tensor(list(start)) for start in starts]
+        padded = nn.utils.rnn.pad_sequence(given, batch_first=True)
+        self.tokens.zero_()
+        self.tokens[:count, : padded.shape[1]] = padded.to(self.tokens)
+        self.noise[:count] = noise.to(self.noise)
+        self.starts[:count] = torch.tensor(list(map(len, starts))).to(self.starts)
+        self.ends_left.zero_()  # unused rows have ended
+        self.ends_left[:count] = torch.tensor(list(ends)).to(self.ends_left)
+        self.lengths.fill_(1)
+        self.position.zero_()
 
     @property
-    def ended(self) -> Tensor:
-        return self.ends_left <= 0
+    def last(self) -> Tensor:
+        return self.tokens.index_select(1, self.position)
 
-    def lists(self) -> list[list[int]]:
-        rows = zip(self.tokens.tolist(), self.lengths.tolist(), strict=True)
-        return [row[:length] for row, length in rows]
-
-
-class _Record:
-    """Chooses tokens by given noise and records the model's predictions."""
-
-    def __init__(self, noise: Tensor, top: int, device: torch.device) -> None:
-        self.top = top
-        self.noise = noise_on(noise, device)
-        self.drawn_tokens = torch.zeros(1, dtype=torch.long, device=device)
-        self.own = torch.zeros(noise.shape, device=device)
-        self.ids = self.log_probs = torch.empty(0, device=device)
-
-    def begin(self, noise: Tensor) -> None:
-        self.noise[: noise.shape[0], : noise.shape[1]] = noise.to(self.noise)
-        self.drawn_tokens.zero_()
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        log_probs, now = logits.log_softmax(-1), self.drawn_tokens
-        noise = self.noise.index_select(1, now)
-        following = inverse_cdf(log_probs.exp(), noise)
-        # The first bits of the noise choose the next token, the others the tokens to keep.
-        ids, kept = kept_tokens(log_probs, self.top, (noise * _SECOND) % 1)
-        if not self.ids.numel():
-            shape = (*self.own.shape, ids.shape[-1])
-            self.ids, self.log_probs = ids.new_zeros(shape), kept.new_zeros(shape)
-        self.ids.index_copy_(1, now, ids[:, None])
-        self.log_probs.index_copy_(1, now, kept[:, None])
-        self.own.index_copy_(1, now, log_probs.gather(-1, following))
-        self.drawn_tokens += 1
-        return following
-
-    def drawn(self, texts: _Texts, count: int, tokens: int) -> Drawn:
-        recorded = (x[:count, :tokens].cpu() for x in (self.ids, self.log_probs, self.own))
-        found = texts.tokens[:count].int().cpu(), texts.lengths[:count].int().cpu()
-        return Drawn(*found, *recorded)
-
-
-def noise_on(noise: Tensor, device: torch.device) -> Tensor:
-    return noise.to(device, torch.float32 if device.type == "mps" else torch.float64)
-
-
-def drawn_tokens(kept: int, vocabulary: int) -> int:
-    """How many of the tokens that are kept per prediction are drawn: a quarter."""
-    return 0 if kept >= vocabulary else max(1, kept // 4)
-
-
-def kept_tokens(log_probs: Tensor, kept: int, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tokens to keep per row, as int32, and their log-probabilities, as float16.
-
-    The likeliest tokens come first, then tokens that are drawn from the others in proportion to
-    their probabilities, at equal distances in their cumulative sum. A token may be drawn more than
-    once. ``kept`` is at least 2. ``noise``, rows × 1, is uniform in [0, 1).
-    """
-    kept = min(kept, log_probs.shape[-1])
-    drawn = drawn_tokens(kept, log_probs.shape[-1])
-    ids = log_probs.topk(kept - drawn).indices
-    if drawn:
-        others = log_probs.exp().scatter_(-1, ids, 0)
-        points = (noise + torch.arange(drawn, device=noise.device)) / drawn
-        found = inverse_cdf(others, points)
-        # If the others have no probability, the likeliest token stands for them.
-        found = found.where(others.gather(-1, found) > 0, ids[:, :1])
-        ids = torch.cat([ids, found], -1)
-    return ids.int(), log_probs.gather(-1, ids).clamp_min(_LEAST).half()
+    def append(self, logits: Tensor) -> None:
+        """Append one token to each text: one that is given, or one that is chosen by its noise."""
+        noise = self.noise.index_select(1, self.position)
+        chosen = inverse_cdf(logits.float().softmax(-1), noise)
+        self.position += 1
+        is_given = self.position < self.starts[:, None]
+        following = self.last.where(is_given, chosen)
+        self.tokens.index_copy_(1, self.position, following)
+        self.lengths += self.ends_left > 0
+        self.ends_left -= ((following == self.ends) & ~is_given).any(-1).long()
 
 
 def inverse_cdf(probabilities: Tensor, noise: Tensor) -> Tensor:
     """Choose tokens per row, given noise that is uniform in [0, 1), rows × tokens.
 
-    Sums are in the noise's dtype: in float32, unlikely tokens would be lost. The sums of chunks of
-    the vocabulary are searched first, then one chunk, which is faster than a sum over all tokens.
+    Sums are in the noise's dtype. The sums of chunks of the vocabulary are searched first, then one
+    chunk, which is faster than a sum over all tokens.
 
     >>> p, noise = torch.tensor([[0.5, 0.0, 0.5]] * 2), torch.tensor([[0.49], [0.51]])
     >>> inverse_cdf(p, noise).flatten().tolist()
@@ -326,32 +239,18 @@ def inverse_cdf(probabilities: Tensor, noise: Tensor) -> Tensor:
     return (chunk * _CHUNK + token.clamp_max(_CHUNK - 1)).clamp_max(vocabulary - 1)
 
 
-class _Steps(Protocol):
-    texts: "_Texts"
-    look: int  # after how many steps to look whether all texts have ended
-
-    def step(self) -> None:
-        """Append one token to each text."""
-
-
-def _draw(steps: _Steps, tokens: int, count: int, on_tokens: OnTokens = lambda _: None) -> None:
-    """Append up to ``tokens`` tokens to the texts, until the first ``count`` of them have ended."""
-    for done in range(1, tokens + 1):
-        steps.step()
-        on_tokens(count)
-        if done % steps.look == 0 and bool(steps.texts.ended[:count].all()):
-            on_tokens(count * (tokens - done))
-            return
-
-
 class _Growing:
     """Steps with a cache that grows with the texts, or without a cache if the model has none."""
 
-    look = 1
+    def __init__(self, model: Any, texts: _Texts) -> None:
+        self.model, self.texts = model, texts
 
-    def __init__(self, model: Any, texts: _Texts, choose: Choose) -> None:
-        self.model, self.texts, self.choose = model, texts, choose
-        self.seen, self.cache = int(texts.position) + 1, None
+    @staticmethod
+    def stream() -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def begin(self) -> None:
+        self.seen, self.cache = 1, None
 
     def step(self) -> None:
         so_far = self.texts.tokens[:, : self.seen]
@@ -362,76 +261,87 @@ class _Growing:
             use_cache=True,
         )
         self.cache = getattr(out, "past_key_values", None)
-        self.texts.append(self.choose(out.logits[:, -1].float()))
+        self.texts.append(out.logits[:, -1])
         self.seen += 1
 
 
 class _Fixed:
-    """Steps with a cache of fixed size. On a GPU, one step is a CUDA graph, which is replayed.
+    """Steps with a cache of fixed size. On a GPU, a step is a CUDA graph, which is replayed.
 
-    The cache, the texts and the record stay in place, so that the graph serves all batches of at
-    most ``rows`` texts and prefixes of any length.
+    Everything stays in place, so that the graphs serve all batches of at most as many texts. There
+    is a graph per number of tokens that attention sees: it need not read all of the cache.
     """
 
-    look = 16  # because it waits for the GPU
+    def __init__(self, model: Any, texts: _Texts, dtype: torch.dtype) -> None:
+        self.model, self.texts, self.dtype = model, texts, dtype
+        device = texts.tokens.device
+        # Casting once is faster than autocast, which casts in every step.
+        self.weights = {n: p.to(dtype) for n, p in model.named_parameters() if p.dtype != dtype}
+        self.room = _room(texts.tokens.shape[1])
+        self.cache = _static_cache(model, texts.rows, self.room, dtype)
+        self.by_position = "cache_position" in accepted_names(model)[0]  # older versions
+        self.own_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.graphs: dict[int, Any] = {}
+        self.is_checked = False
 
-    def __init__(
-        self, model: Any, rows: int, length: int, ends: Tensor, top: int, dtype: torch.dtype
-    ) -> None:
-        self.model, self.rows = model, rows
-        self.texts = _Texts(rows, length, ends)
-        self.record = _Record(torch.zeros(rows, length, dtype=torch.float64), top, ends.device)
-        self.mask = torch.ones(rows, _room(length), dtype=torch.long, device=ends.device)
-        self.cache = _static_cache(model, rows, _room(length), dtype)
-        accepted = inspect.signature(without_peft(model).forward).parameters
-        self.keep = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
-        self.by_position = "cache_position" in accepted
-        self.graph: Any = None
-        self.stream = torch.cuda.Stream(ends.device) if ends.device.type == "cuda" else None
-        self.prefix = self.done = 0
+    def stream(self) -> AbstractContextManager[object]:
+        """A stream on which graphs can be captured, after everything that was launched so far."""
+        if self.own_stream is None:
+            return nullcontext()
+        self.own_stream.wait_stream(torch.cuda.current_stream(self.own_stream.device))
+        return torch.cuda.stream(self.own_stream)
 
-    def draw(self, prefix: Sequence[int], noise: Tensor, on_tokens: OnTokens, ends: int) -> Drawn:
-        count, tokens = noise.shape
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
-        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            self.texts.begin(prefix, ends)
-            self.record.begin(noise)
-            self.cache.reset()
-            self.prefix, self.done = len(prefix), 0
-            _draw(self, tokens, count, on_tokens)
-            return self.record.drawn(self.texts, count, tokens)
+    def begin(self) -> None:
+        self.cache.reset()
+        self.done = 0
 
     def step(self) -> None:
-        if self.done == _WARM_UP and self.stream is not None and self.graph is None:
-            self.graph = self._captured()
-        if self.done == 0:
-            self._step(self.texts.tokens[:, : self.prefix])
-        elif self.graph is None:
-            self._step(self.texts.last)
-        else:
-            self.graph.replay()
         self.done += 1
+        width = min(self.room, -(-self.done // _STAGE) * _STAGE)
+        if self.own_stream is None or (not self.graphs and self.done <= _WARM_UP):
+            self._step(width)
+        else:
+            if width not in self.graphs:
+                self.graphs[width] = self._captured(width)
+            self.graphs[width].replay()
 
-    def _step(self, inputs: Tensor) -> None:
-        more: dict[str, Any] = dict(self.keep)
-        if self.by_position:
-            back = torch.arange(1 - inputs.shape[1], 1, device=inputs.device)
-            more["cache_position"] = self.texts.position + back
-        out = self.model(
-            input_ids=inputs,
-            attention_mask=self.mask,
+    def agrees(self, done: int) -> bool:
+        """Whether the model without a cache predicts the same after the last step."""
+        if self.is_checked:
+            return True
+        self.is_checked = True
+        tokens = self.texts.tokens[:4, :done]
+        out = self._call(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+        ours, theirs = (z[:4].float().softmax(-1) for z in (self.logits, out.logits[:, -1]))
+        # bfloat16 moves a few per cent of the probability; another mask or position most of it.
+        apart = (ours - theirs).abs().sum(-1).mean() / 2
+        return bool(apart < 0.1) or not bool(apart.isfinite())
+
+    def _step(self, width: int) -> None:
+        self.cache.width = width
+        position = self.texts.position
+        is_seen = torch.arange(width, device=position.device) <= position
+        mask = torch.zeros(width, dtype=self.dtype, device=position.device)
+        mask = mask.masked_fill(~is_seen, torch.finfo(self.dtype).min)
+        out = self._call(
+            input_ids=self.texts.last,
+            attention_mask=mask[None, None, None],
             past_key_values=self.cache,
             use_cache=True,
-            **more,
+            **({"cache_position": position} if self.by_position else {}),
         )
-        self.texts.append(self.record(out.logits[:, -1].float()))
+        self.logits = out.logits[:, -1]
+        self.texts.append(self.logits)
 
-    def _captured(self) -> Any:
+    def _call(self, **inputs: Any) -> Any:
+        return functional_call(self.model, self.weights, kwargs=inputs)
+
+    def _captured(self, width: int) -> Any:
         graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self.graphs.values())).pool() if self.graphs else None
         # Threads of a data loader may allocate memory during the capture.
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            self._step(self.texts.last)
+        with torch.cuda.graph(graph, pool, self.own_stream, capture_error_mode="thread_local"):
+            self._step(width)
         return graph
 
 
@@ -449,10 +359,7 @@ def _has_static_cache(model: Any, length: int) -> bool:
         return False
     if getattr(inner.config, "_attn_implementation", None) not in ("sdpa", "eager"):
         return False
-    parameters = list(model.parameters())
-    if any(is_sharded(p) or hasattr(p, "ds_id") for p in parameters):
-        return False
-    if len({p.device for p in parameters}) > 1:
+    if is_spread(model) or len({p.device for p in model.parameters()}) > 1:
         return False
     layers = getattr(_static_cache(model, 1, _room(length), torch.float32), "layers", [])
     # The state of other layers is not all in tensors, as a graph needs it.
@@ -462,15 +369,18 @@ def _has_static_cache(model: Any, length: int) -> bool:
 def _static_cache(model: Any, rows: int, length: int, dtype: torch.dtype) -> Any:
     caches: Any = require("transformers.cache_utils", extra="hf", what="a static cache")
 
-    class Typed(caches.StaticCache):  # type: ignore[misc]
-        """In autocast, keys may be float32 and values bfloat16; the cache has one dtype."""
+    class Cut(caches.StaticCache):  # type: ignore[misc]
+        """Shows the first ``width`` tokens only."""
+
+        width = length
 
         def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
-            return super().update(keys.to(dtype), values.to(dtype), *args, **kwargs)
+            found = super().update(keys, values, *args, **kwargs)
+            return tuple(part[:, :, : self.width] for part in found)
 
     config, device = without_peft(model).config, next(model.parameters()).device
     # Older versions allocate at once and need all of these; newer ones need the length only.
-    cache: Any = Typed(
+    cache: Any = Cut(
         config=config, max_cache_len=length, max_batch_size=rows, device=device, dtype=dtype
     )
     for i, layer in enumerate(getattr(cache, "layers", [])):

@@ -1,0 +1,165 @@
+"""What a language model predicts at each position of given texts: some tokens, for unbiased KL.
+
+The predictions are computed in one pass over the texts, in the precision of the caller, as a
+training step computes them: at the same weights, the divergence from them is 0.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from holdfast._torch.head_tap import Head, at_head
+from holdfast._torch.lm_head import CHUNK
+from holdfast._torch.memory import Batches
+from holdfast.scoring.draw import OnTokens, inverse_cdf
+
+_TOKENS, _TOKENS_ON_A_CPU = 1 << 16, 1 << 11  # per forward pass; a CPU is faster within its cache
+
+
+class Kept(NamedTuple):
+    """The tokens that are kept per position, and their log-probabilities.
+
+    Attributes:
+        ids: positions × k, int32: the likeliest tokens, then some that are sampled from the others.
+        log_probs: their log-probabilities, positions × k, float32.
+        rest: the probability of all tokens but the likeliest, positions, float32.
+    """
+
+    ids: Tensor
+    log_probs: Tensor
+    rest: Tensor
+
+
+def sampled_tokens(kept: int, vocabulary: int) -> int:
+    """How many of the tokens that are kept per position are sampled: a quarter."""
+    return 0 if kept >= vocabulary else max(1, kept // 4)
+
+
+def kept_tokens(logits: Tensor, kept: int, noise: Tensor) -> Kept:
+    """Choose the tokens to keep per row of logits.
+
+    The likeliest tokens come first, then tokens that are sampled from the others in proportion to
+    their probabilities, at equal distances in their cumulative sum. A token may be sampled more
+    than once. ``kept`` is at least 2. ``noise``, one number per row, is uniform in [0, 1), in
+    float64: in float32, unlikely tokens would be lost.
+    """
+    if logits.device.type == "mps":  # which has no float64
+        logits = logits.cpu()
+    log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    kept = min(kept, logits.shape[-1])
+    sampled = sampled_tokens(kept, logits.shape[-1])
+    ids = log_probs.topk(kept - sampled).indices
+    others = log_probs.exp().scatter_(-1, ids, 0)
+    if sampled:
+        noise = noise.to(logits.device, torch.float64, non_blocking=True)[:, None]
+        points = (noise + torch.arange(sampled, device=noise.device)) / sampled
+        found = inverse_cdf(others, points)
+        # If the others have no probability, the likeliest token stands for them.
+        found = found.where(others.gather(-1, found) > 0, ids[:, :1])
+        ids = torch.cat([ids, found], -1)
+    rest = others.sum(-1, dtype=torch.float64)
+    return Kept(ids.int(), log_probs.gather(-1, ids).float(), rest.float())
+
+
+def positions(lengths: Tensor, starts: Tensor) -> Tensor:
+    """The positions that predict a token after the start of each text, texts × longest.
+
+    Position p predicts token p + 1.
+    """
+    at = torch.arange(int(lengths.max()))
+    return (at >= starts[:, None] - 1) & (at < lengths[:, None] - 1)
+
+
+class Predictor:
+    """Computes the predictions of a causal language model for given texts.
+
+    Attributes:
+        sampled: how many of the tokens that are kept per position are sampled, after a call.
+    """
+
+    sampled = 0
+
+    def __init__(self, model: nn.Module, length: int, top: int) -> None:
+        self.model, self.top = model, top
+        self.device = next(model.parameters()).device
+        most = _TOKENS_ON_A_CPU if self.device.type == "cpu" else _TOKENS
+        self.batches = Batches(max(1, most // length), self._free)
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        starts: Tensor,
+        noise: Tensor,
+        on_tokens: OnTokens = lambda _: None,
+    ) -> Kept:
+        """Return the predictions of all tokens but those at the start of each text.
+
+        Args:
+            tokens: texts × longest, padded on the right.
+            lengths: the tokens of each text.
+            starts: how many of them, the first ones, are not predicted.
+            noise: uniform in [0, 1), texts × positions, float64. Each text uses the first ones.
+            on_tokens: called with the number of tokens since its last call.
+
+        Returns:
+            The predictions of all texts, with dimensions texts × positions. Those after the end of
+            a text are 0.
+        """
+
+        def predict(part: slice) -> Kept:
+            found = self._predict(tokens[part], lengths[part], starts[part], noise[part])
+            on_tokens(int((lengths - starts)[part].sum()))
+            return found
+
+        parts = self.batches(len(tokens), predict)
+        return Kept(*map(torch.cat, zip(*parts, strict=True)))
+
+    def _predict(self, tokens: Tensor, lengths: Tensor, starts: Tensor, noise: Tensor) -> Kept:
+        longest = int(lengths.max())
+        is_used = torch.arange(noise.shape[1]) < (lengths - starts)[:, None]
+        noise = noise[is_used]
+
+        def keep(logits: Tensor, rows: slice) -> Kept:
+            self.sampled = sampled_tokens(self.top, logits.shape[-1])
+            return kept_tokens(logits, self.top, noise[rows])
+
+        inputs = {
+            "input_ids": tokens[:, :longest].long().to(self.device),
+            "attention_mask": (torch.arange(longest) < lengths[:, None]).long().to(self.device),
+        }
+        parts = at_logits(self.model, inputs, positions(lengths, starts), keep)
+        found = []
+        for part in zip(*parts, strict=True):
+            flat = torch.cat(part).cpu()  # once per pass: the host must not wait for each chunk
+            found.append(flat.new_zeros(*is_used.shape, *flat.shape[1:]))
+            found[-1][is_used] = flat
+        return Kept(*found)
+
+    def _free(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def at_logits(
+    model: nn.Module,
+    inputs: dict[str, Tensor],
+    where: Tensor,
+    function: Callable[[Tensor, slice], Kept],
+) -> Sequence[Kept]:
+    """Call a function with the logits at chosen positions, some rows at a time."""
+    found: list[Kept] = []
+
+    def job(states: Tensor, head: Head | None) -> Tensor:
+        found.clear()  # a job may run twice
+        size = max(1, CHUNK // (states.shape[-1] if head is None else head.vocabulary))
+        for start in range(0, len(states), size):
+            rows = slice(start, start + size)
+            some = states[rows]
+            found.append(function(some if head is None else head(some), rows))
+        return states.new_zeros(())
+
+    at_head(model, inputs, where.shape, where.flatten().nonzero().squeeze(1), job)
+    return found
