@@ -8,6 +8,7 @@ import torch
 from setting import (
     ENTRIES,
     NAMES,
+    WRITING,
     Images,
     Stopped,
     Texts,
@@ -62,8 +63,10 @@ def test_how_an_update_is_cut_does_not_matter(entry, cut):
         model = setting_of(entry).make_model(dropout=0.0, statistics=False)
         model = train(recipe, model, batch_size=batch_size, accumulate=accumulate)
         results.append(model.state_dict())
+    # At θ* the gradients of a divergence are rounding errors, which Adam amplifies.
+    tolerance = 1e-6 if entry.name in WRITING else 1e-9
     for name, tensor in results[0].items():
-        assert (tensor - results[1][name]).abs().max() <= 1e-9, name
+        assert (tensor - results[1][name]).abs().max() <= tolerance, name
 
 
 @every_method

@@ -199,7 +199,8 @@ def test_in_trl_with_packing(tmp_path):
         Recipe(recall=replay(share=0.25)), plain, 12, model=test_trl.make_model(),
         tokenizer=test_trl.TOKENIZER,
     )  # fmt: skip
-    assert_close(trainer.model, theirs, 1e-6)
+    # At θ* the gradients of the divergence are rounding errors, which Adam amplifies.
+    assert_close(trainer.model, theirs, 1e-5)
 
 
 class TestLearningRate:
