@@ -4,9 +4,10 @@ examples:
   holdfast draw --model DIR
   holdfast draw --model DIR --texts 200 --out drawn
 
-The texts are the first ones of all runs of `holdfast finetune --recipe self-replay` with the default
-length. They may contain text that the model has memorized: the output says where they are stored,
-and deleting that directory removes them. --out writes them to texts.jsonl.
+The texts are the first ones of `holdfast finetune --recipe self-replay` with the default length.
+With --seed, other texts are drawn. They may contain text that the model has memorized: the output
+says where they are stored, and deleting that directory removes them. --out writes them to
+texts.jsonl.
 """
 
 import argparse
