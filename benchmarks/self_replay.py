@@ -109,7 +109,8 @@ class Bench:
     def loop(self, name: str, updates: int) -> Loop:
         prepared = Run(
             RECIPES[name], self.model(), self.samples, lr=2e-5, collate=pad_collate,
-            tokenizer=self.tokenizer, visits=updates * BATCH, cache=self.cache, progress=False,
+            tokenizer=self.tokenizer, visits=updates * BATCH, autocast=torch.bfloat16,
+            cache=self.cache, progress=False,
         )  # fmt: skip
         return Loop(prepared, updates)
 

@@ -188,12 +188,13 @@ class Bench:
         """Train by a recipe, and test what comes of it and what lies on the way."""
         tests, begin = self.tests, time.monotonic()
         lr = None if plan.lr is None else plan.lr * self.args.lr
+        autocast = torch.bfloat16 if self.device.type == "cuda" else None
         torch.manual_seed(seed)
         run = Run(
             plan.recipe, load(self.args.model, self.device), self.samples, lr=lr,
             collate=pad_collate, tokenizer=self.tokenizer if plan.chats else None,
             visits=len(self.samples) // BATCH * BATCH, cache=self.prepared, progress=False,
-            seed=seed,
+            autocast=autocast, seed=seed,
         )  # fmt: skip
         lr, recipe = run.lr, run.recipe
         batches = make_batches(self.samples, weights_of(run), seed, self.device)
@@ -202,8 +203,7 @@ class Bench:
         losses: list[Tensor] = []
         ready = time.monotonic()
         train(
-            run, batches, loss, schedule(updates), clip_norm=1.0,
-            autocast=torch.bfloat16 if self.device.type == "cuda" else None,
+            run, batches, loss, schedule(updates), clip_norm=1.0, autocast=autocast,
             after_step=lambda _, loss: losses.append(loss.clone()),
         )  # fmt: skip
         last = float(torch.stack(losses[-20:]).mean())

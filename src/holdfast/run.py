@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
@@ -54,6 +55,8 @@ class Run:
             a chat model should look like chats.
         visits: the number of samples that training will visit, counting each epoch; hosts know it.
             If None, the number of samples in the data.
+        autocast: the dtype of autocast in training, such as ``torch.bfloat16``; most hosts know it.
+            Methods that keep predictions of the pretrained model compute them in the same way.
         seed: seeds all random choices of the methods.
         cache: the cache of :func:`holdfast.score`.
         progress: show progress bars.
@@ -82,6 +85,7 @@ class Run:
         old_data: Any = None,
         tokenizer: Any = None,
         visits: int | None = None,
+        autocast: torch.dtype | None = None,
         seed: int = 0,
         cache: bool | str | os.PathLike[str] = True,
         progress: bool = True,
@@ -96,6 +100,7 @@ class Run:
         self.new = (new,) if isinstance(new, str) else tuple(new)
         check_parts(self.new, [name for name, _ in model.named_parameters()], "new")
         self.old_data, self.tokenizer, self.visits = old_data, tokenizer, visits
+        self.autocast = autocast
         self.seed, self.cache, self.progress = seed, cache, progress
         self.recipe, self.lr = resolved(recipe, model, lr, default_lr, new=self.new, task=task)
         recipe = self.recipe

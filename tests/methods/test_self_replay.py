@@ -78,6 +78,16 @@ def test_it_costs_nothing_to_stay(top, recipe):
     assert loss.item() == pytest.approx(0, abs=1e-6)
 
 
+def test_the_teacher_has_the_precision_of_the_training():
+    """Of float32 weights in bfloat16: the rounding of the teacher is that of the model."""
+    found = []
+    for autocast in (None, torch.bfloat16):
+        run = make_run(replay(share=4.0), base(torch.float32, scale=0.5), autocast=autocast)
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(abs(recalled(run).item()))
+    assert found[1] < 1e-6 < 1e-5 < found[0]
+
+
 def test_all_seeds_and_full_fine_tuning_and_lora_share_one_pool(tmp_path):
     kinds = [({}, 0), ({}, 1), ({"trainable": LoRA(r=2)}, 2)]
     for options, seed in kinds:

@@ -131,6 +131,9 @@ class WithRecipe(Trainer):
     def _tell_run(self) -> None:
         """What the run can know only now that the trainer is built."""
         self.run.visits = self._visits()
+        self.run.autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
+            self.accelerator.mixed_precision
+        )
         if self.run.tokenizer is None:  # a trainer may load it by itself
             self.run.tokenizer = getattr(self, "processing_class", None)
 

@@ -114,6 +114,7 @@ def train(
     log = _Log(folder, total, progress)
     on_gpu = next(model.parameters()).device.type == "cuda"
     half = training.precision == "bfloat16" or (training.precision == "auto" and on_gpu)
+    autocast = torch.bfloat16 if half else None
     # The watch needs the pretrained weights, which a Run may change.
     watching = watch(model, total) if watch else None
     torch.manual_seed(seed)
@@ -121,12 +122,12 @@ def train(
         recipe, model, source.data, collate=source.collate,
         lr=None if recipe.update.lr is not None else training.lr, default_lr=DEFAULT_LR,
         weight_decay=training.weight_decay, old_data=old_data, new=new, tokenizer=tokenizer,
-        visits=total * size, seed=seed, progress=show,
+        visits=total * size, autocast=autocast, seed=seed, progress=show,
     )  # fmt: skip
     run.progress = False  # the caller shows the progress of the training itself
     settings = LoopSettings(
         max_updates=total, accumulate=training.accumulate, schedule=training.schedule,
-        clip_norm=training.clip_norm, autocast=torch.bfloat16 if half else None,
+        clip_norm=training.clip_norm, autocast=autocast,
         log_every=max(1, total // 20), save_every=timedelta(seconds=training.save_seconds),
     )  # fmt: skip
     with plain_if_interrupted(run):

@@ -190,6 +190,8 @@ class RecipeCallback(Callback):
             self.run.model.to(trainer.strategy.root_device)
             if self.run.visits is None and (epochs := trainer.max_epochs or 0) > 0:
                 self.run.visits = epochs * len(self._source.data)
+            mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+            self.run.autocast = mixed.get(trainer.precision)
             self.run.prepare_data(self._source.data, self._source.collate)
         self._trainer, self._update = trainer, 0
 

@@ -137,7 +137,7 @@ def finetune_loop(
     total = number_of_updates(len(source.data), size, epochs, settings.max_updates)
     run = Run(
         recipe, model, source.data, lr=lr, task=task, collate=source.collate, new=new, seed=seed,
-        tokenizer=tokenizer, visits=total * size, progress=progress,
+        tokenizer=tokenizer, visits=total * size, autocast=settings.autocast, progress=progress,
     )  # fmt: skip
     with plain_if_interrupted(run):
         train_loop(

@@ -16,6 +16,7 @@ import functools
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -143,10 +144,11 @@ class SelfReplay(Recall):
     def prepare(self, run: Run) -> RecallTerm:
         if self.strength == 0:
             return RecallTerm()
-        pool = self._pool(run)
+        with _precision(run.model, run.autocast):
+            pool = self._pool(run)
         base = base_model_of(run) if self.top is None else None
         if self.budget is None:
-            return ReplayTerm(self, pool, run.seed, base)
+            return ReplayTerm(self, pool, run, base)
         held_out = HELD_OUT if self.texts is None else min(HELD_OUT, len(pool) // 5)
         if not held_out:
             raise ValueError(
@@ -154,7 +156,7 @@ class SelfReplay(Recall):
                 "needs at least 5, because a fifth of them is held out: pass more texts as texts=, "
                 "or set a smaller length="
             )
-        return BudgetedReplay(self, *pool.split(held_out), run.seed, base)
+        return BudgetedReplay(self, *pool.split(held_out), run, base)
 
     def _pool(self, run: Run) -> Pool:
         """The texts of the run: as many as it will use, up to a limit; at least a block.
@@ -191,6 +193,12 @@ class SelfReplay(Recall):
         return pool
 
 
+def _precision(model: nn.Module, autocast: torch.dtype | None) -> AbstractContextManager[object]:
+    if autocast is None:
+        return nullcontext()
+    return torch.autocast(next(model.parameters()).device.type, autocast)
+
+
 @functools.cache
 def _warn_once(text: str) -> None:
     logger.warning(text)
@@ -211,8 +219,9 @@ def _refuse_new_head(run: Run) -> None:
 class ReplayTerm(RecallTerm):
     """The divergence on the texts of a pool. The texts of an update depend on its number only."""
 
-    def __init__(self, settings: SelfReplay, pool: Pool, seed: int, base: BaseModel | None) -> None:
-        self.settings, self.pool, self.seed, self.base = settings, pool, seed, base
+    def __init__(self, settings: SelfReplay, pool: Pool, run: Run, base: BaseModel | None) -> None:
+        self.settings, self.pool, self.base = settings, pool, base
+        self.seed, self.autocast = run.seed, run.autocast
         self._last: list[Tensor] = []  # the divergences of the last update, per part
         self._tokens = 1
 
@@ -284,9 +293,9 @@ class BudgetedReplay(ReplayTerm):
     """Self-replay whose divergence on held-out texts stays within a budget."""
 
     def __init__(
-        self, settings: SelfReplay, pool: Pool, held_out: Pool, seed: int, base: BaseModel | None
+        self, settings: SelfReplay, pool: Pool, held_out: Pool, run: Run, base: BaseModel | None
     ) -> None:
-        super().__init__(settings, pool, seed, base)
+        super().__init__(settings, pool, run, base)
         self.held_out, self.controller = held_out, BudgetController(cast(float, settings.budget))
         self.observed = math.nan
         self._every, self._peak = 1, 0.0
@@ -321,7 +330,7 @@ class BudgetedReplay(ReplayTerm):
     def measure(self, model: nn.Module, some: Tensor, rows: int) -> float:
         """KL(base ‖ model) on held-out texts, in nats per token."""
         total = 0.0
-        with evaluating(model):
+        with evaluating(model), _precision(model, self.autocast):
             for part in some.split(rows):
                 total += float(self.divergence(model, self.held_out, part))
         # The ranks must agree, because learning rates depend on it.

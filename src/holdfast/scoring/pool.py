@@ -175,16 +175,11 @@ def draw_pool(
     _check_starts(starts, model, limit)
     with _as_base(model) as base:
         drawer = Drawer(base, limit)
-        weights = base_fingerprint(base)
         about = {
-            "format": _FORMAT,
-            "weights": weights,
-            "dtype": str(drawer.dtype),
-            "length": limit,
-            "starts": [[list(start.tokens), start.ends] for start in starts],
-            "ends": end_tokens(without_peft(base)).tolist(),
-            "seed": seed,
-        }
+            "format": _FORMAT, "weights": base_fingerprint(base), "dtype": str(drawer.dtype),
+            "starts": [[list(start.tokens), start.ends] for start in starts], "length": limit,
+            "ends": end_tokens(without_peft(base)).tolist(), "seed": seed,
+        }  # fmt: skip
         store = BlockStore.of(cache, "pools", about)
         blocks = all_blocks(
             partial(_drawn, drawer, starts, seed),
@@ -198,7 +193,7 @@ def draw_pool(
         )
         drawer.free()
         texts = {name: torch.cat([block[name] for block in blocks]) for name in _TEXTS}
-        found = _predicted(base, texts, top, store.folder, {"seed": seed}, progress)
+        found = _predicted(base, texts, top, store.folder, seed, progress)
         _refuse_degenerate(found, len(starts), type(without_peft(base)).__name__)
     return replace(found, path=store.path)[:count]
 
@@ -249,13 +244,11 @@ def pool_of_texts(
     given = {"tokens": tokens, "lengths": lengths, "starts": torch.ones_like(lengths)}
     with _as_base(model) as base:
         about = {
-            "format": _FORMAT,
-            "weights": base_fingerprint(base),
+            "format": _FORMAT, "weights": base_fingerprint(base),
             "texts": fingerprint([tokens, lengths]),
-            "seed": seed,
-        }
+        }  # fmt: skip
         store = BlockStore.of(cache, "pools", about)
-        pool = _predicted(base, given, top, store.folder, {"seed": seed}, progress)
+        pool = _predicted(base, given, top, store.folder, seed, progress)
     return replace(pool, path=store.path)
 
 
@@ -295,7 +288,7 @@ def _predicted(
     texts: dict[str, Any],
     top: int | None,
     folder: Path | None,
-    about: dict[str, Any],
+    seed: int,
     progress: bool,
 ) -> Pool:
     """The pool of some texts, with the predictions of a model."""
@@ -308,13 +301,12 @@ def _predicted(
         return Pool(**texts, **found, sampled=0)
     predictor = Predictor(model, longest, whole_number("top", top, 2))
     kind = predictor.device.type
-    dtype = next(model.parameters()).dtype
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    in_autocast = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if in_autocast else next(model.parameters()).dtype
 
     def make(numbers: list[int], on_tokens: OnTokens) -> list[Block]:
         rows = torch.cat([torch.arange(count)[n * BLOCK : (n + 1) * BLOCK] for n in numbers])
-        noise = [noise_of("kept", about["seed"], n, width, torch.float64) for n in numbers]
+        noise = [noise_of("kept", seed, n, width, torch.float64) for n in numbers]
         tokens, lengths, starts = (texts[name][rows] for name in _TEXTS)
         kept = predictor(tokens, lengths, starts, torch.cat(noise)[: len(rows)], on_tokens)
         if bool(kept.log_probs.isnan().any()):
@@ -328,7 +320,7 @@ def _predicted(
     blocks = all_blocks(
         make,
         -(-count // BLOCK),
-        BlockStore(folder, about | {"top": top, "dtype": str(dtype)}),
+        BlockStore(folder, {"top": top, "dtype": str(dtype), "seed": seed}),
         at_a_time=lambda: max(1, predictor.batches.size // BLOCK),
         together=is_spread(model),
         tokens=int((texts["lengths"] - texts["starts"]).sum()) * BLOCK // count,

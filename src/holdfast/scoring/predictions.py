@@ -4,7 +4,6 @@ The predictions are computed in one pass over the texts, in the precision of the
 training step computes them: at the same weights, the divergence from them is 0.
 """
 
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -122,15 +121,23 @@ class Predictor:
         is_used = torch.arange(noise.shape[1]) < (lengths - starts)[:, None]
         noise = noise[is_used]
 
-        def keep(logits: Tensor, rows: slice) -> Kept:
-            self.sampled = sampled_tokens(self.top, logits.shape[-1])
-            return kept_tokens(logits, self.top, noise[rows])
+        parts: list[Kept] = []
 
+        def keep(states: Tensor, head: Head | None) -> Tensor:
+            parts.clear()  # a job may run twice
+            size = max(1, CHUNK // (states.shape[-1] if head is None else head.vocabulary))
+            for some, theirs in zip(states.split(size), noise.split(size), strict=True):
+                logits = some if head is None else head(some)
+                self.sampled = sampled_tokens(self.top, logits.shape[-1])
+                parts.append(kept_tokens(logits, self.top, theirs))
+            return states.new_zeros(())
+
+        where = positions(lengths, starts)
         inputs = {
             "input_ids": tokens[:, :longest].long().to(self.device),
             "attention_mask": (torch.arange(longest) < lengths[:, None]).long().to(self.device),
         }
-        parts = at_logits(self.model, inputs, positions(lengths, starts), keep)
+        at_head(self.model, inputs, where.shape, where.flatten().nonzero().squeeze(1), keep)
         found = []
         for part in zip(*parts, strict=True):
             flat = torch.cat(part).cpu()  # once per pass: the host must not wait for each chunk
@@ -141,25 +148,3 @@ class Predictor:
     def _free(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def at_logits(
-    model: nn.Module,
-    inputs: dict[str, Tensor],
-    where: Tensor,
-    function: Callable[[Tensor, slice], Kept],
-) -> Sequence[Kept]:
-    """Call a function with the logits at chosen positions, some rows at a time."""
-    found: list[Kept] = []
-
-    def job(states: Tensor, head: Head | None) -> Tensor:
-        found.clear()  # a job may run twice
-        size = max(1, CHUNK // (states.shape[-1] if head is None else head.vocabulary))
-        for start in range(0, len(states), size):
-            rows = slice(start, start + size)
-            some = states[rows]
-            found.append(function(some if head is None else head(some), rows))
-        return states.new_zeros(())
-
-    at_head(model, inputs, where.shape, where.flatten().nonzero().squeeze(1), job)
-    return found
