@@ -4,8 +4,9 @@
 
 SmolLM2-135M learns GSM8K in :func:`holdfast.train_loop`. The runs take turns, an update of each on
 the same samples, in another order each time. ``adamw`` is plain fine-tuning, ``self_replay`` has
-the defaults, and ``self_replay_full`` compares the whole vocabulary with that of a frozen copy of
-the model. Peak memory is that of each run alone.
+the defaults, ``self_replay_share_…`` another share, and ``self_replay_full`` compares the whole
+vocabulary with that of a frozen copy of the model. A run's peak memory is what it holds between its
+updates plus the most that an update adds.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,11 @@ from holdfast.scoring.starts import Start, default_starts
 RECIPES = {
     "adamw": Recipe(),
     "self_replay": Recipe(recall=SelfReplay()),
+    "self_replay_share_0.5": Recipe(recall=SelfReplay(share=0.5)),
+    "self_replay_share_1": Recipe(recall=SelfReplay(share=1.0)),
     "self_replay_full": Recipe(recall=SelfReplay(top=None)),
 }
-BATCH, WARM_UP = 32, 10
+BATCH, WARM_UP = 32, 5
 CASE = "smollm2, gsm8k"
 
 
@@ -48,20 +49,12 @@ class Loop(threading.Thread):
         self.prepared, self.updates = prepared, updates
         self.turn, self.done = threading.Semaphore(0), threading.Semaphore(0)
         self.error: BaseException | None = None
-        self.is_stopped = False
         self.start()
         self._wait()
 
     def __call__(self) -> None:
         self.turn.release()
         self._wait()
-
-    def stop(self) -> None:
-        """End the loop, and let go of the run."""
-        self.is_stopped = True
-        self.turn.release()
-        self.join()
-        del self.prepared
 
     def run(self) -> None:
         settings = LoopSettings(
@@ -80,8 +73,6 @@ class Loop(threading.Thread):
         if update < self.updates:
             self.done.release()
             self.turn.acquire()
-        if self.is_stopped:
-            raise SystemExit
         return {}
 
     def _wait(self) -> None:
@@ -132,59 +123,53 @@ class Bench:
         drawn(64, chats, 64)  # warm up
         rows = []
         for name, case in cases.items():
-            begin = time.perf_counter()
-            pool, peak = self.with_peak(partial(drawn, self.args.texts, *case))
+            before, begin = self.allocated(), time.perf_counter()
+            pool = drawn(self.args.texts, *case)
             seconds = round(time.perf_counter() - begin, 2)
-            rows.append(
-                {
-                    "case": f"{len(pool)} texts of 128 tokens",
-                    "impl": name,
-                    "seconds": seconds,
-                    "peak_gb": peak,
-                    "drawn_tokens": int(pool.counts.sum()),
-                }
-            )
-            print(f"{name}: {seconds} s, {peak} GB", flush=True)
+            row = {
+                "case": f"{len(pool)} texts of 128 tokens", "impl": name, "seconds": seconds,
+                "peak_gb": round(self.peak(before) / 1e9, 3),
+                "drawn_tokens": int(pool.counts.sum()),
+            }  # fmt: skip
+            rows.append(row)
+            print(*(f"{key} {value}" for key, value in row.items()), sep=", ", flush=True)
         return rows
 
-    def peak(self, name: str) -> float:
-        """Of some updates, with nothing else in memory."""
-        loop = self.loop(name, WARM_UP + self.args.updates)
-
-        def some_updates() -> None:
-            for _ in range(min(20, self.args.updates)):
-                loop()
-
-        peak = self.with_peak(some_updates)[1]
-        loop.stop()
-        return peak
-
-    def with_peak(self, function: Callable[[], Any]) -> tuple[Any, float]:
-        """What a function returns, and how many gigabytes were allocated at most."""
-        gc.collect()
+    def allocated(self) -> int:
+        """Bytes that are in use; the peak is counted anew."""
         if self.device.type != "cuda":
-            return function(), 0.0
-        torch.cuda.empty_cache()
+            return 0
         torch.cuda.reset_peak_memory_stats()
-        found = function()
-        torch.cuda.synchronize()
-        return found, round(torch.cuda.max_memory_allocated() / 1e9, 3)
+        return torch.cuda.memory_allocated()
 
-    def times(self) -> dict[str, list[float]]:
-        """Milliseconds of the updates."""
-        loops = {name: self.loop(name, WARM_UP + self.args.updates) for name in RECIPES}
+    def peak(self, before: int) -> int:
+        """How many bytes more were in use at most."""
+        return torch.cuda.max_memory_allocated() - before if self.device.type == "cuda" else 0
+
+    def updates(self) -> tuple[dict[str, list[float]], dict[str, float]]:
+        """Milliseconds of the updates, and the peak memory in GB."""
+        loops, held = {}, {}
+        for name in RECIPES:
+            gc.collect()
+            before = self.allocated()
+            loops[name] = self.loop(name, WARM_UP + self.args.updates)
+            loops[name]()  # makes the optimizer's state
+            gc.collect()
+            held[name] = self.allocated() - before
         times: dict[str, list[float]] = {name: [] for name in loops}
+        most = dict.fromkeys(loops, 0)
         order, shuffle = list(loops), random.Random(0).shuffle
-        for update in range(WARM_UP + self.args.updates):
+        for update in range(1, WARM_UP + self.args.updates):
             shuffle(order)
             for name in order:
                 synchronize(self.device)
-                begin = time.perf_counter()
+                before, begin = self.allocated(), time.perf_counter()
                 loops[name]()
                 synchronize(self.device)
                 if update >= WARM_UP:
                     times[name].append(1e3 * (time.perf_counter() - begin))
-        return times
+                    most[name] = max(most[name], self.peak(before))
+        return times, {name: round((held[name] + most[name]) / 1e9, 3) for name in loops}
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -193,8 +178,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         draws = bench.draw()
         if args.only_draw:
             return draws
-        peaks = {name: bench.peak(name) for name in RECIPES}
-        times = bench.times()
+        times, peaks = bench.updates()
     rows = []
     for name, found in times.items():
         # Of the same samples each: what differs between batches does not count.
@@ -221,7 +205,7 @@ def main() -> None:
     parser.add_argument("--smollm2", type=Path, required=True)
     parser.add_argument("--gsm8k", type=Path, required=True)
     parser.add_argument("--device", type=torch.device, default=default_device())
-    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--updates", type=int, default=30)
     parser.add_argument("--texts", type=int, default=4096, help="to draw")
     parser.add_argument("--only-draw", action="store_true", help="no updates")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
@@ -231,10 +215,10 @@ def main() -> None:
     if args.out:
         protocol = (
             f"SmolLM2-135M on GSM8K, {BATCH} samples per update, float32 weights, bfloat16 "
-            f"autocast; {args.updates} updates after {WARM_UP}, an update of each in turn, with "
+            f"autocast, eager; {args.updates} updates after {WARM_UP}, one of each in turn, with "
             "batch making, until the GPU is done; ms: median; x_adamw: median of the ratios on the "
-            "same samples; peak_gb: allocated at most, each run alone; draws with everything that "
-            "a call does, without the cache"
+            "same samples; peak_gb: what the run holds between updates and the most that one adds; "
+            "draws with everything that a call does"
         )
         write_results(args.out, args.device, protocol, rows=rows)
 

@@ -138,3 +138,52 @@ def test_replay_of_fixed_shapes_is_the_librarys(settings, adapters):
     assert total.item() == pytest.approx(whole.item(), rel=1e-6)
     for p, gradient in zip(trained, expected, strict=True):
         assert torch.allclose(p.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_better_points_are_better_in_every_field_and_of_another_recipe():
+    summary = load("_summary")
+    runs = [
+        {"recipe": recipe, "points": {alpha: {"a_nll": a, "kept": kept, "kept_se": 9.0}}}
+        for recipe, alpha, a, kept in (
+            ("holdfast", "1", 0.6, 70.0), ("holdfast", "0.5", 0.5, 80.0), ("plain", "1", 0.5, 71.0),
+            ("plain", "1", 0.6, 73.0), ("plain", "0.5", 0.7, 75.0), ("lora", "1", 0.5, 70.0),
+        )
+    ]  # fmt: skip
+    points = summary.mean_points(runs)
+    assert points["plain", "1"].seeds == 2
+    assert points["plain", "1"].means == pytest.approx({"a_nll": 0.55, "kept": 72, "kept_se": 9})
+    assert points["plain", "1"].errors["kept"] == pytest.approx(1.0)
+    fields = ("a_nll", "kept")
+    assert summary.better_points(points, ("holdfast", "1"), fields) == ["plain@1"]
+    assert summary.better_points(points, ("holdfast", "0.5"), fields) == []
+    text = summary.comparison(points, fields)
+    assert "| plain | 1 | 2 | 0.5500 ± 0.0500 | 72.00 ± 1.00 |" in text
+    assert "α = 1: 1 points are better in a_nll, kept: plain@1" in text
+    assert "kept_se" not in text
+
+
+def test_a_graph_can_number_the_updates_of_variations():
+    """The number of an update is a tensor there, and gives the same variation."""
+    import torch
+
+    from holdfast.methods._varied import varied
+
+    loop = load("_loop")
+    ids = torch.arange(1, 41).view(2, 20)
+    batches = [*loop.counted([{"x": ids}] * 3, torch.device("cpu"))]
+    seen = set()
+    for number, batch in enumerate(batches, 1):
+        theirs = varied({"input_ids": ids}, 5, batch["update"])["input_ids"]
+        assert torch.equal(theirs, varied({"input_ids": ids}, 5, number)["input_ids"])
+        seen.add(tuple(theirs.flatten().tolist()))
+    assert len(seen) == 3
+
+
+def test_the_last_images_of_each_class_are_split_off():
+    import torch
+
+    images = load("_images")
+    labels = torch.tensor([0, 1, 0, 1, 0, 1, 1])
+    first, last = images.split(images.Images(torch.arange(7), labels), 2)
+    assert first.pixels.tolist() == [0, 1, 3]
+    assert last.pixels.tolist() == [2, 4, 5, 6]

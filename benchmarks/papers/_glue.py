@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import math
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,18 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 class Data:
-    """A task's samples as tensors on a device."""
+    """A task's samples as tensors on a device, of a split at most ``most``, drawn at random."""
 
-    def __init__(self, task: str, folder: Path, tokenizer: Any, device: torch.device) -> None:
+    def __init__(
+        self, task: str, folder: Path, tokenizer: Any, device: torch.device,
+        most: int | None = None,
+    ) -> None:  # fmt: skip
         self.metric, length, self.classes = TASKS[task]
         self.splits = {}
         for split in ("train", "dev"):
             rows = read(folder / "glue" / f"{task}-{split}.jsonl.gz")
+            if most is not None and most < len(rows):
+                rows = random.Random(0).sample(rows, most)
             first = [row.get("sentence", row.get("sentence1")) for row in rows]
             second = [row["sentence2"] for row in rows] if "sentence2" in rows[0] else None
             made = tokenizer(

@@ -29,6 +29,17 @@ class Images(NamedTuple):
     labels: Tensor
 
 
+def split(images: Images, last: int) -> tuple[Images, Images]:
+    """All images of a class but the last ones, and these."""
+    labels = images.labels
+    # From the end: how many of the same class come after an image.
+    after = (labels[:, None] == labels).triu(1).sum(1)
+    first, rest = (
+        Images(images.pixels[some], labels[some]) for some in (after >= last, after < last)
+    )
+    return first, rest
+
+
 class Normal:
     """Normalizes a model's inputs, on a device."""
 

@@ -198,7 +198,7 @@ class Tests:
     """Everything that is measured of a model.
 
     Args:
-        tests: of :func:`make_tests`.
+        tests: of :func:`make_tests`; the first is the target's.
         drawn: of :func:`draw`.
         base: the pretrained model; its states are kept, not its logits.
         tokenizer: to read what it writes.
@@ -235,17 +235,18 @@ class Tests:
         for test in self.tests:
             here = slice(start, start := start + len(test["requests"]))
             figures |= _figures(test, nll[here], self.pool.tokens[here], missed[here] == 0)
-        mean = [figures[name] for name in ACCURACIES]
-        errors = [figures[f"{name}_se"] for name in ACCURACIES]
-        figures["retained_accuracy"] = sum(mean) / len(mean)
-        figures["retained_accuracy_se"] = math.hypot(*errors) / len(mean)
+        if all(name in figures for name in ACCURACIES):
+            mean = [figures[name] for name in ACCURACIES]
+            errors = [figures[f"{name}_se"] for name in ACCURACIES]
+            figures["retained_accuracy"] = sum(mean) / len(mean)
+            figures["retained_accuracy_se"] = math.hypot(*errors) / len(mean)
         figures |= self._divergences(model)
         if write and self.questions:
             figures["gsm8k_match"] = self._match(model)
         return {name: round(float(value), 6) for name, value in figures.items()}
 
     def _divergences(self, model: Any) -> Figures:
-        """KL(base‖tuned) a target token of GSM8K, and a token that the base has written."""
+        """KL(base‖tuned) per target token of the first test, and per token that the base wrote."""
         found = []
         for where, states in self.divergent.states(model):
             p = F.linear(self.states[where], self.head).log_softmax(-1)
@@ -253,7 +254,7 @@ class Tests:
             found.append((p.exp() * (p - q)).sum(-1))
         sums, tokens, n = self.divergent.sums(found), self.divergent.tokens, self.solved
         return {
-            "kl_gsm8k": sums[:n].sum() / tokens[:n].sum(),
+            f"kl_{self.tests[0]['name']}": sums[:n].sum() / tokens[:n].sum(),
             "kl_context_free": sums[n:].sum() / tokens[n:].sum(),
         }
 

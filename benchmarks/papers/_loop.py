@@ -8,7 +8,7 @@ and merges. On a CPU the same is done without graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -128,6 +128,12 @@ def train(
         optimizer.step()
         if after_step is not None:
             after_step(update, value)
+
+
+def counted(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Batches with the number of their update, from 1: a tensor, which a graph reads each time."""
+    for update, batch in enumerate(batches, 1):
+        yield {**batch, "update": torch.tensor(update, device=device)}
 
 
 class Distance:

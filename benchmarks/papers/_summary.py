@@ -1,11 +1,12 @@
-"""Medians over seeds and comparisons at equal target, from the results of the papers' scripts."""
+"""Medians and means over seeds, comparisons at equal target, and better points, of results."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -110,3 +111,82 @@ def kept_at(path: Sequence[Point], target: str, wanted: float, kept: str) -> flo
             share = (wanted - a[target]) / (b[target] - a[target])
             found.append(a[kept] + share * (b[kept] - a[kept]))
     return y * max(y * value for value in found) if found else None
+
+
+def is_loss(name: str) -> bool:
+    """Whether smaller is better."""
+    return name.endswith(("_nll", "loss"))
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The means of figures over seeds, and their standard errors (0 with one seed)."""
+
+    seeds: int
+    means: dict[str, float]
+    errors: dict[str, float]
+
+    @classmethod
+    def of(cls, found: Sequence[Mapping[str, float]]) -> Mean:
+        names = [name for name in found[0] if all(name in figures for figures in found)]
+        columns = {name: [figures[name] for figures in found] for name in names}
+        root = math.sqrt(len(found))
+        return cls(
+            len(found),
+            {name: statistics.mean(values) for name, values in columns.items()},
+            {
+                name: statistics.stdev(values) / root if len(values) > 1 else 0.0
+                for name, values in columns.items()
+            },
+        )
+
+
+Points = dict[tuple[str, str], Mean]  # by recipe and α
+
+
+def mean_points(runs: Iterable[Run], key: str = "points") -> Points:
+    """Every recipe at every α of WiSE-FT."""
+    found: dict[tuple[str, str], list[Mapping[str, float]]] = {}
+    for run in runs:
+        for alpha, figures in run[key].items():
+            found.setdefault((run["recipe"], alpha), []).append(figures)
+    return {point: Mean.of(some) for point, some in found.items()}
+
+
+def better_points(points: Points, ours: tuple[str, str], fields: Sequence[str]) -> list[str]:
+    """The points of other recipes that are better than ours in all fields, as ``recipe@α``."""
+    mine = points[ours].means
+    signs = {name: -1 if is_loss(name) else 1 for name in fields}
+    return [
+        f"{recipe}@{alpha}"
+        for (recipe, alpha), point in points.items()
+        if recipe != ours[0]
+        and all(sign * point.means[name] > sign * mine[name] for name, sign in signs.items())
+    ]
+
+
+def comparison(points: Points, fields: Sequence[str], ours: str = "holdfast") -> str:
+    """All figures of all points as a table, and what is better than each point of ours.
+
+    The first fields are those that are compared; the table has them first.
+    """
+    names = list(dict.fromkeys([*fields, *(n for p in points.values() for n in p.means)]))
+    names = [name for name in names if not name.endswith("_se")]
+    lines = [["", "α", "seeds", *names], ["---"] * (3 + len(names))]
+    for (recipe, alpha), point in points.items():
+        lines.append([recipe, alpha, str(point.seeds), *(_shown(point, name) for name in names)])
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    for recipe, alpha in points:
+        if recipe == ours:
+            better = better_points(points, (recipe, alpha), fields)
+            text += f"\n{ours} at α = {alpha}: {len(better)} points are better in "
+            text += f"{', '.join(fields)}{': ' if better else ''}{', '.join(better)}"
+    return text
+
+
+def _shown(point: Mean, name: str) -> str:
+    if name not in point.means:
+        return ""
+    digits = 4 if abs(point.means[name]) < 10 else 2
+    error = f" ± {point.errors[name]:.{digits}f}" if point.seeds > 1 else ""
+    return f"{point.means[name]:.{digits}f}{error}"

@@ -8,12 +8,16 @@ import holdfast as hf
 
 
 class Plan(NamedTuple):
-    """What is trained: a recipe, the peak learning rate, the weight decay."""
+    """What is trained: a recipe, the peak learning rate, the weight decay.
+
+    If ``lr`` is None, the recipe has a default.
+    """
 
     recipe: hf.Recipe
-    lr: float
+    lr: float | None
     weight_decay: float = 0.0
     frozen_statistics: bool = False  # BatchNorm in its eval mode, also in training
+    careful: bool = False  # 5 % warm-up, gradients clipped to 1
 
 
 def sgd(weight_decay: float = 5e-4, lr: float = 0.01, **stages: Any) -> Plan:
@@ -64,8 +68,33 @@ MORE: dict[str, Plan | None] = {
     "hft-adamw": adam(trainable=hf.HFT()),
     "ewc-adamw": adam(penalties=hf.EWC(samples=256)),
 }
-#: What is run of each model, and with how many seeds.
-MODELS = [
-    ("mobilenet-v2", MAIN, 3), ("efficientnet-lite0", MAIN, 2), ("mobilenet-v2", ONCE, 1),
-    ("efficientnet-lite0", ONCE, 1), ("mobilenet-v2", MORE, 1),
-]  # fmt: skip
+
+RATES = (1e-4, 2e-4, 5e-4, 1e-3)
+#: Plain fine-tuning with the statistics of the batches and with the pretrained ones.
+PLAIN: dict[str, Plan | None] = {"probe": None} | {
+    f"standard-{lr:g}{'-held' if held else ''}": adam(lr=lr)._replace(
+        frozen_statistics=held, careful=True
+    )
+    for held in (True, False)
+    for lr in RATES
+}
+CHOICES: dict[str, Plan | None] = PLAIN | {
+    f"features-{strength:g}-{lr:g}": adam(lr=lr, recall=hf.Features(strength))._replace(
+        frozen_statistics=True, careful=True
+    )
+    for strength in (0.3, 1.0, 3.0)
+    for lr in RATES[2:]
+}
+HOLDFAST: dict[str, Plan | None] = PLAIN | {
+    "holdfast": Plan(hf.Recipe.preset("holdfast"), None, careful=True)
+}
+MODELS = ("mobilenet-v2", "efficientnet-lite0")
+#: Of each table: what is run of each model, and with how many seeds.
+TABLES = {
+    "methods": [
+        ("mobilenet-v2", MAIN, 3), ("efficientnet-lite0", MAIN, 2), ("mobilenet-v2", ONCE, 1),
+        ("efficientnet-lite0", ONCE, 1), ("mobilenet-v2", MORE, 1),
+    ],
+    "holdfast": [(model, HOLDFAST, 2) for model in MODELS],
+    "choose": [("mobilenet-v2", CHOICES, 1)],
+}  # fmt: skip

@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from _jobs import Parser, Record, collect, work
+from _jobs import Parser, Record, collect, records, work
 from _lm_replay import replayed
 from _lm_tests import Tests, draw, load, make_tests
 from _lm_train import BATCH, loss_of, make_batches, weights_of
 from _loop import train
+from _summary import comparison, mean_points
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -84,8 +85,8 @@ def plans(lr: float) -> dict[str, Plan]:
     flow, lora, l2sp = Flow(), LoRA(r=16), L2SP()
     own = 5e-4 / lr  # the learning rate that holdfast has for this model
 
-    def replay(factor: float = own, **settings: Any) -> Plan:
-        return Plan(Recipe(recall=SelfReplay(**settings)), factor)
+    def replay(**settings: Any) -> Plan:
+        return Plan(Recipe(recall=SelfReplay(**settings)), own)
 
     main = {
         "holdfast": Plan(Recipe.preset("holdfast"), None),
@@ -103,15 +104,15 @@ def plans(lr: float) -> dict[str, Plan]:
         "recadam-0.5-0.15": Plan(recadam(0.5, 0.15)),
     }
     once = {
+        "self-replay-share-0.5": replay(share=0.5),
+        "self-replay-length-64": replay(share=0.5, length=64),
         "self-replay-share-1": replay(share=1.0),
-        "self-replay-full": replay(top=None),
         "self-replay-bos": replay()._replace(chats=False),
+        "self-replay-full": replay(top=None),
         "self-replay-0.3": replay(strength=0.3),
         "self-replay-3": replay(strength=3.0),
-        "self-replay-1e-3": replay(1e-3 / lr),
         "flow+self-replay": Plan(Recipe(objective=flow, recall=SelfReplay()), own),
         "lora+self-replay": Plan(Recipe(trainable=lora, recall=SelfReplay()), LORA_LR),
-        "recadam+self-replay": Plan(recadam(0.3, 0.1, recall=SelfReplay())),
         "recadam-0.5-0.15-0.2lr": Plan(recadam(0.5, 0.15), 0.2),
         "recadam-0.5-0.15+flow": Plan(recadam(0.5, 0.15, objective=flow)),
         "ewc": Plan(Recipe(penalties=[EWC(samples=EWC_SAMPLES)])),
@@ -282,6 +283,9 @@ def main() -> None:
         "testing": "bfloat16 autocast, float32 logits", "ewc_samples": EWC_SAMPLES,
     }  # fmt: skip
     collect(args.runs, jobs, args.collect, protocol)
+    done = records(args.runs)
+    points = mean_points(done[name] for name in jobs if name in done)
+    print(comparison(points, ("gsm8k_nll", "wikitext_nll", "mbpp_nll")))
 
 
 if __name__ == "__main__":

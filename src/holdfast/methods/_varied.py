@@ -117,8 +117,8 @@ def _view(images: Tensor, keys: Tensor) -> Tensor:
 
 
 def _keys(content: Tensor, run: int) -> Tensor:
-    """A 64-bit key per sample."""
-    return _mixed(_mixed(content) + run % (1 << 63))
+    """A 64-bit key per sample. In a CUDA graph, ``run`` is a tensor."""
+    return _mixed(_mixed(content) + (run & ((1 << 63) - 1)))
 
 
 def _uniform(keys: Tensor, count: int) -> Tensor:

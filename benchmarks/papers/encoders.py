@@ -1,0 +1,247 @@
+"""A sentence encoder learns a task with a new head: what it learns, and what it keeps.
+
+MiniLM-L6 is fine-tuned on RTE, SST-2 and CoLA. Kept: zero-shot STS-B, which is Spearman's ρ between
+the cosine of two mean-pooled embeddings and the label. Plain fine-tuning and LP-FT at four learning
+rates each, with WiSE-FT, against the preset ``holdfast`` at its defaults.
+
+    python benchmarks/papers/encoders.py --model MINILM --data DATA --runs RUNS
+    python benchmarks/papers/encoders.py --runs RUNS --collect encoders.json
+
+With ``--choose``, the settings of ``holdfast`` are searched on data that the table does not report:
+MRPC as the task, and pairs of STS-B's training split. DATA holds glue/*.jsonl.gz. Processes that
+are started side by side with the same RUNS share the work.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import _jobs
+import numpy as np
+import torch
+from _common import default_device
+from _glue import TASKS, Data, read
+from _loop import Batch, Distance, counted, train
+from _summary import comparison, mean_points
+from glue import Lab as GlueLab
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import Dataset, default_collate
+
+from holdfast import LPFT, Features, Recipe, Reference, Run, WiseFT
+
+REPORTED, CHOSEN_ON = ("rte", "sst2", "cola"), ("mrpc",)
+SEEDS = (0, 1, 2)
+ALPHAS = (1.0, 0.75, 0.5, 0.25)
+RATES = (1e-5, 2e-5, 5e-5, 1e-4)
+#: What ``holdfast`` is chosen from.
+STRENGTHS, HIGHER_RATES = (0.1, 0.3, 1.0), (5e-5, 1e-4, 2e-4, 4e-4)
+BATCH, UPDATES = 32, {"rte": 600, "sst2": 600, "cola": 800, "mrpc": 600}
+MOST_ROWS = 20_000  # of a training set
+FIELDS = ("target", "kept")
+
+
+class Plan(NamedTuple):
+    """A recipe and its learning rate; None is the recipe's default."""
+
+    recipe: Recipe
+    lr: float | None
+
+
+def reported() -> dict[str, Plan]:
+    plain = {f"standard-{lr:g}": Plan(Recipe(), lr) for lr in RATES}
+    fitted = {f"lp-ft-{lr:g}": Plan(Recipe(trainable=LPFT()), lr) for lr in RATES}
+    return plain | {"holdfast": Plan(Recipe.preset("holdfast"), None)} | fitted
+
+
+def choices() -> dict[str, Plan]:
+    plain = {f"standard-{lr:g}": Plan(Recipe(), lr) for lr in RATES}
+    return plain | {
+        f"features-{strength:g}-{lr:g}": Plan(Recipe(recall=Features(strength)), lr)
+        for strength, lr in itertools.product(STRENGTHS, HIGHER_RATES)
+    }
+
+
+class Rows(Dataset[Batch]):
+    """Samples one by one, for methods that read the data."""
+
+    def __init__(self, rows: Batch) -> None:
+        self.rows = {name: value.cpu() for name, value in rows.items()}
+
+    def __len__(self) -> int:
+        return len(self.rows["labels"])
+
+    def __getitem__(self, index: int) -> Batch:
+        return {name: value[index] for name, value in self.rows.items()}
+
+
+class Similarity:
+    """Pairs of sentences, and how like they are."""
+
+    def __init__(self, rows: Sequence[Any], tokenizer: Any, device: torch.device) -> None:
+        self.labels = np.array([row["label"] for row in rows])
+        self.sides = [
+            tokenizer(
+                [row[side] for row in rows], truncation=True, max_length=64, padding="max_length",
+                return_tensors="pt",
+            ).to(device)
+            for side in ("sentence1", "sentence2")
+        ]  # fmt: skip
+
+    @torch.no_grad()
+    def spearman(self, encoder: nn.Module) -> float:
+        """In percent."""
+        first, second = (self._embeddings(encoder, side) for side in self.sides)
+        found = F.cosine_similarity(first, second).cpu().numpy()
+        return 100 * float(np.corrcoef(ranks(found), ranks(self.labels))[0, 1])
+
+    def _embeddings(self, encoder: nn.Module, side: Any) -> Tensor:
+        found = []
+        for begin in range(0, len(self.labels), 512):
+            some = {name: value[begin : begin + 512] for name, value in side.items()}
+            mask = some["attention_mask"][..., None]
+            states = encoder(**some).last_hidden_state.float()
+            found.append((states * mask).sum(1) / mask.sum(1))
+        return torch.cat(found)
+
+
+def ranks(values: Any) -> Any:
+    """Equal values share the mean of their ranks.
+
+    >>> ranks([3.0, 1.0, 3.0]).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    _, back, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[back]
+
+
+class Lab(GlueLab):
+    """The pretrained model, the tasks, and the pairs that show what is kept."""
+
+    def __init__(self, args: Any) -> None:
+        super().__init__(args.model, args.data, default_device())
+        self.args = args
+
+    @functools.cache  # noqa: B019
+    def task(self, name: str) -> Data:
+        most = max(BATCH, self.args.limit or MOST_ROWS)
+        return Data(name, self.folder, self.tokenizer, self.device, most=most)
+
+    @functools.cached_property
+    def pairs(self) -> Similarity:
+        split = "train" if self.args.choose else "dev"
+        rows = read(self.folder / "glue" / f"stsb-{split}.jsonl.gz")
+        if self.args.choose:  # a sentence may be in both splits
+            dev = read(self.folder / "glue" / "stsb-dev.jsonl.gz")
+            seen = {row[side] for row in dev for side in ("sentence1", "sentence2")}
+            rows = [r for r in rows if not {r["sentence1"], r["sentence2"]} & seen][::3]
+        return Similarity(rows[: self.args.limit], self.tokenizer, self.device)
+
+    def pretrained(self) -> _jobs.Record:
+        model: Any = self.model(2, 0)
+        return {"recipe": "pretrained", "points": {"0": self.kept(model.eval())}}
+
+    def kept(self, model: Any) -> dict[str, float]:
+        return {"kept": round(self.pairs.spearman(model.bert), 3)}
+
+    def tune(self, task: str, name: str, plan: Plan, seed: int) -> _jobs.Record:
+        gc.collect()  # graphs of the run before
+        data, updates = self.task(task), self.args.updates or UPDATES[task]
+        model = self.model(data.classes, seed)
+        theta, distance = Reference.of(model, without="classifier"), Distance(model)
+        reads = plan.recipe.trainable.reads_data
+        run = Run(
+            plan.recipe, model, Rows(data.splits["train"]) if reads else [{}], lr=plan.lr,
+            weight_decay=0.01, new="classifier", task="classification", collate=default_collate,
+            seed=seed, cache=False, progress=False,
+        )  # fmt: skip
+        losses: list[Tensor] = []
+
+        def loss(batch: Batch) -> Tensor:
+            update: Any = batch["update"]
+            rows = {name: value for name, value in batch.items() if name != "update"}
+            return run.loss(rows, float(BATCH), update)
+
+        warm = 0.06 * updates
+        train(
+            run, counted(itertools.islice(data.batches(BATCH, seed), updates), self.device), loss,
+            [min((u + 1) / warm, (updates - u) / (updates - warm)) for u in range(updates)],
+            clip_norm=1.0, autocast=torch.bfloat16 if self.device.type == "cuda" else None,
+            after_step=lambda _, value: losses.append(value.clone()),
+        )  # fmt: skip
+
+        def figures(model: nn.Module) -> dict[str, float]:
+            found = data.figures(data.predictions(model))
+            return {"target": found.pop("dev"), **self.kept(model), **found}
+
+        points = WiseFT().sweep(run.finish(), theta, ALPHAS, figures)
+        return {
+            "task": task, "recipe": name, "seed": seed, "lr": run.lr,
+            "recall": run.recipe.to_dict()["recall"],
+            "points": {f"{alpha:g}": point for alpha, point in points.items()},
+            "distance": round(float(distance()), 4),
+            "train_loss": round(float(torch.stack(losses[-50:]).mean()), 5),
+        }  # fmt: skip
+
+
+def over_tasks(runs: Sequence[_jobs.Record]) -> list[_jobs.Record]:
+    """Means over tasks of what was run on all of them."""
+    found: dict[tuple[str, int], list[_jobs.Record]] = {}
+    for run in runs:
+        found.setdefault((run["recipe"], run["seed"]), []).append(run)
+    tasks = {run["task"] for run in runs}
+    return [
+        {
+            "recipe": recipe,
+            "points": {
+                alpha: {f: statistics.mean(r["points"][alpha][f] for r in some) for f in FIELDS}
+                for alpha in some[0]["points"]
+            },
+        }
+        for (recipe, _), some in found.items()
+        if len(some) == len(tasks)
+    ]
+
+
+def main() -> None:
+    parser = _jobs.Parser(__doc__)
+    parser.add_input("--model")
+    parser.add_input("--data")
+    parser.add_argument("--choose", action="store_true", help="search settings, on other data")
+    parser.add_argument("--updates", type=int, help="instead of 600 or 800, for a trial")
+    parser.add_argument("--limit", type=int, help="rows of each set, for a trial")
+    args = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    lab, tasks = Lab(args), CHOSEN_ON if args.choose else REPORTED
+    plans = choices() if args.choose else reported()
+    jobs: dict[str, Any] = {"pretrained": lab.pretrained}
+    for seed, (name, plan), task in itertools.product(SEEDS, plans.items(), tasks):
+        jobs[f"{task}-{name}-{seed}"] = functools.partial(lab.tune, task, name, plan, seed)
+    jobs = {name: job for name, job in jobs.items() if args.only in name}
+    if args.collect is None:
+        sys.exit(1 if _jobs.work(jobs, args.runs, args.seconds) else 0)
+    protocol = {
+        "model": "all-MiniLM-L6-v2", "tasks": {task: UPDATES[task] for task in tasks},
+        "batch": BATCH, "most_rows": MOST_ROWS, "seeds": SEEDS, "weight_decay": 0.01,
+        "schedule": "6 % warm-up, linear to 0", "clip_norm": 1.0,
+        "training": "float32 weights, bfloat16 autocast, dropout 0.1",
+        "target": {task: TASKS[task][0] for task in tasks},
+        "kept": "Spearman's ρ of STS-B, " + ("training pairs" if args.choose else "dev"),
+    }  # fmt: skip
+    _jobs.collect(args.runs, jobs, args.collect, protocol)
+    done = _jobs.records(args.runs)
+    runs = [done[name] for name in jobs if name in done and "task" in done[name]]
+    for task in tasks:
+        print(f"\n{task}\n{comparison(mean_points(r for r in runs if r['task'] == task), FIELDS)}")
+    if len(tasks) > 1:
+        print(f"\nmean of the tasks\n{comparison(mean_points(over_tasks(runs)), FIELDS)}")
+
+
+if __name__ == "__main__":
+    main()
