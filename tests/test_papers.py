@@ -120,7 +120,9 @@ def test_replay_of_fixed_shapes_is_the_librarys(settings, adapters):
     replay = replaying.Replay(run, torch.device("cpu"))
     replay.add(batch, 3)
     ours = replay(batch)
-    (theirs,) = [part() for part in run.recall.on_update(run.model, 3, 4, 4)]
+    run.recall.plan(run.model, 3, 4, 4, micro_batches=1)
+    with run.recall.beside(run.model) as recalled:
+        theirs = recalled()
     assert ours.item() > 0.01
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
     for mine, library in zip(
@@ -129,9 +131,8 @@ def test_replay_of_fixed_shapes_is_the_librarys(settings, adapters):
         assert torch.allclose(mine, library, rtol=1e-4, atol=1e-6)
 
     # Beside the target's loss: what all pieces leave is the gradient of the sum.
-    target = run.loss(pad_collate(samples), float(batch["targets"]), 3)
-    (again,) = [part() for part in run.recall.on_update(run.model, 3, 4, 4)]
-    whole = target + again
+    run.recall.plan(run.model, 3, 4, 4, micro_batches=1)
+    whole = run.loss(pad_collate(samples), float(batch["targets"]), 3)
     expected = torch.autograd.grad(whole, trained)
     total = training.loss_of(run.model, replay)(batch)
     total.backward()

@@ -191,8 +191,12 @@ class Run:
         self.recipe.trainable.advance(self.model, update, self.total_updates)
 
     def loss(self, batch: Any, num_targets: Tensor | float, update: int) -> Tensor:
-        """The loss of one micro-batch, see :meth:`holdfast.stages.Criterion.loss`."""
-        return self.criterion.loss(self.model, batch, num_targets, update)
+        """The loss of one micro-batch, and its part of the recall if ``recall.plan`` was called.
+
+        The arguments are those of :meth:`holdfast.stages.Criterion.loss`.
+        """
+        with self.recall.beside(self.model) as recalled:
+            return self.criterion.loss(self.model, batch, num_targets, update) + recalled()
 
     def log(self, *, distance: bool = False) -> dict[str, float]:
         """The values to log: those of the methods, the penalties, and ‖θ − θ*‖ if ``distance``."""

@@ -27,8 +27,9 @@ restart is in ``optimizer.state_dict()`` or in the state of the criterion and of
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -357,8 +358,8 @@ class Recall(Method):
 class RecallTerm:
     """What a recall adds to the loss. A recall's ``prepare`` returns it; this one adds nothing.
 
-    A term acts on the target's batches (:meth:`weights`, :meth:`before`, :meth:`on_outputs`), or
-    once per update on data of its own (:meth:`on_update`).
+    A term acts on the target's batches (:meth:`weights`, :meth:`before`, :meth:`on_outputs`), or on
+    data of its own (:meth:`plan`, :meth:`beside`).
 
     Attributes:
         columns: names of columns that it has added to the data of the criterion.
@@ -385,20 +386,41 @@ class RecallTerm:
         """Return a sum over the targets of a batch to add to the loss; None if there is none."""
         return None
 
-    def on_update(self, model: nn.Module, update: int, samples: int, rows: int) -> Sequence[Part]:
-        """Return the parts of a loss that is added once per update, on this rank.
+    @property
+    def has_data(self) -> bool:
+        """True if the term overrides :meth:`plan`: it runs the model on data of its own."""
+        return type(self).plan is not RecallTerm.plan
 
-        Each part is a function that runs the model and returns a scalar. The gradients of all parts
-        add up; the memory of one part is free before the next one runs. All ranks have equally
-        many. Gradients are averaged over ranks, so a part is multiplied by their number.
+    def plan(
+        self, model: nn.Module, update: int, samples: int, rows: int, micro_batches: int
+    ) -> None:
+        """Distribute the term's own data over the micro-batches of an update on this rank.
+
+        Called before each update. All ranks have equally much data in each micro-batch.
 
         Args:
             model: the model as the host has wrapped it, in training mode.
             update: the number of the update, counted from 1.
             samples: the target's samples per update, over all ranks.
-            rows: samples per micro-batch, the most that a part should run at a time.
+            rows: samples per micro-batch.
+            micro_batches: the micro-batches of this update on this rank.
         """
-        return ()
+
+    @contextlib.contextmanager
+    def beside(self, model: nn.Module) -> Iterator[Callable[[], Tensor | float]]:
+        """Run the data of one micro-batch beside the target's, in the same call if possible.
+
+        A host computes the target's loss within the context, adds the result of the function that
+        the context yields, and calls ``backward`` once:
+
+            with recall.beside(model) as recalled:
+                loss = ...  # calls the model
+                loss = loss + recalled()
+
+        The sum over the micro-batches of an update is the term's loss. Gradients are averaged over
+        ranks, so each rank's part is multiplied by their number.
+        """
+        yield lambda: 0.0
 
     def attach(self, run: Run) -> None:
         """Called once the optimizer of the run exists."""
@@ -416,9 +438,6 @@ class RecallTerm:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a saved state."""
-
-
-Part = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)

@@ -382,6 +382,8 @@ def test_hooks_run_once_and_see_the_whole_gradient(batch):
     calls = []
     model.lm_head.weight.register_hook(lambda g: calls.append(1) or 2 * g)
     model.lm_head.register_forward_hook(lambda *args: calls.append(2))
+    replay_divergence(model, *batch, teacher)
+    calls.clear()  # the first call has looked at the model
     loss = replay_divergence(model, *batch, teacher, chunk=30)
     found = gradients(model, loss)
     assert calls == [2, 1]

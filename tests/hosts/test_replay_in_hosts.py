@@ -20,6 +20,8 @@ from holdfast import (  # noqa: E402
     finetune_loop,
     pad_collate,
 )
+from holdfast._torch import ride  # noqa: E402
+from holdfast._torch.replace import replaced  # noqa: E402
 from holdfast.hosts.accelerate import AccelerateLoop  # noqa: E402
 from holdfast.hosts.hf import HoldfastTrainer  # noqa: E402
 from holdfast.methods.auto import default_lr  # noqa: E402
@@ -55,6 +57,20 @@ def _fresh(monkeypatch, tmp_path):
         state._reset_state()
 
 
+@pytest.fixture(autouse=True)
+def rides(monkeypatch):
+    """Whether texts rode along in a call of the host, each time; however much padding it takes."""
+    found, end = [], ride._Ride.end
+    monkeypatch.setattr(ride, "_PADDING", 9.0)
+
+    def recording(self):
+        found.append(self.found is not None)
+        return end(self)
+
+    monkeypatch.setattr(ride._Ride, "end", recording)
+    return found
+
+
 def make_model(**options):
     return make_llama(**({"limit": 10, "scale": 0.2} | options)).double()
 
@@ -72,27 +88,32 @@ def make_rows(n=SAMPLES):
 
 
 def in_finetune_loop(recipe, rows=None, size=SAMPLES, **options):
+    """All of a run's samples in one call per update, and the texts in another."""
     options = {"tokenizer": make_chat_tokenizer(), "model": make_model()} | options
-    return finetune_loop(
-        options.pop("model"), recipe, make_rows() if rows is None else rows, lr=LR, epochs=EPOCHS,
-        batch_size=size, seed=SEED, progress=False, **options,
-    )  # fmt: skip
+    with replaced(ride, "_PADDING", -1.0):
+        return finetune_loop(
+            options.pop("model"), recipe, make_rows() if rows is None else rows, lr=LR,
+            epochs=EPOCHS, batch_size=size, seed=SEED, progress=False, **options,
+        )  # fmt: skip
 
 
 def assert_close(ours, theirs, tolerance):
     assert furthest(whole_state(ours), whole_state(theirs)) <= tolerance
 
 
-def make_trainer(recipe, folder, size=SAMPLES, sharded=False, **options):
+def make_trainer(
+    recipe, folder, size=SAMPLES, sharded=False, rows=None, cls=HoldfastTrainer,
+    compute_loss_func=None, **options,
+):  # fmt: skip
     given = {"per_device_train_batch_size": size, "num_train_epochs": EPOCHS, "seed": SEED}
     args = test_hf.make_args(folder, **(given | options))
     if sharded:  # Accelerate ignores FSDP on CPUs
         assert args.device.type == "cpu"
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    return HoldfastTrainer(
+    return cls(
         model=make_model(), recipe=recipe, args=args, data_collator=pad_collate,
-        train_dataset=datasets.Dataset.from_list(make_rows()),
-        processing_class=make_chat_tokenizer(),
+        train_dataset=datasets.Dataset.from_list(rows or make_rows()),
+        processing_class=make_chat_tokenizer(), compute_loss_func=compute_loss_func,
     )  # fmt: skip
 
 
@@ -103,20 +124,61 @@ EVERYWHERE = sampled(
 
 
 @pytest.mark.parametrize(("name", "size"), EVERYWHERE)
-def test_in_the_trainer(name, size, tmp_path):
+def test_in_the_trainer(name, size, tmp_path, rides):
     steps = SAMPLES // size
     trainer = make_trainer(RECIPES[name], tmp_path, size, gradient_accumulation_steps=steps)
     assert trainer.run.recall.pool.starts.unique().tolist() == [1, 2]  # BOS, and the user's turn
     trainer.train()
+    assert set(rides) == {True}
     assert_close(trainer.model, in_finetune_loop(RECIPES[name]), 1e-6)
     assert trainer.state.log_history[1]["kl"] > 0
 
 
+class OwnLoss(HoldfastTrainer):
+    """A mean over a micro-batch, which the Trainer divides by the number of micro-batches."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        logits = model(**{n: x for n, x in inputs.items() if n != "labels"}).logits
+        return torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten()
+        )
+
+
+def cross_entropy(outputs, labels, num_items_in_batch):
+    found = torch.nn.functional.cross_entropy(
+        outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum"
+    )
+    return found / num_items_in_batch
+
+
+@pytest.mark.parametrize("size", [4, 16])
+@pytest.mark.parametrize("kind", ["method", "function"])
+def test_the_loss_of_the_trainer_may_be_the_users(kind, size, tmp_path, rides):
+    ids = torch.randint(4, 30, (SAMPLES, 6), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    options = {"cls": OwnLoss} if kind == "method" else {"compute_loss_func": cross_entropy}
+    steps = SAMPLES // size
+    trainer = make_trainer(
+        RECIPES["alone"], tmp_path, size, rows=rows, gradient_accumulation_steps=steps, **options
+    )
+    trainer.loss_is_scaled_for_ga = kind == "function"
+    trainer.train()
+    assert set(rides) == {True}
+    assert_close(trainer.model, in_finetune_loop(RECIPES["alone"], rows), 1e-6)
+
+
+def test_split_batches_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(HoldfastTrainer, "get_tp_size", lambda self: 2)
+    with pytest.raises(ValueError, match="not work with tensor parallelism: use Distributed"):
+        make_trainer(RECIPES["alone"], tmp_path)
+
+
 @pytest.mark.parametrize(("name", "size"), EVERYWHERE)
-def test_with_accelerate(name, size):
+def test_with_accelerate(name, size, rides):
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=SAMPLES // size)
     loop = make_loop(accelerator, RECIPES[name], size)
     test_accelerate.train(loop)
+    assert set(rides) == {True}
     assert_close(loop.finish(), in_finetune_loop(RECIPES[name]), 1e-9)
 
 
@@ -146,8 +208,9 @@ def in_lightning(recipe, folder, size, accumulate, rows):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "size"), EVERYWHERE)
-def test_in_lightning(name, size, tmp_path):
+def test_in_lightning(name, size, tmp_path, rides):
     ours = in_lightning(RECIPES[name], tmp_path, size, SAMPLES // size, make_rows())
+    assert set(rides) == {True}
     assert_close(ours, in_finetune_loop(RECIPES[name]), 1e-6)  # the loss is in float32
 
 
@@ -167,7 +230,7 @@ def test_in_lightning_an_epoch_may_end_within_an_update(tmp_path):
         [("completions", "alone", 3)],
     ),
 )  # fmt: skip
-def test_in_trl(kind, name, size, tmp_path):
+def test_in_trl(kind, name, size, tmp_path, rides):
     pytest.importorskip("trl", reason="the trl extra is not installed")
     from hosts import test_trl
 
@@ -179,13 +242,14 @@ def test_in_trl(kind, name, size, tmp_path):
     assert trainer.run.tokenizer is test_trl.TOKENIZER
     rows = test_trl.tokenized(trainer)
     trainer.train()
+    assert set(rides) == {True}
     theirs = in_finetune_loop(
         RECIPES[name], rows, 12, model=test_trl.make_model(), tokenizer=test_trl.TOKENIZER
     )
     assert_close(trainer.model, theirs, 1e-5)  # of a step of 1e-2: TRL's loss is in float32
 
 
-def test_in_trl_with_packing(tmp_path):
+def test_in_trl_with_packing(tmp_path, rides):
     """An update of three packs replays as many texts as one of twelve samples with less share."""
     options = {"packing": True, "max_length": 64, "per_device_train_batch_size": 3}
     pytest.importorskip("trl", reason="the trl extra is not installed")
@@ -195,6 +259,7 @@ def test_in_trl_with_packing(tmp_path):
     trainer = test_trl.make_trainer(Recipe(recall=replay(share=1.0)), tmp_path, options=options)
     assert len(trainer.train_dataset) == 3
     trainer.train()
+    assert set(rides) == {False}  # samples of a pack have position ids
     theirs = in_finetune_loop(
         Recipe(recall=replay(share=0.25)), plain, 12, model=test_trl.make_model(),
         tokenizer=test_trl.TOKENIZER,
@@ -245,6 +310,7 @@ ON_RANKS = {
 
 
 def with_accelerate_on_ranks(kind, out):
+    ride._PADDING = 9.0
     states = {}
     for name, accumulate in ON_RANKS[kind]:
         for state in (AcceleratorState, GradientState):
@@ -263,6 +329,7 @@ def with_accelerate_on_ranks(kind, out):
 
 
 def in_the_trainer_on_ranks(kind, folder, out):
+    ride._PADDING = 9.0
     states = {}
     for name, accumulate in ON_RANKS[kind]:
         for state in (AcceleratorState, GradientState):

@@ -41,7 +41,9 @@ def make_run(recall, model=None, data=None, **options):
 
 
 def recalled(run, update=1, samples=8, rows=8):
-    return sum(part() for part in run.recall.on_update(run.model, update, samples, rows))
+    """The term of an update, in a call of its own."""
+    run.recall.plan(run.model, update, samples, rows, micro_batches=1)
+    return recalled_in(run)
 
 
 @pytest.mark.parametrize("top", [8, 39, 40, None])
@@ -125,18 +127,37 @@ def test_other_tokens_than_the_likeliest_are_held_too():
     assert (p * (p / q).log()).sum() < 0.5 * exact
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
-def test_how_an_update_is_cut_does_not_matter(rows):
+@pytest.mark.parametrize("parts", [2, 3, 8, 16])
+def test_how_an_update_is_cut_does_not_matter(parts):
     found = []
-    for cut in (rows, 100):
+    for micro_batches in (parts, 1):
         run = make_run(replay(share=1.0), noisy(base()))
         run.recall.pool.log_probs[:] = make_run(replay(share=1.0)).recall.pool.log_probs
-        parts = run.recall.on_update(run.model, 2, 8, cut)
-        assert len(parts) == math.ceil(8 / cut)
-        for part in parts:
-            part().backward()
+        run.recall.plan(run.model, 2, 8, 1, micro_batches)
+        for _ in range(micro_batches):
+            with run.recall.beside(run.model) as loss:
+                if (part := loss()) != 0.0:
+                    part.backward()
         found.append([p.grad.clone() for p in run.model.parameters()])
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+def test_every_micro_batch_of_a_plan_must_run():
+    run = make_run(replay(share=1.0))
+    with pytest.raises(RuntimeError, match=r"call run.recall.plan\(...\) before each update"):
+        recalled_in(run)
+    run.recall.plan(run.model, 1, 8, 8, 3)
+    recalled_in(run)
+    with pytest.raises(RuntimeError, match="2 micro-batches of update 1 did not replay"):
+        run.recall.plan(run.model, 2, 8, 8, 3)
+    run.recall.plan(run.model, 1, 8, 8, 1)  # again, after an interrupted update
+    assert recalled_in(run) != 0.0
+    assert recalled_in(run) == 0.0  # a micro-batch more than announced
+
+
+def recalled_in(run):
+    with run.recall.beside(run.model) as loss:
+        return loss()
 
 
 def test_every_text_is_replayed_before_any_is_repeated():
@@ -152,7 +173,8 @@ def test_every_text_is_replayed_before_any_is_repeated():
 
 def test_at_least_one_text_per_update():
     term = make_run(replay(share=0.01)).recall
-    assert len(term.on_update(base(), 1, 4, 4)) == 1
+    term.plan(base(), 1, 4, 4, micro_batches=2)
+    assert [len(rows) for rows, weights in term._shares] == [1, 0]
     assert term.texts_of(1, 1) != term.texts_of(2, 1)
 
 

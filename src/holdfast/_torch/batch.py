@@ -12,6 +12,9 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from holdfast._torch.adapters import unwrapped, without_peft
 
+#: How configurations name the coefficient of a router's auxiliary loss.
+AUXILIARY = ("router_aux_loss_coef", "aux_loss_coef")
+
 
 def pad_id_of(model: nn.Module) -> int | None:
     return getattr(getattr(unwrapped(model), "config", None), "pad_token_id", None)
@@ -98,7 +101,7 @@ def logits_and_auxiliary(model: nn.Module, inputs: Any) -> tuple[Tensor, Tensor 
     config: Any = getattr(inner, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     for holder in (text, inner):
-        for name in ("router_aux_loss_coef", "aux_loss_coef"):
+        for name in AUXILIARY:
             if (strength := getattr(holder, name, None)) is not None:
                 return _logits(model, outputs), strength * found
     raise ValueError(

@@ -4,6 +4,7 @@ The output layer computes the logits of a chunk of positions at a time, and thei
 so that a chunk's logits are freed before the next chunk.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from holdfast._torch.head_tap import Head, at_head
 from holdfast._torch.layout import is_sharded
 from holdfast._torch.lm_head import CHUNK
+from holdfast._torch.ride import riding
 from holdfast._torch.teachers import AllTokens, Teacher
 
 
@@ -53,6 +55,39 @@ def replay_divergence(
         >>> replay_divergence(model, x, where, teacher).item()
         0.0
     """
+    rows, loss = _checked(where, teacher, weights, chunk)
+    return at_head(model, inputs, where.shape, rows, loss)
+
+
+@contextlib.contextmanager
+def divergence_beside(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    where: Tensor,
+    teacher: Teacher,
+    *,
+    weights: Tensor | None = None,
+    chunk: int | None = None,
+) -> Iterator[Callable[[], Tensor]]:
+    """:func:`replay_divergence` as part of another call of the model, made within the context.
+
+    The arguments are the same. The context yields a function that returns the divergence. It calls
+    the model itself if no other call could take the inputs along.
+    """
+    rows, loss = _checked(where, teacher, weights, chunk)
+    with riding(model, inputs, rows, loss) as end:
+
+        def divergence() -> Tensor:
+            found = end()
+            return at_head(model, inputs, where.shape, rows, loss) if found is None else found
+
+        yield divergence
+
+
+def _checked(
+    where: Tensor, teacher: Teacher, weights: Tensor | None, chunk: int | None
+) -> tuple[Tensor, "_Loss"]:
+    """The chosen positions, and their loss."""
     rows = where.flatten().nonzero().squeeze(1)
     for name, values in (("the teacher", teacher), ("weights", weights)):
         if values is not None and len(values) != len(rows):
@@ -60,7 +95,7 @@ def replay_divergence(
                 f"{name} must have one entry per chosen position: there are {len(rows)} positions "
                 f"and {len(values)} entries"
             )
-    return at_head(model, inputs, where.shape, rows, _Loss(teacher, weights, chunk))
+    return rows, _Loss(teacher, weights, chunk)
 
 
 def teacher_of(model: nn.Module, inputs: Mapping[str, Any], where: Tensor) -> AllTokens:

@@ -7,8 +7,9 @@ the gradient of the function's result through the rest of the model.
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -20,11 +21,13 @@ from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import accepted_names, logits_of
 from holdfast._torch.layout import is_sharded
 from holdfast._torch.lm_head import is_out_of_memory
-from holdfast._torch.rng import rewind_to_here
+from holdfast._torch.replace import replaced
+from holdfast._torch.rng import preserve_rng
 
 #: Values that go through the model in the place of logits, to see what it does with them: a small
 #: one shows a factor, a large one a cap, and the others whether this is all.
 _PROBES = (2.0**-20, 2.0**14, 3.0, -7.0)
+_FEW = 8  # tokens of the calls in which it is seen
 
 
 @dataclass(frozen=True)
@@ -89,105 +92,102 @@ def at_head(
     inputs = {name: value for name, value in inputs.items() if name != "labels"}
     if "use_cache" in accepted_names(model)[0]:
         inputs["use_cache"] = False
-    tap = _tap_of(model)
-    for _ in range(2):  # the first call may show what the model does after its head
-        if tap is not None and tap.after is not None:
-            found = tap.run(model, inputs, shape, rows, job)
-            if found is not None:
-                return found
+    tap = tap_of(model, inputs)
+    if tap is not None and tap.after is not None:
+        return tap.run(model, inputs, shape, rows, job)
     logits = logits_of(model, inputs)
     if logits.shape[:-1] != shape:
         raise ValueError(
             "the model must return logits at every position of its input, as causal language "
             f"models do: the input has the shape {tuple(shape)}, the logits {tuple(logits.shape)}"
         )
-    if tap is not None and not tap.is_checked:
-        tap.after = None
+    if tap is not None:
+        tap.is_learned = True
     return job(logits.flatten(0, -2).index_select(0, rows.to(logits.device)), None)
 
 
-class _Tap:
-    """The other forward of an output layer.
+class Tap:
+    """The other forward of an output layer, and what is known about the model around it.
 
     There is one per layer, so that a compiled model is compiled only once more.
 
     Attributes:
         after: what the model does after the layer; None if it is something else.
-        is_checked: whether a call has confirmed it.
+        follows_body: whether the input of the layer is the last hidden state of ``base_model``.
+        is_learned: whether both are known.
     """
 
     def __init__(self) -> None:
-        self.after: After | None = After()
-        self.is_checked = False
-        self.call: _Call | None = None
-        self.forward = torch.compiler.disable(lambda states: cast(_Call, self.call).forward(states))
+        self.after: After | None = None
+        self.follows_body = self.is_learned = False
+        self.respond: Callable[[Tensor], Tensor] | None = None
+        self.forward = torch.compiler.disable(lambda states: cast(Any, self.respond)(states))
+
+    def head(self, model: nn.Module) -> Head:
+        """The model's own output layer, with what comes after."""
+        layer = cast(nn.Module, output_layer(model))
+        return Head(layer, layer.forward, self.after or After())
 
     def run(
         self, model: nn.Module, inputs: Any, shape: torch.Size, rows: Tensor, job: Job
-    ) -> Tensor | None:
-        """The result of a job; None if the model does not allow it, as far as is known."""
-        layer = cast(nn.Module, _output_layer(model))
-        call = _Call(Head(layer, layer.forward, self.after or After()), shape, rows, job)
-        rewind = None if self.is_checked else rewind_to_here(_device_of(model))
-        try:
-            with self.replaced(call):
-                logits = logits_of(model, inputs)
-        except Exception as error:
-            if rewind is None or call.is_in_job or is_out_of_memory(error):
-                raise
-            rewind()  # and let a call with the whole logits show whether the model can run
+    ) -> Tensor:
+        """The result of a job in a call of the model."""
+        head = self.head(model)
+        found: list[Tensor] = []
+
+        def respond(states: Tensor) -> Tensor:
+            if found or is_sharded(states) or states.shape[:-1].numel() != shape.numel():
+                raise RuntimeError("the model has used its output layer in another way than before")
+            chosen = states.flatten(0, -2).index_select(0, rows.to(states.device))
+            found.append(job(chosen, head))
+            zero = found[0] - found[0].detach()
+            return zero.expand(*states.shape[:-1], 1).contiguous()
+
+        with self.answering(head.layer, respond):
+            logits = logits_of(model, inputs)
+        if not found:
+            raise RuntimeError("the model has not used its output layer, as it did before")
+        if not found[0].requires_grad:
+            return found[0]
+        # The gradient of cap · tanh(scale · z / cap) at 0 is scale.
+        return found[0].detach() + logits.flatten()[0].to(found[0]) / head.after.scale
+
+    def learn(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+        """Find out what the model does before and after its output layer, in two small calls."""
+        few = {n: x[:1, :_FEW] if isinstance(x, Tensor) else x for n, x in inputs.items()}
+        after, head = self._probed(model, few), self.head(model)
+        body: Any = getattr(without_peft(model), "base_model", head.layer)
+        seen: list[tuple[Tensor, Tensor]] = []
+        outputs: list[Any] = []
+
+        def respond(states: Tensor) -> Tensor:
+            seen.append((states, head.forward(states)))
+            return seen[-1][1]
+
+        watching = body.register_forward_hook(lambda module, given, out: outputs.append(out))
+        with watching, self.answering(head.layer, respond):
+            logits = logits_of(model, few)
+        if after is None or len(seen) != 1 or not _are_close(after(seen[0][1]), logits):
+            return
+        self.after = after
+        states = getattr(outputs[0], "last_hidden_state", None) if len(outputs) == 1 else None
+        if isinstance(states, Tensor) and states.shape == seen[0][0].shape:
+            self.follows_body = torch.equal(states, seen[0][0])
+
+    def _probed(self, model: nn.Module, few: Mapping[str, Any]) -> After | None:
+        """What becomes of numbers in the place of logits; None if this cannot be said."""
+        shapes: list[torch.Size] = []
+
+        def respond(states: Tensor) -> Tensor:
+            shapes.append(states.shape[:-1])
+            wide = torch.promote_types(states.dtype, torch.float32)
+            return states.new_tensor(_PROBES, dtype=wide).expand(*shapes[0], -1).contiguous()
+
+        with self.answering(self.head(model).layer, respond):
+            logits = logits_of(model, few)
+        if len(shapes) != 1 or logits.shape != (*shapes[0], len(_PROBES)):
             return None
-        if rewind is not None:
-            after, self.after = self.after, call.seen(logits)
-            self.is_checked = self.after is not None and self.after == after
-            if not self.is_checked:
-                rewind()
-                return None
-        return call.result(logits)
-
-    @contextlib.contextmanager
-    def replaced(self, call: "_Call") -> Iterator[None]:
-        layer: Any = call.head.layer
-        before = vars(layer).get("forward")
-        self.call, layer.forward = call, self.forward
-        try:
-            yield
-        finally:
-            self.call = None
-            del layer.forward
-            if before is not None:
-                layer.forward = before
-
-
-@dataclass
-class _Call:
-    """One call of a model with another forward in its output layer."""
-
-    head: Head
-    shape: torch.Size
-    rows: Tensor
-    job: Job
-    found: list[Tensor | None] = field(default_factory=list)
-    is_in_job: bool = False
-
-    def forward(self, states: Tensor) -> Tensor:
-        if self.found or is_sharded(states) or states.shape[:-1].numel() != self.shape.numel():
-            self.found.append(None)
-            return self.head.forward(states)
-        self.is_in_job = True
-        chosen = states.flatten(0, -2).index_select(0, self.rows.to(states.device))
-        found = self.job(chosen, self.head)
-        self.is_in_job = False
-        self.found.append(found)
-        zero = found - found.detach()
-        values = torch.cat([zero.view(1), found.new_tensor(_PROBES)])
-        return values.expand(*states.shape[:-1], -1).contiguous()
-
-    def seen(self, logits: Tensor) -> After | None:
-        """What the model has done with the output of its head; None if this cannot be said."""
-        if not self.has_worked or logits.shape != (*self.shape, 1 + len(_PROBES)):
-            return None
-        small, large, *others = logits.detach().flatten(0, -2)[0, 1:].tolist()
+        small, large, *others = logits.flatten(0, -2)[0].tolist()
         scale, cap = small / _PROBES[0], math.inf
         if not math.isclose(large, scale * _PROBES[1], rel_tol=1e-5):
             cap = large
@@ -199,36 +199,52 @@ class _Call:
         is_exact = logits.dtype.itemsize >= 4 or after == After()
         return after if scale > 0 and is_all and is_exact else None
 
-    @property
-    def has_worked(self) -> bool:
-        """Whether the model has used its output layer once, at every position."""
-        return len(self.found) == 1 and self.found[0] is not None
-
-    def result(self, logits: Tensor) -> Tensor:
-        if not self.has_worked:
-            raise RuntimeError("the model has used its output layer in another way than before")
-        found = cast(Tensor, self.found[0])
-        if not found.requires_grad:
-            return found
-        # The gradient of cap · tanh(scale · z / cap) at 0 is scale.
-        carried = logits.flatten()[0].to(found) / self.head.after.scale
-        return found.detach() + carried
+    @contextlib.contextmanager
+    def answering(self, layer: nn.Module, respond: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Within it, a function responds in the place of the layer's forward."""
+        self.respond = respond
+        try:
+            with replaced(layer, "forward", self.forward):
+                yield
+        finally:
+            self.respond = None
 
 
-def _tap_of(model: nn.Module) -> _Tap | None:
-    layer = _output_layer(model)
-    return None if layer is None else _TAPS.setdefault(layer, _Tap())
+def tap_of(model: nn.Module, inputs: Mapping[str, Any]) -> Tap | None:
+    """The tap of a model's output layer; None if there is none. All ranks must call it.
+
+    On first use it learns about the model, from a few of the inputs.
+    """
+    layer = output_layer(model)
+    if layer is None:
+        return None
+    tap = _TAPS.setdefault(layer, Tap())
+    if not tap.is_learned:
+        devices = {p.device for p in model.parameters() if p.device.type in ("cuda", "xpu")}
+        try:
+            with torch.no_grad(), preserve_rng(list(devices)), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                tap.learn(model, inputs)
+            tap.is_learned = tap.after is not None
+        except Exception as error:  # a call with the whole logits shows whether the model can run
+            if is_out_of_memory(error):
+                raise
+    return tap
 
 
-def _output_layer(model: nn.Module) -> nn.Module | None:
+def output_layer(model: nn.Module) -> nn.Module | None:
     """The output layer of a language model; None if there is none, or copies of it are used."""
     ask = getattr(without_peft(model), "get_output_embeddings", None)
     layer = ask() if callable(ask) and not isinstance(model, nn.DataParallel) else None
     return layer if isinstance(layer, nn.Module) else None
 
 
-def _device_of(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+def _are_close(ours: Tensor, theirs: Tensor) -> bool:
+    if ours.shape != theirs.shape:
+        return False
+    tolerance = 1e-5 if min(ours.dtype.itemsize, theirs.dtype.itemsize) >= 4 else 1e-2
+    ours, theirs = ours.to(theirs.device).float(), theirs.float()
+    return bool((ours - theirs).norm() <= tolerance * theirs.norm())
 
 
 class _Module(nn.Module):
@@ -243,4 +259,4 @@ class _Module(nn.Module):
         return self.head(states)
 
 
-_TAPS: WeakKeyDictionary[nn.Module, _Tap] = WeakKeyDictionary()
+_TAPS: WeakKeyDictionary[nn.Module, Tap] = WeakKeyDictionary()

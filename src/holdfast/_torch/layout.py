@@ -4,13 +4,12 @@ Under FSDP2 a parameter is a ``DTensor``, of which each rank holds a shard. Its 
 sharded in the same way; measurements need the full tensor.
 """
 
-import contextlib
 import operator
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 
 try:
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -34,11 +33,13 @@ def gathered(value: Value) -> list[Value]:
     return everyone
 
 
-def unsynchronized(model: Any) -> contextlib.AbstractContextManager[None]:
-    """Within it, DDP accumulates gradients on each rank; a later backward synchronizes them."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return model.no_sync()
-    return contextlib.nullcontext()
+def all_agree(answer: bool, device: torch.device) -> bool:
+    """Whether the answer is yes on all ranks. All ranks must call it, with a device of theirs."""
+    if rank_and_world()[1] == 1:
+        return answer
+    found = torch.tensor(int(answer), device=device)
+    distributed.all_reduce(found, distributed.ReduceOp.MIN)
+    return bool(found)
 
 
 def is_sharded(tensor: Any) -> bool:

@@ -3,8 +3,7 @@
 import contextlib
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -24,7 +23,8 @@ def generator_of(*key: str | int) -> torch.Generator:
 def preserve_rng(devices: Sequence[torch.device] = ()) -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=list(devices)):
+        kind = devices[0].type if devices else "cuda"
+        with torch.random.fork_rng(list(devices), device_type=kind):
             yield
     finally:
         random.setstate(python)
@@ -41,18 +41,3 @@ def seeded(seed: int | None) -> Iterator[None]:
         if seed is not None:
             torch.manual_seed(seed)
         yield
-
-
-def rewind_to_here(device: torch.device) -> Callable[[], None]:
-    """A function that sets torch's generators, of the CPU and a device, to their states of now."""
-    cpu = torch.get_rng_state()
-    module: Any = getattr(torch, device.type, None)
-    has_own = device.type != "cpu" and hasattr(module, "get_rng_state")
-    own = module.get_rng_state(device) if has_own else None
-
-    def rewind() -> None:
-        torch.set_rng_state(cpu)
-        if has_own:
-            module.set_rng_state(own, device)
-
-    return rewind

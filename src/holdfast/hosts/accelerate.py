@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader
 from holdfast._torch.batch import normalized, to_device
 from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
-from holdfast._torch.layout import unsynchronized
 from holdfast.hosts._checkpoints import STATE_FILE, check_settings, load_run_state, run_state
 from holdfast.hosts._deepspeed import ZeroOptimizer, check_deepspeed, settle_deepspeed, whole_model
 from holdfast.hosts._updates import Schedule, Updates, labels_of, source_of
@@ -180,22 +179,15 @@ class AccelerateLoop:
         labels = [labels_of(batch, self.run.task) for batch in batches]
         targets = count_all(labels[:counted] or [labels[0][:0]], self.run.task)
         total = torch.zeros((), device=self.accelerator.device)
-        parts = self.run.recall.on_update(
-            self.model, update, self.updates.size, self.updates.batch_size
-        )
-        if not self.zero:
-            for part in parts:
-                with unsynchronized(self.model):
-                    loss = part()
-                    self.accelerator.backward(loss * self.accumulate)
-                total = total + loss.detach()
+        recall = self.run.recall
+        recall.plan(self.model, update, self.updates.size, self.updates.batch_size, len(batches))
         for number, batch in enumerate(batches):
             with self.accelerator.accumulate(self.model):
-                loss = self.run.criterion.loss(self.model, batch, targets, update)
-                if number >= counted:
-                    loss = loss * 0.0
-                if self.zero and number == 0:  # DeepSpeed counts the calls of backward
-                    loss = sum((part() for part in parts), loss)
+                with recall.beside(self.model) as recalled:
+                    loss = self.run.criterion.loss(self.model, batch, targets, update)
+                    if number >= counted:
+                        loss = loss * 0.0
+                    loss = loss + recalled()
                 # Accelerate divides by it, but the loss is already divided by all targets.
                 self.accelerator.backward(loss * self.accumulate)
             total = total + loss.detach()

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from holdfast._torch.imports import require
-from holdfast._torch.layout import unsynchronized
+from holdfast._torch.replace import replaced
 from holdfast.columns import keeping
 from holdfast.hosts._checkpoints import STATE_FILE, load_run_state, run_state
 from holdfast.hosts._updates import labels_of
@@ -76,7 +76,7 @@ class WithRecipe(Trainer):
         lr = None if settings.learning_rate == default else settings.learning_rate
         self._total_updates: int | None = None
         self._finished = False
-        self._recalled = 0  # the last update whose recall has run
+        self._to_plan = 0  # micro-batches of the next update
         self.run = Run(
             recipe, given["model"], lr=lr, default_lr=default, weight_decay=settings.weight_decay,
             task=task, new=new, reference=reference, old_data=old_data, seed=settings.seed,
@@ -117,16 +117,14 @@ class WithRecipe(Trainer):
             collate = self._get_collator_with_removed_columns(collate, "training")
         self._tell_run()
         self.run.prepare_data(data, collate)
-        self._refuse_second_losses()
+        self._refuse_conflicts()
         if self._has_own_loss:
             criterion = self.run.criterion
             self.train_dataset = criterion.data
             self.data_collator = keeping(self.data_collator, *criterion.columns, optional=True)
 
     def _samples_per_update(self) -> int:
-        args = self.args
-        parts = args.gradient_accumulation_steps * args.world_size
-        return int(args.per_device_train_batch_size * parts)
+        return int(self.get_total_train_batch_size(self.args))
 
     def _tell_run(self) -> None:
         """What the run can know only now that the trainer is built."""
@@ -146,7 +144,14 @@ class WithRecipe(Trainer):
             math.ceil(self.args.num_train_epochs * len(data)) if hasattr(data, "__len__") else None
         )
 
-    def _refuse_second_losses(self) -> None:
+    def _refuse_conflicts(self) -> None:
+        kinds = {"tensor": "tp", "context": "cp", "sequence": "sp"}
+        sizes = {k: getattr(self, f"get_{v}_size", lambda: 1)() for k, v in kinds.items()}
+        if self.run.recall.has_data and (split := [k for k, size in sizes.items() if size > 1]):
+            raise ValueError(
+                f"the recipe {self.run.recipe.name} runs the model on data of its own, which does "
+                f"not work with {split[0]} parallelism: use DistributedDataParallel or FSDP2"
+            )
         if not self._has_own_loss:
             return
         if self.args.label_smoothing_factor:
@@ -185,7 +190,9 @@ class WithRecipe(Trainer):
         The trainer sets this mode only afterwards; pretrained models and evaluations leave it.
         """
         self.run.model.train()
-        return super().get_batch_samples(*args, **kwargs)
+        batches, targets = super().get_batch_samples(*args, **kwargs)
+        self._to_plan = len(batches)
+        return batches, targets
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         if not (batch_samples and self._has_own_loss and self.run.model.training):
@@ -196,35 +203,31 @@ class WithRecipe(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Any:
-        """The trainer's own step; before the first one of an update, the recall's own data."""
-        recalled = self._recall(model)
-        return super().training_step(model, inputs, num_items_in_batch) + recalled
+        """The trainer's own step, beside the recall's own data."""
+        recall, accelerator = self.run.recall, self.accelerator
+        if not recall.has_data:
+            return super().training_step(model, inputs, num_items_in_batch)
+        if self._to_plan:  # the first micro-batch of an update
+            samples, rows = self._samples_per_update(), self.args.per_device_train_batch_size
+            recall.plan(model, self.state.global_step + 1, samples, rows, self._to_plan)
+            self._to_plan = 0
+        # Accelerate divides by it, except under DeepSpeed.
+        steps = 1 if self.is_deepspeed_enabled else accelerator.gradient_accumulation_steps
+        backward, added = accelerator.backward, torch.zeros((), device=self.args.device)
 
-    def _recall(self, model: nn.Module) -> Any:
-        """Run the recall once per update, and return its loss."""
-        update = self.state.global_step + 1
-        if update == self._recalled:
-            return 0.0
-        self._recalled = update
-        loss: Any = 0.0
-        model.train()
-        parts = self.run.recall.on_update(
-            model, update, self._samples_per_update(), self.args.per_device_train_batch_size
-        )
-        if parts and self.is_deepspeed_enabled:
-            raise ValueError(
-                f"the recipe {self.run.recipe.name} runs the model on data of its own, which the "
-                "Trainer cannot do under DeepSpeed: use "
-                "holdfast.hosts.accelerate.AccelerateLoop, or FSDP2 in the Trainer"
-            )
-        for part in parts:
-            # The last micro-batch of the update synchronizes all gradients.
-            with unsynchronized(model):
-                with self.compute_loss_context_manager():
-                    one = part()
-                self.accelerator.backward(one * self.accelerator.gradient_accumulation_steps)
-            loss = loss + one.detach()
-        return loss
+        def backward_with_recall(loss: Tensor, **options: Any) -> None:
+            with self.compute_loss_context_manager():
+                more = recalled()
+            added.add_(torch.as_tensor(more).detach())
+            backward(loss + steps * more, **options)
+
+        # Only here is the loss final: trainers and their versions scale it in several ways.
+        with (
+            recall.beside(model) as recalled,
+            replaced(accelerator, "backward", backward_with_recall),
+        ):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        return loss + added
 
     def compute_loss(
         self,

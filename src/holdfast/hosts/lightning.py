@@ -17,7 +17,7 @@ Trainer(max_epochs=3).fit(Mine(Recipe.preset("recadam+flow"), pretrained, datase
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -36,7 +36,6 @@ from holdfast.hosts._updates import Schedule, as_samples, labels_of, order_of
 from holdfast.losses import count_all
 from holdfast.recipe import Recipe
 from holdfast.run import Run
-from holdfast.stages import Part
 
 require("lightning.pytorch", extra="lightning", what="The Lightning host")
 from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
@@ -92,7 +91,7 @@ class RecipeCallback(Callback):
         self._update = 0  # the current update, counted from 1
         self._labels: list[Tensor] = []  # of its micro-batches
         self._divisor: Tensor | None = None
-        self._parts: Sequence[Part] = ()  # of the recall
+        self._is_last = False  # whether this micro-batch is its last one
 
     @property
     def model(self) -> nn.Module:
@@ -145,17 +144,14 @@ class RecipeCallback(Callback):
         self._labels.append(labels_of(batch, self.run.task))
         if self._divisor is None:
             self._divisor = count_all(self._labels, self.run.task)
-        return self.run.loss(batch, self._divisor, self._update) + self._recall()
-
-    def _recall(self) -> Tensor | float:
-        """The loss of the recall's own data, in the last micro-batch of an update."""
-        trainer = self._in_fit()
-        is_last = len(self._labels) == trainer.accumulate_grad_batches or trainer.is_last_batch
-        if not (self._parts and is_last):
-            return 0.0
+        model, criterion = self.run.model, self.run.criterion
+        if not self._is_last:
+            return criterion.loss(model, batch, self._divisor, self._update)
         # Lightning divides by the number of micro-batches, and the step multiplies by the factor.
-        scale = trainer.accumulate_grad_batches / self._factor()
-        return scale * sum((part() for part in self._parts[1:]), self._parts[0]())
+        scale = self._in_fit().accumulate_grad_batches / self._factor()
+        with self.run.recall.beside(model) as recalled:
+            loss = criterion.loss(model, batch, self._divisor, self._update)
+            return loss + scale * recalled()
 
     def _factor(self) -> float:
         """The factor that :meth:`on_before_optimizer_step` applies to the gradients."""
@@ -219,10 +215,13 @@ class RecipeCallback(Callback):
         if update != self._update:
             self._update, self._labels, self._divisor = update, [], None
             self.run.advance(update)
+        accumulate = trainer.accumulate_grad_batches
+        self._is_last = len(self._labels) + 1 == accumulate or trainer.is_last_batch
+        if self._is_last:  # only now, the factor of the gradients is known
             # Not within the step, which Lightning calls with a closure: a recall may set its rate.
             rows = getattr(trainer.train_dataloader, "batch_size", None) or batch_length(batch)
-            samples = rows * trainer.accumulate_grad_batches * trainer.world_size
-            self._parts = self.run.recall.on_update(self.run.model, update, samples, rows)
+            samples = rows * accumulate * trainer.world_size
+            self.run.recall.plan(self.run.model, update, samples, rows, micro_batches=1)
 
     @torch.no_grad()
     def on_before_optimizer_step(

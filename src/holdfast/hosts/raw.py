@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +29,6 @@ from holdfast.hosts.watching import Observer
 from holdfast.losses import LossFunction, Task, count_all
 from holdfast.recipe import Recipe
 from holdfast.run import Run
-from holdfast.stages import Part
 
 
 @dataclass(frozen=True)
@@ -211,13 +209,11 @@ def train_loop(
             batches = list(updates.batches(update))
             # On the CPU: counting on a GPU takes longer.
             targets = count_all([labels_of(batch, run.task) for batch in batches], run.task)
-            on_device = (to_device(batch, device) for batch in batches)
-            parts: list[Part] = [partial(run.loss, batch, targets, update) for batch in on_device]
-            parts += run.recall.on_update(run.model, update, updates.size, updates.batch_size)
+            run.recall.plan(run.model, update, updates.size, updates.batch_size, len(batches))
             losses = []
-            for part in parts:
+            for batch in batches:
                 with precision:
-                    loss = part()
+                    loss = run.loss(to_device(batch, device), targets, update)
                 loss.backward()
                 losses.append(loss.detach())
             if settings.clip_norm is not None:

@@ -97,7 +97,7 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
         pad = partial(_pad_tokens, pad_id=getattr(collator, "pad_token_id", 0))
         self._tell_run()
         self.run.prepare_data(self.train_dataset, pad if self.run.recipe.reads_data else collator)
-        self._refuse_second_losses()
+        self._refuse_conflicts()
         criterion, args = self.run.criterion, cast(SFTConfig, self.args)
         if self._has_own_loss and args.loss_type != "nll":
             raise ValueError(

@@ -15,8 +15,9 @@ pretrained model, measured on the right inputs, predicts how much is forgotten: 
 import functools
 import logging
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -30,7 +31,7 @@ from holdfast._torch.adapters import base_name, without_peft
 from holdfast._torch.batch import evaluating
 from holdfast._torch.checks import above_zero, at_least_zero, whole_number
 from holdfast._torch.fingerprint import fingerprint
-from holdfast._torch.head_loss import replay_divergence
+from holdfast._torch.head_loss import divergence_beside, replay_divergence
 from holdfast._torch.layers import within
 from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.rng import generator_of
@@ -48,7 +49,6 @@ from holdfast.scoring.starts import default_starts, describe_starts
 from holdfast.stages import (
     Checks,
     MedianLoss,
-    Part,
     Recall,
     RecallTerm,
     Run,
@@ -222,14 +222,22 @@ class ReplayTerm(RecallTerm):
     def __init__(self, settings: SelfReplay, pool: Pool, run: Run, base: BaseModel | None) -> None:
         self.settings, self.pool, self.base = settings, pool, base
         self.seed, self.autocast = run.seed, run.autocast
-        self._last: list[Tensor] = []  # the divergences of the last update, per part
-        self._tokens = 1
+        self._last: list[Tensor] = []  # the divergences of the last update, per micro-batch
+        self._update, self._tokens, self._scale = 0, 1, 0.0  # of the last update
+        self._shares: deque[tuple[Tensor, ...]] = deque()  # its texts, with their weights
 
     @property
     def strength(self) -> float:
         return self.settings.strength
 
-    def on_update(self, model: nn.Module, update: int, samples: int, rows: int) -> Sequence[Part]:
+    def plan(
+        self, model: nn.Module, update: int, samples: int, rows: int, micro_batches: int
+    ) -> None:
+        if self._shares and update == self._update + 1:
+            raise RuntimeError(
+                f"{len(self._shares)} micro-batches of update {self._update} did not replay their "
+                "texts: announce as many in plan as the loss is computed for, in recall.beside"
+            )
         texts = max(1, round(self.settings.share * samples))
         chosen = self.texts_of(update, texts)
         self._last, self._tokens = [], int(self.pool.counts[chosen].sum())
@@ -239,21 +247,35 @@ class ReplayTerm(RecallTerm):
         missing = -(-texts // world) - len(mine)
         weights = torch.tensor([1.0] * len(mine) + [0.0] * missing)
         mine = torch.cat([mine, chosen[:1].repeat(missing)])
-        scale = self.strength * world / self._tokens
-        return [
-            partial(self._loss, model, some, weight, scale)
-            for some, weight in zip(mine.split(rows), weights.split(rows), strict=True)
-        ]
+        parts = mine.tensor_split(micro_batches), weights.tensor_split(micro_batches)
+        self._update, self._shares = update, deque(zip(*parts, strict=True))
+        self._scale = self.strength * world / self._tokens
 
-    def _loss(self, model: nn.Module, rows: Tensor, weights: Tensor, scale: float) -> Tensor:
-        kl = self.divergence(model, self.pool, rows, weights)
-        self._last.append(kl.detach())
-        return scale * kl
+    @contextmanager
+    def beside(self, model: nn.Module) -> Iterator[Callable[[], Tensor | float]]:
+        if not self._update:
+            raise RuntimeError("call run.recall.plan(...) before each update")
+        rows, weights = self._shares.popleft() if self._shares else (torch.empty(0),) * 2
+        if not len(rows):
+            yield lambda: 0.0
+            return
+        with divergence_beside(model, **self._texts(model, self.pool, rows, weights)) as divergence:
 
-    def divergence(
-        self, model: nn.Module, pool: Pool, rows: Tensor, weights: Tensor | None = None
-    ) -> Tensor:
+            def recalled() -> Tensor:
+                kl = divergence()
+                self._last.append(kl.detach())
+                return self._scale * kl
+
+            yield recalled
+
+    def divergence(self, model: nn.Module, pool: Pool, rows: Tensor) -> Tensor:
         """Σ KL(base ‖ model) over the tokens of some texts of a pool."""
+        return replay_divergence(model, **self._texts(model, pool, rows))
+
+    def _texts(
+        self, model: nn.Module, pool: Pool, rows: Tensor, weights: Tensor | None = None
+    ) -> dict[str, Any]:
+        """Some texts and what the base predicts there, as arguments of a divergence."""
         device = next(model.parameters()).device
         batch = pool.batch(rows, device)
         inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
@@ -266,7 +288,9 @@ class ReplayTerm(RecallTerm):
         per_position = None
         if weights is not None and not bool((weights == 1).all()):
             per_position = weights.repeat_interleave(pool.counts[rows]).to(device)
-        return replay_divergence(model, inputs, batch.where, teacher, weights=per_position)
+        return {
+            "inputs": inputs, "where": batch.where, "teacher": teacher, "weights": per_position
+        }  # fmt: skip
 
     def texts_of(self, update: int, texts: int) -> Tensor:
         """The texts of an update: each text of the pool once before any is repeated."""
@@ -313,10 +337,12 @@ class BudgetedReplay(ReplayTerm):
         controller = self.controller
         scale_learning_rate(optimizer, lambda: controller.lr_factor)
 
-    def on_update(self, model: nn.Module, update: int, samples: int, rows: int) -> Sequence[Part]:
+    def plan(
+        self, model: nn.Module, update: int, samples: int, rows: int, micro_batches: int
+    ) -> None:
         if update > 1 and (update - 1) % self._every == 0:
             self._observe(model, (update - 1) // self._every, rows)
-        return super().on_update(model, update, samples, rows)
+        super().plan(model, update, samples, rows, micro_batches)
 
     def _observe(self, model: nn.Module, number: int, rows: int) -> None:
         first = number * _OBSERVED % len(self.held_out)
