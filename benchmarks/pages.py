@@ -19,7 +19,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 sys.path.append(str(Path(__file__).resolve().parent / "papers"))
 
@@ -28,7 +28,7 @@ import pictures
 from _markdown import SPEC, number, table
 
 from holdfast import registry
-from holdfast.methods.auto import default_lr
+from holdfast.methods.auto import Kind, default_lr
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -263,14 +263,14 @@ def ranks() -> str:
 
 
 def learning_rates() -> str:
-    """The default learning rates of the preset holdfast, by the size of a language model."""
-    sizes = {"10 million": 1e7, "135 million": 1.35e8, "360 million": 3.6e8, "1 billion": 1e9,
-             "3 billion": 3e9, "8 billion": 8e9, "70 billion": 7e10}  # fmt: skip
+    """The default learning rates of the preset holdfast, by the kind and the size of a model."""
+    sizes = {"3 million": 3e6, "25 million": 2.5e7, "135 million": 1.35e8, "360 million": 3.6e8,
+             "1 billion": 1e9, "8 billion": 8e9, "70 billion": 7e10}  # fmt: skip
     rows = [
-        [name, *(f"{default_lr(int(size), adapters=adapters):g}" for adapters in (False, True))]
+        [name, *(f"{default_lr(int(size), kind=kind):g}" for kind in get_args(Kind))]
         for name, size in sizes.items()
     ]
-    return table(["parameters", "all weights", "adapters"], rows)
+    return table(["parameters", "language model", "encoder", "image model"], rows)
 
 
 TABLES: dict[str, Callable[..., str]] = {

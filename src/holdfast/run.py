@@ -25,6 +25,7 @@ from holdfast._torch.fingerprint import fingerprint, same_content, sampled_finge
 from holdfast._torch.layers import discriminative_groups, within
 from holdfast._torch.layout import gathered
 from holdfast._torch.names import shorten
+from holdfast._torch.pretrained_head import PretrainedHead
 from holdfast.data import Collate
 from holdfast.losses import LossFunction, Task, infer_task
 from holdfast.recipe import Recipe, as_recipe, difference
@@ -51,6 +52,8 @@ class Run:
         reference: the pretrained weights, such as ``Reference.open(path)``. If None, those of the
             model are copied if a method needs them.
         old_data: data of the old task, for methods that train on it as well.
+        old_head: the head of the old task, for methods that keep its outputs. Copy it with
+            :meth:`holdfast.PretrainedHead.of` before you replace it.
         tokenizer: the tokenizer of a language model, for methods that draw texts from it: those of
             a chat model should look like chats.
         visits: the number of samples that training will visit, counting each epoch; hosts know it.
@@ -83,6 +86,7 @@ class Run:
         new: str | Sequence[str] = (),
         reference: Reference | None = None,
         old_data: Any = None,
+        old_head: PretrainedHead | None = None,
         tokenizer: Any = None,
         visits: int | None = None,
         autocast: torch.dtype | None = None,
@@ -99,8 +103,8 @@ class Run:
         self.model, self.data, self.collate, self.given_task = model, data, collate, task
         self.new = (new,) if isinstance(new, str) else tuple(new)
         check_parts(self.new, [name for name, _ in model.named_parameters()], "new")
-        self.old_data, self.tokenizer, self.visits = old_data, tokenizer, visits
-        self.autocast = autocast
+        self.old_data, self.old_head = old_data, old_head
+        self.tokenizer, self.visits, self.autocast = tokenizer, visits, autocast
         self.seed, self.cache, self.progress = seed, cache, progress
         self.recipe, self.lr = resolved(recipe, model, lr, default_lr, new=self.new, task=task)
         recipe = self.recipe

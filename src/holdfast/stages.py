@@ -161,6 +161,14 @@ class Trainable(Method):
         """True if the method overrides :meth:`fit`."""
         return type(self).fit is not Trainable.fit
 
+    @property
+    def needs_warm_up(self) -> bool:
+        """Whether training may diverge without a warm-up and clipped gradients.
+
+        Hosts then add both, unless the user has set them.
+        """
+        return False
+
     def prepare(self, run: Run) -> nn.Module:
         """Return the model to train. Every parameter that may change later requires a gradient."""
         return run.model

@@ -6,7 +6,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from holdfast import LinearProbe, LoRA, Reference, WiseFT, finetune_loop
+from holdfast import (
+    LPFT,
+    Full,
+    LinearProbe,
+    LoopSettings,
+    LoRA,
+    Reference,
+    WiseFT,
+    finetune_loop,
+)
 from holdfast.methods._batch_norm import reestimate_statistics
 from holdfast.recipe import Recipe
 from holdfast.run import Run
@@ -136,3 +145,70 @@ def test_statistics_of_a_frozen_body_stay(trainable):
     )  # fmt: skip
     norm = next(m for m in tuned.modules() if isinstance(m, nn.BatchNorm1d))
     assert torch.equal(norm.running_mean, mean)
+
+
+def make_classifier():
+    torch.manual_seed(0)
+    layers = OrderedDict(
+        stem=nn.Linear(3, 4), norm=nn.BatchNorm1d(4), act=nn.Tanh(), head_norm=nn.BatchNorm1d(4),
+        head=nn.Linear(4, 2),
+    )  # fmt: skip
+    net = nn.Sequential(layers)
+    net(1 + torch.randn(20, 3))
+    return net, TensorDataset(torch.randn(30, 3), torch.arange(30) % 2)
+
+
+class TestHeldStatistics:
+    @pytest.mark.parametrize("trainable", [Full(hold_statistics=True), LPFT(hold_statistics=True)])
+    def test_they_stay_and_new_parts_have_their_own(self, trainable):
+        net, data = make_classifier()
+        before = copy.deepcopy(net.state_dict())
+        rates, new = [], ["head"] if isinstance(trainable, LPFT) else ["head_norm", "head"]
+        tuned = finetune_loop(
+            net, Recipe(trainable=trainable), data, lr=0.01, batch_size=10, epochs=14, new=new,
+            task="classification", progress=False, settings=LoopSettings(log_every=1),
+            log=lambda row: rates.append(row["lr"]),
+        )  # fmt: skip
+        for name in ("norm", "head_norm"):
+            same = torch.equal(
+                tuned.state_dict()[f"{name}.running_mean"], before[f"{name}.running_mean"]
+            )
+            assert same == (name not in new)
+        assert not torch.equal(tuned.norm.weight, before["norm.weight"])
+        assert not tuned._forward_pre_hooks
+        assert rates[:3] == pytest.approx([0.01 / 2.1, 0.02 / 2.1, 0.01])  # 5 % of 42 updates
+        assert rates[-1] == pytest.approx(0.01 / 39.9)
+
+    def test_gradients_are_clipped_unless_the_user_says_otherwise(self, monkeypatch):
+        norms = []
+        monkeypatch.setattr(nn.utils, "clip_grad_norm_", lambda _, norm: norms.append(norm))
+        for clip_norm, held in ((None, True), (0.1, True), (None, False)):
+            net, data = make_classifier()
+            finetune_loop(
+                net, Recipe(trainable=Full(hold_statistics=held)), data, lr=0.01, batch_size=30,
+                task="classification", progress=False, settings=LoopSettings(clip_norm=clip_norm),
+            )  # fmt: skip
+        assert norms == [1.0, 0.1]
+
+    def test_the_users_schedule_is_used(self):
+        net, data = make_classifier()
+        seen = []
+        finetune_loop(
+            net, Recipe(trainable=Full(hold_statistics=True)), data, lr=0.01, batch_size=10,
+            task="classification", progress=False, log=lambda row: seen.append(row["lr"]),
+            settings=LoopSettings(schedule=lambda update, total: 0.5, log_every=1),
+        )  # fmt: skip
+        assert seen == [0.005] * 3
+
+    def test_they_are_free_again_after_an_error(self):
+        net, data = make_classifier()
+
+        def stop(row):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            finetune_loop(
+                net, Recipe(trainable=Full(hold_statistics=True)), data, lr=0.01, log=stop,
+                task="classification", progress=False,
+            )  # fmt: skip
+        assert not net._forward_pre_hooks

@@ -20,6 +20,11 @@ from holdfast.run import Run
 Schedule = Callable[[int, int], float]
 
 
+#: The fraction of the updates with a warm-up, and the maximum norm of the gradient, of runs that
+#: need both and whose user sets none.
+WARM_UP, CLIP_NORM = 0.05, 1.0
+
+
 class Updates:
     """The samples and the learning rate of each update.
 
@@ -63,6 +68,19 @@ def number_of_updates(samples: int, size: int, epochs: float, max_updates: int |
     if max_updates is not None:
         return whole_number("max_updates", max_updates, 1)
     return math.ceil(above_zero("epochs", epochs) * math.ceil(samples / size))
+
+
+def warm_up_and_decay(update: int, total: int, *, warm_up: float = WARM_UP) -> float:
+    """A schedule: linear warm-up over a fraction of the updates, then linear decay to 0."""
+    rising = max(1.0, warm_up * total)
+    falling = (total - update) / max(1.0, total - rising)
+    return min(1.0, (update + 1) / rising, falling)
+
+
+def schedule_for(run: Run, schedule: Schedule | None) -> Schedule | None:
+    """The schedule of a run: the given one, or a warm-up if there is none and the run needs it."""
+    needed = schedule is None and run.recipe.trainable.needs_warm_up
+    return warm_up_and_decay if needed else schedule
 
 
 def order_of(epoch: int, size: int, seed: int) -> Tensor:

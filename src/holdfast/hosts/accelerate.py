@@ -26,7 +26,7 @@ from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
 from holdfast.hosts._checkpoints import STATE_FILE, check_settings, load_run_state, run_state
 from holdfast.hosts._deepspeed import ZeroOptimizer, check_deepspeed, settle_deepspeed, whole_model
-from holdfast.hosts._updates import Schedule, Updates, labels_of, source_of
+from holdfast.hosts._updates import Schedule, Updates, labels_of, schedule_for, source_of
 from holdfast.io.files import write_whole
 from holdfast.losses import count_all
 from holdfast.run import Run, same_run
@@ -104,7 +104,7 @@ class AccelerateLoop:
         self.parts = self.accumulate * accelerator.num_processes
         self.updates = Updates(
             source, self.parts, run.seed if seed is None else seed, epochs=epochs,
-            max_updates=max_updates, schedule=schedule,
+            max_updates=max_updates, schedule=schedule_for(run, schedule),
         )  # fmt: skip
         self.total_updates = self.updates.total
         self.done = 0

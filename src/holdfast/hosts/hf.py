@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from holdfast._torch.imports import require
+from holdfast._torch.pretrained_head import PretrainedHead
 from holdfast._torch.replace import replaced
 from holdfast.columns import keeping
 from holdfast.hosts._checkpoints import STATE_FILE, load_run_state, run_state
-from holdfast.hosts._updates import labels_of
+from holdfast.hosts._updates import WARM_UP, labels_of
 from holdfast.io.files import write_whole
 from holdfast.losses import count_all
 from holdfast.recipe import FILE, Recipe, as_recipe
@@ -46,7 +47,7 @@ class WithRecipe(Trainer):
 
     Args:
         recipe: the methods, or the name of a preset. ``Recipe()`` changes nothing, to the bit.
-        new, reference, old_data, task: see :class:`~holdfast.run.Run`.
+        new, reference, old_data, old_head, task: see :class:`~holdfast.run.Run`.
         args, kwargs: the arguments of the trainer.
 
     Stage 1 runs before the trainer is built, stage 2 (scoring, cached) as soon as the trainer has
@@ -65,6 +66,7 @@ class WithRecipe(Trainer):
         new: str | Sequence[str] = (),
         reference: Reference | None = None,
         old_data: Any = None,
+        old_head: PretrainedHead | None = None,
         task: Any = None,
         **kwargs: Any,
     ) -> None:
@@ -79,8 +81,9 @@ class WithRecipe(Trainer):
         self._to_plan = 0  # micro-batches of the next update
         self.run = Run(
             recipe, given["model"], lr=lr, default_lr=default, weight_decay=settings.weight_decay,
-            task=task, new=new, reference=reference, old_data=old_data, seed=settings.seed,
-            tokenizer=given.get("processing_class"), progress=not settings.disable_tqdm,
+            task=task, new=new, reference=reference, old_data=old_data, old_head=old_head,
+            seed=settings.seed, tokenizer=given.get("processing_class"),
+            progress=not settings.disable_tqdm,
         )  # fmt: skip
         if lr is None and recipe.update.lr is None and self.run.lr != default:
             logger.warning(
@@ -250,6 +253,9 @@ class WithRecipe(Trainer):
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         self._total_updates = num_training_steps
+        args, needed = self.args, self.run.recipe.trainable.needs_warm_up
+        if needed and not args.get_warmup_steps(num_training_steps):
+            args.warmup_steps = math.ceil(WARM_UP * num_training_steps)
         super().create_optimizer_and_scheduler(num_training_steps)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from holdfast._torch.checks import above_zero, at_least_zero, share, whole_number
-from holdfast.hosts._updates import as_samples, number_of_updates
+from holdfast.hosts._updates import as_samples, number_of_updates, warm_up_and_decay
 from holdfast.hosts.raw import LoopSettings, plain_if_interrupted, train_loop
 from holdfast.hosts.watching import Observer
 from holdfast.recipe import Recipe
@@ -70,9 +70,7 @@ class Training:
 
     def schedule(self, update: int, total: int) -> float:
         """The factor of the learning rate: linear warm-up, then linear decay to 0."""
-        rising = max(1.0, self.warmup * total)
-        falling = (total - update) / max(1.0, total - rising)
-        return min(1.0, (update + 1) / rising, falling)
+        return warm_up_and_decay(update, total, warm_up=self.warmup)
 
 
 class Trained(NamedTuple):

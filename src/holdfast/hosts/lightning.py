@@ -32,7 +32,14 @@ from holdfast._torch.imports import require
 from holdfast.columns import keeping
 from holdfast.data import Collate
 from holdfast.hosts._checkpoints import load_run_state, run_state
-from holdfast.hosts._updates import Schedule, as_samples, labels_of, order_of
+from holdfast.hosts._updates import (
+    CLIP_NORM,
+    Schedule,
+    as_samples,
+    labels_of,
+    order_of,
+    schedule_for,
+)
 from holdfast.losses import count_all
 from holdfast.recipe import Recipe
 from holdfast.run import Run
@@ -131,7 +138,7 @@ class RecipeCallback(Callback):
         if not math.isfinite(total):
             raise ValueError("a recipe needs the length of the run: pass Trainer(max_epochs=...)")
         optimizer = self.run.make_optimizer(int(total))
-        if schedule is None:
+        if (schedule := schedule_for(self.run, schedule)) is None:
             return optimizer
         scheduler = LambdaLR(optimizer, lambda update: schedule(update, int(total)))
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
@@ -189,6 +196,8 @@ class RecipeCallback(Callback):
             mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
             self.run.autocast = mixed.get(trainer.precision)
             self.run.prepare_data(self._source.data, self._source.collate)
+        if self.run.recipe.trainable.needs_warm_up and trainer.gradient_clip_val is None:
+            trainer.gradient_clip_val = CLIP_NORM
         self._trainer, self._update = trainer, 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

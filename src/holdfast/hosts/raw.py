@@ -18,11 +18,13 @@ from holdfast._torch.checks import above_zero, whole_number
 from holdfast._torch.progress import progress_bar
 from holdfast.hosts import _checkpoints as checkpoints
 from holdfast.hosts._updates import (
+    CLIP_NORM,
     Schedule,
     Updates,
     as_samples,
     labels_of,
     number_of_updates,
+    schedule_for,
     source_of,
 )
 from holdfast.hosts.watching import Observer
@@ -41,8 +43,9 @@ class LoopSettings:
             result, except for operations that act on each micro-batch separately, such as dropout.
         schedule: a function (update, total updates) -> factor of the learning rate, with updates
             counted from 0, such as :func:`~holdfast.optim.slanted_triangular`. If None, the
-            learning rate is constant.
-        clip_norm: the maximum norm of the gradient. If None, gradients are not clipped.
+            learning rate is constant, or has a warm-up if the recipe needs one.
+        clip_norm: the maximum norm of the gradient. If None, gradients are not clipped, or to norm
+            1 if the recipe needs it.
         autocast: the dtype in which the model runs, ``torch.bfloat16``. If None, the weights' own.
         log_every: updates between two calls of ``log``.
         save_every: updates, or time, between two saves. If None, about twenty saves per run.
@@ -182,13 +185,16 @@ def train_loop(
     _check_watch(watch, log)
     updates = Updates(
         source_of(run, batch_size), settings.accumulate, run.seed, epochs=epochs,
-        max_updates=settings.max_updates, schedule=settings.schedule,
+        max_updates=settings.max_updates, schedule=schedule_for(run, settings.schedule),
     )  # fmt: skip
+    clip_norm = settings.clip_norm
+    if clip_norm is None and run.recipe.trainable.needs_warm_up:
+        clip_norm = CLIP_NORM
     total, save_every = updates.total, settings.save_every
     due = checkpoints.Due(-(-total // 20) if save_every is None else save_every, total)
     optimizer = run.make_optimizer(total)
     peaks = [group["lr"] for group in optimizer.param_groups]
-    identity = updates.settings(run) | {"clip_norm": settings.clip_norm}
+    identity = updates.settings(run) | {"clip_norm": clip_norm}
     done = checkpoints.load(checkpoint, run, identity) if checkpoint else 0
 
     device = next(run.model.parameters()).device
@@ -216,8 +222,8 @@ def train_loop(
                     loss = run.loss(to_device(batch, device), targets, update)
                 loss.backward()
                 losses.append(loss.detach())
-            if settings.clip_norm is not None:
-                nn.utils.clip_grad_norm_(run.model.parameters(), settings.clip_norm)
+            if clip_norm is not None:
+                nn.utils.clip_grad_norm_(run.model.parameters(), clip_norm)
             optimizer.step()
             optimizer.zero_grad()
             bar.update(1)

@@ -1,9 +1,10 @@
-"""Re-estimate BatchNorm's running statistics, for interpolated weights.
+"""BatchNorm's running statistics: hold them in training, or estimate those of a merged model again.
 
 Between two models, the statistics of neither fit: Izmailov et al., *Averaging Weights Leads to
 Wider Optima and Better Generalization*, UAI 2018, https://arxiv.org/abs/1803.05407, section 3.2.
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,8 +12,38 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from holdfast._torch.batch import batch_length, evaluating, inputs_and_labels, to_device
+from holdfast._torch.layers import within
 from holdfast.data import Collate, as_source
-from holdfast.methods._freezing import held_in_eval
+from holdfast.methods._freezing import held_in_eval, leave_eval, stay_in_eval
+from holdfast.stages import Run, Trainable
+
+
+@dataclass(frozen=True)
+class HoldsStatistics(Trainable):
+    """A method that trains the body and may hold BatchNorm's running statistics.
+
+    Args:
+        hold_statistics: normalize with the pretrained running statistics, also in training, and
+            do not change them. New parts have their own. Training then needs a warm-up of the
+            learning rate and clipped gradients, which hosts add if you set neither.
+    """
+
+    hold_statistics: bool = field(default=False, kw_only=True)
+
+    @property
+    def needs_warm_up(self) -> bool:
+        return self.hold_statistics
+
+    def prepare(self, run: Run) -> nn.Module:
+        if self.hold_statistics:
+            held = set(statistics_of(run.model))
+            named = [name for name, module in run.model.named_modules() if module in held]
+            stay_in_eval(run.model, [name for name in named if not within(name, run.new)])
+        return run.model
+
+    def finish(self, model: nn.Module) -> nn.Module:
+        leave_eval(model)
+        return model
 
 
 def statistics_of(model: nn.Module) -> list[_BatchNorm]:

@@ -34,9 +34,7 @@ class Freezing(Trainable):
         if hasattr(inner, _PHASES):
             _freeze(inner, frozenset())
             delattr(inner, _PHASES)
-        hooks = model._forward_pre_hooks
-        for key in [key for key, hook in hooks.items() if isinstance(hook, StayInEval)]:
-            del hooks[key]
+        leave_eval(model)
         return model
 
 
@@ -101,6 +99,13 @@ class StayInEval:
 
 def stay_in_eval(model: nn.Module, names: Iterable[str]) -> None:
     model.register_forward_pre_hook(StayInEval(frozenset(names)))
+
+
+def leave_eval(model: nn.Module) -> None:
+    """Undo :func:`stay_in_eval`."""
+    hooks = model._forward_pre_hooks
+    for key in [key for key, hook in hooks.items() if isinstance(hook, StayInEval)]:
+        del hooks[key]
 
 
 def held_in_eval(model: nn.Module) -> set[nn.Module]:

@@ -56,6 +56,6 @@ class KeptOutputs(RecallTerm):
         inner = unwrapped(model)  # DDP's hooks are those of the parameters
         with evaluating(inner):
             z = self.outputs(inner, inputs)
-        z = z if z.dtype == torch.float64 else z.float()
-        apart = self.distance(base.to(z), z)
+        z = (z if z.dtype == torch.float64 else z.float()).reshape(len(z), -1)
+        apart = self.distance(base.to(z).reshape(z.shape), z)
         return self.strength * (count_targets(labels, self.task) * apart).sum()

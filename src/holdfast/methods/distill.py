@@ -6,31 +6,40 @@ With z the model's outputs, z* those of the pretrained model on the same inputs,
 
     Loss_T + strength · T² · Σ KL(softmax(z*/T) ‖ softmax(z/T)) / N
 
-The paper has separate outputs for the old and the new task. Here they are the same outputs: those
-of a language model, or of a new head that was fitted to the pretrained features. The paper's
+The paper has separate outputs for the old and the new task, and compares those of the old one
+(``head="old"``). By default they are the same outputs: those of a language model, or of a new head
+that was fitted to the pretrained features. The paper's
 cross-entropy equals the KL divergence up to a constant. T² makes the size of the gradient
 independent of T (Hinton et al., https://arxiv.org/abs/1503.02531). Multiple labels are Bernoulli
 variables, and their divergences are averaged. Regression outputs are means of Gaussians with
 variance 1, and T cancels: T²·KL = ½·(z − z*)².
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from holdfast._torch.adapters import base_name, without_peft
 from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, pad_id_of, to_device
-from holdfast._torch.checks import above_zero, at_least_zero
+from holdfast._torch.checks import above_zero, at_least_zero, one_of
+from holdfast._torch.layers import submodule
 from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.progress import progress_bar
 from holdfast.columns import with_column
 from holdfast.data import IndexedSource, as_source
 from holdfast.losses import TOKEN_TASKS, Task, target_outputs
-from holdfast.methods._base_model import BaseModel, adapters_off_base, base_model_of
+from holdfast.methods._base_model import BaseModel, Outputs, adapters_off_base, base_model_of
+from holdfast.methods._kept_outputs import KeptOutputs
+from holdfast.methods._varied import Inputs
 from holdfast.stages import Checks, MedianLoss, Recall, RecallTerm, Run, SearchRange, SearchSpace
+
+Head = Literal["tuned", "old"]
 
 _COLUMN = "base_logits"
 _MOST_KEPT = 1 << 30  # bytes of cached outputs
@@ -52,7 +61,14 @@ class Distill(Recall):
         strength: the weight of the divergence; 0 turns it off. The paper uses 1.
         temperature: T > 0. A value above 1 gives more weight to unlikely outputs; the paper uses 2.
         cache: compute z* once, before training. Turn it off if inputs are augmented at random,
-            because z* must belong to the augmented input.
+            because z* must belong to the augmented input. Only for the outputs and inputs that are
+            the defaults.
+        head: ``"tuned"`` compares the outputs that are trained. ``"old"`` compares those of the
+            pretrained head on the features of the model, as the paper does; the run gets this head
+            as ``old_head=``.
+        inputs: ``"target"`` compares on the new data; if the new task uses the old outputs, this
+            opposes learning. ``"varied"`` compares on inputs that are derived from it, as in
+            :class:`~holdfast.Features`.
 
     Example:
         >>> from holdfast import Distill, Recipe
@@ -61,16 +77,23 @@ class Distill(Recall):
     """
 
     neutral: ClassVar[dict[str, Any] | None] = {"strength": 0.0}
-    checks: ClassVar[Checks] = {"strength": at_least_zero, "temperature": above_zero}
+    checks: ClassVar[Checks] = {
+        "strength": at_least_zero,
+        "temperature": above_zero,
+        "head": partial(one_of, allowed=get_args(Head)),
+        "inputs": partial(one_of, allowed=get_args(Inputs)),
+    }
     uses_base: ClassVar[bool] = True
 
     strength: float = 1.0
     temperature: float = 2.0
     cache: bool = True
+    head: Head = "tuned"
+    inputs: Inputs = "target"
 
     @property
     def needs_fitted_head(self) -> bool:
-        return self.strength != 0
+        return self.strength != 0 and self.head == "tuned"
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"strength": SearchRange(0.03, 30.0, 1.0)}
@@ -84,6 +107,15 @@ class Distill(Recall):
                 "Distill compares the model's outputs per target, which a loss function does not "
                 "return: pass the name of a task as task=, or use another recall"
             )
+        if self.head == "old":
+            return self._kept(run, OldOutputs(run), None)
+        if self.inputs == "varied":
+            if run.task in TOKEN_TASKS:
+                raise ValueError(
+                    "Distill(inputs='varied') compares one row of outputs per sample, but the "
+                    f"task is {run.task}: use inputs='target', or another recall"
+                )
+            return self._kept(run, logits_of, run.task)
         if self.cache and run.task not in TOKEN_TASKS:
             source = as_source(run.data, run.collate, 32, pad_id_of(run.model))
             outputs = outputs_of_base(run, source) if isinstance(source, IndexedSource) else None
@@ -94,6 +126,15 @@ class Distill(Recall):
                 run.criterion.data = with_column(data, outputs, _COLUMN)
                 return DistillTerm(self, run.task)
         return DistillTerm(self, run.task, base_model_of(run))
+
+    def _kept(self, run: Run, outputs: Outputs, task: Task | None) -> RecallTerm:
+        """The divergence in a pass of its own. Old outputs have no task: one is a regression."""
+
+        def distance(base: Tensor, z: Tensor) -> Tensor:
+            kind: Task = task or ("classification" if z.shape[1] > 1 else "regression")
+            return divergence(base, z, kind, self.temperature)
+
+        return KeptOutputs(run, outputs, distance, self.strength, self.inputs)
 
 
 def divergence(base: Tensor, outputs: Tensor, task: Task, temperature: float) -> Tensor:
@@ -139,6 +180,32 @@ class DistillTerm(RecallTerm):
         settings, outputs = self.settings, target_outputs(logits, labels, self.task)
         apart = divergence(before.to(outputs), outputs, self.task, settings.temperature)
         return settings.strength * apart.sum()
+
+
+class OldOutputs:
+    """The outputs of the pretrained head on the features of a model."""
+
+    def __init__(self, run: Run) -> None:
+        if run.old_head is None:
+            raise ValueError(
+                "Distill(head='old') needs the pretrained head: keep it with "
+                "PretrainedHead.of(model, name) before you replace it, and pass it as old_head= to "
+                "the Run or the trainer. Without it, keep the features (the recall Features); if "
+                "the model still has its pretrained head, use head='tuned' with inputs='varied'"
+            )
+        self.name = base_name(run.old_head.name)
+        submodule(without_peft(run.model), self.name)
+        self.head = copy.deepcopy(run.old_head.head).eval().requires_grad_(False)
+
+    def __call__(self, model: nn.Module, inputs: Any) -> Tensor:
+        inner = without_peft(model)
+        now = inner.get_submodule(self.name)
+        like = next(model.parameters())
+        try:
+            inner.set_submodule(self.name, self.head.to(like.device, like.dtype))
+            return logits_of(model, inputs)
+        finally:
+            inner.set_submodule(self.name, now)
 
 
 @torch.no_grad()

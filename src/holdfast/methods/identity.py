@@ -2,12 +2,19 @@
 
 from dataclasses import dataclass
 
-from holdfast.stages import Merging, Objective, Recall, Start, Trainable
+from holdfast.methods._batch_norm import HoldsStatistics
+from holdfast.stages import Merging, Objective, Recall, Start
 
 
 @dataclass(frozen=True)
-class Full(Trainable):
-    """Everything may change. Parameters that the user has frozen stay frozen."""
+class Full(HoldsStatistics):
+    """Everything may change. Parameters that the user has frozen stay frozen.
+
+    Args:
+        hold_statistics: BatchNorm normalizes with the pretrained running statistics, also in
+            training, and does not change them. Hosts then warm up the learning rate and clip
+            gradients by default, because training may diverge without.
+    """
 
 
 @dataclass(frozen=True)

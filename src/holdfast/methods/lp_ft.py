@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from holdfast._torch.checks import at_least_zero
+from holdfast.methods._batch_norm import HoldsStatistics
 from holdfast.methods.linear_probe import heads_of, linear_probe
-from holdfast.stages import Checks, Run, Trainable
+from holdfast.stages import Checks, Run
 
 
 @dataclass(frozen=True)
-class LPFT(Trainable):
+class LPFT(HoldsStatistics):
     """Fit the head with :func:`holdfast.linear_probe`, then train everything.
 
     Args:
         head: the name of the head. If None, the head is the new part of the model (``new=`` of the
             run), or is found by the model's structure.
         l2: the strength of the ridge penalty.
+        hold_statistics: as in :class:`~holdfast.Full`.
 
     Example:
         >>> from holdfast import LPFT, Recipe

@@ -1,0 +1,149 @@
+"""What the preset holdfast becomes for each kind of model."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from holdfast import (
+    LPFT,
+    Features,
+    Full,
+    Keep,
+    LinearProbe,
+    NoRecall,
+    Recipe,
+    SelfReplay,
+    WiseFT,
+    finetune_loop,
+)
+from holdfast.methods.auto import default_lr
+from holdfast.run import resolved
+
+CONFIG = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+CONFIG |= {"num_attention_heads": 2, "pad_token_id": 0, "max_position_embeddings": 20}
+
+
+class Seeing(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        pool = [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), norm(4), *pool)
+        self.classifier = nn.Sequential(nn.Dropout(0.1), nn.Linear(4, 2))
+
+    def forward(self, x):
+        return self.classifier(self.body(x))
+
+
+def make_images(norm=nn.BatchNorm2d):
+    return Seeing(norm)
+
+
+def make_hf(name, **more):
+    transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+    kind = name.partition("For")[0]
+    config = getattr(transformers, f"{kind}Config")(**(CONFIG | more))
+    return getattr(transformers, name)(config)
+
+
+def of(model, names="holdfast", new=(), task=None):
+    return resolved(Recipe.preset(names), model, default_lr=0.5, new=new, task=task)
+
+
+def test_a_language_model():
+    recipe, lr = of(make_hf("LlamaForCausalLM"))
+    assert recipe.recall == SelfReplay()
+    assert lr == 3e-3
+
+
+@pytest.mark.parametrize(
+    "name", ["BertForSequenceClassification", "LlamaForSequenceClassification"]
+)
+def test_a_classifier_of_texts(name):
+    model = make_hf(name)
+    recipe, lr = of(model, new=("classifier",))
+    assert recipe == Recipe(recall=Features(0.3))
+    assert lr == default_lr(sum(p.numel() for p in model.parameters()), kind="encoder")
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.Identity])
+def test_an_image_model_with_a_new_head(norm, caplog):
+    caplog.set_level("INFO")
+    recipe, lr = of(make_images(norm), new=("classifier",), task="classification")
+    held = norm is nn.BatchNorm2d
+    assert recipe.trainable == LPFT("classifier.1", hold_statistics=held)
+    assert recipe.recall == Features(0.3)
+    assert recipe.merging == WiseFT(0.7)
+    assert lr == 3e-3
+    for method in (recipe.trainable, recipe.recall, recipe.merging):
+        assert str(method) in caplog.text
+
+
+def test_an_image_model_with_its_own_head():
+    recipe, _ = of(make_images(), task="classification")
+    assert recipe.trainable == Full(hold_statistics=True)
+    assert recipe.recall == Features(0.3)
+
+
+def test_other_stages_stay_as_the_user_chose_them():
+    preset = "holdfast+linear-probe+wise-ft"
+    recipe, _ = of(make_images(), preset, new=("classifier",), task="classification")
+    assert recipe.trainable == LinearProbe()
+    assert recipe.merging == WiseFT()
+
+
+def test_a_head_of_several_layers_is_not_fitted_first():
+    model = make_images()
+    model.classifier = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    recipe, _ = of(model, new=("classifier",), task="classification")
+    assert recipe.trainable == Full(hold_statistics=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "task"),
+    [
+        (lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), "classification"),
+        (make_images, lambda model, batch: None),
+        (lambda: make_hf("T5ForConditionalGeneration", d_model=16, d_kv=8), None),
+    ],
+    ids=["vectors", "a loss function", "sequence to sequence"],
+)
+def test_models_without_a_recall(model, task):
+    recipe, lr = of(model(), task=task)
+    assert recipe.recall == NoRecall()
+    assert recipe.trainable == Full()
+    assert recipe.merging == Keep()
+    assert lr == 0.5  # the host's
+
+
+def test_no_strength_is_plain_fine_tuning():
+    recipe, _ = of(make_images(), new=("classifier",), task="classification")
+    assert recipe != Recipe()
+    off = Recipe.from_dict({"recall": {"name": "auto", "strength": 0.0}})
+    recipe, _ = resolved(off, make_images(), 0.1, new=("classifier",), task="classification")
+    assert recipe == Recipe(recall=Features(0.0))
+
+
+def test_learning_rates():
+    assert default_lr(135_000_000) == 5e-4
+    assert default_lr(22_700_000, kind="encoder") == 1e-4
+    assert default_lr(22_700_000, kind="encoder", adapters=True) == 6e-4
+    assert default_lr(2_350_000, kind="image") == 5e-4
+    assert default_lr(86_000_000, kind="image") == 2.8e-5
+
+
+def test_an_encoder_and_an_image_model_need_nothing_else():
+    torch.manual_seed(0)
+    encoder = make_hf("BertForSequenceClassification")
+    rows = torch.randint(3, 40, (24, 9)).tolist()
+    texts = [{"input_ids": ids, "label": i % 2} for i, ids in enumerate(rows)]
+    images = TensorDataset(torch.randn(24, 3, 8, 8), torch.arange(24) % 2)
+    for model, data, options in (
+        (encoder, texts, {"new": "classifier"}),
+        (make_images(), images, {"new": "classifier", "task": "classification"}),
+    ):
+        before = [p.detach().clone() for p in model.parameters()]
+        tuned = finetune_loop(model, "holdfast", data, progress=False, **options)
+        after = list(tuned.parameters())
+        assert any(not torch.equal(p, q) for p, q in zip(before, after, strict=True))
+        assert all(p.isfinite().all() for p in after)
