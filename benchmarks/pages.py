@@ -265,7 +265,7 @@ def ranks() -> str:
 def learning_rates() -> str:
     """The default learning rates of the preset holdfast, by the kind and the size of a model."""
     sizes = {"3 million": 3e6, "25 million": 2.5e7, "135 million": 1.35e8, "360 million": 3.6e8,
-             "1 billion": 1e9, "8 billion": 8e9, "70 billion": 7e10}  # fmt: skip
+             "1 billion": 1e9, "8 billion": 8e9}  # fmt: skip
     rows = [
         [name, *(f"{default_lr(int(size), kind=kind):g}" for kind in get_args(Kind))]
         for name, size in sizes.items()
