@@ -181,9 +181,10 @@ def test_a_fixed_cache_that_fails_is_not_used(failure, monkeypatch):
     assert texts_of(found) == texts_of(Drawer(model, 16, static=False)([[2]] * 5, u))
 
 
-def test_weights_are_cast_once(monkeypatch):
+@pytest.mark.parametrize("name", ["llama", "gpt2"])  # the weights of GPT-2's head are tied
+def test_weights_are_cast_once(name, monkeypatch):
     """As on a GPU, where float32 weights draw in bfloat16: the model itself stays as it is."""
-    model, u = MODELS["llama"](), noise(5, 16)
+    model, u = MODELS[name](), noise(5, 16)
     monkeypatch.setattr(Drawer, "dtype", torch.bfloat16)
     fixed = Drawer(model, 16, static=True)
     found = texts_of(fixed([[2]] * 5, u))
