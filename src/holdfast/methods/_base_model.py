@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from holdfast._torch.adapters import adapters_are_removable, adapters_off, unwrapped
 from holdfast._torch.batch import evaluating, logits_of
 from holdfast.stages import Run
 
-Outputs = Callable[[nn.Module, Any], Tensor]  # a model, inputs → its outputs
-BaseModel = Callable[[nn.Module, Any], Tensor]  # the model in training, inputs → z*
+Outputs = Callable[[nn.Module, Any], Any]  # a model, inputs → its outputs
+BaseModel = Callable[[nn.Module, Any], Any]  # the model in training, inputs → z*
 
 
 def base_model_of(run: Run, outputs: Outputs = logits_of) -> BaseModel:
@@ -32,14 +32,14 @@ class Frozen:
                 # A forward that a host has set on the object may call the original model.
                 vars(module).pop("forward", None)
 
-    def __call__(self, model: nn.Module, inputs: Any) -> Tensor:
+    def __call__(self, model: nn.Module, inputs: Any) -> Any:
         first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
         if next(self.model.parameters()).device != first.device:
             self.model.to(first.device)  # a host has moved the model
         return self.outputs(self.model, inputs)
 
 
-def adapters_off_base(model: nn.Module, inputs: Any, outputs: Outputs = logits_of) -> Tensor:
+def adapters_off_base(model: nn.Module, inputs: Any, outputs: Outputs = logits_of) -> Any:
     """z* of a model with adapters: its outputs with the adapters off."""
     inner = unwrapped(model)  # no gradients, so DDP is not needed
     with adapters_off(inner), evaluating(inner):

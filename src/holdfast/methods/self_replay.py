@@ -16,7 +16,7 @@ import functools
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from holdfast._torch.adapters import base_name, without_peft
 from holdfast._torch.batch import evaluating
 from holdfast._torch.checks import above_zero, at_least_zero, whole_number
 from holdfast._torch.fingerprint import fingerprint
-from holdfast._torch.head_loss import divergence_beside, replay_divergence
+from holdfast._torch.head_loss import divergence_beside, replay_divergence, teacher_of
 from holdfast._torch.layers import within
 from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.rng import generator_of
@@ -146,7 +146,7 @@ class SelfReplay(Recall):
             return RecallTerm()
         with _precision(run.model, run.autocast):
             pool = self._pool(run)
-        base = base_model_of(run) if self.top is None else None
+        base = base_model_of(run, _predictions) if self.top is None else None
         if self.budget is None:
             return ReplayTerm(self, pool, run, base)
         held_out = HELD_OUT if self.texts is None else min(HELD_OUT, len(pool) // 5)
@@ -216,6 +216,12 @@ def _refuse_new_head(run: Run) -> None:
             )
 
 
+def _predictions(base: nn.Module, batch: Mapping[str, Tensor]) -> AllTokens:
+    """The predictions of the base at the positions ``where`` of a batch."""
+    inputs = {name: value for name, value in batch.items() if name != "where"}
+    return teacher_of(base, inputs, batch["where"])
+
+
 class ReplayTerm(RecallTerm):
     """The divergence on the texts of a pool. The texts of an update depend on its number only."""
 
@@ -279,12 +285,10 @@ class ReplayTerm(RecallTerm):
         device = next(model.parameters()).device
         batch = pool.batch(rows, device)
         inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
-        teacher: KeptTokens | AllTokens
         if self.base is None:
-            teacher = KeptTokens(batch.ids, batch.log_probs, batch.rest, pool.sampled)
+            teacher: Any = KeptTokens(batch.ids, batch.log_probs, batch.rest, pool.sampled)
         else:
-            with torch.no_grad():
-                teacher = AllTokens(self.base(model, inputs)[batch.where.to(device)])
+            teacher = self.base(model, {**inputs, "where": batch.where})
         per_position = None
         if weights is not None and not bool((weights == 1).all()):
             per_position = weights.repeat_interleave(pool.counts[rows]).to(device)
