@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from _common import default_device, describe, versions
 
 Record = dict[str, Any]
+Job = Callable[[], Record]
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,7 +37,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
         self.inputs: list[str] = []
         self.add_argument("--runs", type=Path, required=True, help="where the runs' records go")
-        self.add_argument("--only", default="", help="runs whose names hold this")
+        self.add_argument(
+            "--only", default="", help="runs whose names hold one of these, by commas"
+        )
         self.add_argument("--seconds", type=float, default=math.inf, help="begin none later")
         self.add_argument(
             "--collect", type=Path, metavar="FILE.json", help="only put the finished runs together"
@@ -59,9 +62,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
 
-def work(
-    jobs: Mapping[str, Callable[[], Record]], folder: Path, seconds: float = math.inf
-) -> list[str]:
+def work(jobs: Mapping[str, Job], folder: Path, seconds: float = math.inf) -> list[str]:
     """Run what nobody has run or claimed, as long as there is time; return what failed."""
     folder.mkdir(parents=True, exist_ok=True)
     begin, failed = time.monotonic(), []
@@ -88,6 +89,11 @@ def work(
         shown = {k: v for k, v in record.items() if isinstance(v, int | float)}
         print(f"{name}: " + ", ".join(f"{k} {v:.4g}" for k, v in shown.items()), flush=True)
     return failed
+
+
+def selected(jobs: Mapping[str, Job], only: str) -> dict[str, Job]:
+    """The jobs that ``--only`` names."""
+    return {name: job for name, job in jobs.items() if any(x in name for x in only.split(","))}
 
 
 def _claimed(claim: Path) -> bool:

@@ -132,8 +132,10 @@ def train(
 
 def counted(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
     """Batches with the number of their update, from 1: a tensor, which a graph reads each time."""
-    for update, batch in enumerate(batches, 1):
-        yield {**batch, "update": torch.tensor(update, device=device)}
+    update = torch.zeros((), dtype=torch.long, device=device)
+    for batch in batches:
+        update = update + 1  # on the device: nothing waits
+        yield {**batch, "update": update}
 
 
 class Distance:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import holdfast as hf
@@ -70,24 +72,34 @@ MORE: dict[str, Plan | None] = {
 }
 
 RATES = (1e-4, 2e-4, 5e-4, 1e-3)
-#: Plain fine-tuning with the statistics of the batches and with the pretrained ones.
+
+
+def careful(held: bool, lr: float | None, **stages: Any) -> Plan:
+    """5 % warm-up and clipped gradients; BatchNorm's statistics are held, or those of batches."""
+    recipe = hf.Recipe(trainable=hf.LPFT(hold_statistics=held), **stages)
+    return Plan(recipe, lr, careful=True)
+
+
+#: Plain fine-tuning with BatchNorm's statistics held and without.
 PLAIN: dict[str, Plan | None] = {"probe": None} | {
-    f"standard-{lr:g}{'-held' if held else ''}": adam(lr=lr)._replace(
-        frozen_statistics=held, careful=True
-    )
+    f"standard-{lr:g}{'-held' if held else ''}": careful(held, lr)
     for held in (True, False)
     for lr in RATES
 }
+RECALLS: dict[str, Callable[[float], Any]] = {
+    "features": hf.Features,
+    "old-head": partial(hf.Distill, temperature=1.0, head="old", inputs="varied"),
+}
+#: What the recall of ``holdfast`` is chosen from.
 CHOICES: dict[str, Plan | None] = PLAIN | {
-    f"features-{strength:g}-{lr:g}": adam(lr=lr, recall=hf.Features(strength))._replace(
-        frozen_statistics=True, careful=True
-    )
+    f"{name}-{strength:g}-{lr:g}": careful(True, lr, recall=recall(strength))
+    for name, recall in RECALLS.items()
     for strength in (0.3, 1.0, 3.0)
     for lr in RATES[2:]
 }
-HOLDFAST: dict[str, Plan | None] = PLAIN | {
-    "holdfast": Plan(hf.Recipe.preset("holdfast"), None, careful=True)
-}
+HOLDFAST: dict[str, Plan | None] = {
+    "probe": None, "holdfast": Plan(hf.Recipe.preset("holdfast"), None, careful=True), **PLAIN
+}  # fmt: skip
 MODELS = ("mobilenet-v2", "efficientnet-lite0")
 #: Of each table: what is run of each model, and with how many seeds.
 TABLES = {

@@ -218,7 +218,7 @@ def main() -> None:
     grid, others = grid_jobs(lab), other_jobs(lab)
 
     def work(jobs: Jobs) -> None:
-        some = {name: job for name, job in jobs.items() if args.only in name}
+        some = _jobs.selected(jobs, args.only)
         _jobs.work(some, args.runs, args.seconds - (time.monotonic() - begin))
 
     def undone() -> bool:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from _jobs import Parser, Record, collect, records, work
+from _jobs import Parser, Record, collect, records, selected, work
 from _lm_replay import replayed
 from _lm_tests import Tests, draw, load, make_tests
 from _lm_train import BATCH, loss_of, make_batches, weights_of
@@ -273,7 +273,7 @@ def main() -> None:
     for name, plan in plans(args.lr).items():
         for seed in plan.seeds:
             jobs[f"{name}-s{seed}"] = functools.partial(bench.run, name, plan, seed)
-    jobs = {name: job for name, job in jobs.items() if args.only in name}
+    jobs = selected(jobs, args.only)
     if args.collect is None:
         sys.exit(1 if work(jobs, args.runs, args.seconds) else 0)
     protocol = {

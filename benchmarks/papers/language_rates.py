@@ -101,7 +101,7 @@ def main() -> None:
     bench = RatesBench(args)
     jobs: dict[str, Any] = {"pretrained": bench.pretrained}
     jobs |= {name: functools.partial(bench.run, name, plan, 0) for name, plan in plans().items()}
-    jobs = {name: job for name, job in jobs.items() if args.only in name}
+    jobs = _jobs.selected(jobs, args.only)
     if args.collect is None:
         sys.exit(1 if _jobs.work(jobs, args.runs, args.seconds) else 0)
     protocol = {

@@ -196,7 +196,7 @@ class Lab:
         run = Run(
             recipe, model, Samples(train), lr=lr,
             weight_decay=plan.weight_decay, task=task, collate=Collate(start.normal),
-            new=start.head, seed=seed, cache=False, progress=False,
+            new=start.head, old_head=start.kept, seed=seed, cache=False, progress=False,
         )  # fmt: skip
         columns = {}
         if run.criterion.columns:
@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--cudnn-benchmark", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
     lab = Lab(args)
-    jobs = {name: job for name, job in jobs_of(lab).items() if args.only in name}
+    jobs = _jobs.selected(jobs_of(lab), args.only)
     if not args.collect:
         sys.exit(1 if _jobs.work(jobs, args.runs, args.seconds) else 0)
     protocol = {
