@@ -83,10 +83,8 @@ class Auto(Recall):
         chosen = replace(recipe, recall=recall)
         if kind == "image" and self.strength:
             chosen = _for_images(chosen, without_peft(model), new, task)
-        methods = [
-            method for (_, method), old in zip(chosen, recipe, strict=True) if method != old[1]
-        ]
-        logger.info(f"the recall was resolved to {', '.join(map(str, methods))}")
+        others = [m for m in (chosen.trainable, chosen.merging) if m not in dict(recipe).values()]
+        logger.info(f"the recall was resolved to {', with '.join(map(str, (recall, *others)))}")
         if kind is not None and recipe.update.lr is None:
             size = sum(p.numel() for p in without_peft(model).parameters())
             adapters = recipe.trainable.keeps_base or has_adapters(model)
