@@ -126,7 +126,6 @@ class Run:
         self.optimizer: Optimizer | None = None
         self.penalties: AttachedPenalties | None = None
         self.total_updates = 0
-        self._ended = False
         if data is not None:
             self.prepare_data(data, collate)
 
@@ -179,12 +178,13 @@ class Run:
     def use_optimizer(self, optimizer: Optimizer, total_updates: int) -> Optimizer:
         """Stage 3 with the host's own optimizer: attach the penalties to its step."""
         self.total_updates, self.optimizer = total_updates, optimizer
-        if penalties := self.recipe.penalties:
+        penalties = (*self.recipe.penalties, *self.recall.penalties)
+        if penalties:
             self.penalties = attach_penalties(
                 optimizer,
                 penalties,
                 self.anchors,
-                [self.importance[penalty] for penalty in penalties],
+                [self.importance.get(penalty) for penalty in penalties],
                 total_updates=total_updates,
             )
         self.recall.attach(self)
@@ -207,28 +207,19 @@ class Run:
         values: dict[str, float] = {}
         for _, method in self.recipe:
             values |= method.log(self)
-        if self.penalties is not None:
+        if self.penalties is not None and self.recipe.penalties:
             values |= {f"penalty/{name}": v for name, v in self.penalties.values().items()}
         if distance and self.anchors is not None:
             values["distance"] = self.anchors.total_distance(self.model)
         return values
 
-    def end_training(self) -> None:
-        """The last step of the recall, before stage 4. :meth:`finish` calls it if nobody else has.
-
-        Call it to evaluate the tuned model before it is merged.
-        """
-        if not self._ended:
-            self._ended = True
-            self.recall.finish(self)
-
     def finish(self) -> nn.Module:
-        """Stage 4: merge, and return the model to keep."""
-        self.end_training()
-        model = self.recipe.merging.merge(
+        """Stage 4: merge, let the recall keep what it promises, and return the model to keep."""
+        merged = self.recipe.merging.merge(
             self.model, self.anchors, data=self.data, collate=self.collate
         )
-        self.model = self.recipe.trainable.finish(model)
+        self.recall.on_merged(merged, self.anchors)
+        self.model = self.recipe.trainable.finish(merged)
         return self.model
 
     def state_dict(self) -> dict[str, Any]:

@@ -335,6 +335,11 @@ class Recall(Method):
         return type(self).prepare is not Recall.prepare
 
     @property
+    def interpolates(self) -> bool:
+        """Whether it may move the merged weights toward θ*; with LoRA adapters, by scaling B."""
+        return False
+
+    @property
     def trains_on_drawn_texts(self) -> bool:
         """Whether training preserves the predictions on texts sampled from the base model.
 
@@ -376,6 +381,11 @@ class RecallTerm:
 
     columns: tuple[str, ...] = ()
     uses_outputs: bool = False
+
+    @property
+    def penalties(self) -> tuple[Penalty, ...]:
+        """Penalties that act in the optimizer's step, besides those of the recipe."""
+        return ()
 
     def weights(
         self, weights: Tensor | None, values: Mapping[str, Tensor], update: int
@@ -433,8 +443,11 @@ class RecallTerm:
     def attach(self, run: Run) -> None:
         """Called once the optimizer of the run exists."""
 
-    def finish(self, run: Run) -> None:
-        """Called after training, before stage 4 merges."""
+    def on_merged(self, model: nn.Module, reference: Reference | None) -> None:
+        """Change the model that stage 4 has merged, in place, before it is returned or measured.
+
+        ``reference`` is θ* of the trained parameters.
+        """
 
     def identity(self) -> dict[str, Any]:
         """Return plain values that must be equal for a run to resume a checkpoint."""

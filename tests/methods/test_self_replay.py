@@ -1,4 +1,4 @@
-"""Self-replay: the loss is the literal one, in every cut of an update, and a budget is kept."""
+"""Self-replay: the loss is the literal one, in every cut of an update."""
 
 import math
 
@@ -8,10 +8,9 @@ import torch
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from golden import self_replay as golden
-from holdfast import Flow, LoopSettings, LoRA, Recipe, Run, SelfReplay, finetune_loop, train_loop
+from holdfast import Flow, LoopSettings, LoRA, Recipe, Run, SelfReplay, finetune_loop
 from holdfast._torch import ride
 from holdfast.data import pad_collate
-from holdfast.methods._budget import BudgetController, keep_within
 from loops import tune
 from small import make_llama, make_tokenizer, noisy
 
@@ -238,100 +237,6 @@ def test_it_keeps_what_plain_fine_tuning_forgets():
         kl = held_out.divergence(model, held_out.pool, torch.arange(len(held_out.pool)))
         found[name] = kl.item() / int(held_out.pool.counts.sum())
     assert found["replay"] < 0.5 * found["plain"]
-
-
-class TestBudget:
-    @pytest.mark.parametrize("budget", [0.001, 0.01])
-    def test_the_model_is_within_it(self, budget):
-        model, log = base(), []
-        run = make_run(replay(budget=budget, share=1.0), model, samples(32), lr=0.02)
-        settings = LoopSettings(max_updates=20, log_every=1)
-        train_loop(run, batch_size=8, settings=settings, log=log.append)
-        term = run.recall
-        before = term.measure(run.model, torch.arange(64), 32)
-        run.finish()
-        after = term.measure(run.model, torch.arange(len(term.held_out)), 32)
-        assert before > budget
-        assert 0.7 * budget <= after <= budget
-        assert {"strength", "lr_factor", "held_out_kl", "kl"} <= log[-1].keys()
-        assert log[-1]["lr_factor"] < 1 < log[-1]["strength"]
-
-    def test_a_budget_that_is_not_needed_changes_nothing(self):
-        options = {"lr": 0.01, "batch_size": 8, "max_updates": 5, "collate": pad_collate}
-        one, other = (
-            tune(base(), Recipe(recall=replay(budget=budget)), samples(), **options)
-            for budget in (None, 1e6)
-        )
-        for a, b in zip(one.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(a, b)
-
-    def test_nan_is_not_within_it(self):
-        model = base()
-        run = make_run(replay(budget=0.1), model)
-        model.lm_head.weight.data.fill_(math.nan)
-        assert run.recall.measure(model, torch.arange(4), 4) == math.inf
-        run.recall.controller.observe(math.inf, 1.0)
-        assert run.recall.controller.u == 1.0
-
-    def test_schedules_do_not_see_the_factor(self):
-        run = make_run(replay(budget=1e-6))
-        optimizer = run.make_optimizer(10)
-        run.recall.controller.u = 1.0
-        for p in run.model.parameters():
-            p.grad = torch.ones_like(p)
-        before = next(run.model.parameters()).detach().clone()
-        optimizer.step()
-        moved = (next(run.model.parameters()) - before).abs().max().item()
-        assert moved == pytest.approx(0.01 / math.e, rel=1e-4)
-        assert optimizer.param_groups[0]["lr"] == 0.01
-
-    def test_the_strength_never_falls_below_its_default(self):
-        controller = BudgetController(0.1)
-        for kl in (0.01, 1.0, 5.0, 0.0, 0.0, 0.0):
-            controller.observe(kl, 0.5)
-            assert controller.strength_factor >= 1 >= controller.lr_factor
-
-    def test_a_model_that_predicts_nan_goes_back(self):
-        model = torch.nn.Linear(2, 2)
-        from holdfast import Reference
-
-        reference = Reference.of(model)
-        start = model.weight.detach().clone()
-        with torch.no_grad():
-            model.weight.fill_(math.nan)
-        alpha, _ = keep_within(
-            0.1, model, reference, lambda m: (m.weight.detach() - start).abs().sum().item()
-        )
-        assert alpha == 0
-        assert torch.equal(model.weight, start)
-
-    def test_a_budget_that_cannot_be_kept_is_said(self):
-        from holdfast import Reference
-
-        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-        reference = Reference.of(model, without="1")
-        with torch.no_grad():
-            model[1].weight.add_(10)
-        start = model[1].weight.detach() - 10
-        with pytest.warns(UserWarning, match="cannot be kept: the model diverges by 40 even"):
-            found = keep_within(
-                0.1, model, reference, lambda m: (m[1].weight.detach() - start).sum().item()
-            )
-        assert found == (0.0, pytest.approx(40))
-
-    def test_a_search_sees_the_model_within_the_budget(self, tmp_path):
-        from holdfast.hosts.job import Training, train
-
-        seen = []
-
-        def on_trained(run, _):
-            everything = torch.arange(len(run.recall.held_out))
-            seen.append(run.recall.measure(run.model, everything, 32))
-
-        training = Training(lr=0.02, batch_size=8, max_updates=8)
-        recipe = Recipe(recall=replay(budget=1e-3, share=1.0))
-        train(base(torch.float32), recipe, samples(32), training, tmp_path, on_trained=on_trained)
-        assert 0 < seen[0] <= 1e-3
 
 
 def test_other_texts_do_not_resume(tmp_path):

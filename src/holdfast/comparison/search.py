@@ -193,6 +193,7 @@ class Search:
             progress("testing", 0, 1)
 
             def both(tuned: Any) -> Halves:
+                run.recall.on_merged(tuned, run.anchors)
                 if hasattr(tuned, "merge_and_unload"):  # measuring merges the adapters
                     tuned = copy.deepcopy(tuned)
                 start = time.monotonic()

@@ -213,6 +213,9 @@ class ZeroOptimizer(Optimizer):
         optimizer = run.recipe.update.optimizer([settings], run, self.total_updates)
         if pulled:
             run.use_optimizer(optimizer, self.total_updates)
+        else:
+            run.optimizer = optimizer
+            run.recall.attach(run)
         return _Piece(parts, views, run, optimizer)
 
 

@@ -101,7 +101,7 @@ def train(
 
     ``show`` shows progress bars of what happens before training, such as drawing texts. ``watch``
     builds a watch from the pretrained model and the total number of updates; its values go into the
-    log. ``on_trained`` is called with the run and its log before stage 4 merges.
+    log. ``on_trained`` is called with the run and its log instead of stage 4.
     """
     torch.manual_seed(seed)
     was_training = model.training
@@ -133,10 +133,11 @@ def train(
             run, batch_size=training.batch_size, settings=settings, checkpoint=folder / "run.pt",
             log=log, watch=watching,
         )  # fmt: skip
-    run.end_training()
-    if on_trained is not None:
+    if on_trained is None:
+        run.finish()
+    else:
         on_trained(run, log.rows())
-    return Trained(run.finish().train(was_training), run.full_recipe, log.rows())
+    return Trained(run.model.train(was_training), run.full_recipe, log.rows())
 
 
 class _Log:

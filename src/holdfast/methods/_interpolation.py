@@ -1,12 +1,12 @@
 """Points between the pretrained and the tuned weights, θ = α·θ₁ + (1−α)·θ*."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from holdfast._torch.adapters import adapter_parameters
-from holdfast._torch.layout import like
+from holdfast._torch.layout import like, local
 from holdfast.reference import Reference
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
@@ -50,7 +50,13 @@ def interpolate(pairs: Pairs, alpha: float) -> None:
             tensor.copy_(torch.lerp(like(base, tensor), tensor, alpha))
 
 
+def copies_of(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Copies in CPU memory, because the device may be full; of sharded tensors, the shards."""
+    return [local(tensor).detach().to("cpu", copy=True) for tensor in tensors]
+
+
 @torch.no_grad()
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
+def restore(tensors: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
+    """Set tensors to the copies that :func:`copies_of` has made of them."""
+    for tensor, copy in zip(tensors, copies, strict=True):
+        local(tensor).copy_(copy)

@@ -81,6 +81,11 @@ class LoRA(Freezing):
                 f"{merging} scales B, but with dora=True the weights are not linear in B. Use "
                 f"dora=False, or train without {merging} and apply it to the merged model"
             )
+        if self.dora and recipe.recall.interpolates:
+            return (
+                f"{type(recipe.recall).__name__} scales B in the end if necessary, but with "
+                "dora=True the weights are not linear in B: use dora=False"
+            )
         return None
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:

@@ -39,16 +39,21 @@ from holdfast._torch.teachers import AllTokens, KeptTokens
 from holdfast.methods._base_model import BaseModel, base_model_of
 from holdfast.methods._budget import (
     BudgetController,
-    check_interpolation,
+    Estimate,
+    WayBack,
+    check_that_all_can_return,
+    estimate,
     keep_within,
     scale_learning_rate,
 )
+from holdfast.reference import Reference
 from holdfast.scoring.draw import BLOCK
 from holdfast.scoring.pool import Pool, draw_pool, pool_of_texts
 from holdfast.scoring.starts import default_starts, describe_starts
 from holdfast.stages import (
     Checks,
     MedianLoss,
+    Penalty,
     Recall,
     RecallTerm,
     Run,
@@ -61,6 +66,7 @@ logger = logging.getLogger(__name__)
 MOST_TOKENS = 4096 * 128  # of the texts to train on
 HELD_OUT = 256  # texts to measure the divergence on, if there is a budget; of a file, a fifth
 _OBSERVED = 32  # of them per observation
+_AT_A_TIME = 16  # of them in one call of the model
 _OBSERVATIONS = 50  # per run
 
 
@@ -121,9 +127,14 @@ class SelfReplay(Recall):
             raise ValueError("a budget needs a strength above 0: leave out strength=0, or budget=")
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether θ* is needed after training: to move toward it."""
+    def interpolates(self) -> bool:
+        """True with a budget."""
         return self.budget is not None
+
+    @property
+    def needs_reference(self) -> bool:
+        """True with a budget: the weights may move toward θ*."""
+        return self.interpolates
 
     @property
     def trains_on_drawn_texts(self) -> bool:
@@ -144,6 +155,8 @@ class SelfReplay(Recall):
     def prepare(self, run: Run) -> RecallTerm:
         if self.strength == 0:
             return RecallTerm()
+        if self.budget is not None:
+            check_that_all_can_return(run.model, run.anchors)
         with _precision(run.model, run.autocast):
             pool = self._pool(run)
         base = base_model_of(run, _predictions) if self.top is None else None
@@ -318,14 +331,19 @@ class ReplayTerm(RecallTerm):
 
 
 class BudgetedReplay(ReplayTerm):
-    """Self-replay whose divergence on held-out texts stays within a budget."""
+    """Self-replay whose divergence on held-out texts stays within a budget.
+
+    Attributes:
+        observed: the last measured divergence on held-out texts.
+        alpha: the share of the way from θ* that was left in the end; 1 before.
+    """
 
     def __init__(
         self, settings: SelfReplay, pool: Pool, held_out: Pool, run: Run, base: BaseModel | None
     ) -> None:
         super().__init__(settings, pool, run, base)
         self.held_out, self.controller = held_out, BudgetController(cast(float, settings.budget))
-        self.observed = math.nan
+        self.observed, self.alpha = math.nan, 1.0
         self._every, self._peak = 1, 0.0
         self._optimizer: Optimizer | None = None
 
@@ -335,46 +353,50 @@ class BudgetedReplay(ReplayTerm):
 
     def attach(self, run: Run) -> None:
         self._optimizer = optimizer = cast(Optimizer, run.optimizer)
-        check_interpolation(run.model, run.anchors)  # now, not after the training
         self._every = max(1, run.total_updates // _OBSERVATIONS)
         self._peak = max(group["lr"] for group in optimizer.param_groups)
         controller = self.controller
         scale_learning_rate(optimizer, lambda: controller.lr_factor)
 
+    @property
+    def penalties(self) -> tuple[Penalty, ...]:
+        """The way back to θ* where the divergence is too large."""
+        return (WayBack(self.controller),)
+
     def plan(
         self, model: nn.Module, update: int, samples: int, rows: int, micro_batches: int
     ) -> None:
+        self.controller.way_back = 0.0
         if update > 1 and (update - 1) % self._every == 0:
-            self._observe(model, (update - 1) // self._every, rows)
+            self._observe(model, (update - 1) // self._every)
         super().plan(model, update, samples, rows, micro_batches)
 
-    def _observe(self, model: nn.Module, number: int, rows: int) -> None:
+    def _observe(self, model: nn.Module, number: int) -> None:
         first = number * _OBSERVED % len(self.held_out)
         some = torch.arange(first, min(first + _OBSERVED, len(self.held_out)))
-        self.observed = self.measure(model, some, rows)
+        self.observed = self.measure(model, some).value
         groups = cast(Optimizer, self._optimizer).param_groups
         lr = max(float(group["lr"]) for group in groups)
         self.controller.observe(self.observed, lr / self._peak if self._peak else 0.0)
 
     @torch.no_grad()
-    def measure(self, model: nn.Module, some: Tensor, rows: int) -> float:
-        """KL(base ‖ model) on held-out texts, in nats per token."""
-        total = 0.0
+    def measure(self, model: nn.Module, some: Tensor) -> Estimate:
+        """KL(base ‖ model) on held-out texts, in nats per token. Each rank runs some of them."""
+        rank, world = rank_and_world()
+        groups = some.split(_AT_A_TIME)
+        # All ranks run equally many. One without a group of its own runs the last one again.
+        mine = [min(n + rank, len(groups) - 1) for n in range(0, len(groups), world)]
         with evaluating(model), _precision(model, self.autocast):
-            for part in some.split(rows):
-                total += float(self.divergence(model, self.held_out, part))
-        # The ranks must agree, because learning rates depend on it.
-        kl = math.fsum(gathered(total)) / rank_and_world()[1]
-        kl /= int(self.held_out.counts[some].sum())
-        return math.inf if math.isnan(kl) else kl  # NaN: the model has forgotten everything
+            sums = [self.divergence(model, self.held_out, groups[number]) for number in mine]
+        found = gathered(torch.stack(sums).double().cpu())
+        counts = torch.stack([self.held_out.counts[group].sum() for group in groups])
+        # Rank r has the groups r, r + world, …
+        return estimate(torch.stack(found, 1).flatten()[: len(groups)], counts.double())
 
-    def finish(self, run: Run) -> None:
+    def on_merged(self, model: nn.Module, reference: Reference | None) -> None:
         everything = torch.arange(len(self.held_out))
         self.alpha, self.observed = keep_within(
-            self.controller.budget,
-            run.model,
-            run.anchors,
-            lambda model: self.measure(model, everything, _OBSERVED),
+            self.controller.budget, model, reference, lambda now: self.measure(now, everything)
         )
 
     def log(self) -> dict[str, float]:

@@ -20,7 +20,12 @@ from torch import Tensor, nn
 from holdfast._torch.checks import one_of, share
 from holdfast.data import Collate
 from holdfast.methods._batch_norm import reestimate_statistics, statistics_of
-from holdfast.methods._interpolation import copy_all, interpolate, pairs_to_interpolate
+from holdfast.methods._interpolation import (
+    copies_of,
+    interpolate,
+    pairs_to_interpolate,
+    restore,
+)
 from holdfast.reference import Reference
 from holdfast.stages import Checks, MedianLoss, Merging, Result, SearchRange, SearchSpace
 
@@ -101,15 +106,15 @@ class WiseFT(Merging):
             method._check_data(model, data)
         changed = [tensor for tensor, _ in self._pairs(model, reference)]
         changed += [buffer for norm in statistics_of(model) for buffer in norm.buffers()]
-        tuned = [tensor.detach().clone() for tensor in changed]
+        tuned = copies_of(changed)
         results: dict[float, Result] = {}
         try:
             for value, method in merges.items():
                 method.merge(model, reference, data=data, collate=collate)
                 results[value] = evaluate(model)
-                copy_all(changed, tuned)
+                restore(changed, tuned)
         finally:
-            copy_all(changed, tuned)
+            restore(changed, tuned)
         return results
 
     @property
