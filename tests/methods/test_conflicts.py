@@ -8,7 +8,7 @@ from holdfast import L2SP, RecAdamUpdate
 from holdfast.anneal import Constant
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
 from holdfast.methods.hft import HFT
-from holdfast.methods.identity import Full, Keep, Pretrained
+from holdfast.methods.identity import Full, Keep, NoRecall, Pretrained
 from holdfast.methods.linear_probe import LinearProbe
 from holdfast.methods.lora import LoRA
 from holdfast.methods.lp_ft import LPFT
@@ -22,7 +22,9 @@ FREEZING = [LinearProbe(), LPFT(), HFT(), GradualUnfreezing(), LoRA()]
 
 def recipe(trainable=Full(), *, pulls=True, penalties=(), merging=Keep()):  # noqa: B008
     update = SimpleNamespace(pulls=pulls)
-    return SimpleNamespace(trainable=trainable, update=update, penalties=penalties, merging=merging)
+    return SimpleNamespace(
+        trainable=trainable, recall=NoRecall(), update=update, penalties=penalties, merging=merging
+    )
 
 
 @pytest.mark.parametrize("method", FREEZING)
