@@ -76,7 +76,7 @@ def _pieces(ids: Tensor, mask: Tensor | None, run: int, pad_id: int | None) -> d
     taken = least + (size * (inner - least + 1)).long()
     begin = (start * (inner - taken + 1)).long()
 
-    source = torch.where(places == 0, 0, begin[:, None] + places)
+    source = (begin[:, None] + places).masked_fill(places == 0, 0)
     source = torch.where(places == taken[:, None] + 1, length[:, None] - 1, source)
     inside = places < torch.minimum(taken + 2, length)[:, None]
     piece = ids.gather(1, (first[:, None] + source).clamp(0, ids.shape[1] - 1))
@@ -102,7 +102,7 @@ def _view(images: Tensor, keys: Tensor) -> Tensor:
     n, channels = images.shape[:2]
     u = _uniform(keys, 5 + 3 * channels).to(images)
     scale = _SMALLEST_CROP + (1 - _SMALLEST_CROP) * u[:, 0]
-    angle = torch.where(u[:, 1] < 0.5, math.pi * (2 * u[:, 2] - 1), 0.0)
+    angle = (math.pi * (2 * u[:, 2] - 1)).masked_fill(u[:, 1] >= 0.5, 0.0)
     shift = (2 * u[:, 3:5] - 1) * (1 - scale)[:, None]
     cos, sin = scale * angle.cos(), scale * angle.sin()
     rows = [torch.stack([cos, -sin, shift[:, 0]], 1), torch.stack([sin, cos, shift[:, 1]], 1)]

@@ -92,7 +92,7 @@ def relative_distance(base: Tensor, features: Tensor) -> Tensor:
         tensor([1., 1.])
     """
     size = base.square().sum(1)
-    return (features - base).square().sum(1) / size.where(size > 0, torch.inf)
+    return (features - base).square().sum(1) / size.masked_fill(size == 0, torch.inf)
 
 
 class PooledFeatures:
