@@ -163,6 +163,17 @@ def test_better_points_are_better_in_every_field_and_of_another_recipe():
     assert "kept_se" not in text
 
 
+def test_a_mean_over_tasks_needs_all_of_them():
+    summary = load("_summary")
+    runs = [
+        {"recipe": "plain", "seed": seed, "task": task, "points": {"1": {"target": target}}}
+        for seed, task, target in ((0, "a", 1.0), (0, "b", 3.0), (1, "a", 9.0))
+    ]
+    runs.append({"recipe": "pretrained", "points": {"0": {"kept": 1.0}}})
+    (mean,) = summary.over_tasks(runs, ["target"])
+    assert mean == {"recipe": "plain", "points": {"1": {"target": 2.0}}}
+
+
 def test_a_graph_can_number_the_updates_of_variations():
     """The number of an update is a tensor there, and gives the same variation."""
     import torch

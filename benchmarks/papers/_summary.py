@@ -153,6 +153,24 @@ def mean_points(runs: Iterable[Run], key: str = "points") -> Points:
     return {point: Mean.of(some) for point, some in found.items()}
 
 
+def over_tasks(runs: Sequence[Run], fields: Sequence[str]) -> list[Run]:
+    """Means over tasks of the recipes and seeds that were run on all of them."""
+    found: dict[tuple[str, int], list[Run]] = {}
+    for run in runs:
+        if "task" in run:
+            found.setdefault((run["recipe"], run["seed"]), []).append(run)
+    tasks = {run["task"] for some in found.values() for run in some}
+
+    def mean(some: list[Run], alpha: str) -> dict[str, float]:
+        return {f: statistics.mean(run["points"][alpha][f] for run in some) for f in fields}
+
+    return [
+        {"recipe": recipe, "points": {alpha: mean(some, alpha) for alpha in some[0]["points"]}}
+        for (recipe, _), some in found.items()
+        if len(some) == len(tasks)
+    ]
+
+
 def better_points(points: Points, ours: tuple[str, str], fields: Sequence[str]) -> list[str]:
     """The points of other recipes that are better than ours in all fields, as ``recipe@α``."""
     mine = points[ours].means
@@ -179,8 +197,8 @@ def comparison(points: Points, fields: Sequence[str], ours: str = "holdfast") ->
     for recipe, alpha in points:
         if recipe == ours:
             better = better_points(points, (recipe, alpha), fields)
-            text += f"\n{ours} at α = {alpha}: {len(better)} points are better in "
-            text += f"{', '.join(fields)}{': ' if better else ''}{', '.join(better)}"
+            text += f"\n\n{ours} at α = {alpha}: {len(better)} points are better in "
+            text += f"{', '.join(fields)}{': ' if better else ''}{', '.join(better)}."
     return text
 
 

@@ -6,7 +6,18 @@ import statistics
 from typing import Any
 
 from _markdown import SPEC, number, signed, table
-from _summary import MODELS, TARGETS, Medians, Run, kept_at, read, runs_of
+from _summary import (
+    MODELS,
+    TARGETS,
+    Medians,
+    Run,
+    comparison,
+    kept_at,
+    mean_points,
+    over_tasks,
+    read,
+    runs_of,
+)
 from scipy import stats
 
 SEEDS = 5
@@ -171,6 +182,27 @@ def predictors() -> str:
     return table(head, rows)
 
 
+#: Of a results file: where the points of its runs are, and the fields to be better in.
+COMPARED = {
+    "language": ("points", ("gsm8k_nll", "wikitext_nll", "mbpp_nll")),
+    "encoders": ("points", ("target", "kept")),
+    "vision_holdfast": ("alpha", ("target", "imagenet_tuned_bn")),
+}
+
+
+def compared(name: str, part: str = "") -> str:
+    """All figures with their standard errors over seeds, and what is better than ``holdfast``.
+
+    The part is a task or a model. Without one, tasks are averaged.
+    """
+    (key, fields), runs = COMPARED[name], read(name)["runs"]
+    if part:
+        runs = [run for run in runs if part in (run.get("task"), run.get("model"))]
+    elif name == "encoders":
+        runs = over_tasks(runs, fields)
+    return comparison(mean_points(runs, key), fields)
+
+
 def source(name: str) -> str:
     """Where the figures of a section come from."""
     record = read(name)
@@ -206,5 +238,5 @@ def headlines() -> str:
 
 TABLES = (
     glue_chosen, glue_settings, glue_coupled, vision, language, accuracies, flow_added, predictors,
-    source, headlines,
+    compared, source, headlines,
 )  # fmt: skip

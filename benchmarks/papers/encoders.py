@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ import torch
 from _common import default_device
 from _glue import TASKS, Data, read
 from _loop import Batch, Distance, counted, train
-from _summary import comparison, mean_points
+from _summary import comparison, mean_points, over_tasks
 from glue import Lab as GlueLab
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -190,25 +189,6 @@ class Lab(GlueLab):
         }  # fmt: skip
 
 
-def over_tasks(runs: Sequence[_jobs.Record]) -> list[_jobs.Record]:
-    """Means over tasks of what was run on all of them."""
-    found: dict[tuple[str, int], list[_jobs.Record]] = {}
-    for run in runs:
-        found.setdefault((run["recipe"], run["seed"]), []).append(run)
-    tasks = {run["task"] for run in runs}
-    return [
-        {
-            "recipe": recipe,
-            "points": {
-                alpha: {f: statistics.mean(r["points"][alpha][f] for r in some) for f in FIELDS}
-                for alpha in some[0]["points"]
-            },
-        }
-        for (recipe, _), some in found.items()
-        if len(some) == len(tasks)
-    ]
-
-
 def main() -> None:
     parser = _jobs.Parser(__doc__)
     parser.add_input("--model")
@@ -242,7 +222,7 @@ def main() -> None:
     for task in tasks:
         print(f"\n{task}\n{comparison(mean_points(r for r in runs if r['task'] == task), FIELDS)}")
     if len(tasks) > 1:
-        print(f"\nmean of the tasks\n{comparison(mean_points(over_tasks(runs)), FIELDS)}")
+        print(f"\nmean of the tasks\n{comparison(mean_points(over_tasks(runs, FIELDS)), FIELDS)}")
 
 
 if __name__ == "__main__":
