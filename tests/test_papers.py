@@ -103,7 +103,7 @@ def test_replay_of_fixed_shapes_is_the_librarys(settings, adapters):
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(7, 30, (n,), generator=generator).tolist() for n in (9, 12, 7, 20)]
     samples = [{"input_ids": row, "labels": [-100, *row[1:]]} for row in rows]
-    recall = SelfReplay(length=24, **settings)
+    recall = SelfReplay(length=24, fewest=1, **settings)
     recipe = Recipe(recall=recall, **({"trainable": LoRA(r=4)} if adapters else {}))
     run = Run(
         recipe, model, samples, lr=1e-3, collate=pad_collate, tokenizer=tokenizer, visits=64,

@@ -48,7 +48,7 @@ class Replay:
     def add(self, batch: Batch, update: int) -> None:
         """Tell a batch which texts come with it, and the factor of their divergences."""
         samples = len(batch["input_ids"])
-        texts = self.term.texts_of(update, max(1, round(self.term.settings.share * samples)))
+        texts = self.term.texts_of(update, self.term.settings.texts_per_update(samples))
         scale = self.term.strength / self.term.pool.counts[texts].sum()
         batch["texts"], batch["scale"] = texts.to(self.device), scale.to(self.device)
 

@@ -64,8 +64,8 @@ def test_without_a_recipe_it_is_holdfast(capsys):
     found = json.loads(told.out)
     assert found["recipe"] == "holdfast"
     assert found["resolved"]["recall"]["name"] == "self-replay"
-    assert found["resolved"]["update"]["lr"] == 3e-3  # of the model, not 2e-5
-    assert "note: learning rate 0.003, the default\n" in told.err
+    assert found["resolved"]["update"]["lr"] == 1e-3  # of the model, not 2e-5
+    assert "note: learning rate 0.001, the default\n" in told.err
     assert "note: the recall was resolved to SelfReplay(strength=1.0" in told.err
     (stored,) = Path("cache/pools").iterdir()
     assert f"texts of the pretrained model are stored in {stored.absolute()}" in told.err

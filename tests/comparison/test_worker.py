@@ -80,10 +80,10 @@ def test_a_result_says_what_auto_chose(tmp_path):
     assert standard.resolved == {**standard.settings, "update": standard.resolved["update"]}
     assert ours.settings["recall"] == {"name": "auto", "strength": 1.0}
     assert ours.resolved["recall"]["name"] == "self-replay"
-    assert [run.resolved["update"]["lr"] for run in results] == [2e-5, 3e-3]
+    assert [run.resolved["update"]["lr"] for run in results] == [2e-5, 1e-3]
     assert [run.trained_on for run in results] == [(), ("context-free",)]
     shown = Results(tuple(results)).to_markdown()
-    assert "holdfast was resolved to self-replay, learning rate 0.003." in shown
+    assert "holdfast was resolved to self-replay, learning rate 0.001." in shown
     assert "† The KL was a training signal of this recipe: it is no evidence" in shown
     assert RunResult.from_json(ours.to_json()) == ours
 

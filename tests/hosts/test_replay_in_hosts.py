@@ -38,7 +38,7 @@ CHAT = (
 
 
 def replay(**settings):
-    return SelfReplay(**({"share": 0.5, "top": 8} | settings))
+    return SelfReplay(**({"share": 0.5, "top": 8, "fewest": 1} | settings))
 
 
 RECIPES = {

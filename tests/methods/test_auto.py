@@ -53,7 +53,7 @@ def of(model, names="holdfast", new=(), task=None):
 def test_a_language_model():
     recipe, lr = of(make_hf("LlamaForCausalLM"))
     assert recipe.recall == SelfReplay()
-    assert lr == 3e-3
+    assert lr == 1e-3
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_an_image_model_with_a_new_head(norm, caplog):
     assert recipe.trainable == LPFT("classifier.1", hold_statistics=held)
     assert recipe.recall == Features(0.3)
     assert recipe.merging == WiseFT(0.7)
-    assert lr == 3e-3
+    assert lr == 1e-3
     for method in (recipe.trainable, recipe.recall, recipe.merging):
         assert str(method) in caplog.text
 

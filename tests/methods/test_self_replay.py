@@ -31,7 +31,7 @@ def samples(n=24, seed=0):
 
 
 def replay(**settings):
-    return SelfReplay(**({"length": LENGTH, "top": 8} | settings))
+    return SelfReplay(**({"length": LENGTH, "top": 8, "fewest": 1} | settings))
 
 
 def make_run(recall, model=None, data=None, **options):

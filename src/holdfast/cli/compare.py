@@ -60,7 +60,7 @@ def demo_settings() -> dict[str, Any]:
     return {
         "model": str(default.MODEL), "data": str(default.TRAIN), "target": str(default.DEV),
         "text": [str(path) for path in default.RETAINED.values()], "test_max_length": 256,
-        "limit": 100, "context_free": 8, "lr": 3e-3, "max_updates": 40, "batch_size": 8,
+        "limit": 100, "context_free": 8, "lr": 1e-3, "max_updates": 40, "batch_size": 8,
         "max_length": 176,
     }  # fmt: skip
 

@@ -27,7 +27,7 @@ Kind = Literal["language", "encoder", "image"]
 _RATES: dict[Kind, tuple[float, float]] = {
     "language": (5e-4, 135e6), "encoder": (1e-4, 22.7e6), "image": (5e-4, 2.35e6),
 }  # fmt: skip
-_SLOPE, _HIGHEST = 0.8, 3e-3
+_SLOPE, _HIGHEST = 0.8, 1e-3
 _ADAPTERS = 6.0  # times the learning rate of full fine-tuning
 _ALPHA = 0.7  # the share of the tuned weights of an image model
 
@@ -98,7 +98,7 @@ def default_lr(parameters: int, *, adapters: bool = False, kind: Kind = "languag
 
     5e-4 for a language model of 135 million parameters, 1e-4 for an encoder of 22.7 million, 5e-4
     for an image model of 2.35 million; less for a larger one (size to the power of −0.8), at most
-    3e-3; six times as much for adapters.
+    1e-3; six times as much for adapters.
 
     >>> default_lr(135_000_000), default_lr(135_000_000, adapters=True)
     (0.0005, 0.003)

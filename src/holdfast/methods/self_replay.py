@@ -80,7 +80,9 @@ class SelfReplay(Recall):
 
     Args:
         strength: the weight of the divergence; 0 turns it off.
-        share: texts per sample of the new task; at least one text per update.
+        share: texts per sample of the new task.
+        fewest: the least number of texts per update, over all ranks. With few texts the gradient
+            of the divergence is noisy, which costs more of the target than the texts cost time.
         length: the maximum length of a text in tokens. A text ends at EOS, a chat after
             the first answer.
         top: the number of tokens whose probabilities are kept per position: three quarters are
@@ -105,6 +107,7 @@ class SelfReplay(Recall):
     checks: ClassVar[Checks] = {
         "strength": at_least_zero,
         "share": above_zero,
+        "fewest": partial(whole_number, least=1),
         "length": partial(whole_number, least=2),
         "budget": above_zero,
         "top": lambda name, top: None if top is None else whole_number(name, top, 2),
@@ -115,6 +118,7 @@ class SelfReplay(Recall):
 
     strength: float = 1.0
     share: float = 0.25
+    fewest: int = 8
     length: int = 128
     top: int | None = 64
     texts: str | None = None
@@ -145,6 +149,10 @@ class SelfReplay(Recall):
     def reads_data(self) -> bool:
         """False: the texts come from the model."""
         return False
+
+    def texts_per_update(self, samples: int) -> int:
+        """The number of texts beside the samples of an update, over all ranks."""
+        return max(self.fewest, round(self.share * samples))
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"strength": SearchRange(0.1, 10.0, 1.0)}
@@ -257,7 +265,7 @@ class ReplayTerm(RecallTerm):
                 f"{len(self._shares)} micro-batches of update {self._update} did not replay their "
                 "texts: announce as many in plan as the loss is computed for, in recall.beside"
             )
-        texts = max(1, round(self.settings.share * samples))
+        texts = self.settings.texts_per_update(samples)
         chosen = self.texts_of(update, texts)
         self._last, self._tokens = [], int(self.pool.counts[chosen].sum())
         rank, world = rank_and_world()
