@@ -41,19 +41,26 @@ Figures = dict[str, float]
 Test = dict[str, Any]  # name, kind, requests; of a choice: sizes, lengths and labels as well
 
 
-def load(folder: Path, device: torch.device) -> Any:
-    """The model in float32, with an attention that asks for no mask.
+def attention_without_mask() -> str:
+    """The name of an attention that asks for no mask.
 
     transformers looks into the positions for packed sequences, which waits for the GPU and cannot
     be captured into a graph. For an attention of an unknown name it makes no mask; without one
     SDPA is causal. So rows are padded on the right, or come with a mask of four dimensions.
     """
-    from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     AttentionInterface.register(ATTENTION, sdpa_attention_forward)
+    return ATTENTION
+
+
+def load(folder: Path, device: torch.device) -> Any:
+    """The model in float32."""
+    from transformers import AutoModelForCausalLM
+
     model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation=ATTENTION
+        folder, dtype=torch.float32, attn_implementation=attention_without_mask()
     )
     return model.to(device).eval()
 
