@@ -2,11 +2,16 @@
 
     python benchmarks/self_replay.py --smollm2 DIR --gsm8k gsm8k-train.jsonl.gz --out results.json
 
-SmolLM2-135M learns GSM8K in :func:`holdfast.train_loop`. The runs take turns, an update of each on
-the same samples, in another order each time. ``adamw`` is plain fine-tuning, ``self_replay`` has
-the defaults, ``self_replay_share_…`` another share, and ``self_replay_full`` compares the whole
-vocabulary with that of a frozen copy of the model. A run's peak memory is what it holds between its
-updates plus the most that an update adds.
+SmolLM2-135M learns GSM8K, eagerly in :func:`holdfast.train_loop`, where the host launches kernels
+more slowly than the GPU runs them, and in the loop of papers/language.py, where a forward and
+backward pass is one CUDA graph and nothing but the GPU takes time. The runs take turns, an update
+of each on the same samples, in another order each time. ``adamw`` is plain fine-tuning,
+``self_replay`` has the defaults, ``self_replay_share_…`` another share, and ``self_replay_full``
+compares the whole vocabulary with that of a frozen copy of the model. A run's peak memory is what
+it holds between its updates plus the most that an update adds; with CUDA graphs, all of its memory.
+
+DIR may hold the configuration and the tokenizer only. The weights are then random: the times are
+the same, but no text ends before its last token.
 """
 
 from __future__ import annotations
@@ -15,9 +20,11 @@ import argparse
 import gc
 import random
 import statistics
+import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +32,13 @@ import torch
 from _common import default_device, describe, synchronize, write_results
 from additivity_lm import answers, read
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "papers"))
+
+from _lm_replay import replayed
+from _lm_tests import attention_without_mask
+from _lm_train import loss_of, make_batches, weights_of
+from _loop import Batch, Gradient
 
 from holdfast import LoopSettings, Recipe, Run, SelfReplay, pad_collate, train_loop
 from holdfast.scoring.pool import Pool, draw_pool
@@ -39,6 +53,8 @@ RECIPES = {
 }
 BATCH, WARM_UP = 32, 5
 CASE = "smollm2, gsm8k"
+PARTS = ("graphed", "eager", "draw")
+Loops = dict[str, Callable[[], None]]
 
 
 class Loop(threading.Thread):
@@ -81,6 +97,24 @@ class Loop(threading.Thread):
             raise self.error
 
 
+class Graphed:
+    """A run whose forward and backward pass are CUDA graphs, which makes one update per call."""
+
+    def __init__(self, prepared: Run, updates: int, device: torch.device) -> None:
+        batches = make_batches(prepared.data, weights_of(prepared), 0, device)[:updates]
+        loss = loss_of(prepared.model, *replayed(prepared, batches, device))
+        self.step = prepared.make_optimizer(updates).step
+        self.gradient = Gradient(loss, prepared.model.train().parameters())
+        shapes: dict[Any, Batch] = {batch["input_ids"].shape: batch for batch in batches}
+        for batch in sorted(shapes.values(), key=lambda batch: -batch["input_ids"].numel()):
+            self.gradient(batch)  # captures a graph; the largest makes the room for all
+        self.batches = iter(batches)
+
+    def __call__(self) -> None:
+        self.gradient(next(self.batches))
+        self.step()
+
+
 class Bench:
     """The model, the samples, and what is measured."""
 
@@ -91,19 +125,28 @@ class Bench:
         self.tokenizer = AutoTokenizer.from_pretrained(args.smollm2)
         self.samples = answers(self.tokenizer, read(args.gsm8k)[:2000])
 
-    def model(self) -> Any:
-        from transformers import AutoModelForCausalLM
+    def model(self, **options: Any) -> Any:
+        from transformers import AutoConfig, AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(self.args.smollm2, dtype=torch.float32)
+        options |= {"dtype": torch.float32}
+        if any(self.args.smollm2.glob("*.safetensors")):
+            model = AutoModelForCausalLM.from_pretrained(self.args.smollm2, **options)
+        else:
+            torch.manual_seed(0)
+            config = AutoConfig.from_pretrained(self.args.smollm2)
+            model = AutoModelForCausalLM.from_config(config, **options)
         return model.to(self.device)
 
-    def loop(self, name: str, updates: int) -> Loop:
-        prepared = Run(
-            RECIPES[name], self.model(), self.samples, lr=2e-5, collate=pad_collate,
-            tokenizer=self.tokenizer, visits=updates * BATCH, autocast=torch.bfloat16,
+    def prepared(self, name: str, **options: Any) -> Run:
+        return Run(
+            RECIPES[name], self.model(**options), self.samples, lr=2e-5, collate=pad_collate,
+            tokenizer=self.tokenizer, visits=self.total * BATCH, autocast=torch.bfloat16,
             cache=self.cache, progress=False,
         )  # fmt: skip
-        return Loop(prepared, updates)
+
+    @property
+    def total(self) -> int:
+        return WARM_UP + int(self.args.updates)
 
     def draw(self) -> list[dict[str, Any]]:
         """The seconds of a whole draw, with the capture of its CUDA graphs, and of its parts."""
@@ -146,20 +189,43 @@ class Bench:
         """How many bytes more were in use at most."""
         return torch.cuda.max_memory_allocated() - before if self.device.type == "cuda" else 0
 
-    def updates(self) -> tuple[dict[str, list[float]], dict[str, float]]:
-        """Milliseconds of the updates, and the peak memory in GB."""
-        loops, held = {}, {}
+    def eager(self) -> list[dict[str, Any]]:
+        loops, held = Loops(), {}
         for name in RECIPES:
             gc.collect()
             before = self.allocated()
-            loops[name] = self.loop(name, WARM_UP + self.args.updates)
+            loops[name] = Loop(self.prepared(name), self.total)
             loops[name]()  # makes the optimizer's state
             gc.collect()
             held[name] = self.allocated() - before
+        times, most = self.in_turn(loops)
+        return rows_of(f"{CASE}, eager", times, {name: held[name] + most[name] for name in loops})
+
+    def graphed(self) -> list[dict[str, Any]]:
+        attention = attention_without_mask()
+        loops, held = Loops(), {}
+        for name in RECIPES:
+            before = self.reserved()
+            run = self.prepared(name, attn_implementation=attention)
+            loops[name] = Graphed(run, self.total, self.device)
+            loops[name]()  # makes the optimizer's state
+            held[name] = self.reserved() - before
+        return rows_of(f"{CASE}, CUDA graphs", self.in_turn(loops)[0], held)
+
+    def reserved(self) -> int:
+        """Bytes that are in use, or kept for CUDA graphs."""
+        gc.collect()
+        if self.device.type != "cuda":
+            return 0
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+    def in_turn(self, loops: Loops) -> tuple[dict[str, list[float]], dict[str, int]]:
+        """Milliseconds of the updates, and the most bytes that one adds."""
         times: dict[str, list[float]] = {name: [] for name in loops}
         most = dict.fromkeys(loops, 0)
         order, shuffle = list(loops), random.Random(0).shuffle
-        for update in range(1, WARM_UP + self.args.updates):
+        for update in range(1, self.total):
             shuffle(order)
             for name in order:
                 synchronize(self.device)
@@ -169,23 +235,25 @@ class Bench:
                 if update >= WARM_UP:
                     times[name].append(1e3 * (time.perf_counter() - begin))
                     most[name] = max(most[name], self.peak(before))
-        return times, {name: round((held[name] + most[name]) / 1e9, 3) for name in loops}
+        return times, most
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as cache:
         bench = Bench(args, cache)
-        draws = bench.draw()
-        if args.only_draw:
-            return draws
-        times, peaks = bench.updates()
-    rows = []
+        return [row for part in args.parts for row in getattr(bench, part)()]
+
+
+def rows_of(
+    case: str, times: dict[str, list[float]], most: dict[str, int]
+) -> list[dict[str, Any]]:
+    rows, peaks = [], {name: round(size / 1e9, 3) for name, size in most.items()}
     for name, found in times.items():
         # Of the same samples each: what differs between batches does not count.
         ratios = [a / b for a, b in zip(found, times["adamw"], strict=True)]
         rows.append(
             {
-                "case": CASE,
+                "case": case,
                 "impl": name,
                 "ms": round(statistics.median(found), 3),
                 "x_adamw": round(statistics.median(ratios), 4),
@@ -195,7 +263,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             }
         )
         print(*(f"{key} {value}" for key, value in rows[-1].items()), sep=", ", flush=True)
-    return rows + draws
+    return rows
 
 
 def main() -> None:
@@ -207,7 +275,7 @@ def main() -> None:
     parser.add_argument("--device", type=torch.device, default=default_device())
     parser.add_argument("--updates", type=int, default=30)
     parser.add_argument("--texts", type=int, default=4096, help="to draw")
-    parser.add_argument("--only-draw", action="store_true", help="no updates")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     args = parser.parse_args()
     print(f"{describe(args.device)}, torch {torch.__version__}", flush=True)
@@ -215,10 +283,11 @@ def main() -> None:
     if args.out:
         protocol = (
             f"SmolLM2-135M on GSM8K, {BATCH} samples per update, float32 weights, bfloat16 "
-            f"autocast, eager; {args.updates} updates after {WARM_UP}, one of each in turn, with "
-            "batch making, until the GPU is done; ms: median; x_adamw: median of the ratios on the "
-            "same samples; peak_gb: what the run holds between updates and the most that one adds; "
-            "draws with everything that a call does"
+            f"autocast; {args.updates} updates after {WARM_UP}, one of each in turn, until the GPU "
+            "is done, eager ones with the making of batches; ms: median; x_adamw: median of the "
+            "ratios on the same samples; peak_gb: what the run holds between updates and the most "
+            "that one adds, with CUDA graphs all memory of the run; draws with everything that a "
+            "call does"
         )
         write_results(args.out, args.device, protocol, rows=rows)
 

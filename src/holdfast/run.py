@@ -107,6 +107,8 @@ class Run:
         self.tokenizer, self.visits, self.autocast = tokenizer, visits, autocast
         self.seed, self.cache, self.progress = seed, cache, progress
         self.recipe, self.lr = resolved(recipe, model, lr, default_lr, new=self.new, task=task)
+        is_given = lr is not None or recipe.update.lr is not None
+        self._chose_lr = not is_given and self.lr != default_lr
         recipe = self.recipe
         decay = recipe.update.weight_decay
         self.weight_decay = weight_decay if decay is None else decay
@@ -134,6 +136,14 @@ class Run:
         """The recipe with the learning rate and the weight decay of the run."""
         update = replace(self.recipe.update, lr=self.lr, weight_decay=self.weight_decay)
         return replace(self.recipe, update=update)
+
+    @property
+    def needs_warm_up(self) -> bool:
+        """Whether hosts warm up the learning rate, let it fall and clip gradients by default.
+
+        True if stage 1 needs it, or if the recipe chose the learning rate, which fits such training.
+        """
+        return self._chose_lr or self.recipe.trainable.needs_warm_up
 
     @property
     def task(self) -> Task | LossFunction:

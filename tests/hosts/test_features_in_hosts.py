@@ -93,11 +93,16 @@ def test_resume_in_the_trainer(tmp_path):
 
 
 def test_the_trainer_has_a_warm_up_where_it_is_needed(tmp_path):
-    for held, steps in ((True, 2), (False, 0)):
+    first = {}
+    for held in (True, False):
         recipe = Recipe(trainable=Full(hold_statistics=held))
-        trainer = make_trainer(recipe, tmp_path, 1, lr_scheduler_type="linear")
-        trainer.create_optimizer_and_scheduler(40)
-        assert trainer.args.get_warmup_steps(40) == steps
+        options = {"lr_scheduler_type": "linear", "max_steps": 40, "logging_steps": 1}
+        trainer = make_trainer(recipe, tmp_path / str(held), 1, **options)
+        trainer.train()
+        first[held] = [row["learning_rate"] for row in trainer.state.log_history[:3]]
+    lr = SETTINGS["lr"]
+    assert first[True] == pytest.approx([0, lr / 2, lr])
+    assert first[False] == pytest.approx([lr, lr * 39 / 40, lr * 38 / 40])
 
 
 def test_the_trainer_passes_the_old_head(tmp_path):

@@ -126,9 +126,11 @@ def _logits(model: nn.Module, outputs: Any, features: bool = False) -> Tensor:
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
+    was_training = model.training
     model.eval()
     try:
         yield
     finally:
+        model.train(was_training)  # some modules free what they keep for eval mode
         for module, training in modes:
             module.training = training

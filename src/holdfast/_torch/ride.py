@@ -1,7 +1,7 @@
 """Append rows to the batch of a language model's own call, and use their hidden states apart.
 
-On a GPU a small model waits for kernel launches, so that a few more rows cost much less than a call
-of their own. Two hooks on the body, the part below the output layer, append the rows and take them
+On a GPU a small model waits for kernel launches, so that a few more rows cost much less time than a
+call of their own. They cost memory: all rows are padded to the same width. Two hooks on the body, the part below the output layer, append the rows and take them
 out again: all that comes after the body, such as the loss, sees only the rows of the caller.
 """
 
@@ -19,10 +19,10 @@ from holdfast._torch.batch import AUXILIARY
 from holdfast._torch.head_tap import Head, Job, tap_of
 from holdfast._torch.layout import all_agree, is_sharded
 
-_PADDING = 0.1  # the most padding, as a share of the tokens of both batches
-#: On a GPU there may be more padding: its weights × tokens, per tensor of weights. A call launches
-#: kernels for about .3 ms per tensor, in which a GPU computes as many at 1e14 operations a second.
-_PADDING_OF_TENSOR = 5e9
+_PADDING = 0.1  # the most padding on a CPU, as a share of the tokens of both batches
+#: The most weights × tokens per tensor of weights on a GPU. A forward and a backward pass launch
+#: kernels for about .3 ms per tensor, in which a GPU computes so many at 4e14 operations a second.
+_WAITING = 2e10
 _OTHER_OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")
 
 
@@ -75,7 +75,7 @@ class _Ride:
             return None
         self.is_over = True
         given = {"input_ids": args[0], **given} if len(args) == 1 else given
-        is_possible = len(args) < 2 and self._fits(given) and self._is_cheap(given["input_ids"])
+        is_possible = len(args) < 2 and self._fits(given) and self._pays(given["input_ids"])
         # The ranks call the model equally often: sharded weights are gathered in each call.
         if not all_agree(is_possible, self.inputs["input_ids"].device):
             return None
@@ -115,15 +115,14 @@ class _Ride:
         ]
         return not any(asked) and not any(hasattr(config, name) for name in AUXILIARY)
 
-    def _is_cheap(self, ids: Tensor) -> bool:
-        """Whether the padding costs less than another call."""
+    def _pays(self, ids: Tensor) -> bool:
+        """Whether another call would take longer: with padding, or because it waits for launches."""
         one, other = ids.shape, self.inputs["input_ids"].shape
-        tokens = one.numel() + other.numel()
-        padding = (one[0] + other[0]) * max(one[1], other[1]) - tokens
-        if padding <= _PADDING * tokens or ids.device.type == "cpu":
-            return padding <= _PADDING * tokens
+        padded = (one[0] + other[0]) * max(one[1], other[1])
+        if ids.device.type == "cpu":
+            return padded <= (1 + _PADDING) * (one.numel() + other.numel())
         weights = [p.numel() for p in self.model.parameters()]
-        return padding * sum(weights) <= _PADDING_OF_TENSOR * len(weights)
+        return padded * sum(weights) <= _WAITING * len(weights)
 
 
 def _stacked(one: Tensor, other: Tensor) -> Tensor:

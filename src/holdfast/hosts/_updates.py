@@ -79,7 +79,7 @@ def warm_up_and_decay(update: int, total: int, *, warm_up: float = WARM_UP) -> f
 
 def schedule_for(run: Run, schedule: Schedule | None) -> Schedule | None:
     """The schedule of a run: the given one, or a warm-up if there is none and the run needs it."""
-    needed = schedule is None and run.recipe.trainable.needs_warm_up
+    needed = schedule is None and run.needs_warm_up
     return warm_up_and_decay if needed else schedule
 
 

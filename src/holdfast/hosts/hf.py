@@ -252,11 +252,14 @@ class WithRecipe(Trainer):
         return self.accelerator.num_processes if self.args.average_tokens_across_devices else 1.0
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        self._total_updates = num_training_steps
-        args, needed = self.args, self.run.recipe.trainable.needs_warm_up
-        if needed and not args.get_warmup_steps(num_training_steps):
-            args.warmup_steps = math.ceil(WARM_UP * num_training_steps)
+        self._total_updates = num_training_steps  # transformers 4; later ones know it by then
         super().create_optimizer_and_scheduler(num_training_steps)
+
+    def create_scheduler(self, num_training_steps: int, *args: Any, **kwargs: Any) -> Any:
+        """The trainer's own schedule, with a warm-up where the run needs it and none is set."""
+        if self.run.needs_warm_up and not self.args.get_warmup_steps(num_training_steps):
+            self.args.warmup_steps = math.ceil(WARM_UP * num_training_steps)
+        return super().create_scheduler(num_training_steps, *args, **kwargs)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """The recipe's optimizer with the trainer's groups, or the trainer's with penalties."""

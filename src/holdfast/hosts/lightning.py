@@ -196,7 +196,7 @@ class RecipeCallback(Callback):
             mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
             self.run.autocast = mixed.get(trainer.precision)
             self.run.prepare_data(self._source.data, self._source.collate)
-        if self.run.recipe.trainable.needs_warm_up and trainer.gradient_clip_val is None:
+        if self.run.needs_warm_up and trainer.gradient_clip_val is None:
             trainer.gradient_clip_val = CLIP_NORM
         self._trainer, self._update = trainer, 0
 

@@ -43,9 +43,10 @@ class LoopSettings:
             result, except for operations that act on each micro-batch separately, such as dropout.
         schedule: a function (update, total updates) -> factor of the learning rate, with updates
             counted from 0, such as :func:`~holdfast.optim.slanted_triangular`. If None, the
-            learning rate is constant, or has a warm-up if the recipe needs one.
+            learning rate is constant. If the recipe chooses the learning rate, or needs a warm-up,
+            it rises over 5 % of the updates and then falls to 0.
         clip_norm: the maximum norm of the gradient. If None, gradients are not clipped, or to norm
-            1 if the recipe needs it.
+            1 if the recipe chooses the learning rate, or needs a warm-up.
         autocast: the dtype in which the model runs, ``torch.bfloat16``. If None, the weights' own.
         log_every: updates between two calls of ``log``.
         save_every: updates, or time, between two saves. If None, about twenty saves per run.
@@ -188,7 +189,7 @@ def train_loop(
         max_updates=settings.max_updates, schedule=schedule_for(run, settings.schedule),
     )  # fmt: skip
     clip_norm = settings.clip_norm
-    if clip_norm is None and run.recipe.trainable.needs_warm_up:
+    if clip_norm is None and run.needs_warm_up:
         clip_norm = CLIP_NORM
     total, save_every = updates.total, settings.save_every
     due = checkpoints.Due(-(-total // 20) if save_every is None else save_every, total)
