@@ -13,7 +13,7 @@ from golden import features as golden
 from holdfast import Distill, Features, LoRA, PretrainedHead, Recipe, Run, pad_collate
 from holdfast.methods._base_model import Frozen, adapters_off_base
 from holdfast.methods._varied import varied
-from holdfast.methods.features import PooledFeatures, relative_distance
+from holdfast.methods.features import pooled_features, relative_distance
 from methods.runs import gradient, loss_of, make_run, moved, recalled
 
 
@@ -221,7 +221,7 @@ class TestPooledFeatures:
         model, samples = make_texts(kind)
         batch = pad_collate(samples)
         inputs = {n: batch[n] for n in ("input_ids", "attention_mask")}
-        found = PooledFeatures.of(model, ("classifier",))(model, inputs)
+        found = pooled_features(model, ("classifier",))(model, inputs)
         for row, sample in zip(found, samples, strict=True):
             alone = model.base_model(input_ids=torch.tensor([sample["input_ids"]]))
             torch.testing.assert_close(row, alone.last_hidden_state[0].mean(0))
@@ -230,7 +230,7 @@ class TestPooledFeatures:
     def test_of_images_they_are_what_the_head_reads(self, new):
         model, _, data = make_images()
         model.eval()
-        found = PooledFeatures.of(model, (new,) if new else ())(model, data.tensors[0])
+        found = pooled_features(model, (new,) if new else ())(model, data.tensors[0])
         torch.testing.assert_close(found, model.body(data.tensors[0]))
         assert not model.head[1]._forward_pre_hooks
 
@@ -241,19 +241,32 @@ class TestPooledFeatures:
 
         model = nn.Sequential(nn.Conv2d(3, 4, 1), Head(nn.Conv2d(4, 2, 1)))
         x = torch.randn(5, 3, 6, 6)
-        found = PooledFeatures.of(model, ("1",))(model, x)
+        found = pooled_features(model, ("1",))(model, x)
         torch.testing.assert_close(found, model[0](x).mean((2, 3)))
+
+    @pytest.mark.parametrize("new", [("stem", "head"), ("stem",), ("head.1", "stem")])
+    def test_a_new_stem_is_no_head(self, new):
+        model, _, data = make_images()
+        model.eval()
+        found = pooled_features(model, new)(model, data.tensors[0])
+        torch.testing.assert_close(found, model.body(data.tensors[0]))
+
+    @pytest.mark.parametrize("new", [("1",), ("1.2",), ("1.0", "1.2")])
+    def test_a_head_of_several_layers(self, new):
+        head = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+        model, x = nn.Sequential(nn.Linear(3, 4), head), torch.randn(6, 3)
+        found, features = pooled_features(model, new)(model, x), model[0](x)
+        torch.testing.assert_close(found, head[:2](features) if new == ("1.2",) else features)
 
     def test_a_model_whose_head_is_not_known(self):
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
         with pytest.raises(ValueError, match=r"head of Sequential is not known.*new="):
-            PooledFeatures.of(model, ())
+            pooled_features(model, ())
 
-    def test_a_head_that_does_not_run(self):
-        model = ImageNet()
-        model.other = nn.Linear(6, 2)
-        with pytest.raises(ValueError, match="did not run its head other"):
-            PooledFeatures.of(model, ("other",))(model, torch.zeros(1, 3, 7, 7))
+    def test_a_head_that_does_not_run_last(self):
+        model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+        with pytest.raises(ValueError, match="did not run 0 after all other layers"):
+            pooled_features(model, ("0",))(model, torch.zeros(1, 3))
 
 
 def test_features_that_are_0_do_not_count():
@@ -281,11 +294,13 @@ class TestRefused:
         with pytest.raises(ValueError, match="no part 'fc'"):
             prepared(Distill(head="old"), model, data, old_head=old)
 
-    def test_varied_outputs_per_token(self):
+    @pytest.mark.parametrize("settings", [{"inputs": "varied"}, {"head": "old"}])
+    def test_outputs_per_token(self, settings):
         model, _ = make_texts()
-        run = make_run(model, [], "token_classification")
-        with pytest.raises(ValueError, match="one row of outputs per sample"):
-            recalled(Distill(inputs="varied"), run)
+        old = PretrainedHead.of(model, "classifier")
+        run = make_run(model, [], "token_classification", old_head=old)
+        with pytest.raises(ValueError, match="one row of outputs per sample, but token_class"):
+            recalled(Distill(**settings), run)
 
     @pytest.mark.parametrize(
         "settings", [{"strength": -1.0}, {"inputs": "old"}], ids=["strength", "inputs"]

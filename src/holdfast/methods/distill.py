@@ -65,7 +65,8 @@ class Distill(Recall):
             the defaults.
         head: ``"tuned"`` compares the outputs that are trained. ``"old"`` compares those of the
             pretrained head on the features of the model, as the paper does; the run gets this head
-            as ``old_head=``.
+            as ``old_head=``. Its task is not known: several outputs are compared by their softmax,
+            also those of a multi-label head, and one output as a regression.
         inputs: ``"target"`` compares on the new data; if the new task uses the old outputs, this
             opposes learning. ``"varied"`` compares on inputs that are derived from it, as in
             :class:`~holdfast.Features`.
@@ -107,14 +108,15 @@ class Distill(Recall):
                 "Distill compares the model's outputs per target, which a loss function does not "
                 "return: pass the name of a task as task=, or use another recall"
             )
-        if self.head == "old":
-            return self._kept(run, OldOutputs(run), None)
-        if self.inputs == "varied":
+        if self.head == "old" or self.inputs == "varied":
             if run.task in TOKEN_TASKS:
                 raise ValueError(
-                    "Distill(inputs='varied') compares one row of outputs per sample, but the "
-                    f"task is {run.task}: use inputs='target', or another recall"
+                    "Distill with head='old' or inputs='varied' compares one row of outputs per "
+                    f"sample, but {run.task} has one per token: use head='tuned' with "
+                    "inputs='target', or another recall"
                 )
+            if self.head == "old":
+                return self._kept(run, OldOutputs(run), None)
             return self._kept(run, logits_of, run.task)
         if self.cache and run.task not in TOKEN_TASKS:
             source = as_source(run.data, run.collate, 32, pad_id_of(run.model))

@@ -13,21 +13,20 @@ size of z*, and the inputs are derived from the target's. On them the features c
 are while the model learns the new task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from holdfast._torch.adapters import base_name, without_peft
 from holdfast._torch.batch import logits_of
 from holdfast._torch.checks import at_least_zero, one_of
 from holdfast._torch.layers import head_of, within
+from holdfast.methods._base_model import Outputs
 from holdfast.methods._kept_outputs import KeptOutputs
 from holdfast.methods._varied import Inputs
 from holdfast.stages import Checks, MedianLoss, Recall, RecallTerm, Run, SearchRange, SearchSpace
@@ -79,7 +78,7 @@ class Features(Recall):
                 "Features needs batches of inputs and labels, which a loss function hides: pass "
                 "the name of a task as task=, or use another recall"
             )
-        pooled = PooledFeatures.of(run.model, run.new)
+        pooled = pooled_features(run.model, run.new)
         return KeptOutputs(run, pooled, relative_distance, self.strength, self.inputs)
 
 
@@ -95,69 +94,73 @@ def relative_distance(base: Tensor, features: Tensor) -> Tensor:
     return (features - base).square().sum(1) / size.masked_fill(size == 0, torch.inf)
 
 
-class PooledFeatures:
-    """The features of a model, one row per sample: its last hidden states or the head's input.
+def pooled_features(model: nn.Module, new: Sequence[str]) -> Outputs:
+    """The function that runs such a model and returns its features, one row per sample.
 
     Args:
-        heads: the names of the heads. Empty for a transformer for texts.
+        model: a transformer for texts, or a model with a head.
+        new: its new parts. If none is in the head, the head is found by the model's structure.
     """
-
-    def __init__(self, heads: Sequence[str] = ()) -> None:
-        self.heads = tuple(heads)
-
-    @classmethod
-    def of(cls, model: nn.Module, new: Sequence[str]) -> PooledFeatures:
-        """The features of a model whose head is the new part, or is found by its structure."""
-        inner = without_peft(model)
-        if text_encoder(inner) is not None:
-            return cls()
-        found = None if new else head_of(inner)
-        if heads := (*map(base_name, new), *(() if found is None else (found,))):
-            return cls(heads)
+    inner = without_peft(model)
+    if text_encoder(inner) is not None:
+        return _hidden_states
+    heads, found = [*map(base_name, new)], head_of(inner)
+    if found and not any(within(found, [part]) or within(part, [found]) for part in heads):
+        heads.append(found)
+    if not heads:
         children = ", ".join(name for name, _ in inner.named_children())
         raise ValueError(
             f"the head of {type(inner).__name__} is not known, so its features are not either: "
             f"name the part that computes the outputs in new=, one of {children}"
         )
+    return partial(_inputs_of, heads)
 
-    def __call__(self, model: nn.Module, inputs: Any) -> Tensor:
-        """Run a model and return its features."""
-        caught: list[Tensor] = []
-        hooks = self._catch(without_peft(model), caught)
-        try:
-            logits_of(model, inputs, features=True)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        if not caught:
-            raise ValueError(
-                f"{type(without_peft(model)).__name__} has no features: it returns no last hidden "
-                f"state, or did not run its head {', '.join(self.heads)}. Name the part that "
-                "computes the outputs in new="
-            )
-        mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
-        return _pooled(caught[0], mask)
 
-    def _catch(self, model: nn.Module, caught: list[Tensor]) -> list[RemovableHandle]:
-        """Hooks that append the features."""
+def _hidden_states(model: nn.Module, inputs: Any) -> Tensor:
+    """The mean of the last hidden states of a transformer for texts."""
+    found: list[Tensor] = []
 
-        def read(_: nn.Module, args: tuple[Any, ...]) -> None:
-            caught.extend(x for x in args[:1] if isinstance(x, Tensor) and x.is_floating_point())
+    def catch(_: nn.Module, args: Any, output: Any) -> None:
+        state = getattr(output, "last_hidden_state", None)
+        state = output[0] if state is None and isinstance(output, tuple) else state
+        found.extend([state] if isinstance(state, Tensor) else [])
 
-        def returned(_: nn.Module, args: Any, output: Any) -> None:
-            state = getattr(output, "last_hidden_state", None)
-            state = output[0] if state is None and isinstance(output, tuple) else state
-            caught.extend([state] if isinstance(state, Tensor) else [])
+    inner = without_peft(model)
+    with cast(nn.Module, text_encoder(inner)).register_forward_hook(catch):
+        logits_of(model, inputs, features=True)
+    if not found:
+        raise ValueError(
+            f"{type(inner).__name__} has no features: it returns no last hidden state. Use another "
+            "recall"
+        )
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    return _pooled(found[0], mask)
 
-        if not self.heads:
-            encoder = cast(nn.Module, text_encoder(model))
-            return [encoder.register_forward_hook(returned)]
-        # The first layer with parameters that runs: a head may start with dropout or pooling.
-        return [
-            module.register_forward_pre_hook(read)
-            for name, module in model.named_modules()
-            if within(name, self.heads) and any(True for _ in module.parameters(recurse=False))
-        ]
+
+def _inputs_of(heads: Sequence[str], model: nn.Module, inputs: Any) -> Tensor:
+    """What the heads read: the input of the first of their layers after all other layers."""
+    found: list[Tensor] = []
+
+    def of_head(_: nn.Module, args: tuple[Any, ...]) -> None:
+        found.extend(x for x in args[:1] if isinstance(x, Tensor) and x.is_floating_point())
+
+    def of_body(_: nn.Module, args: tuple[Any, ...]) -> None:
+        found.clear()  # a part that has run before, such as a new stem, is no head
+
+    inner = without_peft(model)
+    with ExitStack() as hooks:
+        for name, layer in inner.named_modules():
+            # Layers with parameters only: a head may start with dropout or pooling.
+            if any(True for _ in layer.parameters(recurse=False)):
+                catch = of_head if within(name, heads) else of_body
+                hooks.enter_context(layer.register_forward_pre_hook(catch))
+        logits_of(model, inputs, features=True)
+    if not found:
+        raise ValueError(
+            f"{type(inner).__name__} has no features: it did not run {', '.join(heads)} after all "
+            "other layers. Name the part that computes the outputs in new="
+        )
+    return _pooled(found[0])
 
 
 def text_encoder(model: nn.Module) -> nn.Module | None:
@@ -168,7 +171,7 @@ def text_encoder(model: nn.Module) -> nn.Module | None:
     return None
 
 
-def _pooled(features: Tensor, mask: Tensor | None) -> Tensor:
+def _pooled(features: Tensor, mask: Tensor | None = None) -> Tensor:
     """The mean over the positions of each sample: (N, D), (N, L, D) or (N, D, H, W) → (N, D)."""
     if features.dim() == 3 and mask is not None and mask.shape == features.shape[:2]:
         weights = mask.to(features)[..., None]
