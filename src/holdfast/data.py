@@ -143,7 +143,16 @@ def pad_collate(samples: Sequence[Mapping[str, Any]], pad_id: int = 0) -> dict[s
     """
     for s in samples:
         labels, ids = s.get("labels"), s["input_ids"]
-        if isinstance(labels, list | tuple) and len(labels) != len(ids):
+        if not isinstance(labels, list | tuple):
+            continue
+        # Floats are one vector per sample (multi_label, regression), integers one label per token.
+        if labels and isinstance(labels[0], float):
+            if len(labels) != (width := len(samples[0]["labels"])):
+                raise ValueError(
+                    f"two samples have {width} and {len(labels)} labels, but each needs one number "
+                    "per output of the model"
+                )
+        elif len(labels) != len(ids):
             raise ValueError(f"a sample has {len(labels)} labels for {len(ids)} input_ids")
     fills = {"labels": IGNORED, "input_ids": pad_id}
     batch: dict[str, Tensor] = {}
