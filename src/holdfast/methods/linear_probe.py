@@ -90,8 +90,9 @@ def linear_probe(
     """Fit ``head``, in place, on the features of the frozen model.
 
     The features are computed once. The remaining problem is small and, for a linear head, convex:
-    L-BFGS on all standardized features, in float64, finds the minimum without a learning rate. All
-    features are kept in memory, with 8 bytes per value.
+    L-BFGS on all standardized features, in float64, finds the minimum without a learning rate. The
+    features are collected on the CPU. The fit keeps them on the model's device, with 8 bytes per
+    value.
 
     Args:
         model: the pretrained model, run in eval mode.
@@ -134,9 +135,8 @@ def linear_probe(
         mean = features.mean(0) if fitted.bias is not None else torch.zeros_like(scale)
         _shift(fitted, +mean)
         fitted.weight.data *= scale
-        final, gradient = _fit(
-            fitted, (features - mean) / scale, labels, task, l2 / scale**2, max_iterations
-        )
+        features.sub_(mean).div_(scale)  # in place: they may fill the memory
+        final, gradient = _fit(fitted, features, labels, task, l2 / scale**2, max_iterations)
         fitted.weight.data /= scale
         _shift(fitted, -mean)
     else:
@@ -212,7 +212,7 @@ def _features(
             found = caught.pop() if inside else outputs
             if isinstance(head, nn.Linear) and found.dim() == 3 and isinstance(inputs, Mapping):
                 found = _last(found, inputs)
-            features.append(found)
+            features.append(found.cpu())
             labels.append(targets)
             bar.update(len(indices))
     if not features:
@@ -222,7 +222,7 @@ def _features(
             f"the head gets features of shape {tuple(features[0].shape)}, but needs one row per "
             "sample: pass the innermost linear layer, such as model.classifier.out_proj"
         )
-    found, targets = torch.cat(features).double(), torch.cat(labels)
+    found, targets = torch.cat(features).to(device, torch.float64), torch.cat(labels)
     for what, values in (("features", found), ("labels", targets)):
         if not values.isfinite().all():
             raise ValueError(f"the {what} contain infinite or NaN values: nothing was fitted")
