@@ -111,6 +111,9 @@ class Recipe:
         """
         plain = [type(method) for _, method in Recipe()]
         names = [entry_of(m).name for _, m in self if type(m) not in plain]
+        for preset, methods in registry.PRESETS.items():
+            if methods and set(methods) <= set(names):
+                names = [preset, *(name for name in names if name not in methods)]
         return "+".join(names) or "standard"
 
     def describe(self) -> str:

@@ -78,9 +78,9 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
         for left in UNFINISHED:  # of a run that was stopped before its first checkpoint
             (out / left).unlink(missing_ok=True)
     Place.at(out / "config.yaml").write_text(config)
-    print(recipe.describe(), file=sys.stderr)
     head = f", new head ({task.head}): {', '.join(new)}" if task.head else ""
-    print(f"{len(samples)} samples{head}", file=sys.stderr)
+    # The run logs what the recipe is resolved to.
+    print(f"{name}: {len(samples)} samples{head}", file=sys.stderr)
     if training.lr is not None and recipe.update.lr not in (None, training.lr):
         say(f"the recipe's own learning rate is used: {recipe.update.lr:g}", "note")
     with contextlib.ExitStack() as stack:

@@ -5,7 +5,7 @@ examples:
   holdfast methods --json
 
 Names joined by + are a recipe: holdfast finetune --recipe recadam+flow+wise-ft. The preset standard
-is plain fine-tuning; the preset holdfast is auto.
+is plain fine-tuning; the preset holdfast uses the recall auto.
 """
 
 import argparse
