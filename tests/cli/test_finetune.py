@@ -66,7 +66,9 @@ def test_without_a_recipe_it_is_holdfast(capsys):
     assert found["resolved"]["recall"]["name"] == "self-replay"
     assert found["resolved"]["update"]["lr"] == 1e-3  # of the model, not 2e-5
     assert "note: learning rate 0.001, the default\n" in told.err
-    assert "note: the recall was resolved to SelfReplay(strength=1.0" in told.err
+    assert "note: the recipe was resolved to SelfReplay(strength=1.0" in told.err
+    assert "holdfast: 8 samples\n" in told.err
+    assert "everything may change" not in told.err  # the recipe before it is resolved
     (stored,) = Path("cache/pools").iterdir()
     assert f"texts of the pretrained model are stored in {stored.absolute()}" in told.err
     # The config keeps `auto`; the recipe beside the model is the one that was trained.
@@ -241,7 +243,7 @@ def test_a_head_is_fitted_and_then_tuned_with(capsys):
     given = [f"--data={data}", *LONGER]
     assert main(["finetune", f"--model={source}", *given, "--recipe=linear-probe", "--out=1"]) == 0
     assert main(["finetune", "--model=1", *given, "--recipe=lora+flow", "--out=2"]) == 0
-    assert "12 samples\n" in capsys.readouterr().err  # the head is no longer new
+    assert "lora+flow: 12 samples\n" in capsys.readouterr().err  # the head is no longer new
     assert scores("1", "2", data, capsys)["accuracy"][1] == 1.0
 
 

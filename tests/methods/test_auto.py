@@ -1,5 +1,7 @@
 """What the preset holdfast becomes for each kind of model."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -11,12 +13,14 @@ from holdfast import (
     Full,
     Keep,
     LinearProbe,
+    LoRA,
     NoRecall,
     Recipe,
     SelfReplay,
     WiseFT,
     finetune_loop,
 )
+from holdfast.methods import auto
 from holdfast.methods.auto import default_lr
 from holdfast.run import resolved
 
@@ -57,13 +61,18 @@ def test_a_language_model():
 
 
 @pytest.mark.parametrize(
-    "name", ["BertForSequenceClassification", "LlamaForSequenceClassification"]
+    ("name", "kind"),
+    [
+        ("BertForSequenceClassification", "encoder"),
+        ("LlamaForSequenceClassification", "language"),
+        ("GPT2ForSequenceClassification", "language"),
+    ],
 )
-def test_a_classifier_of_texts(name):
-    model = make_hf(name)
-    recipe, lr = of(model, new=("classifier",))
+def test_a_classifier_of_texts(name, kind, monkeypatch):
+    monkeypatch.setattr(auto, "_size", lambda model: 1_000_000_000)
+    recipe, lr = of(make_hf(name), new=("classifier",))
     assert recipe == Recipe(recall=Features(0.3))
-    assert lr == default_lr(sum(p.numel() for p in model.parameters()), kind="encoder")
+    assert lr == default_lr(1_000_000_000, kind=kind)
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.Identity])
@@ -86,10 +95,23 @@ def test_an_image_model_with_its_own_head():
 
 
 def test_other_stages_stay_as_the_user_chose_them():
-    preset = "holdfast+linear-probe+wise-ft"
+    preset = "holdfast+lora+wise-ft"
     recipe, _ = of(make_images(), preset, new=("classifier",), task="classification")
-    assert recipe.trainable == LinearProbe()
+    assert recipe.trainable == LoRA()
     assert recipe.merging == WiseFT()
+
+
+@pytest.mark.parametrize("kind", ["texts", "images"])
+def test_a_head_alone_needs_no_recall(kind, caplog):
+    caplog.set_level("INFO")
+    model = make_images() if kind == "images" else make_hf("BertForSequenceClassification")
+    new, task = ("classifier",), "classification"
+    recipe, lr = of(model, "holdfast+linear-probe", new, task)
+    assert recipe == Recipe(trainable=LinearProbe())
+    assert lr == 1e-3
+    assert "resolved to NoRecall(): only the head is trained" in caplog.text
+    assert "learning rate 0.001" in caplog.text
+    assert of(make_hf("LlamaForCausalLM"), "holdfast+linear-probe")[0].recall == SelfReplay()
 
 
 def test_a_head_of_several_layers_is_not_fitted_first():
@@ -100,16 +122,36 @@ def test_a_head_of_several_layers_is_not_fitted_first():
 
 
 @pytest.mark.parametrize(
-    ("model", "task"),
+    ("model", "task", "reason"),
     [
-        (lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), "classification"),
-        (make_images, lambda model, batch: None),
-        (lambda: make_hf("T5ForConditionalGeneration", d_model=16, d_kv=8), None),
+        (
+            lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), "classification",
+            "Sequential: it is no model of texts, and no image model",
+        ),
+        (make_images, lambda model, batch: None, "Seeing: a loss function as task= hides"),
+        (
+            lambda: nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten()), "classification",
+            "Sequential: its head is not known (name a new one in new=)",
+        ),
+        (
+            lambda: make_hf("T5ForConditionalGeneration", d_model=16, d_kv=8), None,
+            "T5ForConditionalGeneration: it is an encoder-decoder model",
+        ),
+        (
+            lambda: make_hf("ASTForAudioClassification", num_mel_bins=16, max_length=16), None,
+            "ASTForAudioClassification: it is no model of texts, and no image model",
+        ),
+        (
+            lambda: make_hf("TimesformerForVideoClassification", image_size=16, num_frames=2), None,
+            "TimesformerForVideoClassification: it is no model of texts, and no image model",
+        ),
     ],
-    ids=["vectors", "a loss function", "sequence to sequence"],
-)
-def test_models_without_a_recall(model, task):
+    ids=["vectors", "a loss function", "no head", "sequence to sequence", "audio", "video"],
+)  # fmt: skip
+def test_models_without_a_recall(model, task, reason, caplog):
     recipe, lr = of(model(), task=task)
+    (said,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert f"holdfast has no recall for {reason}" in said.getMessage()
     assert recipe.recall == NoRecall()
     assert recipe.trainable == Full()
     assert recipe.merging == Keep()
@@ -122,6 +164,24 @@ def test_no_strength_is_plain_fine_tuning():
     off = Recipe.from_dict({"recall": {"name": "auto", "strength": 0.0}})
     recipe, _ = resolved(off, make_images(), 0.1, new=("classifier",), task="classification")
     assert recipe == Recipe(recall=Features(0.0))
+
+
+def test_an_image_model_of_transformers():
+    model = make_hf("ViTForImageClassification", image_size=8, patch_size=4)
+    recipe, _ = of(model, new=("classifier",))
+    assert recipe.recall == Features(0.3)
+    assert recipe.trainable == LPFT("classifier")
+
+
+def test_parameters_that_deepspeed_has_emptied():
+    emptied = SimpleNamespace(ds_numel=135_000_000, numel=lambda: 0)
+    assert auto._size(SimpleNamespace(parameters=lambda: [emptied])) == 135_000_000
+    assert default_lr(0) == 1e-3
+
+
+def test_the_name_of_a_preset_is_its_own():
+    for name in ("holdfast", "holdfast+lora", "standard", "flow+recadam"):
+        assert Recipe.preset(name).name == name
 
 
 def test_learning_rates():

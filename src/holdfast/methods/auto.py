@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from torch import nn
 
@@ -29,6 +29,7 @@ _RATES: dict[Kind, tuple[float, float]] = {
 }  # fmt: skip
 _SLOPE, _HIGHEST = 0.8, 1e-3
 _ADAPTERS = 6.0  # times the learning rate of full fine-tuning
+_ONLY_HEAD = 1e-3  # the learning rate of a head on frozen features
 _ALPHA = 0.7  # the share of the tuned weights of an image model
 
 
@@ -42,10 +43,13 @@ class Auto(Recall):
     - An image model keeps its features too. A new linear head is fitted first
       (:class:`~holdfast.LPFT`), BatchNorm's statistics are held, and the weights are interpolated
       in the end (:class:`~holdfast.WiseFT`), unless the recipe has other methods in these stages.
-    - Any other model is fine-tuned without a recall.
+    - Any other model is fine-tuned without a recall. A warning gives the reason.
 
-    It also chooses the learning rate (:func:`default_lr`) if neither the recipe nor the trainer or
-    loop sets one.
+    If only the head of an encoder or an image model is trained (:class:`~holdfast.LinearProbe`),
+    its features cannot move, and it needs no recall.
+
+    It also chooses the learning rate (:func:`default_lr`, or 1e-3 for such a head) if neither the
+    recipe nor the trainer or loop sets one.
 
     Args:
         strength: the strength of the chosen recall, relative to its default; 0 turns it off.
@@ -73,24 +77,34 @@ class Auto(Recall):
     def resolve(
         self, recipe: Recipe, model: nn.Module, new: Sequence[str], task: Task | LossFunction | None
     ) -> Recipe:
+        model, adapters = without_peft(model), has_adapters(model) or recipe.trainable.keeps_base
         task = _task_of(model, task)
-        kind = kind_of(model, new, task)
-        recall: Recall = NoRecall()
+        try:
+            kind = kind_of(model, new, task)
+        except ValueError as reason:
+            logger.warning(
+                f"holdfast has no recall for {type(model).__name__}: {reason}. The loss preserves "
+                "no old knowledge, as in plain fine-tuning"
+            )
+            return replace(recipe, recall=NoRecall())
+        if kind != "language" and recipe.trainable.trains_only_head:
+            logger.info(
+                f"the recipe was resolved to {NoRecall()}: only the head is trained, so the "
+                "features cannot move"
+            )
+            return _with_lr(replace(recipe, recall=NoRecall()), _ONLY_HEAD)
+        recall: Recall
         if kind == "language":
             recall = SelfReplay(self.strength)
-        elif kind is not None:
+        else:
             recall = Features(self.strength * Features.strength)
         chosen = replace(recipe, recall=recall)
         if kind == "image" and self.strength:
-            chosen = _for_images(chosen, without_peft(model), new, task)
+            chosen = _for_images(chosen, model, new, task)
         others = [m for m in (chosen.trainable, chosen.merging) if m not in dict(recipe).values()]
-        logger.info(f"the recall was resolved to {', with '.join(map(str, (recall, *others)))}")
-        if kind is not None and recipe.update.lr is None:
-            size = sum(p.numel() for p in without_peft(model).parameters())
-            adapters = recipe.trainable.keeps_base or has_adapters(model)
-            lr = default_lr(size, adapters=adapters, kind=kind)
-            chosen = replace(chosen, update=replace(chosen.update, lr=lr))
-        return chosen
+        logger.info(f"the recipe was resolved to {', '.join(map(str, (recall, *others)))}")
+        like: Kind = "language" if kind == "encoder" and _is_decoder(model) else kind
+        return _with_lr(chosen, default_lr(_size(model), adapters=adapters, kind=like))
 
 
 def default_lr(parameters: int, *, adapters: bool = False, kind: Kind = "language") -> float:
@@ -98,7 +112,8 @@ def default_lr(parameters: int, *, adapters: bool = False, kind: Kind = "languag
 
     5e-4 for a language model of 135 million parameters, 1e-4 for an encoder of 22.7 million, 5e-4
     for an image model of 2.35 million; less for a larger one (size to the power of −0.8), at most
-    1e-3; six times as much for adapters.
+    1e-3; six times as much for adapters of any of them. A decoder with a classification head counts
+    as a language model.
 
     >>> default_lr(135_000_000), default_lr(135_000_000, adapters=True)
     (0.0005, 0.003)
@@ -106,23 +121,62 @@ def default_lr(parameters: int, *, adapters: bool = False, kind: Kind = "languag
     2.8e-05
     """
     rate, size = _RATES[kind]
-    lr: float = min(_HIGHEST, rate * (size / parameters) ** _SLOPE)
+    lr: float = min(_HIGHEST, rate * (size / max(1, parameters)) ** _SLOPE)
     lr *= _ADAPTERS if adapters else 1.0
     return round(lr, 1 - math.floor(math.log10(lr)))
 
 
-def kind_of(model: nn.Module, new: Sequence[str], task: Task | LossFunction | None) -> Kind | None:
-    """The kind of a model that has a recall; None for any other."""
-    inner = without_peft(model)
+def kind_of(model: nn.Module, new: Sequence[str], task: Task | LossFunction | None) -> Kind:
+    """The kind of a model. ValueError, with the reason, if there is no recall for it."""
     if task == "causal_lm":
         return "language"
     if not (task is None or isinstance(task, str)):
-        return None
-    if (encoder := text_encoder(inner)) is not None:
-        config = getattr(encoder, "config", None)
-        return None if getattr(config, "is_encoder_decoder", False) else "encoder"
-    sees = any(isinstance(module, nn.Conv2d) for module in inner.modules())
-    return "image" if sees and (new or head_of(inner)) else None
+        raise ValueError("a loss function as task= hides the outputs")
+    if (encoder := text_encoder(model)) is not None:
+        if getattr(getattr(encoder, "config", None), "is_encoder_decoder", False):
+            raise ValueError("it is an encoder-decoder model")
+        return "encoder"
+    if not _takes_images(model):
+        raise ValueError(
+            "it is no model of texts, and no image model with two-dimensional convolutions"
+        )
+    if not (new or head_of(model)):
+        raise ValueError("its head is not known (name a new one in new=)")
+    return "image"
+
+
+def _takes_images(model: nn.Module) -> bool:
+    """Whether a model has two-dimensional convolutions, and is no audio or video model.
+
+    Such models may have these convolutions too. Those of transformers are known by their inputs.
+    """
+    named: list[Any] = [part for part in model.modules() if hasattr(part, "main_input_name")]
+    if any(m.main_input_name != "pixel_values" or hasattr(m.config, "num_frames") for m in named):
+        return False
+    return any(isinstance(part, nn.Conv2d) for part in model.modules())
+
+
+def _with_lr(recipe: Recipe, lr: float) -> Recipe:
+    """The recipe with a learning rate, unless it has its own."""
+    if recipe.update.lr is not None:
+        return recipe
+    return replace(recipe, update=replace(recipe.update, lr=lr))
+
+
+def _is_decoder(model: nn.Module) -> bool:
+    """Whether transformers has a causal language model with the body of a model, but no masked one.
+
+    Classes of encoders, such as BERT, have both.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+
+    config = type(getattr(text_encoder(model), "config", None))
+    return config in MODEL_FOR_CAUSAL_LM_MAPPING and config not in MODEL_FOR_MASKED_LM_MAPPING
+
+
+def _size(model: nn.Module) -> int:
+    """The number of parameters; DeepSpeed empties those that it shares among ranks."""
+    return sum(cast(int, getattr(p, "ds_numel", p.numel())) for p in model.parameters())
 
 
 def _for_images(
