@@ -249,7 +249,8 @@ class Tests:
             figures["retained_accuracy_se"] = math.hypot(*errors) / len(mean)
         figures |= self._divergences(model)
         if write and self.questions:
-            figures["gsm8k_match"] = self._match(model)
+            figures["gsm8k_match"] = share = self._match(model)
+            figures["gsm8k_match_se"] = math.sqrt(share * (1 - share) / len(self.questions))
         return {name: round(float(value), 6) for name, value in figures.items()}
 
     def _divergences(self, model: Any) -> Figures:

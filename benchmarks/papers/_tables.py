@@ -7,11 +7,14 @@ from typing import Any
 
 from _markdown import SPEC, number, signed, table
 from _summary import (
+    CONTEXT_FREE,
+    LANGUAGE,
     MODELS,
     TARGETS,
     Medians,
     Run,
     comparison,
+    goals,
     kept_at,
     mean_points,
     over_tasks,
@@ -167,7 +170,6 @@ def predictors() -> str:
         trained = [r for r in found.recipes if r != found.base and not found.diverged(r)]
         points = [found.point(recipe) for recipe in trained]
         sign = 1 if field.endswith("_nll") else -1
-        lost = [sign * p[field] for p in points]
         names = {
             "imagenet": f"{MODELS.get(model)}: ImageNet accuracy ({len(points)} recipes)",
             "imagenet_tuned_bn": f"{MODELS.get(model)}: ImageNet accuracy, own statistics",
@@ -175,8 +177,14 @@ def predictors() -> str:
             "mbpp_nll": "SmolLM2: MBPP loss",
             "retained_accuracy": "SmolLM2: seven tests",
         }
-        kinds = ["distance", *(["kl_gsm8k", "kl_context_free"] if model == "language" else ["kl"])]
-        cells = [number(stats.spearmanr([p[k] for p in points], lost).statistic) for k in kinds]
+        kinds = ["distance", *(["kl_gsm8k", CONTEXT_FREE] if model == "language" else ["kl"])]
+        cells = []
+        for kind in kinds:
+            # On texts that a recipe was trained on, a divergence says nothing about other texts.
+            some = [p for p in points if not (kind == CONTEXT_FREE and found.rehearses(p.recipe))]
+            rho = stats.spearmanr([p[kind] for p in some], [sign * p[field] for p in some])
+            few = f" ({len(some)} recipes)" if len(some) < len(points) else ""
+            cells.append(f"{number(rho.statistic)}{few}")
         rows.append([names[field], *cells, *["—"] * (3 - len(cells))])
     head = ["lost", "distance ‖θ−θ*‖", "KL on the target's inputs", "context-free KL"]
     return table(head, rows)
@@ -184,23 +192,33 @@ def predictors() -> str:
 
 #: Of a results file: where the points of its runs are, and the fields to be better in.
 COMPARED = {
-    "language": ("points", ("gsm8k_nll", "wikitext_nll", "mbpp_nll")),
+    "language": ("points", LANGUAGE),
     "encoders": ("points", ("target", "kept")),
     "vision_holdfast": ("alpha", ("target", "imagenet_tuned_bn")),
 }
 
 
 def compared(name: str, part: str = "") -> str:
-    """All figures with their standard errors over seeds, and what is better than ``holdfast``.
+    """All figures with their standard errors, and what is better than ``holdfast``.
 
-    The part is a task or a model. Without one, tasks are averaged.
+    The part is a task or a model. Without one, tasks are averaged. For language, the goals follow.
     """
     (key, fields), runs = COMPARED[name], read(name)["runs"]
     if part:
-        runs = [run for run in runs if part in (run.get("task"), run.get("model"))]
+        runs = [run for run in runs if part == run.get("task", run.get("model", part))]
     elif name == "encoders":
         runs = over_tasks(runs, fields)
-    return comparison(mean_points(runs, key), fields)
+    points = mean_points(runs, key)
+    text = comparison(points, fields)
+    return f"{text}\n\n{goals(points, list(TESTS))}" if name == "language" else text
+
+
+#: Of results whose names are not those of their scripts: how the script is called.
+SCRIPTS = {
+    "vision_holdfast": "vision.py --table holdfast",
+    "vision_choose": "vision.py --table choose",
+    "encoders_choose": "encoders.py --choose",
+}
 
 
 def source(name: str) -> str:
@@ -213,7 +231,7 @@ def source(name: str) -> str:
     early = sum(commits[run["made"]] is None for run in record["runs"])
     text = (
         f"[{name}.json](../benchmarks/papers/results/{name}.json): {len(record['runs'])} runs of "
-        f"`benchmarks/papers/{name}.py`; {'; '.join(machines)}, commit "
+        f"`benchmarks/papers/{SCRIPTS.get(name, f'{name}.py')}`; {'; '.join(machines)}, commit "
         f"{', '.join(sorted(set(filter(None, commits))))}"
     )
     text += f" ({early} runs before commits were recorded)." if early else "."
@@ -236,7 +254,8 @@ def headlines() -> str:
     return table([*head, "learned: GSM8K, loss", "kept: WikiText-2, loss"], rows)
 
 
+#: What the pages use. ``compared`` is to be added when results have the recipe ``holdfast``.
 TABLES = (
     glue_chosen, glue_settings, glue_coupled, vision, language, accuracies, flow_added, predictors,
-    compared, source, headlines,
+    source, headlines,
 )  # fmt: skip
