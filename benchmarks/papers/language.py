@@ -2,7 +2,7 @@
 
 SmolLM2-135M-Instruct is fine-tuned on GSM8K (one epoch, batches of 32, float32 weights with
 bfloat16 autocast, 3 % warm-up, then linear to 0, gradients clipped to 1), at a learning rate where
-plain fine-tuning truly forgets. Every trained model is tested as it is and at two points of
+plain fine-tuning truly forgets. Every trained model is tested as it is and at four points of
 WiSE-FT on its way: GSM8K; WikiText-2, MBPP, LAMBADA, PIQA, ARC, BoolQ, WinoGrande, MMLU; the
 distance of its weights; KL(base‖tuned) on GSM8K and on texts of the base's own.
 
@@ -30,10 +30,10 @@ from typing import Any, NamedTuple
 import torch
 from _jobs import Parser, Record, collect, records, selected, work
 from _lm_replay import replayed
-from _lm_tests import Tests, draw, load, make_tests
+from _lm_tests import ACCURACIES, Tests, draw, load, make_tests
 from _lm_train import BATCH, loss_of, make_batches, weights_of
 from _loop import train
-from _summary import comparison, mean_points
+from _summary import LANGUAGE, comparison, goals, mean_points
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -56,9 +56,11 @@ from holdfast import (
     WiseFT,
     pad_collate,
 )
+from holdfast.methods.auto import default_lr
 
 SEEDS = (0, 1, 2)
-ALPHAS = (0.5, 0.7)
+ALPHAS = (0.3, 0.5, 0.7, 0.85)
+PARAMETERS = 134_515_008  # of SmolLM2-135M
 LORA_LR = 3.0  # times the others': adapters want more
 EWC_SAMPLES = 128  # of the default 1000, for time
 
@@ -83,7 +85,8 @@ def recadam(t0: float, width: float, **stages: Any) -> Recipe:
 def plans(lr: float) -> dict[str, Plan]:
     """What is compared."""
     flow, lora, l2sp = Flow(), LoRA(r=16), L2SP()
-    own = 5e-4 / lr  # the learning rate that holdfast has for this model
+    # The learning rates that holdfast has for this model.
+    own, of_adapters = (default_lr(PARAMETERS, adapters=x) / lr for x in (False, True))
 
     def replay(**settings: Any) -> Plan:
         return Plan(Recipe(recall=SelfReplay(**settings)), own)
@@ -112,7 +115,7 @@ def plans(lr: float) -> dict[str, Plan]:
         "self-replay-0.3": replay(strength=0.3),
         "self-replay-3": replay(strength=3.0),
         "flow+self-replay": Plan(Recipe(objective=flow, recall=SelfReplay()), own),
-        "lora+self-replay": Plan(Recipe(trainable=lora, recall=SelfReplay()), LORA_LR),
+        "lora+self-replay": Plan(Recipe(trainable=lora, recall=SelfReplay()), of_adapters),
         "recadam-0.5-0.15-0.2lr": Plan(recadam(0.5, 0.15), 0.2),
         "recadam-0.5-0.15+flow": Plan(recadam(0.5, 0.15, objective=flow)),
         "ewc": Plan(Recipe(penalties=[EWC(samples=EWC_SAMPLES)])),
@@ -135,6 +138,8 @@ def plans(lr: float) -> dict[str, Plan]:
 
 class Bench:
     """What all runs of a process share, made when it is first needed."""
+
+    alphas: tuple[float, ...] = ALPHAS
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.device = args, default_device()
@@ -175,10 +180,16 @@ class Bench:
     def tests(self) -> Tests:
         limit, model = self.args.limit, load(self.args.model, self.device)
         tests = self.kept(f"tests-{limit}", lambda: make_tests(self.tokenizer, self.folder, limit))
-        texts = min(64, limit)
-        drawn = self.kept(f"drawn-{texts}", lambda: draw(model, self.tokenizer, texts))
+        drawn = self.drawn(model, min(64, limit))
         questions = read(self.folder / "gsm8k-test.jsonl.gz")[: min(200, limit)]
         return Tests(tests, drawn, model, self.tokenizer, questions if self.args.generate else ())
+
+    def drawn(self, model: Any, texts: int) -> list[list[int]]:
+        """Texts of the pretrained model, to measure KL on."""
+        found: list[list[int]] = self.kept(
+            f"drawn-{texts}", lambda: draw(model, self.tokenizer, texts)
+        )
+        return found
 
     def pretrained(self) -> Record:
         """The model before anything."""
@@ -217,7 +228,7 @@ class Bench:
         trained = time.monotonic()
         distance = self.base.distance(model)
         points = {1.0: tests.measure(model, write=True)}
-        points |= WiseFT().sweep(model, self.base, ALPHAS, tests.measure)
+        points |= WiseFT().sweep(model, self.base, self.alphas, tests.measure)
         for alpha, point in points.items():
             point["distance"] = round(alpha * distance.total, 4)
             point["relative_distance"] = round(alpha * distance.relative, 6)
@@ -285,7 +296,7 @@ def main() -> None:
     collect(args.runs, jobs, args.collect, protocol)
     done = records(args.runs)
     points = mean_points(done[name] for name in jobs if name in done)
-    print(comparison(points, ("gsm8k_nll", "wikitext_nll", "mbpp_nll")))
+    print(f"{comparison(points, LANGUAGE)}\n\n{goals(points, ACCURACIES)}")
 
 
 if __name__ == "__main__":

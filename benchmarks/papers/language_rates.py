@@ -1,27 +1,33 @@
-"""The learning rate of a language model, chosen on data that no results table reports.
+"""The defaults of self-replay and of the learning rate, chosen on data that no table reports.
 
 SmolLM2-135M-Instruct learns Shakespeare (200 updates of 32 windows of 256 tokens, at random places
 of the first 90 % of the text) with the schedule of language.py. Learned: the loss on the last 10 %.
-Kept: the loss on WikiText-2's validation split.
+Kept: the losses on WikiText-2's validation split, on the source of modules of Python's standard
+library, and on answers of GSM8K's training split.
 
     python benchmarks/papers/language_rates.py --model SMOLLM2 --data DATA --runs RUNS
     python benchmarks/papers/language_rates.py --runs RUNS --collect language_rates.json
 
-DATA holds lm/tinyshakespeare.txt.gz and lm/wikitext2-valid.txt.gz. Processes that are started side
-by side with the same RUNS share the work.
+DATA holds lm/tinyshakespeare.txt.gz, lm/wikitext2-valid.txt.gz and lm/gsm8k-train.jsonl.gz.
+Processes that are started side by side with the same RUNS share the work.
 """
 
 from __future__ import annotations
 
 import functools
 import gzip
+import importlib.util
+import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import _jobs
 import torch
-from _lm_tests import Test, Tests, draw, load
+from _lm_tests import Test, Tests, load, split_answer
 from _lm_train import BATCH
+from _summary import comparison, mean_points
+from additivity_lm import answers, read
 from language import Bench, Plan
 from torch import nn
 
@@ -32,19 +38,40 @@ from holdfast.io.models import Loaded
 WINDOW = 256
 RATES = (2.5e-4, 5e-4, 1e-3)
 LORA_RATES = (1.5e-3, 3e-3, 6e-3)
+LR = 5e-4  # of the variants
+DOCUMENT = 0  # the token <|endoftext|>, with which documents begin in pretraining
+FIELDS = ("shakespeare_nll", "wikitext_valid_nll", "python_nll", "gsm8k_train_nll")
+#: Together a little more than 120,000 tokens.
+MODULES = (
+    "heapq", "textwrap", "bisect", "fractions", "statistics", "argparse", "calendar", "dataclasses",
+    "difflib", "configparser", "shutil", "csv", "tarfile",
+)  # fmt: skip
 
 
 def plans() -> dict[str, Plan]:
     """Their learning rates are the rates themselves, not multiples."""
-    replay, adapters = Recipe(recall=SelfReplay()), LoRA(r=16)
-    found = {f"standard-{lr:g}": Plan(Recipe(), lr) for lr in RATES}
-    found |= {f"self-replay-{lr:g}": Plan(replay, lr) for lr in RATES}
-    both = Recipe(trainable=adapters, recall=SelfReplay())
-    return found | {f"lora+self-replay-{lr:g}": Plan(both, lr) for lr in LORA_RATES}
+
+    def replay(**settings: Any) -> Plan:
+        return Plan(Recipe(recall=SelfReplay(**settings)), LR)
+
+    both = Recipe(trainable=LoRA(r=16), recall=SelfReplay())
+    return {
+        **{f"standard-{lr:g}": Plan(Recipe(), lr) for lr in RATES},
+        **{f"self-replay-{lr:g}": replay()._replace(lr=lr) for lr in RATES},
+        "self-replay-strength-3": replay(strength=3.0),
+        "self-replay-share-0.5": replay(share=0.5),
+        "self-replay-length-64": replay(share=0.5, length=64),
+        "self-replay-no-chats": replay()._replace(chats=False),
+        "self-replay-document": replay(start=DOCUMENT),
+        "self-replay-document-no-chats": replay(start=DOCUMENT)._replace(chats=False),
+        **{f"lora+self-replay-{lr:g}": Plan(both, lr) for lr in LORA_RATES},
+    }
 
 
 class RatesBench(Bench):
     """The bench of language.py with other data and tests."""
+
+    alphas = (0.5, 0.7)
 
     def tokens(self, name: str) -> list[int]:
         with gzip.open(self.folder / f"{name}.txt.gz", "rt", encoding="utf-8") as file:
@@ -61,7 +88,8 @@ class RatesBench(Bench):
     def samples(self) -> list[dict[str, list[int]]]:
         text, _ = self.text
         generator = torch.Generator().manual_seed(0)
-        places = torch.randint(len(text) - WINDOW, (self.args.samples,), generator=generator)
+        count = self.args.updates * BATCH
+        places = torch.randint(len(text) - WINDOW, (count,), generator=generator)
         rows = [text[place : place + WINDOW] for place in places.tolist()]
         return [{"input_ids": row, "labels": row} for row in rows]
 
@@ -75,44 +103,57 @@ class RatesBench(Bench):
             return {"name": name, "kind": "text", "requests": windows(some, first, WINDOW)}
 
         wikitext = self.kept("wikitext2-valid", lambda: self.tokens("wikitext2-valid"))
-        drawn = self.kept("drawn", lambda: draw(model, self.tokenizer, min(64, limit)))
-        tests = [test("shakespeare", self.text[1]), test("wikitext_valid", wikitext)]
-        return Tests(tests, drawn, model, self.tokenizer)
+        python = self.kept("python", lambda: tokenize(self.tokenizer, library_source()))
+        rows = random.Random(0).sample(read(self.folder / "gsm8k-train.jsonl.gz"), limit)
+        solved = [split_answer(sample) for sample in answers(self.tokenizer, rows)]
+        tests = [
+            test("shakespeare", self.text[1]),
+            test("wikitext_valid", wikitext),
+            test("python", python),
+            {"name": "gsm8k_train", "kind": "text", "requests": solved},
+        ]
+        return Tests(tests, self.drawn(model, min(64, limit)), model, self.tokenizer)
 
 
-def table(runs: list[_jobs.Record]) -> str:
-    lines = [f"{'':26}{'α':>5}{'Shakespeare':>13}{'WikiText-2':>12}{'KL':>8}"]
-    for run in runs:
-        for alpha, point in run["points"].items():
-            figures = f"{point['shakespeare_nll']:13.4f}{point['wikitext_valid_nll']:12.4f}"
-            lines.append(f"{run['run']:26}{alpha:>5}{figures}{point['kl_context_free']:8.3f}")
-    return "\n".join(lines)
+def library_source() -> str:
+    """The source of modules of the running Python's standard library, one after another."""
+    specs = [importlib.util.find_spec(name) for name in MODULES]
+    files = [Path(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
+    return "\n\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
 def main() -> None:
     parser = _jobs.Parser(__doc__)
     parser.add_input("--model")
     parser.add_input("--data")
-    parser.add_argument("--samples", type=int, default=200 * BATCH, help="windows to learn")
-    parser.add_argument("--limit", type=int, default=500, help="240 tokens each, of a test")
+    parser.add_argument("--updates", type=int, default=200)
+    parser.add_argument(
+        "--limit", type=int, default=500, help="240 tokens of a text, or answers, of a test"
+    )
     parser.set_defaults(lr=1.0)
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     bench = RatesBench(args)
-    jobs: dict[str, Any] = {"pretrained": bench.pretrained}
-    jobs |= {name: functools.partial(bench.run, name, plan, 0) for name, plan in plans().items()}
+    jobs: dict[str, Any] = {"rates-pretrained": bench.pretrained}
+    for name, plan in plans().items():
+        jobs[f"rates-{name}"] = functools.partial(bench.run, name, plan, 0)
     jobs = _jobs.selected(jobs, args.only)
     if args.collect is None:
         sys.exit(1 if _jobs.work(jobs, args.runs, args.seconds) else 0)
     protocol = {
         "model": "SmolLM2-135M-Instruct (Q4_1, dequantised)", "target": "tinyshakespeare",
-        "kept": "WikiText-2, validation", "updates": args.samples // BATCH, "batch_size": BATCH,
-        "window": WINDOW, "seed": 0,
+        "kept": {
+            "wikitext_valid": "WikiText-2, validation split",
+            "python": f"the source of Python's own {', '.join(MODULES)}",
+            "gsm8k_train": "answers of GSM8K's training split, as chats",
+        },
+        "updates": args.updates, "batch_size": BATCH, "window": WINDOW, "rows_a_test": args.limit,
+        "seed": 0,
         "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1",
     }  # fmt: skip
     _jobs.collect(args.runs, jobs, args.collect, protocol)
     done = _jobs.records(args.runs)
-    print(table([done[name] for name in jobs if name in done]))
+    print(comparison(mean_points(done[name] for name in jobs if name in done), FIELDS))
 
 
 if __name__ == "__main__":
