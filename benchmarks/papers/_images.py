@@ -20,6 +20,8 @@ from torch.utils.data import Dataset
 from holdfast.hosts._updates import order_of
 
 SIZE, PAD = 224, 12
+PER_CLASS = 5  # images of ImageNet: three of imagenet-val-a.tar, then two of imagenet-val-b.tar
+Row = tuple[int, bytes]  # a class and a file
 
 
 class Images(NamedTuple):
@@ -120,14 +122,16 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 
 
 def read_images(
-    file: Path, flowers: Path, imagenet: Sequence[Path], device: torch.device, limit: int | None
-) -> dict[str, Images]:
+    file: Path, flowers: Path, imagenet: Sequence[Path], part: slice, device: torch.device,
+    limit: int | None,
+) -> dict[str, Images]:  # fmt: skip
     """The sets ``train`` and ``test`` of Flowers102, and ``imagenet``, on the device.
 
     Args:
         file: where they are kept once they are decoded; other processes wait until they are.
         flowers: a tar of ``train/class/image.jpg`` and ``test/…``.
-        imagenet: tars of ``class/image.jpg``.
+        imagenet: tars of ``class/image.jpg``, read in the order of their names.
+        part: which of the five images of each of ImageNet's classes.
         device: where to.
         limit: take so many images of each set, evenly from all.
     """
@@ -135,7 +139,7 @@ def read_images(
     with open(file.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # given up when the process ends, however it ends
         if not file.exists():
-            _decode(file, flowers, imagenet, limit)
+            _decode(file, flowers, imagenet, part, limit)
     found = load_file(file, device=str(device))
     return {
         name: Images(found[f"{name}.pixels"], found[f"{name}.labels"])
@@ -143,15 +147,31 @@ def read_images(
     }
 
 
-def _decode(file: Path, flowers: Path, imagenet: Sequence[Path], limit: int | None) -> None:
-    rows: dict[str, list[tuple[int, bytes]]] = {"train": [], "test": [], "imagenet": []}
-    for tar in (flowers, *imagenet):
+def part_of_each_class(rows: Sequence[Row], part: slice) -> list[Row]:
+    """Some images of each class of ImageNet, in the order of the tars."""
+    found: dict[int, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row[0], []).append(row)
+    if counts := {len(some) for some in found.values()} - {PER_CLASS}:
+        raise ValueError(
+            f"the tars of ImageNet have {min(counts)} images of a class instead of {PER_CLASS}: "
+            "pass both, imagenet-val-a.tar and imagenet-val-b.tar, as --imagenet"
+        )
+    return [row for some in found.values() for row in some[part]]
+
+
+def _decode(
+    file: Path, flowers: Path, imagenet: Sequence[Path], part: slice, limit: int | None
+) -> None:
+    rows: dict[str, list[Row]] = {"train": [], "test": [], "imagenet": []}
+    for tar in (flowers, *sorted(imagenet, key=lambda tar: tar.name)):
         for name, data in _members(tar):
             *above, label, _ = name.split("/")
             if above:
                 rows[above[-1]].append((int(label) - 1, data))  # flowers count from 1
             else:
                 rows["imagenet"].append((int(label), data))
+    rows["imagenet"] = part_of_each_class(rows["imagenet"], part)
     tensors: dict[str, Tensor] = {}
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for name, found in rows.items():
@@ -159,9 +179,9 @@ def _decode(file: Path, flowers: Path, imagenet: Sequence[Path], limit: int | No
             pixels = list(pool.map(_pixels, (data for _, data in found), chunksize=32))
             tensors[f"{name}.pixels"] = torch.from_numpy(np.stack(pixels))
             tensors[f"{name}.labels"] = torch.tensor([label for label, _ in found])
-    part = file.with_suffix(".part")
-    save_file(tensors, part)
-    part.rename(file)
+    unfinished = file.with_suffix(".part")
+    save_file(tensors, unfinished)
+    unfinished.rename(file)
 
 
 def _members(tar: Path) -> Iterator[tuple[str, bytes]]:

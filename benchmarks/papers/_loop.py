@@ -97,7 +97,6 @@ def train(
     *,
     clip_norm: float | None = None,
     autocast: torch.dtype | None = torch.bfloat16,
-    mode: Callable[[nn.Module], object] = nn.Module.train,
     before_step: Callable[[int], None] | None = None,
     after_step: Callable[[int, Tensor], None] | None = None,
 ) -> None:
@@ -109,10 +108,9 @@ def train(
         loss: the run's, of a batch.
         factors: of the learning rate, one for each update.
         clip_norm, autocast: see :class:`Gradient`.
-        mode: puts the model into the mode that it trains in.
         before_step, after_step: called with the update, counted from 1, and its loss.
     """
-    mode(run.model)
+    run.model.train()
     optimizer = run.make_optimizer(len(factors))
     peaks = [group["lr"] for group in optimizer.param_groups]
     gradient = Gradient(

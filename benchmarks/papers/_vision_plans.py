@@ -18,17 +18,21 @@ class Plan(NamedTuple):
     recipe: hf.Recipe
     lr: float | None
     weight_decay: float = 0.0
-    frozen_statistics: bool = False  # BatchNorm in its eval mode, also in training
     careful: bool = False  # 5 % warm-up, gradients clipped to 1
 
 
-def sgd(weight_decay: float = 5e-4, lr: float = 0.01, **stages: Any) -> Plan:
+FITTED, HELD = hf.LPFT(), hf.LPFT(hold_statistics=True)  # held: BatchNorm in its eval mode
+
+
+def sgd(
+    weight_decay: float = 5e-4, lr: float = 0.01, trainable: Any = FITTED, **stages: Any
+) -> Plan:
     """As in the paper; decay pulls to 0, so that it is left out where something pulls to θ*."""
-    recipe = hf.Recipe(trainable=hf.LPFT(), update=hf.SGDUpdate(), **stages)
+    recipe = hf.Recipe(trainable=trainable, update=hf.SGDUpdate(), **stages)
     return Plan(recipe, lr, weight_decay)
 
 
-def adam(trainable: Any = hf.LPFT(), lr: float = 1e-3, **stages: Any) -> Plan:  # noqa: B008 (frozen)
+def adam(trainable: Any = FITTED, lr: float = 1e-3, **stages: Any) -> Plan:
     return Plan(hf.Recipe(trainable=trainable, **stages), lr)
 
 
@@ -50,9 +54,9 @@ MAIN: dict[str, Plan | None] = {
 }
 ONCE: dict[str, Plan | None] = {
     "standard-0.2lr": sgd(lr=0.002),
-    "standard-frozen-bn": sgd()._replace(frozen_statistics=True),
-    "standard-adamw-frozen-bn": adam()._replace(frozen_statistics=True),
-    "recadam-50-15-frozen-bn": recadam(0.5, 0.15)._replace(frozen_statistics=True),
+    "standard-frozen-bn": sgd(trainable=HELD),
+    "standard-adamw-frozen-bn": adam(trainable=HELD),
+    "recadam-50-15-frozen-bn": recadam(0.5, 0.15, trainable=HELD),
     "standard-adamw-0.1lr": adam(lr=1e-4),
     "l2-sp": sgd(0.0, penalties=hf.L2SP(0.02, coupled=True)),
     "flow-normalized": sgd(objective=hf.Flow(normalize=True)),
@@ -76,7 +80,7 @@ RATES = (1e-4, 2e-4, 5e-4, 1e-3)
 
 def careful(held: bool, lr: float | None, **stages: Any) -> Plan:
     """5 % warm-up and clipped gradients; BatchNorm's statistics are held, or those of batches."""
-    recipe = hf.Recipe(trainable=hf.LPFT(hold_statistics=held), **stages)
+    recipe = hf.Recipe(trainable=HELD if held else FITTED, **stages)
     return Plan(recipe, lr, careful=True)
 
 
@@ -94,8 +98,8 @@ RECALLS: dict[str, Callable[[float], Any]] = {
 CHOICES: dict[str, Plan | None] = PLAIN | {
     f"{name}-{strength:g}-{lr:g}": careful(True, lr, recall=recall(strength))
     for name, recall in RECALLS.items()
-    for strength in (0.3, 1.0, 3.0)
-    for lr in RATES[2:]
+    for strength in (0.1, 0.3, 1.0, 3.0)
+    for lr in RATES[1:]
 }
 HOLDFAST: dict[str, Plan | None] = {
     "probe": None, "holdfast": Plan(hf.Recipe.preset("holdfast"), None, careful=True), **PLAIN

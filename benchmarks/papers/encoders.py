@@ -34,13 +34,13 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import Dataset, default_collate
 
 from holdfast import LPFT, Features, Recipe, Reference, Run, WiseFT
+from holdfast.hosts._updates import warm_up_and_decay
 
-REPORTED, CHOSEN_ON = ("rte", "sst2", "cola"), ("mrpc",)
-SEEDS = (0, 1, 2)
 ALPHAS = (1.0, 0.75, 0.5, 0.25)
 RATES = (1e-5, 2e-5, 5e-5, 1e-4)
 #: What ``holdfast`` is chosen from.
-STRENGTHS, HIGHER_RATES = (0.1, 0.3, 1.0), (5e-5, 1e-4, 2e-4, 4e-4)
+STRENGTHS, HIGHER_RATES = (0.03, 0.1, 0.3, 1.0), (5e-5, 1e-4, 2e-4, 4e-4)
+WARM_UP = 0.06  # of the updates
 BATCH, UPDATES = 32, {"rte": 600, "sst2": 600, "cola": 800, "mrpc": 600}
 MOST_ROWS = 20_000  # of a training set
 FIELDS = ("target", "kept")
@@ -53,18 +53,29 @@ class Plan(NamedTuple):
     lr: float | None
 
 
-def reported() -> dict[str, Plan]:
+class Table(NamedTuple):
+    """What is run, on which tasks, with which seeds; its runs' names begin with a prefix."""
+
+    plans: dict[str, Plan]
+    tasks: tuple[str, ...]
+    seeds: tuple[int, ...]
+    prefix: str = ""
+
+
+def reported() -> Table:
     plain = {f"standard-{lr:g}": Plan(Recipe(), lr) for lr in RATES}
     fitted = {f"lp-ft-{lr:g}": Plan(Recipe(trainable=LPFT()), lr) for lr in RATES}
-    return plain | {"holdfast": Plan(Recipe.preset("holdfast"), None)} | fitted
+    plans = plain | {"holdfast": Plan(Recipe.preset("holdfast"), None)} | fitted
+    return Table(plans, ("rte", "sst2", "cola"), (0, 1, 2))
 
 
-def choices() -> dict[str, Plan]:
+def choices() -> Table:
     plain = {f"standard-{lr:g}": Plan(Recipe(), lr) for lr in RATES}
-    return plain | {
+    plans = plain | {
         f"features-{strength:g}-{lr:g}": Plan(Recipe(recall=Features(strength)), lr)
         for strength, lr in itertools.product(STRENGTHS, HIGHER_RATES)
     }
+    return Table(plans, ("mrpc",), (0, 1), "choose-")
 
 
 class Rows(Dataset[Batch]):
@@ -167,10 +178,9 @@ class Lab(GlueLab):
             rows = {name: value for name, value in batch.items() if name != "update"}
             return run.loss(rows, float(BATCH), update)
 
-        warm = 0.06 * updates
         train(
             run, counted(itertools.islice(data.batches(BATCH, seed), updates), self.device), loss,
-            [min((u + 1) / warm, (updates - u) / (updates - warm)) for u in range(updates)],
+            [warm_up_and_decay(u, updates, warm_up=WARM_UP) for u in range(updates)],
             clip_norm=1.0, autocast=torch.bfloat16 if self.device.type == "cuda" else None,
             after_step=lambda _, value: losses.append(value.clone()),
         )  # fmt: skip
@@ -182,11 +192,20 @@ class Lab(GlueLab):
         points = WiseFT().sweep(run.finish(), theta, ALPHAS, figures)
         return {
             "task": task, "recipe": name, "seed": seed, "lr": run.lr,
-            "recall": run.recipe.to_dict()["recall"],
+            "settings": run.recipe.to_dict(),
             "points": {f"{alpha:g}": point for alpha, point in points.items()},
             "distance": round(float(distance()), 4),
             "train_loss": round(float(torch.stack(losses[-50:]).mean()), 5),
         }  # fmt: skip
+
+
+def jobs_of(lab: Lab, table: Table) -> dict[str, Any]:
+    """All runs of a table."""
+    plans, tasks, seeds, prefix = table
+    jobs: dict[str, Any] = {f"{prefix}pretrained": lab.pretrained}
+    for seed, (name, plan), task in itertools.product(seeds, plans.items(), tasks):
+        jobs[f"{prefix}{task}-{name}-{seed}"] = functools.partial(lab.tune, task, name, plan, seed)
+    return dict(sorted(jobs.items(), key=lambda job: "lp-ft" in job[0]))  # the others first
 
 
 def main() -> None:
@@ -198,30 +217,25 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="rows of each set, for a trial")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    lab, tasks = Lab(args), CHOSEN_ON if args.choose else REPORTED
-    plans = choices() if args.choose else reported()
-    jobs: dict[str, Any] = {"pretrained": lab.pretrained}
-    seeds = SEEDS[:2] if args.choose else SEEDS
-    for seed, (name, plan), task in itertools.product(seeds, plans.items(), tasks):
-        jobs[f"{task}-{name}-{seed}"] = functools.partial(lab.tune, task, name, plan, seed)
-    jobs = dict(sorted(jobs.items(), key=lambda job: "lp-ft" in job[0]))  # the others first
-    jobs = _jobs.selected(jobs, args.only)
+    table = choices() if args.choose else reported()
+    jobs = _jobs.selected(jobs_of(Lab(args), table), args.only)
     if args.collect is None:
         sys.exit(1 if _jobs.work(jobs, args.runs, args.seconds) else 0)
     protocol = {
-        "model": "all-MiniLM-L6-v2", "tasks": {task: UPDATES[task] for task in tasks},
-        "batch": BATCH, "most_rows": MOST_ROWS, "seeds": seeds, "weight_decay": 0.01,
+        "model": "all-MiniLM-L6-v2", "tasks": {task: UPDATES[task] for task in table.tasks},
+        "batch": BATCH, "most_rows": MOST_ROWS, "seeds": table.seeds, "weight_decay": 0.01,
         "schedule": "6 % warm-up, linear to 0", "clip_norm": 1.0,
         "training": "float32 weights, bfloat16 autocast, dropout 0.1",
-        "target": {task: TASKS[task][0] for task in tasks},
+        "target": {task: TASKS[task][0] for task in table.tasks},
         "kept": "Spearman's ρ of STS-B, " + ("training pairs" if args.choose else "dev"),
     }  # fmt: skip
     _jobs.collect(args.runs, jobs, args.collect, protocol)
     done = _jobs.records(args.runs)
-    runs = [done[name] for name in jobs if name in done and "task" in done[name]]
-    for task in tasks:
-        print(f"\n{task}\n{comparison(mean_points(r for r in runs if r['task'] == task), FIELDS)}")
-    if len(tasks) > 1:
+    runs = [done[name] for name in jobs if name in done]
+    for task in table.tasks:
+        points = mean_points(run for run in runs if run.get("task", task) == task)
+        print(f"\n{task}\n{comparison(points, FIELDS)}")
+    if len(table.tasks) > 1:
         print(f"\nmean of the tasks\n{comparison(mean_points(over_tasks(runs, FIELDS)), FIELDS)}")
 
 

