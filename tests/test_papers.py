@@ -141,37 +141,203 @@ def test_replay_of_fixed_shapes_is_the_librarys(settings, adapters):
         assert torch.allclose(p.grad, gradient, rtol=1e-4, atol=1e-6)
 
 
+def run_of(recipe, alpha="1", *, settings=None, **figures):
+    return {"recipe": recipe, "settings": settings, "points": {alpha: figures}}
+
+
+REPLAY = {"recall": {"name": "self-replay", "strength": 1.0}}
+
+
 def test_better_points_are_better_in_every_field_and_of_another_recipe():
     summary = load("_summary")
     runs = [
-        {"recipe": recipe, "points": {alpha: {"a_nll": a, "kept": kept, "kept_se": 9.0}}}
-        for recipe, alpha, a, kept in (
-            ("holdfast", "1", 0.6, 70.0), ("holdfast", "0.5", 0.5, 80.0), ("plain", "1", 0.5, 71.0),
-            ("plain", "1", 0.6, 73.0), ("plain", "0.5", 0.7, 75.0), ("lora", "1", 0.5, 70.0),
+        run_of(recipe, alpha, settings=settings, a_nll=a, kept=kept)
+        for recipe, alpha, settings, a, kept in (
+            ("holdfast", "1", REPLAY, 0.6, 70.0), ("holdfast", "0.5", REPLAY, 0.5, 80.0),
+            ("plain", "1", {}, 0.5, 71.0), ("plain", "1", {}, 0.6, 73.0),
+            ("plain", "0.5", {}, 0.7, 75.0), ("lora", "1", {}, 0.5, 70.0),
+            ("flow+self-replay", "1", REPLAY, 0.4, 90.0), ("pretrained", "1", None, 2.0, 99.0),
         )
     ]  # fmt: skip
-    points = summary.mean_points(runs)
+    points = summary.mean_points([*runs, run_of("pretrained", "0", kept=99.0)])
     assert points["plain", "1"].seeds == 2
-    assert points["plain", "1"].means == pytest.approx({"a_nll": 0.55, "kept": 72, "kept_se": 9})
+    assert points["plain", "1"].means == pytest.approx({"a_nll": 0.55, "kept": 72})
     assert points["plain", "1"].errors["kept"] == pytest.approx(1.0)
     fields = ("a_nll", "kept")
-    assert summary.better_points(points, ("holdfast", "1"), fields) == ["plain@1"]
-    assert summary.better_points(points, ("holdfast", "0.5"), fields) == []
+    others, kin = summary.better_points(points, ("holdfast", "1"), fields)
+    assert others == ["plain@1"]
+    assert kin == ["flow+self-replay@1 (one seed)"]
+    assert summary.better_points(points, ("holdfast", "0.5"), fields) == ([], kin)
     text = summary.comparison(points, fields)
     assert "| plain | 1 | 2 | 0.5500 ± 0.0500 | 72.00 ± 1.00 |" in text
-    assert "α = 1: 1 points are better in a_nll, kept: plain@1" in text
+    assert "α = 1: 1 point is better in a_nll, kept: plain@1. With the same recall: flow" in text
+    assert "α = 0.5: 0 points are better in a_nll, kept. With" in text
+
+
+def test_errors_combine_seeds_and_rows_of_a_test():
+    summary = load("_summary")
+    runs = [run_of("plain", kept=kept, kept_se=2.0, other=1.0) for kept in (71.0, 74.0)]
+    (point,) = summary.mean_points(runs).values()
+    assert point.errors["kept"] == pytest.approx((1.5**2 + 2.0**2) ** 0.5)
+    (alone,) = summary.mean_points(runs[:1]).values()
+    assert alone.errors["kept"] == 2.0
+    text = summary.comparison(summary.mean_points(runs[:1]), ["kept"])
+    assert "| plain | 1 | 1 | 71.00 ± 2.00 | 1.0000 |" in text
     assert "kept_se" not in text
+    assert "All points share these rows" in text
+
+
+def test_the_divergence_on_texts_of_the_training_is_marked():
+    summary = load("_summary")
+    own = {"recall": {"name": "self-replay", "texts": "mine.txt"}}
+    settings = {"holdfast": REPLAY, "own-texts": own, "plain": {}, "pretrained": None}
+    runs = [
+        run_of(name, settings=found, a_nll=1.0, kl_context_free=0.5)
+        for name, found in settings.items()
+    ]
+    assert [name for name, found in settings.items() if summary.rehearses(found)] == ["holdfast"]
+    text = summary.comparison(summary.mean_points(runs), ["a_nll"])
+    assert text.count("0.5000 †") == 1
+    assert "is a training signal, no evidence" in text
+    assert "†" not in summary.comparison(summary.mean_points(runs[1:]), ["a_nll"])
+
+
+def test_goals_of_holdfast_are_told_one_by_one():
+    summary = load("_summary")
+
+    def run(name, settings, gsm8k, wikitext, mbpp, piqa):
+        figures = {"gsm8k_nll": gsm8k, "wikitext_nll": wikitext, "mbpp_nll": mbpp}
+        return run_of(name, settings=settings, **figures, piqa=piqa, piqa_se=0.02)
+
+    before = run("pretrained", None, 1.4, 3.0, 1.4, 0.64)
+    plain = [run("slow", {}, 0.61, 3.1, 1.5, 0.6), run("fast", {}, 0.60, 3.3, 1.6, 0.6)]
+    good = run("holdfast", REPLAY, 0.59, 3.02, 1.39, 0.63)
+    text = summary.goals(summary.mean_points([before, *plain, good]), ["piqa"])
+    assert "gsm8k_nll at most 0.6000 (fast) | 0.5900 | met" in text
+    assert "wikitext_nll at most 1 % above 3.0000 (pretrained) | 3.0200 (+0.7 %) | met" in text
+    assert text.count("| met |") == 5
+    bad = run("holdfast", REPLAY, 0.62, 3.12, 1.6, 0.60)
+    text = summary.goals(summary.mean_points([before, *plain, bad]), ["piqa"])
+    assert "piqa -4.0 points (± 2.0) | **missed**" in text
+    assert "slow@1 (one seed) | **missed**" in text
+    assert text.count("**missed**") == 5
+    assert "need runs of holdfast" in summary.goals(summary.mean_points([before]), ["piqa"])
+
+
+def test_runs_may_have_fewer_points_of_wise_ft_than_others(monkeypatch):
+    """Earlier runs were tested at fewer α."""
+    summary = load("_summary")
+
+    def run(recipe, seed, *alphas):
+        figures = {"gsm8k_nll": 0.6 + seed, "wikitext_nll": 3.0}
+        return {"recipe": recipe, "seed": seed, "points": dict.fromkeys(alphas, figures)}
+
+    runs = [run("plain", 0, "1", "0.5"), run("plain", 1, "1", "0.5", "0.3")]
+    runs.append(run("pretrained", 0, "1"))
+    monkeypatch.setattr(summary, "read", lambda name: {"runs": runs})
+    medians = summary.Medians("language")
+    assert [point.seeds for point in medians.path("plain")] == [2, 2]
+    assert medians.point("plain@0.3").seeds == 1
+    points = summary.mean_points(runs)
+    assert {a: points["plain", a].seeds for a in ("1", "0.5", "0.3")} == {
+        "1": 2,
+        "0.5": 2,
+        "0.3": 1,
+    }
+    tasks = [{**run, "task": task, "seed": 0} for task, run in zip("ab", runs[:2], strict=True)]
+    (mean,) = summary.over_tasks(tasks, ["gsm8k_nll"])
+    assert mean["points"] == {a: {"gsm8k_nll": pytest.approx(1.1)} for a in ("1", "0.5")}
 
 
 def test_a_mean_over_tasks_needs_all_of_them():
     summary = load("_summary")
     runs = [
-        {"recipe": "plain", "seed": seed, "task": task, "points": {"1": {"target": target}}}
+        {"recipe": "plain", "seed": seed, "task": task, "settings": {},
+         "points": {"1": {"target": target}}}
         for seed, task, target in ((0, "a", 1.0), (0, "b", 3.0), (1, "a", 9.0))
+    ]  # fmt: skip
+    pretrained = {"recipe": "pretrained", "points": {"0": {"kept": 1.0}}}
+    assert summary.over_tasks([*runs, pretrained], ["target"]) == [
+        pretrained, {"recipe": "plain", "settings": {}, "points": {"1": {"target": 2.0}}}
+    ]  # fmt: skip
+
+
+def test_context_free_kl_predicts_only_what_was_not_trained_on_it(monkeypatch):
+    pytest.importorskip("scipy", reason="the eval extra is not installed")
+    tables = load("_tables")
+    before = tables.predictors().splitlines()
+    record = json.loads(json.dumps(load("_summary").read("language")))
+    (run,) = [run for run in record["runs"] if run["run"] == "standard-s0"]
+    worst = dict.fromkeys(run["points"]["1"], 99.0) | {"kl_context_free": 0.0}
+    record["runs"].append(
+        {"run": "holdfast-s0", "recipe": "holdfast", "settings": REPLAY, "points": {"1": worst}}
+    )
+    read = load("_summary").read
+    monkeypatch.setattr(
+        load("_summary"), "read", lambda name: record if name == "language" else read(name)
+    )
+    after = tables.predictors().splitlines()
+    *_, alone = before[-3].strip("| ").split(" | ")
+    first, *_, cell = after[-3].strip("| ").split(" | ")
+    assert first == "SmolLM2: WikiText-2 loss (28 recipes)"
+    assert cell == f"{alone} (27 recipes)"
+
+
+def test_sources_name_the_script_and_its_options(monkeypatch):
+    pytest.importorskip("scipy", reason="the eval extra is not installed")
+    tables = load("_tables")
+    made = {"device": "a CPU", "versions": {"torch": "2.0", "commit": "abc"}, "date": "2026-01-01"}
+    record = {"made": [made], "missing": [], "runs": [{"made": 0}]}
+    monkeypatch.setattr(tables, "read", lambda name: record)
+    scripts = {
+        "vision_holdfast": "vision.py --table holdfast`", "encoders": "encoders.py`",
+        "encoders_choose": "encoders.py --choose`", "language_rates": "language_rates.py`",
+    }  # fmt: skip
+    for name, script in scripts.items():
+        assert f"1 runs of `benchmarks/papers/{script};" in tables.source(name)
+        assert (PAPERS / script.split()[0].strip("`")).exists()
+
+
+def test_tables_share_no_runs():
+    """Data for choosing settings must not be reported."""
+    pytest.importorskip("transformers")
+    from types import SimpleNamespace as Args
+
+    vision, encoders, rates = load("vision"), load("encoders"), load("language_rates")
+    names = [
+        set(vision.jobs_of(Args(args=Args(table=table), run=print, probe=print)))
+        for table in vision.TABLES
     ]
-    runs.append({"recipe": "pretrained", "points": {"0": {"kept": 1.0}}})
-    (mean,) = summary.over_tasks(runs, ["target"])
-    assert mean == {"recipe": "plain", "points": {"1": {"target": 2.0}}}
+    lab = Args(pretrained=print, tune=print)
+    names += [set(encoders.jobs_of(lab, t)) for t in (encoders.reported(), encoders.choices())]
+    assert sum(map(len, names)) == len(set.union(*names))
+    assert {run["run"] for run in load("_summary").runs_of("vision")} <= names[0]
+    language = load("language").plans(1e-3)
+    assert language["self-replay-3"].lr == 0.5
+    assert language["lora+self-replay"].lr == 3.0
+    assert len(rates.plans()) == 15
+
+
+def test_tables_are_tested_on_other_images_of_imagenet():
+    images, vision = load("_images"), load("vision")
+    rows = [(label, bytes([n])) for n in range(5) for label in range(2)]
+    parts = {table: images.part_of_each_class(rows, part) for table, part in vision.PARTS.items()}
+    assert parts["choose"] == [(0, b"\0"), (1, b"\0")]
+    assert parts["holdfast"] == [(n, file) for n in (0, 1) for file in (b"\3", b"\4")]
+    assert len(parts["methods"]) == 10
+    with pytest.raises(ValueError, match="have 3 images of a class instead of 5: pass both"):
+        images.part_of_each_class(rows[:6], slice(0, 1))
+
+
+def test_the_numbers_of_images_are_those_that_runs_recorded():
+    vision = load("vision")
+    run = {"images": {"train": 1632, "test": 408, "imagenet": 1000}}
+    assert "(1000 validation images) to Flowers102 (1632 training, 408" in vision.data_of([run])
+    assert "(5000 validation" in vision.data_of([{}])
+    with pytest.raises(ValueError, match="needs runs with the same images"):
+        vision.data_of([run, {}])
+    with pytest.raises(ValueError, match="--runs has none"):
+        vision.data_of([])
 
 
 def test_a_graph_can_number_the_updates_of_variations():
