@@ -2,16 +2,18 @@
 
 import io
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from rich.console import Console
 
+from holdfast.comparison.results import Results
 from holdfast.report.document import Answer, Column, Document, Section, Table
 from holdfast.report.text import escape
 from report.reports import reports
 from report.sample_report import sample
-from report.sample_results import RECIPES, every_results, sample_results, simple
+from report.sample_results import RECIPES, every_results, run, sample_results, simple
 from report.sample_sweep import sample_sweep
 from report.test_html import sweeps
 
@@ -59,6 +61,45 @@ def test_a_comparison():
     ] * 10
     assert row(rows, "lora ★")[1].endswith("\\*")
     assert row(rows, "sfa")[2].endswith("\\*")
+
+
+def test_the_plot_of_a_training_signal_says_so():
+    found = sample_sweep()
+
+    def trained(report):
+        divergences = (replace(d, trained_on=d.name == "context-free") for d in report.divergences)
+        return replace(report, divergences=tuple(divergences))
+
+    base, *others = found.points
+    points = (base, *(replace(point, report=trained(point.report)) for point in others))
+    for sweep, marked in ((found, 0), (replace(found, points=points), 1)):
+        sections = {section.title: section for section in sweep.document().sections}
+        section = sections["Distance from the base"]
+        titles = [figure.title for figure in section.figures]
+        assert sum(title.endswith("(training signal)") for title in titles) == marked
+        assert ("was a training signal: it is no evidence" in section.about) == bool(marked)
+    assert "Predictions on the base model's own texts, nats per token (training signal)" in titles
+
+
+def test_one_sentence_per_choice_of_methods():
+    def trial(name, recall):
+        settings = {"recall": {"name": "auto"}, "merging": {"name": "keep"}, "penalties": []}
+        resolved = {**settings, "recall": {"name": recall}}
+        return replace(run(name), settings=settings, resolved=resolved)
+
+    found = [trial(f"trial {i}", "self-replay") for i in range(9)]
+    text = Results((*found, trial("other", "features"))).to_markdown()
+    assert text.count("resolved to") == 2
+    assert "trial 0, trial 1, trial 2 and 6 others were resolved to self-replay." in text
+    assert "other was resolved to features." in text
+
+
+def test_default_learning_rates_are_named():
+    found = sample_results()
+    assert "learning rate" not in found.to_markdown()
+    plan = {**found.plan, "rates": {"standard": 5e-4, "flow": 5e-4, "lora": 3e-3}}
+    said = "Default learning rates for this model: 0.0005 (standard and flow) and 0.003 (lora)."
+    assert said in replace(found, plan=plan).to_markdown()
 
 
 def change_table(found, title):

@@ -36,7 +36,7 @@ def document(results: Results) -> Document:
         tone="good" if answer.label else "info",
         names=tuple(names),
         sections=(
-            *(_shown(found, answer.label) if found else ()),
+            *(_shown(found, answer.label, results.plan.get("rates") or {}) if found else ()),
             Section("Failed runs", notes=tuple(failures)),
             Section.facts(
                 "How it was run",
@@ -49,7 +49,9 @@ def document(results: Results) -> Document:
     )
 
 
-def _shown(found: Sequence[Summary], chosen: str | None) -> list[Section]:
+def _shown(
+    found: Sequence[Summary], chosen: str | None, rates: Mapping[str, float]
+) -> list[Section]:
     colors = {s.label: LOST for s in found if s.recipe == STANDARD}
     if chosen is not None:
         colors[chosen] = GAINED
@@ -66,7 +68,7 @@ def _shown(found: Sequence[Summary], chosen: str | None) -> list[Section]:
     single = "The same for each retained test."
     if len(tests) > MOST:
         single += f" These are the {MOST} of {len(tests)} that lose most; the tables have all."
-    tables = [_main_table(found, chosen), _change_table(found)]
+    tables = [_main_table(found, chosen, rates), _change_table(found)]
     standard = standard_of(found)
     if standard is not None and len(found) > 1:
         tables.append(_change_table(found, standard))
@@ -138,7 +140,7 @@ def _curves(found: Sequence[Summary], colors: Mapping[str, str]) -> Iterable[Fig
             yield lines(title, curves, "update", colors)
 
 
-def _main_table(found: Sequence[Summary], chosen: str | None) -> Table:
+def _main_table(found: Sequence[Summary], chosen: str | None, rates: Mapping[str, float]) -> Table:
     """One row per recipe, the pretrained model first."""
     rows = [_tests(summary) for summary in found]
     columns = []
@@ -175,10 +177,7 @@ def _main_table(found: Sequence[Summary], chosen: str | None) -> Table:
         "pretrained model (perplexity in %, shares in points). Lost: mean relative loss over the "
         f"tests. Time: training and testing. * best{', ★ recommended' if chosen else ''}."
     )
-    for summary in found:
-        if methods := _chosen(summary):
-            lr = summary.resolved["update"]["lr"]
-            note += f" {plain(summary.label)} was resolved to {methods}, learning rate {lr:g}."
+    note += _resolutions(found) + _rates(rates)
     if any(signals):
         note += " † The KL was a training signal of this recipe: it is no evidence of retention."
     return Table(
@@ -255,6 +254,31 @@ def _chosen(summary: Summary) -> str:
     return words.listed(
         [m["name"] for s, m in after.items() if "name" in m and m["name"] != before[s]["name"]]
     )
+
+
+def _resolutions(found: Sequence[Summary]) -> str:
+    """One sentence per choice of methods, with the recipes that it was made for."""
+    recipes: dict[str, list[str]] = {}
+    for summary in found:
+        if methods := _chosen(summary):
+            recipes.setdefault(methods, []).append(plain(summary.label))
+    return "".join(
+        f" {words.listed(names)} {'was' if len(names) == 1 else 'were'} resolved to {methods}."
+        for methods, names in recipes.items()
+    )
+
+
+def _rates(rates: Mapping[str, float]) -> str:
+    """A sentence about default learning rates.
+
+    >>> _rates({"standard": 5e-4, "flow": 5e-4, "lora": 3e-3})
+    ' Default learning rates for this model: 0.0005 (standard and flow) and 0.003 (lora).'
+    """
+    recipes: dict[float, list[str]] = {}
+    for name, rate in rates.items():
+        recipes.setdefault(rate, []).append(plain(name))
+    said = [f"{rate:g} ({words.listed(names)})" for rate, names in recipes.items()]
+    return f" Default learning rates for this model: {words.listed(said)}." if said else ""
 
 
 def _settings(resolved: Mapping[str, Any]) -> str:

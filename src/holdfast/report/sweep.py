@@ -34,13 +34,13 @@ class Quantity(NamedTuple):
 def document(sweep: Sweep) -> Document:
     answer = recommend_alpha(sweep)
     chosen, first = answer.alpha, sweep.points[0].report
-    found = list(_quantities(sweep))
+    found, signal = list(_quantities(sweep)), _signal(sweep)
     heads = [f"α {p.alpha:g}{' ★' if p.alpha == chosen else ''}" for p in sweep.points]
     table = Table(
         "By α",
         (Column("measured"), Column("in", rank=1), *map(Column, heads)),
         tuple(quantity.row for quantity in found),
-        " ".join(_notes(sweep, chosen)),
+        " ".join(filter(None, ["" if chosen is None else "★ is the recommended α.", signal])),
         opened=True,
     )
     alphas = Axis("α, from the base to the tuned model", [Span(p.alpha) for p in sweep.points])
@@ -56,7 +56,8 @@ def document(sweep: Sweep) -> Document:
             _frontier(sweep, alphas, found, chosen),
             Section(
                 "Distance from the base",
-                "How far the predictions and the weights are from the base model's at each α.",
+                "How far the predictions and the weights are from the base model's at each α."
+                + (f" {signal}" if signal else ""),
                 tuple(_figure(sweep, alphas, axis, chosen) for axis in distances),
             ),
             Section("All figures", tables=(table,)),
@@ -67,12 +68,11 @@ def document(sweep: Sweep) -> Document:
     )
 
 
-def _notes(sweep: Sweep, chosen: float | None) -> Iterator[str]:
-    if chosen is not None:
-        yield "★ is the recommended α."
+def _signal(sweep: Sweep) -> str:
+    """The sentence about divergences that were a training signal; empty without one."""
     found = (d for point in sweep.points for d in point.report.divergences if d.trained_on)
-    if trained := list(dict.fromkeys(map(source_of, found))):
-        yield no_evidence(listed(trained))
+    trained = list(dict.fromkeys(map(source_of, found)))
+    return no_evidence(listed(trained)) if trained else ""
 
 
 def _frontier(sweep: Sweep, alphas: Axis, found: list[Quantity], chosen: float | None) -> Section:
@@ -114,7 +114,7 @@ def _quantities(sweep: Sweep) -> Iterator[Quantity]:
         known = [row[key] for row in rows if key in row]
         spans = [row[key][0].spans[0] if key in row else Span(math.nan) for row in rows]
         texts = (row[key][1] if key in row else NONE for row in rows)
-        axis = replace(known[0][0], spans=spans)
+        axis = replace(known[-1][0], spans=spans)  # the first may be the base, which is untrained
         role, name, unit = key
         yield Quantity(role, (name, unit, *texts), axis, max(loss for *_, loss in known))
 
@@ -134,7 +134,7 @@ def _measured(report: ForgettingReport) -> dict[tuple[str, str, str], tuple[Axis
         found[score.role, name, plain(score.metric)] = axis, text, change_of(score).loss
     for d in report.divergences:
         unit = f"nats per {plain(d.per)}"
-        title = f"Predictions on {source_of(d)}, {unit}"
+        title = f"Predictions on {source_of(d)}, {unit}" + " (training signal)" * d.trained_on
         axis = Axis(title, [Span(d.kl.value, d.kl.low, d.kl.high)])
         found["distance", f"predictions, {plain(d.name)}", unit] = axis, nats(d.kl.value), 0.0
     if report.drift:
