@@ -141,6 +141,25 @@ def test_names_failures_and_order_do_not_matter(found, random):
     assert recommend(Results(tuple(runs))).label == label
 
 
+NAMES = ["standard", "holdfast", "recadam", "ewc", "lora"]
+
+
+@given(figures, st.permutations(NAMES), st.booleans())
+def test_the_figures_are_recommended_whatever_their_names(found, names, tested):
+    """With and without retained tests, if the names of the recipes are exchanged."""
+    first = simple({name: (some, kept if tested else None) for name, (some, kept) in found.items()})
+    kls = {name: kept for name, (_, kept) in found.items()}
+    first = replace(first, runs=tuple(replace(r, kl={"new": kls[r.recipe]}) for r in first.runs))
+    other = dict(zip(found, names, strict=False))
+    second = replace(first, runs=tuple(replace(r, recipe=other[r.recipe]) for r in first.runs))
+    for one, two in zip(_labels(recommend(first)), _labels(recommend(second)), strict=True):
+        assert two == (one and other[one])
+
+
+def _labels(said):
+    return said.label, said.best, said.gentle
+
+
 @given(every_results)
 def test_there_is_always_something_to_say(found):
     said = recommend(found)
