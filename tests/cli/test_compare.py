@@ -58,6 +58,22 @@ def test_a_comparison_and_once_more(tmp_path, capsys):
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
+def test_without_a_learning_rate_all_recipes_train_alike(tmp_path, capsys):
+    recipes = ["--recipes", "standard", "holdfast", *FEW[3:]]
+    assert main(["compare", "--out=out", "--lr=none", *recipes]) == 0
+    told = capsys.readouterr()
+    assert "Default learning rates for this model: 0.001 (standard and holdfast)." in " ".join(
+        told.out.split()
+    )
+    assert "note:" not in told.err
+    results = Results.load(tmp_path / "out" / "results.json")
+    assert results.plan["rates"] == {"standard": 1e-3, "holdfast": 1e-3}
+    assert [run.resolved["update"]["lr"] for run in results.runs] == [1e-3, 1e-3]
+    # The same command finds its results.
+    assert main(["compare", "--config=out/config.yaml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(results.to_json())
+
+
 def test_an_address_of_results(tmp_path, capsys):
     out = f"dir::file://{tmp_path}/there"
     assert main(["compare", f"--out={out}", "--recipes", "standard", *FEW[3:]]) == 0

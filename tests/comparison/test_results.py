@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from holdfast.comparison.results import Results, RunResult, together
+from holdfast.comparison.plan import Plan
+from holdfast.comparison.results import Results, RunResult, collect, together
 from report.sample_results import every_results, measured, run, sample_results, simple
 
 
@@ -105,3 +106,20 @@ def test_runs_of_other_resolved_settings_are_not_put_together():
     assert len(together({"a": found(0, 1e-3), "b": found(1, 1e-3)}).runs) == 2
     with pytest.raises(ValueError, match=r"different settings \(update\.lr is 0\.001 and 0\.002\)"):
         together({"a": found(0, 1e-3), "b": found(1, 2e-3)})
+
+
+def test_default_learning_rates_are_put_together():
+    one, other = (
+        replace(Results((run(name),)), plan={"recipes": [name], "rates": {name: lr}})
+        for name, lr in (("standard", 1e-3), ("lora", 6e-3))
+    )
+    assert together({"a": one, "b": other}).plan["rates"] == {"standard": 1e-3, "lora": 6e-3}
+
+
+def test_runs_are_in_the_order_of_a_plan_that_does_not_know_its_learning_rates():
+    plan = Plan("m", "d", "t", recipes=("sfa", "lora"), seeds=(0, 1))
+    runs = {f"{spec.recipe}-{spec.seed}": run(spec.recipe, spec.seed) for spec in plan.runs}
+    found = collect(dict(sorted(runs.items())), {}, plan)
+    assert [(one.recipe, one.seed) for one in found.runs] == [
+        ("sfa", 0), ("lora", 0), ("sfa", 1), ("lora", 1),
+    ]  # fmt: skip

@@ -53,7 +53,12 @@ def test_what_an_annealing_stands_for_is_not_searched():
 
 @pytest.mark.parametrize(
     ("recipe", "lr", "centre"),
-    [("holdfast", None, 1e-3), ("holdfast", 1e-4, 1e-4), ("standard", None, 2e-5)],
+    [
+        ("holdfast", None, 1e-3),
+        ("holdfast", 1e-4, 1e-4),
+        ("standard", None, 1e-3),
+        ("lora", None, 6e-3),
+    ],
 )
 def test_the_learning_rate_is_searched_around_its_default(recipe, lr, centre, tmp_path):
     pytest.importorskip("optuna", reason="the cli extra is not installed")

@@ -18,7 +18,7 @@ pytest.importorskip("optuna", reason="the cli extra is not installed")
 import optuna
 import torch
 
-from comparison.tiny import save_bert
+from comparison.tiny import save_bert, save_images, save_resnet
 from holdfast import Recipe
 from holdfast.cli import main
 from holdfast.comparison import tuning
@@ -290,6 +290,45 @@ def test_a_new_head_is_merged_as_a_run_merges_it(tmp_path, monkeypatch):
     model = worker.train(plan.runs[0], tmp_path / "runs").model  # α = 0.5, as by default
     for name, p in model.named_parameters():
         assert torch.equal(p, seen[0][name]), name
+
+
+def image_plan(tmp_path):
+    return Plan(
+        save_resnet(tmp_path / "resnet"), save_images(tmp_path / "train"),
+        save_images(tmp_path / "test"), recipes=("holdfast",), seeds=(0,),
+        training=Training(max_updates=2, batch_size=4), measuring=Measuring(context_free=0),
+    )  # fmt: skip
+
+
+def test_methods_that_are_chosen_for_the_model_are_searched_too(tmp_path):
+    tuning = Tuning("holdfast", trials=2, alphas=(1.0,), space={"merging.alpha": (0.3, 1.0)})
+    plan = image_plan(tmp_path)
+    search = Search(plan, tuning, tmp_path / "trials", str(tmp_path / "study.log"), "one")
+    assert sorted(search.space) == ["lr", "merging.alpha", "recall.strength"]
+    search.run()
+    trials = counted(search.study)
+    assert [t.user_attrs.get("error") for t in trials] == [None, None]
+    found = tuned_of(search.study, tuning, plan)
+    assert found.candidates == 4  # each model also at α = 1
+    assert found.unmerged.values["merging.alpha"] == 1.0
+    recipe = Recipe.from_yaml(found.to_yaml())
+    assert [m.__class__.__name__ for m in (recipe.trainable, recipe.recall, recipe.merging)] == [
+        "LPFT", "Auto", "WiseFT",
+    ]  # fmt: skip
+    assert recipe.merging.alpha == found.taken.values["merging.alpha"]
+    labels = [run.label for run in found.results(plan).runs]
+    assert len(set(labels)) == len(labels)
+    # Another process searches the same.
+    again = Search(plan, tuning, tmp_path / "trials", str(tmp_path / "study.log"), "one", 1)
+    assert (again.recipe, again.space) == (search.recipe, search.space)
+
+
+def test_a_setting_that_nothing_has_for_this_model(tmp_path):
+    tuning = Tuning("holdfast", space={"merging.alfa": (0.3, 1.0)})  # it depends on the model
+    with pytest.raises(
+        ValueError, match=r"'merging\.alfa' to search; did you mean 'merging\.alpha'"
+    ):
+        Search(image_plan(tmp_path), tuning, tmp_path, str(tmp_path / "study.log"), "one")
 
 
 def test_goals_are_less_is_better():

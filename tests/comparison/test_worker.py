@@ -10,6 +10,7 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 from comparison.small_plan import make_plan  # noqa: E402
 from comparison.tiny import save_bert, save_images, save_vit  # noqa: E402
 from holdfast.comparison.plan import Measuring, Plan, Training  # noqa: E402
+from holdfast.comparison.rates import with_rates  # noqa: E402
 from holdfast.comparison.results import Results, RunResult  # noqa: E402
 from holdfast.comparison.worker import Worker  # noqa: E402
 
@@ -65,6 +66,17 @@ def test_a_comparison_of_numbers(tmp_path):
     assert result.target.after < 1
 
 
+def test_a_new_head_is_no_drift(tmp_path):
+    data = write(tmp_path / "d.jsonl", CLASSES)
+    body, head = worked(
+        tmp_path, save_bert(tmp_path / "bert"), data, data, "standard", "linear-probe"
+    )
+    assert body.drift.relative > 0
+    assert (head.drift.distance, head.drift.relative) == (0.0, 0.0)
+    (curve,) = (curve for curve in head.curves if curve.name == "distance")
+    assert set(curve.values) == {0.0}
+
+
 def test_a_comparison_of_images(tmp_path):
     data, test = save_images(tmp_path / "train"), save_images(tmp_path / "test", n=2)
     (result,) = worked(tmp_path, save_vit(tmp_path / "vit"), data, test, "lp-ft+recadam")
@@ -74,16 +86,16 @@ def test_a_comparison_of_images(tmp_path):
 
 def test_a_result_says_what_auto_chose(tmp_path):
     plan = make_plan(tmp_path, recipes=("standard", "holdfast"), seeds=(0,), updates=2)
-    plan = replace(plan, training=replace(plan.training, lr=None))
+    plan = with_rates(replace(plan, training=replace(plan.training, lr=None)))
     worker = Worker(plan, tmp_path / "runs")
     standard, ours = results = [worker(spec) for spec in plan.runs]
     assert standard.resolved == {**standard.settings, "update": standard.resolved["update"]}
     assert ours.settings["recall"] == {"name": "auto", "strength": 1.0}
     assert ours.resolved["recall"]["name"] == "self-replay"
-    assert [run.resolved["update"]["lr"] for run in results] == [2e-5, 1e-3]
+    assert [run.resolved["update"]["lr"] for run in results] == [1e-3, 1e-3]
     assert [run.trained_on for run in results] == [(), ("context-free",)]
     shown = Results(tuple(results)).to_markdown()
-    assert "holdfast was resolved to self-replay, learning rate 0.001." in shown
+    assert "holdfast was resolved to self-replay." in shown
     assert "† The KL was a training signal of this recipe: it is no evidence" in shown
     assert RunResult.from_json(ours.to_json()) == ours
 

@@ -37,6 +37,16 @@ def save_vit(folder, cls=transformers.ViTForImageClassification, **more):
     return str(folder)
 
 
+def save_resnet(folder):
+    torch.manual_seed(0)
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"
+    )
+    transformers.ResNetForImageClassification(config).save_pretrained(folder)
+    transformers.ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
+    return str(folder)
+
+
 def save_images(folder, n=4, classes=tuple(COLOURS)):
     """Single colours, a folder each."""
     image = pytest.importorskip("PIL.Image", reason="pillow is not installed")

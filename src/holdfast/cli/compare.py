@@ -24,6 +24,7 @@ from holdfast.cli._progress import Progress
 from holdfast.comparison import default
 from holdfast.comparison.inputs import check_inputs
 from holdfast.comparison.plan import Measuring, Plan, RunSpec
+from holdfast.comparison.rates import with_rates
 from holdfast.comparison.scheduler import compare, finished_runs
 from holdfast.hosts.job import Training
 from holdfast.io.storage import Place
@@ -69,6 +70,7 @@ def run(options: argparse.Namespace) -> None:
     plan, out = settings_from(Plan, options), Place.at(options.out)
     claim(out.folder, inputs_of(plan), page=True)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # Progress shows all of it
+    plan = with_rates(plan)
     done, total = len(finished_runs(plan, out)), len(plan.runs)
     if done < total:
         check_inputs(plan)

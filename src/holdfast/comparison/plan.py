@@ -114,6 +114,8 @@ class Plan:
         head: ``"auto"`` adds a new head if the rows have labels that the model has no head for (a
             causal language model keeps its own); ``"classification"`` and ``"regression"`` always
             add one, ``"none"`` never does.
+        rates: learning rates of recipes by name, where neither ``training`` nor the recipe has one.
+            :func:`holdfast.compare` fills in what is missing, by the model.
     """
 
     model: str
@@ -128,6 +130,7 @@ class Plan:
     new: tuple[str, ...] = ()
     head: str = "auto"
     old_data: str | None = None
+    rates: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_head(self.head)
@@ -157,10 +160,15 @@ class Plan:
             found |= {spec.id: spec for spec in specs}
         return list(found.values())
 
-    def spec(self, name: str, seed: int, values: Mapping[str, Any]) -> RunSpec:
-        """The run of a recipe with those of the given values that it has settings for."""
-        label, recipe = read_recipe(name)
-        settings, training, applied = recipe.to_dict(), self.training, {}
+    def spec(
+        self, name: str, seed: int, values: Mapping[str, Any], recipe: Recipe | None = None
+    ) -> RunSpec:
+        """The run of a recipe with those of the given values that it has settings for.
+
+        ``recipe`` replaces the one with this name.
+        """
+        label, named = read_recipe(name)
+        settings, training, applied = (recipe or named).to_dict(), self.training, {}
         for key, value in {**self.options, **values}.items():
             stage, _, option = key.partition(".")
             if not option:
@@ -175,6 +183,8 @@ class Plan:
             if key in values:
                 applied[key] = value
         settings = Recipe.from_dict(settings).to_dict()
+        if training.lr is None and settings["update"]["lr"] is None:
+            training = replace(training, lr=self.rates.get(label))
         trained = {k: v for k, v in _codec.encode(training).items() if k != "save_seconds"}
         known = [
             self.model, self.data, self.old_data, self.target, self.new, self.head, settings, seed,

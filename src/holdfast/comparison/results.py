@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from holdfast._torch.layers import within
 from holdfast.comparison.plan import Plan, RunSpec
-from holdfast.evaluate.report import Curve, ForgettingReport, Score
+from holdfast.evaluate.report import Curve, Drift, DriftRow, ForgettingReport, Score
 from holdfast.io import codec as _codec
 from holdfast.io.storage import Place
 from holdfast.recipe import Recipe, difference
@@ -77,7 +78,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Moved:
-    """The distance ‖θ − θ*‖ of the weights, and the same divided by ‖θ*‖."""
+    """The distance ‖θ − θ*‖ of the weights, without new parts, and the same divided by ‖θ*‖."""
 
     distance: float
     relative: float
@@ -141,19 +142,24 @@ class RunResult:
 
 
 def result_of(
-    spec: RunSpec, trained: Recipe, report: ForgettingReport, seconds: float, peak_memory: int
+    spec: RunSpec,
+    trained: Recipe,
+    report: ForgettingReport,
+    new: Sequence[str],
+    seconds: float,
+    peak_memory: int,
 ) -> RunResult:
+    """The result of a run; ``new`` parts of the model, which must move, do not count as drift."""
     targets = [measured(s) for s in report.scores if s.role == "target"]
     if not targets:
         raise ValueError("the report has no test of the target")
-    moved = report.drift.total if report.drift else None
     return RunResult(
         id=spec.id,
         recipe=spec.recipe,
         seed=spec.seed,
         target=targets[0],
         retained=tuple(measured(s) for s in report.scores if s.role != "target"),
-        drift=Moved(moved.distance, moved.relative) if moved else None,
+        drift=moved(report.drift, new) if report.drift else None,
         kl={d.name: d.kl.value for d in report.divergences},
         seconds=round(seconds, 3),
         peak_memory=peak_memory,
@@ -164,6 +170,15 @@ def result_of(
         resolved=_codec.encode(trained.to_dict()),
         curves=report.curves,
     )
+
+
+def moved(drift: Drift, new: Sequence[str]) -> Moved:
+    """How far the weights moved, without those of new parts."""
+    rows = [row for row in drift.tensors if not within(row.name, new)]
+    distance, norm = (
+        math.hypot(*(getattr(r, name) for r in rows)) for name in ("distance", "norm")
+    )
+    return Moved(distance, DriftRow("total", distance, norm, len(rows)).relative)
 
 
 def measured(score: Score) -> Measured:
@@ -307,12 +322,17 @@ def finished_in(folder: Path, plan: Plan | None = None) -> Results | None:
 
 def collect(runs: Mapping[str, RunResult], notes: Mapping[str, str], plan: Plan | None) -> Results:
     """Put runs in the order of the plan; ``notes`` are the tracebacks of failed ones, by id."""
-    order = {spec.id: i for i, spec in enumerate(plan.runs)} if plan else {}
+    # Not by id: it depends on the learning rate, which may depend on the model.
+    order = {_place(spec): i for i, spec in enumerate(plan.runs)} if plan else {}
     return Results(
-        runs=tuple(sorted(runs.values(), key=lambda run: order.get(run.id, len(order)))),
+        runs=tuple(sorted(runs.values(), key=lambda run: order.get(_place(run), len(order)))),
         failed={n: t.strip().rpartition("\n")[2] for n, t in notes.items() if n not in runs},
         plan=_codec.encode(plan) if plan else {},
     )
+
+
+def _place(run: RunSpec | RunResult) -> tuple[str, int, str]:
+    return run.recipe, run.seed, json.dumps(_codec.encode(run.values))
 
 
 def together(found: Mapping[str, Any]) -> Results:
@@ -331,6 +351,11 @@ def together(found: Mapping[str, Any]) -> Results:
     for name in ("recipes", "seeds"):
         items = [item for results in found.values() for item in results.plan.get(name) or []]
         plan[name] = list(dict.fromkeys(items))
+    plan["rates"] = {
+        name: rate
+        for results in found.values()
+        for name, rate in (results.plan.get("rates") or {}).items()
+    }
     return replace(collect(runs, failed, None), plan=plan)
 
 

@@ -16,6 +16,7 @@ from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
 from holdfast.comparison import processes
 from holdfast.comparison.plan import Plan, RunSpec
+from holdfast.comparison.rates import with_rates
 from holdfast.comparison.results import Results, RunResult, collect, read_result
 from holdfast.comparison.worker import Worker
 from holdfast.io.files import locked
@@ -43,6 +44,9 @@ def compare(
     same as without the interruption. A run that fails does not stop the others: its traceback is
     in ``failed/``, and the next call repeats it.
 
+    If neither the plan nor a recipe sets a learning rate, the recipe trains at the rate that the
+    default recipe would have with the same trainable set, so that all recipes train alike.
+
     In a script, put the call under ``if __name__ == "__main__":``: worker processes import it.
 
     Args:
@@ -65,7 +69,7 @@ def compare(
     whole_number("jobs", jobs, 1)
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be local or ray, got {engine!r}")
-    place = Place.at(out)
+    place, plan = Place.at(out), with_rates(plan)
     with locked(place.folder, place.name):
         if config is not None:
             (place / "config.yaml").write_text(config)

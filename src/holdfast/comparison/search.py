@@ -27,10 +27,10 @@ from holdfast._torch.checks import did_you_mean, share, whole_number
 from holdfast._torch.imports import require
 from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
+from holdfast.comparison.rates import default_lr
 from holdfast.comparison.results import Measured, RunResult, measured, result_of
 from holdfast.comparison.worker import Worker, peak_memory, reset_peak_memory
-from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance, watch_distance
-from holdfast.hosts.job import DEFAULT_LR
+from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance
 from holdfast.hosts.watching import Observer
 from holdfast.io import codec as _codec
 from holdfast.io.files import write_whole
@@ -38,7 +38,7 @@ from holdfast.io.models import Loader
 from holdfast.recipe import Recipe, read_recipe
 from holdfast.run import Run, resolved
 from holdfast.scoring.scorer import score
-from holdfast.stages import MedianLoss, SearchRange, SearchSpace
+from holdfast.stages import MedianLoss, Recall, SearchRange, SearchSpace
 
 Halves = tuple[RunResult, RunResult]
 
@@ -71,8 +71,10 @@ class Tuning:
         whole_number("trials", self.trials, 1)
         for alpha in self.alphas:
             share("alphas", alpha)
-        # Which settings there are depends neither on the learning rate nor on the data.
-        space_of(read_recipe(self.recipe)[1], 1.0, lambda: 1.0, self.space)
+        recipe = read_recipe(self.recipe)[1]
+        if type(recipe.recall).resolve is Recall.resolve:  # else the settings depend on the model
+            # They depend neither on the learning rate nor on the data.
+            space_of(recipe, 1.0, lambda: 1.0, self.space)
 
 
 def space_of(
@@ -120,6 +122,12 @@ def swept_setting(recipe: Recipe) -> str | None:
     return None if recipe.merging.swept is None else f"merging.{recipe.merging.swept}"
 
 
+def recipe_of(study: Any, tuning: Tuning) -> Recipe:
+    """The recipe whose settings are searched, with the methods that were chosen for the model."""
+    known = study.user_attrs.get("recipe")
+    return read_recipe(tuning.recipe)[1] if known is None else Recipe.from_dict(known)
+
+
 class Search:
     """The search in one process, by its number: each process draws different settings."""
 
@@ -141,10 +149,12 @@ class Search:
         self.plan = replace(plan, measuring=one)
         other = replace(plan, measuring=replace(plan.measuring, half=1))
         self.worker, self.reporter = Worker(self.plan, folder), Worker(other, folder)
-        self.recipe = read_recipe(tuning.recipe)[1]
-        self.swept = swept_setting(self.recipe)
         self.study = open_study(storage, name)
-        self.space = space_of(self.recipe, self._lr(), self._median_loss, tuning.space)
+        self._resolve()
+        self.recipe = recipe_of(self.study, tuning)
+        self.swept = swept_setting(self.recipe)
+        lr = self.study.user_attrs["lr"]
+        self.space = space_of(self.recipe, lr, self._median_loss, tuning.space)
         self.defaults = {name: range_.default for name, range_ in self.space.items()}
         self.study.sampler = self._sampler()
 
@@ -171,7 +181,7 @@ class Search:
     def _do(self, trial: Any) -> None:
         values = {name: suggest(range_, trial, name) for name, range_ in self.space.items()}
         trial.set_user_attr("default", values == self.defaults)
-        spec = self.plan.spec(self.tuning.recipe, self.tuning.seed, values)
+        spec = self.plan.spec(self.tuning.recipe, self.tuning.seed, values, self.recipe)
         folder = self.folder / spec.id
         folder.mkdir(parents=True, exist_ok=True)
         reset_peak_memory()
@@ -201,7 +211,10 @@ class Search:
                 reports = [worker.measure(spec.id, tuned, recipe) for worker in workers]
                 spent = trained + time.monotonic() - start
                 one, other = (replace(report, curves=curves) for report in reports)
-                made = partial(result_of, spec, recipe, seconds=spent, peak_memory=peak_memory())
+                made = partial(
+                    result_of, spec, recipe, new=self.worker.new, seconds=spent,
+                    peak_memory=peak_memory(),
+                )  # fmt: skip
                 return made(one), made(other)
 
             merging = run.recipe.merging
@@ -216,7 +229,7 @@ class Search:
             )
             found.update(swept.items())
 
-        watch = partial(self._looking, trial) if self.tuning.prune else watch_distance
+        watch = partial(self._looking, trial) if self.tuning.prune else None
         self.worker.train(spec, folder, progress, watch=watch, on_trained=test)
         return found
 
@@ -231,6 +244,7 @@ class Search:
             loader=Loader(max_length=length, tokenizer=self.worker.tokenizer),
             **{**tests, "limit": LOOK_ROWS, "kl_samples": 0, "context_free": 0},
         )
+        few.reference = few.reference.without(self.worker.new)
         looks: dict[str, Sequence[float]] = {}
 
         def look(update: int, model: nn.Module) -> dict[str, float]:
@@ -282,13 +296,21 @@ class Search:
             n_startup_trials=per_training * max(4, self.tuning.trials // 4),
         )
 
-    def _lr(self) -> float:
-        """The learning rate without a search: of the recipe, the plan, or the model."""
-        for lr in (self.recipe.update.lr, self.plan.training.lr):
-            if lr is not None:
-                return lr
-        model = self.worker.load()
-        return resolved(self.recipe, model, default_lr=DEFAULT_LR, new=self.worker.new)[1]
+    def _resolve(self) -> None:
+        """Choose the methods of stages 1 and 4 and the learning rate before the search, by model.
+
+        The recall stays as it is in the recipe, and so do its settings.
+        """
+        if "recipe" in self.study.user_attrs:  # all processes must use the same
+            return
+        recipe, model = read_recipe(self.tuning.recipe)[1], self.worker.load()
+        lr = self.plan.training.lr if recipe.update.lr is None else recipe.update.lr
+        if lr is None:
+            lr = default_lr(recipe, model, self.worker.new)
+        chosen, _ = resolved(recipe, model, default_lr=lr, new=self.worker.new)
+        recipe = replace(recipe, trainable=chosen.trainable, merging=chosen.merging)
+        self.study.set_user_attr("lr", lr)
+        self.study.set_user_attr("recipe", _codec.encode(recipe.to_dict()))
 
     def _median_loss(self) -> float | None:
         """None if the model has a new head."""

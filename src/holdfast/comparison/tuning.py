@@ -22,7 +22,7 @@ from holdfast.comparison.results import Results, RunResult
 from holdfast.comparison.search import Tuning
 from holdfast.io import codec as _codec
 from holdfast.io.files import locked
-from holdfast.recipe import Recipe, read_recipe
+from holdfast.recipe import Recipe
 from holdfast.report.words import percent, plain, score_text
 
 
@@ -232,11 +232,13 @@ def _check_same(study: Any, plan: Plan, tuning: Tuning) -> None:
 
 def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
     trials, every = search.counted(study), study.get_trials(deepcopy=False)
+    recipe = search.recipe_of(study, tuning)
+    swept = search.swept_setting(recipe)
     states = [trial.state.name for trial in trials]
     failed = [trial.user_attrs["error"] for trial in trials if "error" in trial.user_attrs]
     numbers = {t.number: i for i, t in enumerate(trials, 1) if t.state.name == "COMPLETE"}
     found = [
-        _candidate(trial, numbers[whose], tuning, plan)
+        _candidate(trial, numbers[whose], tuning, plan, recipe)
         for trial in every
         if trial.state.name == "COMPLETE"
         and (whose := trial.user_attrs.get("of", trial.number)) in numbers
@@ -251,7 +253,6 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
     taken = next((one for one in found if one.chosen.label == chosen), frontier[0])
     default = next((one for one in found if one.chosen.recipe == "defaults"), None)
     alike = [one for one in found if default and one.trial == default.trial and one is not default]
-    swept = search.swept_setting(read_recipe(tuning.recipe)[1])
     return Tuned(
         recipe=tuning.recipe,
         settings=taken.chosen.settings,
@@ -266,15 +267,15 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
     )
 
 
-def _candidate(trial: Any, number: int, tuning: Tuning, plan: Plan) -> Candidate:
+def _candidate(trial: Any, number: int, tuning: Tuning, plan: Plan, recipe: Recipe) -> Candidate:
     """Read a candidate from a trial; it is named after its training run and its α."""
     attrs, values = trial.user_attrs, dict(trial.params)
     name, called = "defaults", {}
     if not attrs.get("default"):
-        name, swept = f"trial {number}", search.swept_setting(read_recipe(tuning.recipe)[1])
+        name, swept = f"trial {number}", search.swept_setting(recipe)
         if swept and swept in values:
             called[swept.rpartition(".")[2]] = round(values[swept], 3)
-    spec = plan.spec(tuning.recipe, tuning.seed, values)
+    spec = plan.spec(tuning.recipe, tuning.seed, values, recipe)
     update = {**spec.settings["update"], "lr": spec.training.lr}
     settings = Recipe.from_dict({**spec.settings, "update": update}).to_dict()
     halves = [

@@ -20,7 +20,7 @@ from holdfast.comparison.results import RunResult, read_result, result_of
 from holdfast.evaluate.measure import Meter
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.suite import Suite
-from holdfast.evaluate.watch import curves_of, watch_distance
+from holdfast.evaluate.watch import Watch, curves_of, watch_distance
 from holdfast.hosts.job import ProgressCallback, Trained, spent_before, train
 from holdfast.hosts.watching import Observer
 from holdfast.io.encoding import TrainingData
@@ -65,7 +65,7 @@ class Worker:
             raise
         if (found := read_result(file)) is None:
             spent = time.monotonic() - begin
-            found = result_of(spec, recipe, report, spent, peak_memory())
+            found = result_of(spec, recipe, report, self.new, spent, peak_memory())
             file.write_text(found.to_json())
         for left in ("run.pt", "history.jsonl", "seconds"):  # only a stopped run needs these
             (folder / left).unlink(missing_ok=True)
@@ -80,7 +80,7 @@ class Worker:
         spec: RunSpec,
         folder: Path,
         progress: ProgressCallback | None = None,
-        watch: Callable[[nn.Module, int], Observer] = watch_distance,
+        watch: Callable[[nn.Module, int], Observer] | None = None,
         on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
     ) -> Trained:
         model = self.load()
@@ -91,9 +91,14 @@ class Worker:
         return train(
             model, recipe, samples, spec.training, folder,
             old_data=None if old is None else self.samples(model, length, old), new=self.new,
-            tokenizer=self.tokenizer, seed=spec.seed, progress=progress, watch=watch,
-            on_trained=on_trained,
+            tokenizer=self.tokenizer, seed=spec.seed, progress=progress,
+            watch=watch or self._watch_distance, on_trained=on_trained,
         )  # fmt: skip
+
+    def _watch_distance(self, model: nn.Module, total_updates: int) -> Watch:
+        watch = watch_distance(model, total_updates)
+        watch.reference = watch.reference.without(self.new)
+        return watch
 
     def load(self) -> nn.Module:
         model, self.new = self.data.load()
