@@ -120,7 +120,7 @@ def test_replay_of_fixed_shapes_is_the_librarys(settings, adapters):
     replay = replaying.Replay(run, torch.device("cpu"))
     replay.add(batch, 3)
     ours = replay(batch)
-    run.recall.plan(run.model, 3, 4, 4, micro_batches=1)
+    run.recall.plan(run.model, 3, 4, micro_batches=1)
     with run.recall.beside(run.model) as recalled:
         theirs = recalled()
     assert ours.item() > 0.01
@@ -131,7 +131,7 @@ def test_replay_of_fixed_shapes_is_the_librarys(settings, adapters):
         assert torch.allclose(mine, library, rtol=1e-4, atol=1e-6)
 
     # Beside the target's loss: what all pieces leave is the gradient of the sum.
-    run.recall.plan(run.model, 3, 4, 4, micro_batches=1)
+    run.recall.plan(run.model, 3, 4, micro_batches=1)
     whole = run.loss(pad_collate(samples), float(batch["targets"]), 3)
     expected = torch.autograd.grad(whole, trained)
     total = training.loss_of(run.model, replay)(batch)
@@ -318,15 +318,24 @@ def test_tables_share_no_runs():
     assert len(rates.plans()) == 15
 
 
-def test_tables_are_tested_on_other_images_of_imagenet():
+def test_settings_are_chosen_on_other_images_than_those_of_the_table():
     images, vision = load("_images"), load("vision")
-    rows = [(label, bytes([n])) for n in range(5) for label in range(2)]
-    parts = {table: images.part_of_each_class(rows, part) for table, part in vision.PARTS.items()}
-    assert parts["choose"] == [(0, b"\0"), (1, b"\0")]
-    assert parts["holdfast"] == [(n, file) for n in (0, 1) for file in (b"\3", b"\4")]
-    assert len(parts["methods"]) == 10
-    with pytest.raises(ValueError, match="have 3 images of a class instead of 5: pass both"):
-        images.part_of_each_class(rows[:6], slice(0, 1))
+
+    def rows(per_class):
+        return [(label, bytes([n])) for n in range(per_class) for label in range(2)]
+
+    sets = {"train": rows(20), "test": rows(7), "imagenet": rows(5)}
+    choose, table, methods = (
+        images.chosen(sets, vision.PARTS[name]) for name in ("choose", "holdfast", "methods")
+    )
+    assert choose["imagenet"] == [(0, b"\0"), (1, b"\0")]
+    assert table["imagenet"] == [(n, file) for n in (0, 1) for file in (b"\3", b"\4")]
+    assert (len(choose["train"]), len(choose["test"])) == (32, 8)
+    assert not {*choose["train"]} & {*choose["test"]}
+    assert {*choose["train"], *choose["test"]} == {*table["train"]} == {*sets["train"]}
+    assert {name: {*some} for name, some in methods.items()} == {n: {*s} for n, s in sets.items()}
+    with pytest.raises(ValueError, match="imagenet must have 5 images, but the tars have 3: pass"):
+        images.chosen(sets | {"imagenet": rows(3)}, vision.PARTS["choose"])
 
 
 def test_the_numbers_of_images_are_those_that_runs_recorded():
@@ -355,13 +364,3 @@ def test_a_graph_can_number_the_updates_of_variations():
         assert torch.equal(theirs, varied({"input_ids": ids}, 5, number)["input_ids"])
         seen.add(tuple(theirs.flatten().tolist()))
     assert len(seen) == 3
-
-
-def test_the_last_images_of_each_class_are_split_off():
-    import torch
-
-    images = load("_images")
-    labels = torch.tensor([0, 1, 0, 1, 0, 1, 1])
-    first, last = images.split(images.Images(torch.arange(7), labels), 2)
-    assert first.pixels.tolist() == [0, 1, 3]
-    assert last.pixels.tolist() == [2, 4, 5, 6]

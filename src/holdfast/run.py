@@ -56,8 +56,9 @@ class Run:
             :meth:`holdfast.PretrainedHead.of` before you replace it.
         tokenizer: the tokenizer of a language model, for methods that draw texts from it: those of
             a chat model should look like chats.
-        visits: the number of samples that training will visit, counting each epoch; hosts know it.
-            If None, the number of samples in the data.
+        visits: the number of samples that training will visit, counting each epoch; most hosts
+            know it. If None, the number of samples in the data.
+        update_size: samples per update, over all ranks; most hosts know it.
         autocast: the dtype of autocast in training, such as ``torch.bfloat16``; most hosts know it.
             Methods that keep predictions of the pretrained model compute them in the same way.
         seed: seeds all random choices of the methods.
@@ -89,6 +90,7 @@ class Run:
         old_head: PretrainedHead | None = None,
         tokenizer: Any = None,
         visits: int | None = None,
+        update_size: int | None = None,
         autocast: torch.dtype | None = None,
         seed: int = 0,
         cache: bool | str | os.PathLike[str] = True,
@@ -104,7 +106,8 @@ class Run:
         self.new = (new,) if isinstance(new, str) else tuple(new)
         check_parts(self.new, [name for name, _ in model.named_parameters()], "new")
         self.old_data, self.old_head = old_data, old_head
-        self.tokenizer, self.visits, self.autocast = tokenizer, visits, autocast
+        self.tokenizer, self.autocast = tokenizer, autocast
+        self.visits, self.update_size = visits, update_size
         self.seed, self.cache, self.progress = seed, cache, progress
         self.recipe, self.lr = resolved(recipe, model, lr, default_lr, new=self.new, task=task)
         is_given = lr is not None or recipe.update.lr is not None
@@ -141,7 +144,7 @@ class Run:
     def needs_warm_up(self) -> bool:
         """Whether hosts warm up the learning rate, let it fall and clip gradients by default.
 
-        True if stage 1 needs it, or if the recipe chose the learning rate, which fits such training.
+        True if stage 1 needs it, or if the recipe chose the learning rate: its rates are for this.
         """
         return self._chose_lr or self.recipe.trainable.needs_warm_up
 
@@ -310,8 +313,9 @@ class Run:
         if saved.get("recall") != ours["recall"]:
             raise ValueError(
                 f"{where} belongs to a run that recalls something else: with another tokenizer, "
-                "other texts, or another length of the training. Resume with the same ones, or "
-                "start a new run in another directory"
+                "other texts, another precision or another length of the training. Resume with the "
+                "same ones. On another kind of device, texts are drawn with other rounding: keep "
+                "the cache ($HOLDFAST_CACHE). Or start a new run in another directory"
             )
         for name in ("data", "old_data"):
             if not same_content(saved.get(name), ours[name]):

@@ -409,9 +409,7 @@ class RecallTerm:
         """True if the term overrides :meth:`plan`: it runs the model on data of its own."""
         return type(self).plan is not RecallTerm.plan
 
-    def plan(
-        self, model: nn.Module, update: int, samples: int, rows: int, micro_batches: int
-    ) -> None:
+    def plan(self, model: nn.Module, update: int, samples: int, micro_batches: int) -> None:
         """Distribute the term's own data over the micro-batches of an update on this rank.
 
         Called before each update. All ranks have equally much data in each micro-batch.
@@ -420,7 +418,6 @@ class RecallTerm:
             model: the model as the host has wrapped it, in training mode.
             update: the number of the update, counted from 1.
             samples: the target's samples per update, over all ranks.
-            rows: samples per micro-batch.
             micro_batches: the micro-batches of this update on this rank.
         """
 

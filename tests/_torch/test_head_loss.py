@@ -135,7 +135,8 @@ def twin(model, inputs, where, teacher):
         return (teacher.states.exp() * (teacher.states - log_q)).sum()
     weights = teacher.log_probs.exp()
     weights[:, -1] = 1 - weights[:, :-1].sum(1)  # the last token stands for all others
-    return (weights * (teacher.log_probs - log_q.gather(1, teacher.ids))).sum()
+    log_r = log_q.gather(1, teacher.ids) - teacher.log_probs
+    return (weights * (log_r.exp() - 1 - log_r)).sum()
 
 
 def gradients(model, loss):

@@ -25,12 +25,12 @@ def twin(z, ids, log_probs, sampled):
     """The estimate, written as it is defined."""
     rows = []
     for logits, tokens, log_p in zip(z, ids, log_probs, strict=True):
-        q, p = logits.softmax(0), log_p.exp()
-        likeliest = len(tokens) - sampled
-        kl = sum(p[i] * (p[i] / q[tokens[i]]).log() for i in range(likeliest))
+        p, likeliest = log_p.exp(), len(tokens) - sampled
         rest = 1 - p[:likeliest].sum()
-        for i in range(likeliest, len(tokens)):
-            kl = kl + rest / sampled * (p[i] / q[tokens[i]]).log()
+        kl = 0.0
+        for i, token in enumerate(tokens):
+            r = logits.softmax(0)[token] / p[i]
+            kl = kl + (p[i] if i < likeliest else rest / sampled) * (r - 1 - r.log())
         rows.append(kl)
     return torch.stack(rows)
 
@@ -63,6 +63,21 @@ def test_kept_tokens_estimate_the_divergence_without_bias():
         value, slope = value + odds[:, 0] * found, slope + odds * gradient()
     torch.testing.assert_close(value, exact)
     torch.testing.assert_close(slope, exactly())
+
+
+def test_there_is_no_noise_at_the_pretrained_model():
+    _, theirs, teacher = random()
+    values, gradient = teacher.compare(slice(5), theirs.detach())
+    torch.testing.assert_close(values, torch.zeros(5, dtype=torch.float64), atol=1e-15, rtol=0)
+    torch.testing.assert_close(gradient(), torch.zeros_like(theirs), atol=1e-15, rtol=0)
+
+
+def test_no_estimate_is_negative_or_infinite():
+    z, _, teacher = random(n=200, vocabulary=300, k=8, sampled=4, dtype=torch.float32)
+    for scale in (1.0, 30.0):
+        values, gradient = teacher.compare(slice(200), scale * z.detach())
+        assert values.min() > -1e-5
+        assert gradient().isfinite().all()
 
 
 def test_all_tokens():
@@ -126,6 +141,7 @@ def test_tokens_that_the_teacher_excludes():
     z, theirs, _ = random()
     theirs = theirs.clone()
     theirs[:, 3] = -torch.inf
+    theirs = theirs.log_softmax(1)
     for teacher in (AllTokens(theirs), kept(torch.arange(11).expand(5, 11), theirs, 0)):
         values, gradient = teacher.compare(slice(0, 5), z.detach())
         assert values.isfinite().all()

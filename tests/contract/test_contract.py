@@ -21,7 +21,7 @@ from setting import (
 )
 
 from holdfast import Mixout, RecAdamUpdate, Recipe, Run
-from holdfast.registry import methods
+from holdfast.registry import PRESETS, methods
 
 every_method = pytest.mark.parametrize("entry", ENTRIES, ids=NAMES)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -151,7 +151,7 @@ def test_the_preset_of_its_name(entry):
         recipe = Recipe.preset("random-init+recadam")
     else:
         recipe = Recipe.preset(entry.name)
-        assert recipe.name in (entry.name, "standard")
+        assert recipe.name in (entry.name, *PRESETS, "standard")
     assert entry.cls() in [method for _, method in recipe]
 
 

@@ -12,13 +12,18 @@ def log_softmax(z):
 def kl(base, z, likeliest=None, drawn=()):
     """KL of two rows of logits over the vocabulary, or its estimate from some of the tokens.
 
-    The drawn tokens stand for all that are not the likeliest, each for an equal part.
+    KL is the sum of p·(r − 1 − log r) over all tokens, r = q/p. The drawn tokens stand for all that
+    are not the likeliest, each for an equal part.
     """
     log_p, log_q = log_softmax(base), log_softmax(z)
     best = sorted(range(len(log_p)), key=lambda i: -log_p[i])[:likeliest]
-    found = sum(math.exp(log_p[i]) * (log_p[i] - log_q[i]) for i in best)
+
+    def term(i):
+        return math.exp(log_q[i] - log_p[i]) - 1 - (log_q[i] - log_p[i])
+
+    found = sum(math.exp(log_p[i]) * term(i) for i in best)
     rest = 1 - sum(math.exp(log_p[i]) for i in best)
-    return found + sum(rest / len(drawn) * (log_p[i] - log_q[i]) for i in drawn)
+    return found + sum(rest / len(drawn) * term(i) for i in drawn)
 
 
 def divergence(base, tuned, texts, starts, likeliest=None, drawn=None):

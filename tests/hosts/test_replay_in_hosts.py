@@ -250,13 +250,13 @@ def test_in_trl(kind, name, size, tmp_path, rides):
 
 
 def test_in_trl_with_packing(tmp_path, rides):
-    """An update of three packs replays as many texts as one of twelve samples with less share."""
+    """An update of three packs replays as many texts as one of their twelve samples."""
     options = {"packing": True, "max_length": 64, "per_device_train_batch_size": 3}
     pytest.importorskip("trl", reason="the trl extra is not installed")
     from hosts import test_trl
 
     plain = test_trl.tokenized(test_trl.make_trainer(Recipe(), tmp_path))
-    trainer = test_trl.make_trainer(Recipe(recall=replay(share=1.0)), tmp_path, options=options)
+    trainer = test_trl.make_trainer(Recipe(recall=replay(share=0.25)), tmp_path, options=options)
     assert len(trainer.train_dataset) == 3
     trainer.train()
     assert set(rides) == {False}  # samples of a pack have position ids

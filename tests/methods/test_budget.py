@@ -128,12 +128,15 @@ def test_lora_returns_by_its_b():
     assert 0.7 * BUDGET <= kl <= 1.05 * BUDGET
 
 
-def test_adapters_of_ones_own_return_to_the_model_without_them():
+def adapted(**options):
     peft = pytest.importorskip("peft", reason="the peft extra is not installed")
-    trained = {"target_modules": ["q_proj", "embed_tokens"], "init_lora_weights": False}
     torch.manual_seed(0)
-    model = peft.get_peft_model(base(torch.float32), peft.LoraConfig(r=2, **trained))
-    run = train(make_run(replay(), model), 4)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "embed_tokens"], **options)
+    return peft.get_peft_model(base(torch.float32), config)
+
+
+def test_adapters_of_ones_own_return_to_the_model_without_them():
+    run = train(make_run(replay(), adapted(), lr=0.3), 8)
     kept = run.finish()
     assert run.recall.alpha < 1
     kl, _ = on_fresh_texts(kept, base(torch.float32))
@@ -141,6 +144,10 @@ def test_adapters_of_ones_own_return_to_the_model_without_them():
 
 
 class TestRefused:
+    def test_adapters_that_have_learned_before(self):
+        with pytest.raises(ValueError, match=r"other values at the start: merge them"):
+            make_run(replay(), adapted(init_lora_weights=False))
+
     def test_dora(self):
         with pytest.raises(ValueError, match=r"SelfReplay scales B .* use dora=False"):
             Recipe(trainable=LoRA(dora=True), recall=replay())

@@ -42,7 +42,7 @@ def make_run(recall, model=None, data=None, **options):
 
 def recalled(run, update=1, samples=8, rows=8):
     """The term of an update, in a call of its own."""
-    run.recall.plan(run.model, update, samples, rows, micro_batches=1)
+    run.recall.plan(run.model, update, samples, micro_batches=1)
     return recalled_in(run)
 
 
@@ -133,7 +133,7 @@ def test_how_an_update_is_cut_does_not_matter(parts):
     for micro_batches in (parts, 1):
         run = make_run(replay(share=1.0), noisy(base()))
         run.recall.pool.log_probs[:] = make_run(replay(share=1.0)).recall.pool.log_probs
-        run.recall.plan(run.model, 2, 8, 1, micro_batches)
+        run.recall.plan(run.model, 2, 8, micro_batches)
         for _ in range(micro_batches):
             with run.recall.beside(run.model) as loss:
                 if (part := loss()) != 0.0:
@@ -146,11 +146,11 @@ def test_every_micro_batch_of_a_plan_must_run():
     run = make_run(replay(share=1.0))
     with pytest.raises(RuntimeError, match=r"call run.recall.plan\(...\) before each update"):
         recalled_in(run)
-    run.recall.plan(run.model, 1, 8, 8, 3)
+    run.recall.plan(run.model, 1, 8, 3)
     recalled_in(run)
     with pytest.raises(RuntimeError, match="2 micro-batches of update 1 did not replay"):
-        run.recall.plan(run.model, 2, 8, 8, 3)
-    run.recall.plan(run.model, 1, 8, 8, 1)  # again, after an interrupted update
+        run.recall.plan(run.model, 2, 8, 3)
+    run.recall.plan(run.model, 1, 8, 1)  # again, after an interrupted update
     assert recalled_in(run) != 0.0
     assert recalled_in(run) == 0.0  # a micro-batch more than announced
 
@@ -173,9 +173,29 @@ def test_every_text_is_replayed_before_any_is_repeated():
 
 def test_at_least_one_text_per_update():
     term = make_run(replay(share=0.01)).recall
-    term.plan(base(), 1, 4, 4, micro_batches=2)
+    term.plan(base(), 1, 4, micro_batches=2)
     assert [len(rows) for rows, weights in term._shares] == [1, 0]
     assert term.texts_of(1, 1) != term.texts_of(2, 1)
+
+
+def test_as_many_texts_are_drawn_as_the_run_uses(caplog):
+    long = [{"input_ids": [5] * 99, "labels": [5] * 99}] * 2
+    used = {"visits": 1600, "update_size": 20}
+    assert len(make_run(replay(fewest=1, share=0.1), data=long, **used).recall.pool) == 160
+    assert len(make_run(replay(fewest=1, share=0.1), data=long, visits=1600).recall.pool) == 160
+    assert len(make_run(replay(fewest=10, share=0.1), data=long, **used).recall.pool) == 800
+    assert not caplog.records
+    short = [{"input_ids": [5], "labels": [5]}] * 2
+    run = make_run(replay(fewest=10, share=0.1), data=short, **used)
+    assert len(run.recall.pool) == 1600 // LENGTH
+    assert f"would take longer than the training: {1600 // LENGTH} are drawn" in caplog.text
+
+
+def test_prompt_learning_is_refused():
+    peft = pytest.importorskip("peft", reason="the peft extra is not installed")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(ValueError, match="prompt learning adds tokens to each text: use LoRA"):
+        make_run(replay(), peft.get_peft_model(base().float(), config))
 
 
 @pytest.mark.parametrize("accumulate", [2, 8])

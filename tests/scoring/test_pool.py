@@ -146,7 +146,7 @@ class TestAdapters:
 
     @staticmethod
     def adapted(trained=False, **options):
-        peft = pytest.importorskip("peft")
+        peft = pytest.importorskip("peft", reason="the peft extra is not installed")
         options = {"r": 2, "target_modules": ["q_proj", "embed_tokens"]} | options
         model = peft.get_peft_model(base(), peft.LoraConfig(task_type="CAUSAL_LM", **options))
         for name, p in model.named_parameters():
@@ -155,14 +155,29 @@ class TestAdapters:
         return model
 
     @pytest.mark.parametrize("options", [{}, {"modules_to_save": ["lm_head"]}])
-    @pytest.mark.parametrize("trained", [False, True])
-    def test_they_are_off(self, options, trained, monkeypatch):
-        wanted, model = drawn(), self.adapted(trained, **options)
+    def test_new_ones_are_off(self, options, monkeypatch):
+        wanted, model = drawn(), self.adapted(**options)
         assert base_fingerprint(model) == base_fingerprint(base())
         assert equal(drawn(model, cache=False), wanted)
         monkeypatch.setattr(pool.Drawer, "__call__", None)  # would fail if called
         monkeypatch.setattr(pool.Predictor, "__call__", None)
         assert drawn(model).path == wanted.path
+
+    def test_trained_ones_belong_to_the_model(self):
+        model = self.adapted(trained=True)
+        assert base_fingerprint(model) != base_fingerprint(base())
+        found = drawn(model, cache=False)
+        assert found.texts() != drawn(cache=False).texts()
+        merged = model.merge_and_unload()
+        torch.testing.assert_close(drawn(merged, cache=False).log_probs, found.log_probs)
+
+    def test_the_residual_model_of_pissa_is_not_the_base(self):
+        peft = pytest.importorskip("peft", reason="the peft extra is not installed")
+        config = peft.LoraConfig(
+            r=2, target_modules=["q_proj"], init_lora_weights="pissa", task_type="CAUSAL_LM"
+        )
+        found = drawn(peft.get_peft_model(base(), config), cache=False)
+        torch.testing.assert_close(found.log_probs, drawn(cache=False).log_probs)
 
     def test_other_models_have_another_fingerprint(self):
         found = {base_fingerprint(m) for m in (base(), noisy(base()), base(rms_norm_eps=0.1))}

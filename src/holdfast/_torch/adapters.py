@@ -98,6 +98,11 @@ def adapter_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
                 yield name, p, kind.endswith("B")
 
 
+def adapters_are_new(model: nn.Module) -> bool:
+    """Whether a model with its adapters off is the model of now: no B of LoRA has changed."""
+    return not any(p.any() for n, p in model.named_parameters() if ".lora_B." in n)
+
+
 def adapters_are_removable(model: nn.Module) -> bool:
     """Whether a model with its adapters off is the model of now, also after training.
 
@@ -109,13 +114,9 @@ def adapters_are_removable(model: nn.Module) -> bool:
         return False
     if any(getattr(m, "running_mean", None) is not None for m in inner.modules()):
         return False
-    for name, p in inner.named_parameters():
-        if ".lora_B." in name:
-            if p.any():
-                return False
-        elif p.requires_grad and not (".lora_A." in name or ".lora_magnitude_vector." in name):
-            return False
-    return True
+    known = (".lora_A.", ".lora_B.", ".lora_magnitude_vector.")
+    trained = [name for name, p in inner.named_parameters() if p.requires_grad]
+    return adapters_are_new(inner) and all(any(k in name for k in known) for name in trained)
 
 
 @contextlib.contextmanager

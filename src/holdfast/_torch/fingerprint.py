@@ -14,7 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast._torch.adapters import base_name, is_of_adapter, unwrapped, without_peft
+from holdfast._torch.adapters import (
+    adapters_are_new,
+    base_name,
+    is_of_adapter,
+    unwrapped,
+    without_peft,
+)
 from holdfast._torch.layout import whole
 from holdfast._torch.rng import preserve_rng
 
@@ -107,10 +113,11 @@ def arrow_fingerprint(dataset: Any) -> str:
 
 
 def base_fingerprint(model: nn.Module) -> str:
-    """The fingerprint of the model under PEFT's adapters: equal with and without them."""
+    """The fingerprint of the model under new PEFT adapters: equal with and without them."""
     inner: Any = without_peft(model)
     tensors = {**dict(inner.named_parameters()), **dict(inner.named_buffers())}
-    own = {base_name(n): t for n, t in tensors.items() if not is_of_adapter(n)}
+    are_new = adapters_are_new(inner)
+    own = {base_name(n): t for n, t in tensors.items() if not (are_new and is_of_adapter(n))}
     leaves = (
         (base_name(f"{n}.")[:-1], type(module).__name__, module.extra_repr())
         for n, module in inner.named_modules()

@@ -19,6 +19,8 @@ from holdfast._torch.lm_head import CHUNK
 from holdfast._torch.ride import riding
 from holdfast._torch.teachers import AllTokens, Teacher
 
+_LARGEST = 1 << 26  # logits of a chunk
+
 
 def replay_divergence(
     model: nn.Module,
@@ -40,7 +42,7 @@ def replay_divergence(
             flattened batch.
         weights: one weight per chosen position.
         chunk: the number of logits that are computed at a time; by default about 64 MB of them, or
-            a quarter of the size of the output layer if that is more.
+            a quarter of the size of the output layer if that is more, at most 256 MB.
 
     Returns:
         A scalar in float32, or in float64 for a float64 model. It can be differentiated once. If
@@ -139,7 +141,8 @@ class _Loss:
             return cast(Tensor, apply(self, head, tuple(named), states, *named.values()))
         total = _zero(states)
         for part in self.parts(states, head):
-            total += self.at(part, states[part] if head is None else head(states[part]))[0]
+            value = self.at(part, states[part] if head is None else head(states[part]))[0]
+            total += value.to(total.device)
         return total
 
     def parts(self, states: Tensor, head: Head | None) -> Iterator[slice]:
@@ -148,7 +151,8 @@ class _Loss:
         vocabulary = width if head is None else head.vocabulary
         rows = (self.chunk or CHUNK) // vocabulary
         if self.chunk is None and head is not None:
-            rows = max(rows, width // 4)  # each chunk reads all weights of the head
+            # Each chunk reads all weights of the head.
+            rows = max(rows, min(width // 4, _LARGEST // vocabulary))
         rows = max(1, rows)
         for start in range(0, max(1, len(states)), rows):
             yield slice(start, start + rows)
@@ -183,7 +187,7 @@ class _Sum(torch.autograd.Function):
                 named = dict(zip(names, leaves, strict=True))
                 logits = some if head is None else head.call(named, some)
             value, gradient = loss.at(part, logits)
-            total += value
+            total += value.to(total.device)  # the head may be on another device
             if not logits.requires_grad:
                 continue
             sources = [some, *leaves] if of_states is not None else leaves

@@ -225,6 +225,8 @@ def tap_of(model: nn.Module, inputs: Mapping[str, Any]) -> Tap | None:
             with torch.no_grad(), preserve_rng(list(devices)), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 tap.learn(model, inputs)
+            # Older versions of torch would use the casts that were made without gradients.
+            torch.clear_autocast_cache()
             tap.is_learned = tap.after is not None
         except Exception as error:  # a call with the whole logits shows whether the model can run
             if is_out_of_memory(error):

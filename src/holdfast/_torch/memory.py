@@ -1,4 +1,4 @@
-"""Run a function on parts of something, as large ones as fit into memory."""
+"""Call a function on slices, and halve the slices if memory runs out."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,8 +1,9 @@
-"""Append rows to the batch of a language model's own call, and use their hidden states apart.
+"""Append rows to the batch of a language model's own call, and take their hidden states out again.
 
 On a GPU a small model waits for kernel launches, so that a few more rows cost much less time than a
-call of their own. They cost memory: all rows are padded to the same width. Two hooks on the body, the part below the output layer, append the rows and take them
-out again: all that comes after the body, such as the loss, sees only the rows of the caller.
+call of their own. They cost memory: all rows are padded to the same width. Two hooks on the body,
+the part below the output layer, append the rows and take them out again: all that comes after the
+body, such as the loss, sees only the rows of the caller.
 """
 
 import contextlib
@@ -116,7 +117,7 @@ class _Ride:
         return not any(asked) and not any(hasattr(config, name) for name in AUXILIARY)
 
     def _pays(self, ids: Tensor) -> bool:
-        """Whether another call would take longer: with padding, or because it waits for launches."""
+        """Whether a call of their own would take longer."""
         one, other = ids.shape, self.inputs["input_ids"].shape
         padded = (one[0] + other[0]) * max(one[1], other[1])
         if ids.device.type == "cpu":

@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+_MOST_LOG_R = 30.0  # of a sampled token, so that its exponential is finite
+
 
 class Teacher(Protocol):
     """The predictions of the pretrained model at n positions."""
@@ -30,9 +32,12 @@ class Teacher(Protocol):
 class KeptTokens:
     """The likeliest tokens, and a few sampled from the others: an unbiased estimate of KL.
 
-    Each of the m sampled tokens stands for an m-th of the probability that the others have, P:
+    With r = q/p, KL = Σ p·(r − 1 − log r), because Σ p·(r − 1) = 0. No term is negative, and all
+    are 0 where q = p, so that their sum over some tokens has little noise near the pretrained
+    model, unlike that of p·log(p/q). Each of the m sampled tokens stands for an m-th of the
+    probability that the others have, P:
 
-        Σ p·log(p/q) over the likeliest  +  P/m · Σ log(p/q) over the sampled
+        Σ p·(r − 1 − log r) over the likeliest  +  P/m · Σ (r − 1 − log r) over the sampled
 
     KL over the likeliest and "another token" would be a lower bound, and would let the model move
     probability within the others: too many of a language model's tokens are unlikely ones.
@@ -60,7 +65,7 @@ class KeptTokens:
         return len(self.ids)
 
     def compare(self, rows: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """The estimate is Σ w·(log p − log q); ∂/∂z = q − w, and E[w] = p."""
+        """The estimate is Σ w·(r − 1 − log r); ∂/∂z of a term is w·(r − 1)·(its token − q)."""
         ids = _moved(self.ids[rows], logits.device).long()
         log_p = _moved(self.log_probs[rows], logits.device).to(logits.dtype)
         weights = log_p.exp()
@@ -68,8 +73,15 @@ class KeptTokens:
             rest = _moved(self.rest[rows], logits.device).to(logits.dtype)
             weights[:, -self.sampled :] = rest[:, None] / self.sampled
         log_q = logits.log_softmax(1)
-        apart = (log_p - log_q.gather(1, ids)).mul_(weights).masked_fill_(weights == 0, 0)
-        return apart.sum(1), lambda: log_q.exp_().scatter_add_(1, ids, -weights)
+        log_q_kept = log_q.gather(1, ids)
+        log_r = log_q_kept - log_p
+        change = log_q_kept.exp() - weights  # w·(r − 1) of the likeliest, also where p is 0
+        if self.sampled:
+            of_sampled = log_r[:, -self.sampled :].clamp(max=_MOST_LOG_R).expm1()
+            change[:, -self.sampled :] = of_sampled * weights[:, -self.sampled :]
+        total = change.sum(1, keepdim=True)
+        values = total[:, 0] - (log_r * weights).masked_fill_(weights == 0, 0).sum(1)
+        return values, lambda: log_q.exp_().mul_(-total).scatter_add_(1, ids, change)
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ class ZeroOptimizer(Optimizer):
         mine = [Run.log(piece.run) for piece in pulled]
         distances = [piece.distance() for piece in pulled] if distance else []
         everyone = gathered((mine, distances))
-        values: dict[str, float] = {}
+        values = self.run.recipe.recall.log(self.run)  # it has no pieces
         for row in (row for rows, _ in everyone for row in rows):
             for name, value in row.items():
                 if name.startswith("penalty/"):

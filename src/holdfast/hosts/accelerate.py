@@ -128,6 +128,14 @@ class AccelerateLoop:
                 "cannot find the pretrained ones. Shard with FSDP2 instead: "
                 "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))"
             )
+        mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        autocast = mixed.get(self.accelerator.mixed_precision)
+        if self.run.recall.has_data and autocast != self.run.autocast:
+            raise ValueError(
+                f"Accelerate trains with mixed_precision={self.accelerator.mixed_precision!r}, but "
+                f"the predictions that the recipe keeps were made with autocast="
+                f"{self.run.autocast}: build the run with Run(autocast={autocast})"
+            )
         if self.zero:
             check_deepspeed(self.accelerator, self.run)
         first, *others = gather_object([self.run.identity()])
@@ -180,7 +188,7 @@ class AccelerateLoop:
         targets = count_all(labels[:counted] or [labels[0][:0]], self.run.task)
         total = torch.zeros((), device=self.accelerator.device)
         recall = self.run.recall
-        recall.plan(self.model, update, self.updates.size, self.updates.batch_size, len(batches))
+        recall.plan(self.model, update, self.updates.size, len(batches))
         for number, batch in enumerate(batches):
             with self.accelerator.accumulate(self.model):
                 with recall.beside(self.model) as recalled:

@@ -87,14 +87,14 @@ class WithRecipe(Trainer):
         )  # fmt: skip
         if lr is None and recipe.update.lr is None and self.run.lr != default:
             logger.warning(
-                f"the learning rate is {self.run.lr:g}, which the recipe chooses for this model, "
-                f"not {default:g}: that is the default of learning_rate, so it counts as not set. "
-                "To train with another one, set learning_rate, or lr in the recipe"
+                f"learning_rate has its default value {default:g}, so the recipe's {self.run.lr:g} "
+                "is used. To train with another one, set learning_rate, or lr in the recipe"
             )
         settings.learning_rate = self.run.lr
         given["model"] = self.run.model
         super().__init__(**given)
-        if self.is_deepspeed_enabled and (_has_own_update(recipe) or recipe.penalties):
+        own = _has_own_update(recipe) or recipe.penalties or recipe.recall.interpolates
+        if self.is_deepspeed_enabled and own:
             raise ValueError(
                 "under DeepSpeed the Trainer gives the optimizer flat pieces of many parameters, "
                 "which this recipe cannot use: use holdfast.hosts.accelerate.AccelerateLoop, or "
@@ -126,12 +126,16 @@ class WithRecipe(Trainer):
             self.train_dataset = criterion.data
             self.data_collator = keeping(self.data_collator, *criterion.columns, optional=True)
 
+    @property
+    def _samples_per_row(self) -> float:
+        return 1.0
+
     def _samples_per_update(self) -> int:
-        return int(self.get_total_train_batch_size(self.args))
+        return round(self.get_total_train_batch_size(self.args) * self._samples_per_row)
 
     def _tell_run(self) -> None:
         """What the run can know only now that the trainer is built."""
-        self.run.visits = self._visits()
+        self.run.visits, self.run.update_size = self._visits(), self._samples_per_update()
         self.run.autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
             self.accelerator.mixed_precision
         )
@@ -143,9 +147,9 @@ class WithRecipe(Trainer):
         if self.args.max_steps > 0:
             return self.args.max_steps * self._samples_per_update()
         data: Any = self.train_dataset
-        return (
-            math.ceil(self.args.num_train_epochs * len(data)) if hasattr(data, "__len__") else None
-        )
+        if not hasattr(data, "__len__"):
+            return None
+        return math.ceil(self.args.num_train_epochs * len(data) * self._samples_per_row)
 
     def _refuse_conflicts(self) -> None:
         kinds = {"tensor": "tp", "context": "cp", "sequence": "sp"}
@@ -211,8 +215,8 @@ class WithRecipe(Trainer):
         if not recall.has_data:
             return super().training_step(model, inputs, num_items_in_batch)
         if self._to_plan:  # the first micro-batch of an update
-            samples, rows = self._samples_per_update(), self.args.per_device_train_batch_size
-            recall.plan(model, self.state.global_step + 1, samples, rows, self._to_plan)
+            update = self.state.global_step + 1
+            recall.plan(model, update, self._samples_per_update(), self._to_plan)
             self._to_plan = 0
         # Accelerate divides by it, except under DeepSpeed.
         steps = 1 if self.is_deepspeed_enabled else accelerator.gradient_accumulation_steps

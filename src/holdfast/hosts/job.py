@@ -30,7 +30,7 @@ class Training:
     """Settings of the training loop. A learning rate in the recipe takes precedence over ``lr``.
 
     Attributes:
-        lr: peak learning rate; by default that of the recipe, or 2e-5 if it has none.
+        lr: peak learning rate; by default that of the recipe, or the one for this kind of model.
         epochs: passes over the data.
         max_updates: number of weight updates; overrides ``epochs``.
         batch_size: samples per micro-batch.
@@ -120,7 +120,7 @@ def train(
         recipe, model, source.data, collate=source.collate,
         lr=None if recipe.update.lr is not None else training.lr, default_lr=DEFAULT_LR,
         weight_decay=training.weight_decay, old_data=old_data, new=new, tokenizer=tokenizer,
-        visits=total * size, autocast=autocast, seed=seed, progress=show,
+        visits=total * size, update_size=size, autocast=autocast, seed=seed, progress=show,
     )  # fmt: skip
     run.progress = False  # the caller shows the progress of the training itself
     settings = LoopSettings(

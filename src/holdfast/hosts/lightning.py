@@ -191,8 +191,13 @@ class RecipeCallback(Callback):
             raise ValueError(f"{name} accumulates gradients by itself: use another strategy")
         if self._trainer is None:
             self.run.model.to(trainer.strategy.root_device)
-            if self.run.visits is None and (epochs := trainer.max_epochs or 0) > 0:
-                self.run.visits = epochs * len(self._source.data)
+            size = self._source.batch_size * trainer.accumulate_grad_batches * trainer.world_size
+            lengths = [
+                (trainer.max_epochs or 0) * len(self._source.data), trainer.max_steps * size,
+            ]  # fmt: skip
+            if self.run.visits is None:  # Lightning says -1 for no limit
+                self.run.visits = min((n for n in lengths if n > 0), default=None)
+            self.run.update_size = self.run.update_size or size
             mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
             self.run.autocast = mixed.get(trainer.precision)
             self.run.prepare_data(self._source.data, self._source.collate)
@@ -230,7 +235,7 @@ class RecipeCallback(Callback):
             # Not within the step, which Lightning calls with a closure: a recall may set its rate.
             rows = getattr(trainer.train_dataloader, "batch_size", None) or batch_length(batch)
             samples = rows * accumulate * trainer.world_size
-            self.run.recall.plan(self.run.model, update, samples, rows, micro_batches=1)
+            self.run.recall.plan(self.run.model, update, samples, micro_batches=1)
 
     @torch.no_grad()
     def on_before_optimizer_step(

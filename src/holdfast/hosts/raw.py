@@ -139,7 +139,8 @@ def finetune_loop(
     total = number_of_updates(len(source.data), size, epochs, settings.max_updates)
     run = Run(
         recipe, model, source.data, lr=lr, task=task, collate=source.collate, new=new, seed=seed,
-        tokenizer=tokenizer, visits=total * size, autocast=settings.autocast, progress=progress,
+        tokenizer=tokenizer, visits=total * size, update_size=size, autocast=settings.autocast,
+        progress=progress,
     )  # fmt: skip
     with plain_if_interrupted(run):
         train_loop(
@@ -216,7 +217,7 @@ def train_loop(
             batches = list(updates.batches(update))
             # On the CPU: counting on a GPU takes longer.
             targets = count_all([labels_of(batch, run.task) for batch in batches], run.task)
-            run.recall.plan(run.model, update, updates.size, updates.batch_size, len(batches))
+            run.recall.plan(run.model, update, updates.size, len(batches))
             losses = []
             for batch in batches:
                 with precision:

@@ -61,6 +61,7 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
             raise ValueError(reason)
         self._seen_training_data = False
         self._packs_later = False
+        self._samples: int | None = None  # before packing, if this is known
         super().__init__(*args, recipe=recipe, **kwargs)
 
     def _prepare_dataset(
@@ -76,6 +77,7 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
         first = not hasattr(self, "train_dataset") and not self._seen_training_data
         if dataset_name == "train" and first:  # later calls may use this name for eval data
             self._seen_training_data = True
+            self._samples = len(dataset) if hasattr(dataset, "__len__") else None
             if packing and self.run.recipe.reads_data:
                 self._packs_later, packing = True, False
                 args = copy.copy(args)
@@ -85,6 +87,13 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
         return super()._prepare_dataset(
             dataset, processing_class, args, packing, formatting_func, dataset_name
         )
+
+    @property
+    def _samples_per_row(self) -> float:
+        """Above 1 if samples are packed."""
+        rows: Any = self.train_dataset
+        known = self._samples and hasattr(rows, "__len__")
+        return max(1.0, cast(int, self._samples) / len(rows)) if known else 1.0
 
     def _prepare_data(self) -> None:
         collator: Any = self.data_collator

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from holdfast._torch.layout import like
+from holdfast._torch.adapters import adapters_are_new
+from holdfast._torch.layout import like, rank_and_world
 from holdfast._torch.names import shorten
 from holdfast.methods._interpolation import (
     copies_of,
@@ -55,7 +56,7 @@ class BudgetController:
 
     Example:
         >>> controller = BudgetController(budget=0.1)
-        >>> controller.observe(0.8, lr_share=1.0)        # four times of what is allowed
+        >>> controller.observe(0.8, lr_share=1.0)        # four times what is allowed
         >>> controller.strength_factor, controller.lr_factor, controller.way_back
         (2.0, 0.5, 0.5)
     """
@@ -137,8 +138,13 @@ def estimate(sums: Tensor, counts: Tensor) -> Estimate:
 def check_that_all_can_return(model: nn.Module, reference: Reference | None) -> None:
     """Raise ValueError if an interpolation would not lead back to a model that starts to train.
 
-    Adapters may have any values, because the pretrained model is the one without them.
+    The pretrained model is the one with B = 0 in all LoRA adapters.
     """
+    if not adapters_are_new(model):
+        raise ValueError(
+            "a budget moves LoRA's B toward 0 in the end, but the adapters of this model have "
+            "other values at the start: merge them into the weights first, or leave out budget="
+        )
     pairs = [*pairs_to_interpolate(model, reference, buffers=False)]
     others = {p: name for name, p in model.named_parameters() if ".lora_" not in name}
     ends: dict[Tensor, Tensor] = dict(pairs)
@@ -202,5 +208,9 @@ def keep_within(
             f"within the budget of {budget:g} nats per token nothing is left of the training",
             stacklevel=2,
         )
-    logger.info(f"budget {budget:g}: kept α = {alpha:.3f}, with {found.value:.4g} nats per token")
+    if rank_and_world()[0] == 0:
+        logger.warning(
+            f"to keep the budget of {budget:g} nats per token, {alpha:.0%} of the way from the "
+            f"pretrained weights is left, with {found.value:.4g} nats per token"
+        )
     return alpha, found.value

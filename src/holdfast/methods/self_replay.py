@@ -64,10 +64,10 @@ from holdfast.stages import (
 logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 4096 * 128  # of the texts to train on
-HELD_OUT = 256  # texts to measure the divergence on, if there is a budget; of a file, a fifth
+HELD_OUT = 256  # texts at most to measure the divergence on, if there is a budget
 _OBSERVED = 32  # of them per observation
-_AT_A_TIME = 16  # of them in one call of the model
-_OBSERVATIONS = 50  # per run
+_AT_A_TIME = 16  # of them at most in one call of the model
+_OBSERVATIONS = 50  # per run, at most
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class SelfReplay(Recall):
     Args:
         strength: the weight of the divergence; 0 turns it off.
         share: texts per sample of the new task.
-        fewest: the least number of texts per update, over all ranks. With few texts the gradient
-            of the divergence is noisy, which costs more of the target than the texts cost time.
+        fewest: the least number of texts per update, over all ranks. With fewer texts the gradient
+            of the divergence is noisy, and the target gets worse.
         length: the maximum length of a text in tokens. A text ends at EOS, a chat after
             the first answer.
         top: the number of tokens whose probabilities are kept per position: three quarters are
@@ -170,7 +170,7 @@ class SelfReplay(Recall):
         base = base_model_of(run, _predictions) if self.top is None else None
         if self.budget is None:
             return ReplayTerm(self, pool, run, base)
-        held_out = HELD_OUT if self.texts is None else min(HELD_OUT, len(pool) // 5)
+        held_out = min(HELD_OUT, len(pool) // (2 if self.texts is None else 5))
         if not held_out:
             raise ValueError(
                 f"{self.texts} has {len(pool)} texts of at most {self.length} tokens, but budget= "
@@ -179,8 +179,29 @@ class SelfReplay(Recall):
             )
         return BudgetedReplay(self, *pool.split(held_out), run, base)
 
+    def _count(self, run: Run) -> int:
+        """The number of texts to train on: those that the run will use; at least a block.
+
+        A text takes about as long to draw as one of its length to train on. No more are drawn than
+        training takes.
+        """
+        data = run.data.dataset if isinstance(run.data, DataLoader) else run.data
+        most = MOST_TOKENS // self.length
+        visits = run.visits
+        if visits is None:
+            visits = len(data) if hasattr(data, "__len__") else most
+        updates = visits / run.update_size if run.update_size else 0
+        used = math.ceil(max(self.share * visits, updates * self.fewest))
+        affordable = max(BLOCK, math.ceil(visits * _mean_length(data) / self.length))
+        if affordable < min(most, used):
+            logger.warning(
+                f"drawing {min(most, used)} texts would take longer than the training: "
+                f"{affordable} are drawn, and each is replayed several times"
+            )
+        return max(BLOCK, min(most, used, affordable))
+
     def _pool(self, run: Run) -> Pool:
-        """The texts of the run: as many as it will use, up to a limit; at least a block.
+        """The texts of the run.
 
         The seed of the run does not matter, so that all seeds share one cached pool.
         """
@@ -190,28 +211,38 @@ class SelfReplay(Recall):
                 "SelfReplay draws texts from the model, so it needs a causal language model, got "
                 f"{type(inner).__name__}"
             )
+        if getattr(getattr(run.model, "active_peft_config", None), "is_prompt_learning", False):
+            raise ValueError(
+                "SelfReplay needs predictions for the tokens of a text only, but prompt learning "
+                "adds tokens to each text: use LoRA or other adapters, or another recall"
+            )
         _refuse_new_head(run)
-        visits, data, most = run.visits, run.data, MOST_TOKENS // self.length
-        if visits is None:
-            samples = data.dataset if isinstance(data, DataLoader) else data
-            visits = len(samples) if hasattr(samples, "__len__") else most
-        count = max(BLOCK, min(most, math.ceil(self.share * visits)))
-        count += 0 if self.budget is None else HELD_OUT
+        count = self._count(run)
+        count += 0 if self.budget is None else min(HELD_OUT, count)
         options: dict[str, Any] = {
             "length": self.length, "top": self.top, "cache": run.cache, "progress": run.progress,
         }  # fmt: skip
         if self.texts is not None:
             options |= {"tokenizer": run.tokenizer, "start": self.start, "count": count}
             return pool_of_texts(run.model, self.texts, **options)
-        starts = default_starts(run.model, run.tokenizer, start=self.start)
+        starts = default_starts(run.model, run.tokenizer, start=self.start, length=self.length)
         logger.info(describe_starts(starts, run.tokenizer))
         pool = draw_pool(run.model, count, starts=starts, **options)
-        if pool.path is not None:
+        if pool.path is not None and rank_and_world()[0] == 0:
             _warn_once(
-                f"{len(pool)} texts of the pretrained model are stored in {pool.path}; they may "
-                "contain memorized text. Delete the directory to remove them"
+                f"texts of the pretrained model are stored in {pool.path}; they may contain "
+                "memorized text. Delete the directory to remove them"
             )
         return pool
+
+
+def _mean_length(data: Any) -> float:
+    """The mean number of tokens of the first samples; infinite if this is not known."""
+    try:
+        some = [len(data[i]["input_ids"]) for i in range(min(64, len(data)))]
+        return sum(some) / len(some)
+    except (AttributeError, KeyError, IndexError, TypeError, ZeroDivisionError):
+        return math.inf
 
 
 def _precision(model: nn.Module, autocast: torch.dtype | None) -> AbstractContextManager[object]:
@@ -257,13 +288,12 @@ class ReplayTerm(RecallTerm):
     def strength(self) -> float:
         return self.settings.strength
 
-    def plan(
-        self, model: nn.Module, update: int, samples: int, rows: int, micro_batches: int
-    ) -> None:
+    def plan(self, model: nn.Module, update: int, samples: int, micro_batches: int) -> None:
         if self._shares and update == self._update + 1:
             raise RuntimeError(
                 f"{len(self._shares)} micro-batches of update {self._update} did not replay their "
-                "texts: announce as many in plan as the loss is computed for, in recall.beside"
+                "texts: pass the number of micro-batches to recall.plan, and compute the loss of "
+                "each within recall.beside"
             )
         texts = self.settings.texts_per_update(samples)
         chosen = self.texts_of(update, texts)
@@ -328,7 +358,8 @@ class ReplayTerm(RecallTerm):
         return torch.cat(orders)[first : first + texts]
 
     def identity(self) -> dict[str, Any]:
-        return {"texts": len(self.pool), "pool": fingerprint([self.pool.tokens])}
+        pool = self.pool
+        return {"texts": len(pool), "pool": fingerprint([pool.tokens, pool.log_probs])}
 
     def log(self) -> dict[str, float]:
         """The divergence of the last update on this rank, in nats per token."""
@@ -361,7 +392,7 @@ class BudgetedReplay(ReplayTerm):
 
     def attach(self, run: Run) -> None:
         self._optimizer = optimizer = cast(Optimizer, run.optimizer)
-        self._every = max(1, run.total_updates // _OBSERVATIONS)
+        self._every = max(1, math.ceil(run.total_updates / _OBSERVATIONS))
         self._peak = max(group["lr"] for group in optimizer.param_groups)
         controller = self.controller
         scale_learning_rate(optimizer, lambda: controller.lr_factor)
@@ -371,13 +402,11 @@ class BudgetedReplay(ReplayTerm):
         """The way back to θ* where the divergence is too large."""
         return (WayBack(self.controller),)
 
-    def plan(
-        self, model: nn.Module, update: int, samples: int, rows: int, micro_batches: int
-    ) -> None:
+    def plan(self, model: nn.Module, update: int, samples: int, micro_batches: int) -> None:
         self.controller.way_back = 0.0
         if update > 1 and (update - 1) % self._every == 0:
             self._observe(model, (update - 1) // self._every)
-        super().plan(model, update, samples, rows, micro_batches)
+        super().plan(model, update, samples, micro_batches)
 
     def _observe(self, model: nn.Module, number: int) -> None:
         first = number * _OBSERVED % len(self.held_out)
@@ -391,7 +420,7 @@ class BudgetedReplay(ReplayTerm):
     def measure(self, model: nn.Module, some: Tensor) -> Estimate:
         """KL(base ‖ model) on held-out texts, in nats per token. Each rank runs some of them."""
         rank, world = rank_and_world()
-        groups = some.split(_AT_A_TIME)
+        groups = some.split(min(_AT_A_TIME, math.ceil(len(some) / 8)))  # at least 8, for the error
         # All ranks run equally many. One without a group of its own runs the last one again.
         mine = [min(n + rank, len(groups) - 1) for n in range(0, len(groups), world)]
         with evaluating(model), _precision(model, self.autocast):

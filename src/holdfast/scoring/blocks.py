@@ -148,7 +148,7 @@ def all_blocks(
     except Exception as raised:
         if world == 1:
             raise
-        error = raised  # the ranks must meet
+        error = raised  # the other ranks wait in the gather below
     for theirs in gathered(error or ({} if together else made)):
         if isinstance(theirs, Exception):
             raise theirs

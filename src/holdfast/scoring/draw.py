@@ -39,7 +39,8 @@ def draw_texts(
 ) -> list[list[int]]:
     """Draw texts of at most ``length`` tokens, all of which start with the tokens ``start``."""
     drawer = Drawer(model, length)
-    noise = torch.cat([noise_of("texts", seed, i, length) for i in range(-(-count // BLOCK))])
+    # Not the noise of pools: a test must not use the texts that a model was trained on.
+    noise = torch.cat([noise_of("test", seed, i, length) for i in range(-(-count // BLOCK))])
     with torch.no_grad():
         tokens, lengths = drawer([start] * count, noise[:count])
     drawer.free()
@@ -55,8 +56,9 @@ def noise_of(
 
 
 def end_tokens(model: Any) -> Tensor:
-    config = getattr(model, "generation_config", None) or model.config
-    end = getattr(config, "eos_token_id", None)
+    configs = getattr(model, "generation_config", None), model.config
+    found = (getattr(config, "eos_token_id", None) for config in configs)
+    end = next((token for token in found if token is not None), None)
     return torch.tensor([] if end is None else end, dtype=torch.long).reshape(-1)
 
 
@@ -244,6 +246,9 @@ class _Growing:
 
     def __init__(self, model: Any, texts: _Texts) -> None:
         self.model, self.texts = model, texts
+        self.options = _without_router(model)
+        self.is_recurrent = "cache_params" in accepted_names(model)[0]  # Mamba
+        self.cache_name = "cache_params" if self.is_recurrent else "past_key_values"
 
     @staticmethod
     def stream() -> AbstractContextManager[object]:
@@ -256,11 +261,12 @@ class _Growing:
         so_far = self.texts.tokens[:, : self.seen]
         out = self.model(
             input_ids=so_far if self.cache is None else so_far[:, -1:],
-            attention_mask=torch.ones_like(so_far),
-            past_key_values=self.cache,
+            attention_mask=None if self.is_recurrent else torch.ones_like(so_far),
             use_cache=True,
+            **{self.cache_name: self.cache},
+            **self.options,
         )
-        self.cache = getattr(out, "past_key_values", None)
+        self.cache = getattr(out, self.cache_name, None)
         self.texts.append(out.logits[:, -1])
         self.seen += 1
 
@@ -276,9 +282,11 @@ class _Fixed:
         self.model, self.texts, self.dtype = model, texts, dtype
         device = texts.tokens.device
         # Casting once is faster than autocast, which casts in every step.
-        self.weights = {n: p.to(dtype) for n, p in model.named_parameters() if p.dtype != dtype}
+        named = [(n, p) for n, p in model.named_parameters() if p.dtype == torch.float32]
+        self.weights = {n: p.to(dtype) for n, p in named if dtype != torch.float32}
         self.room = _room(texts.tokens.shape[1])
         self.cache = _static_cache(model, texts.rows, self.room, dtype)
+        self.options = _without_router(model)
         self.by_position = "cache_position" in accepted_names(model)[0]  # older versions
         self.own_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.graphs: dict[int, Any] = {}
@@ -311,7 +319,8 @@ class _Fixed:
             return True
         self.is_checked = True
         tokens = self.texts.tokens[:4, :done]
-        out = self._call(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+        mask = torch.ones_like(tokens)
+        out = self.model(input_ids=tokens, attention_mask=mask, use_cache=False, **self.options)
         ours, theirs = (z[:4].float().softmax(-1) for z in (self.logits, out.logits[:, -1]))
         # bfloat16 moves a few per cent of the probability; another mask or position most of it.
         apart = (ours - theirs).abs().sum(-1).mean() / 2
@@ -323,18 +332,15 @@ class _Fixed:
         is_seen = torch.arange(width, device=position.device) <= position
         mask = torch.zeros(width, dtype=self.dtype, device=position.device)
         mask = mask.masked_fill(~is_seen, torch.finfo(self.dtype).min)
-        out = self._call(
-            input_ids=self.texts.last,
-            attention_mask=mask[None, None, None],
-            past_key_values=self.cache,
-            use_cache=True,
-            **({"cache_position": position} if self.by_position else {}),
-        )
+        inputs = {
+            "input_ids": self.texts.last, "attention_mask": mask[None, None, None],
+            "past_key_values": self.cache, "use_cache": True, **self.options,
+        }  # fmt: skip
+        if self.by_position:
+            inputs["cache_position"] = position
+        out = functional_call(self.model, self.weights, kwargs=inputs)
         self.logits = out.logits[:, -1]
         self.texts.append(self.logits)
-
-    def _call(self, **inputs: Any) -> Any:
-        return functional_call(self.model, self.weights, kwargs=inputs)
 
     def _captured(self, width: int) -> Any:
         graph = torch.cuda.CUDAGraph()
@@ -343,6 +349,12 @@ class _Fixed:
         with torch.cuda.graph(graph, pool, self.own_stream, capture_error_mode="thread_local"):
             self._step(width)
         return graph
+
+
+def _without_router(model: Any) -> dict[str, Any]:
+    """Mixtures of experts need a loss of their router in training, which fails with a cache."""
+    name = "output_router_logits"
+    return {name: False} if name in accepted_names(model)[0] else {}
 
 
 def _room(length: int) -> int:
@@ -355,7 +367,9 @@ def _has_static_cache(model: Any, length: int) -> bool:
     supported = getattr(inner, "_can_compile_fullgraph", False) or getattr(
         inner, "_supports_static_cache", False
     )
-    if not supported or any(hasattr(module, "_hf_hook") for module in model.modules()):
+    if not supported or getattr(inner, "is_quantized", False):
+        return False
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
         return False
     if getattr(inner.config, "_attn_implementation", None) not in ("sdpa", "eager"):
         return False

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from holdfast._torch.adapters import adapters_off, unwrapped, without_peft
+from holdfast._torch.adapters import adapters_are_new, adapters_off, unwrapped, without_peft
 from holdfast._torch.batch import evaluating
 from holdfast._torch.checks import natural_number, whole_number
 from holdfast._torch.fingerprint import base_fingerprint, fingerprint
@@ -151,8 +151,8 @@ def draw_pool(
 ) -> Pool:
     """Draw texts from a causal language model, and compute its predictions, or read them.
 
-    With PEFT, texts and predictions are those of the model without its adapters. On several ranks,
-    each rank draws a share, and all ranks get the same pool.
+    With new PEFT adapters, texts and predictions are those of the model without them. On several
+    ranks, each rank draws a share, and all ranks get the same pool.
 
     Args:
         model: the base model. It runs in eval mode.
@@ -254,12 +254,12 @@ def pool_of_texts(
 
 @contextlib.contextmanager
 def _as_base(model: nn.Module) -> Iterator[nn.Module]:
-    """The model without its adapters, in eval mode, in the precision that is active."""
+    """The model without new adapters, in eval mode, in the precision that is active."""
     inner = unwrapped(model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(evaluating(inner))
-        if hasattr(inner, "disable_adapter"):
+        if hasattr(inner, "disable_adapter") and adapters_are_new(inner):
             stack.enter_context(adapters_off(inner))
         kind = next(inner.parameters()).device.type
         enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)

@@ -1,5 +1,6 @@
 """How texts start that a language model writes: with BOS, and at a user's first message."""
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,8 @@ from holdfast._torch.adapters import without_peft
 from holdfast._torch.checks import whole_number
 from holdfast.io.models import Loaded, Loader
 from holdfast.scoring.draw import end_tokens
+
+logger = logging.getLogger(__name__)
 
 _MARK = "holdfastusertext"  # stands for what a user writes
 _DATE = datetime(2024, 7, 26)  # some templates show the date; texts must not depend on it
@@ -31,17 +34,24 @@ class Start(NamedTuple):
 
 
 def default_starts(
-    model: nn.Module, tokenizer: Any = None, *, start: int | None = None
+    model: nn.Module, tokenizer: Any = None, *, start: int | None = None, length: int = 128
 ) -> list[Start]:
-    """Return how drawn texts start: one way for all texts, or two ways for half of them each.
+    """Return how drawn texts start: one way for all texts, or two ways, each for half of them.
 
     Texts start at ``start`` if given, else at BOS, else at EOS. If the tokenizer has a chat
-    template, half of them start where a user's first message begins, and end with the answer.
+    template, half of them start where a user's first message begins, and end with the answer,
+    unless the system's message before it takes more than half of the ``length`` of a text.
     """
     tokenizer = text_tokenizer(tokenizer)
     first = Start([first_token(model, tokenizer, start)])
     turn, message_ends = _user_turn(tokenizer, end_tokens(without_peft(model)).tolist())
     if not turn or turn == first.tokens:
+        return [first]
+    if len(turn) > length // 2:
+        logger.warning(
+            f"no drawn text starts like a chat: the {len(turn)} tokens before a user's first "
+            f"message leave too little of {length} tokens. Set a larger length"
+        )
         return [first]
     return [first, Start(turn, message_ends + 1)]
 
