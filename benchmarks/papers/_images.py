@@ -6,7 +6,7 @@ import fcntl
 import io
 import os
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +20,11 @@ from torch.utils.data import Dataset
 from holdfast.hosts._updates import order_of
 
 SIZE, PAD = 224, 12
-PER_CLASS = 5  # images of ImageNet: three of imagenet-val-a.tar, then two of imagenet-val-b.tar
+#: Images of a class: of ImageNet three of imagenet-val-a.tar, then two of imagenet-val-b.tar.
+PER_CLASS = {"imagenet": 5, "train": 20}
 Row = tuple[int, bytes]  # a class and a file
+#: Of the sets that are asked for: the set of the tars, and the part of each class of it.
+Parts = Mapping[str, tuple[str, slice]]
 
 
 class Images(NamedTuple):
@@ -29,17 +32,6 @@ class Images(NamedTuple):
 
     pixels: Tensor
     labels: Tensor
-
-
-def split(images: Images, last: int) -> tuple[Images, Images]:
-    """All images of a class but the last ones, and these."""
-    labels = images.labels
-    # From the end: how many of the same class come after an image.
-    after = (labels[:, None] == labels).triu(1).sum(1)
-    first, rest = (
-        Images(images.pixels[some], labels[some]) for some in (after >= last, after < last)
-    )
-    return first, rest
 
 
 class Normal:
@@ -122,16 +114,16 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 
 
 def read_images(
-    file: Path, flowers: Path, imagenet: Sequence[Path], part: slice, device: torch.device,
+    file: Path, flowers: Path, imagenet: Sequence[Path], parts: Parts, device: torch.device,
     limit: int | None,
 ) -> dict[str, Images]:  # fmt: skip
-    """The sets ``train`` and ``test`` of Flowers102, and ``imagenet``, on the device.
+    """Parts of the sets ``train`` and ``test`` of Flowers102 and ``imagenet``, on the device.
 
     Args:
         file: where they are kept once they are decoded; other processes wait until they are.
         flowers: a tar of ``train/class/image.jpg`` and ``test/…``.
         imagenet: tars of ``class/image.jpg``, read in the order of their names.
-        part: which of the five images of each of ImageNet's classes.
+        parts: what is wanted.
         device: where to.
         limit: take so many images of each set, evenly from all.
     """
@@ -139,29 +131,31 @@ def read_images(
     with open(file.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # given up when the process ends, however it ends
         if not file.exists():
-            _decode(file, flowers, imagenet, part, limit)
+            _decode(file, flowers, imagenet, parts, limit)
     found = load_file(file, device=str(device))
-    return {
-        name: Images(found[f"{name}.pixels"], found[f"{name}.labels"])
-        for name in ("train", "test", "imagenet")
-    }
+    return {name: Images(found[f"{name}.pixels"], found[f"{name}.labels"]) for name in parts}
 
 
-def part_of_each_class(rows: Sequence[Row], part: slice) -> list[Row]:
-    """Some images of each class of ImageNet, in the order of the tars."""
-    found: dict[int, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row[0], []).append(row)
-    if counts := {len(some) for some in found.values()} - {PER_CLASS}:
-        raise ValueError(
-            f"the tars of ImageNet have {min(counts)} images of a class instead of {PER_CLASS}: "
-            "pass both, imagenet-val-a.tar and imagenet-val-b.tar, as --imagenet"
-        )
-    return [row for some in found.values() for row in some[part]]
+def chosen(rows: Mapping[str, Sequence[Row]], parts: Parts) -> dict[str, list[Row]]:
+    """Parts of the sets, which have some images of each class, in the order of the tars."""
+    found = {}
+    for name, (of, part) in parts.items():
+        classes: dict[int, list[Row]] = {}
+        for row in rows[of]:
+            classes.setdefault(row[0], []).append(row)
+        counts = {len(some) for some in classes.values()}
+        if of in PER_CLASS and counts != {PER_CLASS[of]}:
+            raise ValueError(
+                f"a class of {of} must have {PER_CLASS[of]} images, but the tars have "
+                f"{', '.join(map(str, sorted(counts)))}: pass flowers102.tar as --flowers, and "
+                "imagenet-val-a.tar and imagenet-val-b.tar as --imagenet"
+            )
+        found[name] = [row for some in classes.values() for row in some[part]]
+    return found
 
 
 def _decode(
-    file: Path, flowers: Path, imagenet: Sequence[Path], part: slice, limit: int | None
+    file: Path, flowers: Path, imagenet: Sequence[Path], parts: Parts, limit: int | None
 ) -> None:
     rows: dict[str, list[Row]] = {"train": [], "test": [], "imagenet": []}
     for tar in (flowers, *sorted(imagenet, key=lambda tar: tar.name)):
@@ -171,10 +165,9 @@ def _decode(
                 rows[above[-1]].append((int(label) - 1, data))  # flowers count from 1
             else:
                 rows["imagenet"].append((int(label), data))
-    rows["imagenet"] = part_of_each_class(rows["imagenet"], part)
     tensors: dict[str, Tensor] = {}
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for name, found in rows.items():
+        for name, found in chosen(rows, parts).items():
             found = found[:: max(1, len(found) // limit)][:limit] if limit else found
             pixels = list(pool.map(_pixels, (data for _, data in found), chunksize=32))
             tensors[f"{name}.pixels"] = torch.from_numpy(np.stack(pixels))

@@ -46,9 +46,18 @@ from holdfast.scoring.kl import kl_divergence
 
 BATCH, CLASSES = 120, 102
 WARM_UP = 0.05  # of the updates, if a plan is careful
-VALIDATION = 4  # images of a class
-#: Of each table: which of the five images of a class of ImageNet it is tested on.
-PARTS = {"methods": slice(0, 5), "holdfast": slice(3, 5), "choose": slice(0, 1)}
+ALL = slice(None)
+#: Of each table: the images that it learns and is tested on, as parts of each class of a set.
+PARTS: dict[str, _images.Parts] = {
+    "methods": {"train": ("train", ALL), "test": ("test", ALL), "imagenet": ("imagenet", ALL)},
+    "holdfast": {
+        "train": ("train", ALL), "test": ("test", ALL), "imagenet": ("imagenet", slice(3, 5))
+    },
+    "choose": {
+        "train": ("train", slice(16)), "test": ("train", slice(16, 20)),
+        "imagenet": ("imagenet", slice(1)),
+    },
+}  # fmt: skip
 #: The images of runs that did not record them.
 EARLY = {"train": 2040, "test": 819, "imagenet": 5000}
 
@@ -94,13 +103,10 @@ class Lab:
     @functools.cached_property
     def images(self) -> dict[str, Images]:
         args, table = self.args, self.args.table
-        found = _images.read_images(
+        return _images.read_images(
             args.runs / f"images-{table}-{args.limit or 'all'}.safetensors", args.flowers,
             args.imagenet, PARTS[table], self.device, args.limit,
         )  # fmt: skip
-        if table == "choose":
-            found["train"], found["test"] = _images.split(found["train"], VALIDATION)
-        return found
 
     @property
     def alphas(self) -> tuple[float, ...]:
@@ -293,7 +299,7 @@ def main() -> None:
         protocol["training"] += ", 5 % warm-up, gradients clipped to 1; -held: BatchNorm's "
         protocol["training"] += "statistics are the pretrained ones, also in training"
     if args.table == "choose":
-        protocol["data"] += f"; the test images are the last {VALIDATION} of each training class"
+        protocol["data"] += "; tested on the last 4 training images of each class"
     _jobs.collect(args.runs, jobs, args.collect, protocol)
     for model in dict.fromkeys(run["model"] for run in runs):
         points = mean_points((run for run in runs if run["model"] == model), "alpha")
