@@ -182,6 +182,12 @@ def test_with_accelerate(name, size, rides):
     assert_close(loop.finish(), in_finetune_loop(RECIPES[name]), 1e-9)
 
 
+def test_accelerates_precision_must_be_that_of_the_predictions():
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    with pytest.raises(ValueError, match=r"build the run with Run\(autocast=torch.bfloat16\)"):
+        make_loop(accelerator, RECIPES["alone"], 4)
+
+
 def make_loop(accelerator, recipe, size):
     options = {"lr": LR, "collate": pad_collate, "progress": False, "seed": SEED, "cache": False}
     tokenizer = make_chat_tokenizer()

@@ -251,6 +251,12 @@ def test_the_error_is_that_of_a_ratio():
     assert sum(row.error for row in found) / 1000 == pytest.approx(values.std().item(), rel=0.1)
 
 
+@pytest.mark.parametrize("texts", [3, 16, 40])
+def test_few_texts_have_an_error_too(texts):
+    run = train(make_run(replay()), 2)
+    assert run.recall.measure(run.model, torch.arange(texts)).error > 0
+
+
 def test_nan_is_not_within_it():
     model = base()
     run = make_run(replay(0.1), model)

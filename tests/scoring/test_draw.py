@@ -218,3 +218,45 @@ def test_progress_counts_every_token():
     Drawer(model, 64)([[2]] * 3, noise(3, 64), counted.append)
     assert sum(counted) == 3 * 63  # also those after the end
     assert len(counted) < 64
+
+
+def make_small(kind, **options):
+    torch.manual_seed(1)
+    shape = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.3}
+    tokens = {"bos_token_id": 2, "eos_token_id": 3}
+    config = getattr(transformers, f"{kind}Config")(**shape, **tokens, **options)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("Mamba", {}),  # whose cache is a state
+        (
+            "Mixtral",  # in training, it returns the logits of its router
+            {
+                "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2,
+                "num_local_experts": 2, "output_router_logits": True,
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_other_architectures(kind, options):
+    model, u = make_small(kind, **options), noise(3, 12)
+    found = texts_of(Drawer(model, 12)([[2]] * 3, u))
+    assert found == [literal(model, [2], row, 12) for row in u]
+
+
+def test_packed_weights_are_not_cast():
+    model = MODELS["llama"]()
+    assert draw._has_static_cache(model, 16)
+    model.is_quantized = True
+    assert not draw._has_static_cache(model, 16)
+
+
+def test_the_end_token_of_either_configuration():
+    model = MODELS["llama"]()
+    model.generation_config.eos_token_id = None
+    assert draw.end_tokens(model).tolist() == [3]
+    model.generation_config.eos_token_id = [3, 7]
+    assert draw.end_tokens(model).tolist() == [3, 7]

@@ -99,3 +99,10 @@ def test_a_chat_ends_with_the_answer(template, end, ends):
     model.generation_config.eos_token_id = end
     starts = default_starts(model, make_tokenizer(chat_template=template))
     assert [start.ends for start in starts] == [1, ends]
+
+
+def test_a_long_system_message_leaves_no_room_for_chats(caplog):
+    tokenizer = make_tokenizer(chat_template=CHAT)
+    assert len(default_starts(base(), tokenizer, length=4)) == 2
+    assert default_starts(base(), tokenizer, length=3) == [Start([START])]
+    assert "no drawn text starts like a chat" in caplog.text
