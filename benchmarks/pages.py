@@ -19,7 +19,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent / "papers"))
 
@@ -28,7 +28,7 @@ import pictures
 from _markdown import SPEC, number, table
 
 from holdfast import registry
-from holdfast.methods.auto import Kind, default_lr
+from holdfast.methods.auto import default_lr
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -266,11 +266,17 @@ def learning_rates() -> str:
     """The default learning rates of the preset holdfast, by the kind and the size of a model."""
     sizes = {"3 million": 3e6, "25 million": 2.5e7, "135 million": 1.35e8, "360 million": 3.6e8,
              "1 billion": 1e9, "8 billion": 8e9}  # fmt: skip
+    columns: dict[str, Any] = {
+        "language model": {"kind": "language"},
+        "– with adapters": {"kind": "language", "adapters": True},
+        "encoder": {"kind": "encoder"},
+        "image model": {"kind": "image"},
+    }
     rows = [
-        [name, *(f"{default_lr(int(size), kind=kind):g}" for kind in get_args(Kind))]
+        [name, *(f"{default_lr(int(size), **options):g}" for options in columns.values())]
         for name, size in sizes.items()
     ]
-    return table(["parameters", "language model", "encoder", "image model"], rows)
+    return table(["parameters", *columns], rows)
 
 
 TABLES: dict[str, Callable[..., str]] = {
