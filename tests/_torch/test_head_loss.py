@@ -136,7 +136,8 @@ def twin(model, inputs, where, teacher):
     weights = teacher.log_probs.exp()
     weights[:, -1] = 1 - weights[:, :-1].sum(1)  # the last token stands for all others
     log_r = log_q.gather(1, teacher.ids) - teacher.log_probs
-    return (weights * (log_r.exp() - 1 - log_r)).sum()
+    moved = (weights * (log_r.exp() - 1 - log_r))[:, :-1].sum(1, keepdim=True).detach()
+    return (weights * ((log_r.exp() - 1) / (1 + 5 * moved) - log_r)).sum()
 
 
 def gradients(model, loss):

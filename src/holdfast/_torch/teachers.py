@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 _MOST_LOG_R = 30.0  # of a sampled token, so that its exponential is finite
+_FAR = 5.0  # the noise is canceled by half where KL is 1/5
 
 
 class Teacher(Protocol):
@@ -32,12 +33,14 @@ class Teacher(Protocol):
 class KeptTokens:
     """The likeliest tokens, and a few sampled from the others: an unbiased estimate of KL.
 
-    With r = q/p, KL = Σ p·(r − 1 − log r), because Σ p·(r − 1) = 0. No term is negative, and all
-    are 0 where q = p, so that their sum over some tokens has little noise near the pretrained
-    model, unlike that of p·log(p/q). Each of the m sampled tokens stands for an m-th of the
-    probability that the others have, P:
+    With r = q/p, and weights w that are p for the likeliest tokens and P/m for each of the m
+    sampled tokens, which stand for the probability P of the others:
 
-        Σ p·(r − 1 − log r) over the likeliest  +  P/m · Σ (r − 1 − log r) over the sampled
+        −Σ w·log r  +  c·Σ w·(r − 1),    c = 1 / (1 + 5·Σ p·(r − 1 − log r) over the likeliest)
+
+    The first sum is an unbiased estimate of KL = −Σ p·log r. The mean of the second is 0, because
+    Σ p·(r − 1) = 0 over all tokens. It cancels the noise of the first near the pretrained model,
+    where log r is about r − 1. Far from it, r has outliers, and c is small.
 
     KL over the likeliest and "another token" would be a lower bound, and would let the model move
     probability within the others: too many of a language model's tokens are unlikely ones.
@@ -65,23 +68,25 @@ class KeptTokens:
         return len(self.ids)
 
     def compare(self, rows: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """The estimate is Σ w·(r − 1 − log r); ∂/∂z of a term is w·(r − 1)·(its token − q)."""
+        """∂/∂z of the terms of a token is (c·w·(r − 1) − (1 − c)·w)·(1 at the token, minus q)."""
         ids = _moved(self.ids[rows], logits.device).long()
         log_p = _moved(self.log_probs[rows], logits.device).to(logits.dtype)
+        likeliest = slice(0, ids.shape[1] - self.sampled)
         weights = log_p.exp()
         if self.sampled:
             rest = _moved(self.rest[rows], logits.device).to(logits.dtype)
-            weights[:, -self.sampled :] = rest[:, None] / self.sampled
+            weights[:, likeliest.stop :] = rest[:, None] / self.sampled
         log_q = logits.log_softmax(1)
         log_q_kept = log_q.gather(1, ids)
-        log_r = log_q_kept - log_p
-        change = log_q_kept.exp() - weights  # w·(r − 1) of the likeliest, also where p is 0
-        if self.sampled:
-            of_sampled = log_r[:, -self.sampled :].clamp(max=_MOST_LOG_R).expm1()
-            change[:, -self.sampled :] = of_sampled * weights[:, -self.sampled :]
-        total = change.sum(1, keepdim=True)
-        values = total[:, 0] - (log_r * weights).masked_fill_(weights == 0, 0).sum(1)
-        return values, lambda: log_q.exp_().mul_(-total).scatter_add_(1, ids, change)
+        log_r = (log_q_kept - log_p).masked_fill_(weights == 0, 0)
+        grown = log_r.clamp(max=_MOST_LOG_R).expm1_().mul_(weights)  # w·(r − 1)
+        grown[:, likeliest] = (log_q_kept.exp_() - weights)[:, likeliest]  # also where p is 0
+        apart = weights * log_r
+        c = 1 / (1 + _FAR * (grown - apart)[:, likeliest].sum(1, keepdim=True))
+        slopes = c * (grown + weights) - weights
+        down = slopes.sum(1, keepdim=True)
+        values = (c * grown - apart).sum(1)
+        return values, lambda: log_q.exp_().mul_(-down).scatter_add_(1, ids, slopes)
 
 
 @dataclass(frozen=True)
