@@ -244,9 +244,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         return [row for part in args.parts for row in getattr(bench, part)()]
 
 
-def rows_of(
-    case: str, times: dict[str, list[float]], most: dict[str, int]
-) -> list[dict[str, Any]]:
+def rows_of(case: str, times: dict[str, list[float]], most: dict[str, int]) -> list[dict[str, Any]]:
     rows, peaks = [], {name: round(size / 1e9, 3) for name, size in most.items()}
     for name, found in times.items():
         # Of the same samples each: what differs between batches does not count.
