@@ -262,6 +262,26 @@ def ranks() -> str:
     return table(["", *(f"{kind.upper()}, {dtype}" for kind, dtype in columns)], body)
 
 
+def budgets(name: str) -> str:
+    """What is kept and learned within a forgetting budget, and where it was measured."""
+    record = read(name)
+    protocol, made = record["protocol"], record["made"][0]
+    rows = []
+    for row in protocol["summary"]:
+        used = "—"
+        if row["budget"] is not None:
+            used = f"{100 * row['least_used']:.0f}–{100 * row['most_used']:.0f} %"
+        limit = "none" if row["budget"] is None else f"{row['budget']:g}"
+        cells = [number(row[field], 3) for field in ("kl", "ratio")]
+        targets = [number(row[field], 3) for field in ("target", "plain_target")]
+        rows.append([limit, *cells, used, f"{targets[0]} ± {row['spread'] / 2:.3f}", targets[1]])
+    heads = ["budget", "KL", "log ratio", "KL, of the budget", "target loss"]
+    shown = table([*heads, "– plain fine-tuning at this KL"], rows)
+    where = f"{made['device']}, torch {made['versions']['torch']}, {made['date']}"
+    link = f"[{name}.json](../../benchmarks/results/{name}.json)"
+    return f"{shown}\n\n{link}: `benchmarks/budget.py`, {row['seeds']} seeds; {where}."
+
+
 def learning_rates() -> str:
     """The default learning rates of the preset holdfast, by the kind and the size of a model."""
     sizes = {"3 million": 3e6, "25 million": 2.5e7, "135 million": 1.35e8, "360 million": 3.6e8,
@@ -283,7 +303,7 @@ TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
         methods, stage, modules, timings, targets, memory, speed, comparison, tune, digits,
-        additivity, forgetting, ranks, learning_rates, *_tables.TABLES,
+        additivity, forgetting, ranks, learning_rates, budgets, *_tables.TABLES,
     )
 }  # fmt: skip
 

@@ -23,6 +23,7 @@ from holdfast import (
 from holdfast.methods import auto
 from holdfast.methods.auto import default_lr
 from holdfast.run import resolved
+from small import make_llama
 
 CONFIG = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
 CONFIG |= {"num_attention_heads": 2, "pad_token_id": 0, "max_position_embeddings": 20}
@@ -177,6 +178,18 @@ def test_parameters_that_deepspeed_has_emptied():
     emptied = SimpleNamespace(ds_numel=135_000_000, numel=lambda: 0)
     assert auto._size(SimpleNamespace(parameters=lambda: [emptied])) == 135_000_000
     assert default_lr(0) == 1e-3
+
+
+def test_parameters_in_four_bits(tmp_path):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+    model = make_llama(vocab=30)
+    model.save_pretrained(tmp_path)
+    config = transformers.BitsAndBytesConfig(load_in_4bit=True)
+    packed = transformers.LlamaForCausalLM.from_pretrained(
+        tmp_path, quantization_config=config, device_map="cpu"
+    )
+    assert auto._size(packed) == auto._size(model)
 
 
 def test_the_name_of_a_preset_is_its_own():

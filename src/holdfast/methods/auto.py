@@ -176,6 +176,8 @@ def _is_decoder(model: nn.Module) -> bool:
 
 def _size(model: nn.Module) -> int:
     """The number of parameters; DeepSpeed empties those that it shares among ranks."""
+    if getattr(model, "is_loaded_in_4bit", False):  # two parameters per byte
+        return int(cast(Any, model).num_parameters())
     return sum(cast(int, getattr(p, "ds_numel", p.numel())) for p in model.parameters())
 
 
