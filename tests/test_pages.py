@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from small import make_tokenizer
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -43,6 +45,7 @@ def test_the_readmes_first_examples_run(monkeypatch, tmp_path):
     dataset = datasets.Dataset.from_list(rows)
     batch = dataset.with_format("torch")[:]
     names = {"model": model, "loader": [batch] * 3, "total_steps": 3, "dataset": dataset}
+    names["tokenizer"] = make_tokenizer()
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     for block in blocks[:2]:
         exec(block, names | {"model": copy.deepcopy(model)})
@@ -60,7 +63,7 @@ def test_the_readmes_measuring_examples_run(monkeypatch, tmp_path):
     pytest.importorskip("transformers", reason="the hf extra is not installed")
     pytest.importorskip("plotly", reason="the eval extra is not installed")
     monkeypatch.chdir(tmp_path)
-    from small import make_llama, make_tokenizer, noisy, save
+    from small import make_llama, noisy, save
 
     model, tokenizer = make_llama(), make_tokenizer()
     save(model, tmp_path / "base", tokenizer), save(noisy(model), tmp_path / "tuned", tokenizer)
