@@ -1,6 +1,7 @@
 """Self-replay: the loss is the literal one, in every cut of an update."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -184,6 +185,8 @@ def test_as_many_texts_are_drawn_as_the_run_uses(caplog):
     assert len(make_run(replay(fewest=1, share=0.1), data=long, **used).recall.pool) == 160
     assert len(make_run(replay(fewest=1, share=0.1), data=long, visits=1600).recall.pool) == 160
     assert len(make_run(replay(fewest=10, share=0.1), data=long, **used).recall.pool) == 800
+    stream = (row for row in long)
+    assert replay(share=0.1)._count(SimpleNamespace(data=stream, **used)) == 160
     assert not caplog.records
     short = [{"input_ids": [5], "labels": [5]}] * 2
     run = make_run(replay(fewest=10, share=0.1), data=short, **used)

@@ -191,14 +191,14 @@ class SelfReplay(Recall):
         if visits is None:
             visits = len(data) if hasattr(data, "__len__") else most
         updates = visits / run.update_size if run.update_size else 0
-        used = math.ceil(max(self.share * visits, updates * self.fewest))
-        affordable = max(BLOCK, math.ceil(visits * _mean_length(data) / self.length))
-        if affordable < min(most, used):
+        used = min(most, math.ceil(max(self.share * visits, updates * self.fewest)))
+        affordable = max(BLOCK, visits * _mean_length(data) / self.length)
+        if affordable < used:
             logger.warning(
-                f"drawing {min(most, used)} texts would take longer than the training: "
-                f"{affordable} are drawn, and each is replayed several times"
+                f"drawing {used} texts would take longer than the training: "
+                f"{math.ceil(affordable)} are drawn, and each is replayed several times"
             )
-        return max(BLOCK, min(most, used, affordable))
+        return max(BLOCK, math.ceil(min(used, affordable)))
 
     def _pool(self, run: Run) -> Pool:
         """The texts of the run.
