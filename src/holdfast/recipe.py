@@ -319,7 +319,7 @@ def _method(stage: Stage, given: Any) -> Method:
     try:
         return entry.cls(**settings)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{stage} {entry.name}: {error}") from error
+        raise ValueError(f"{stage} {entry.name}: {error}") from error
 
 
 def _yaml() -> Any:

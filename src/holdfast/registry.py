@@ -110,7 +110,7 @@ def find(name: str, stage: Stage | None = None) -> Entry:
     if entry is None:
         entry = {e.cls.__name__.lower(): e for e in _entries.values()}.get(name.lower())
     if entry is None:
-        known = [e.name for e in methods(stage)]
+        known = [e.name for e in methods(stage)] + list(() if stage else PRESETS)
         what = "method" if stage is None else f"method of the stage {stage}"
         raise ValueError(f"unknown {what} {name!r}{did_you_mean(_normal(name), known)}")
     if stage not in (None, entry.stage):

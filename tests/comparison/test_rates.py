@@ -39,7 +39,7 @@ def test_every_recipe_gets_the_rate_of_its_trainable_set(plan, caplog):
 
 def test_another_rate_is_another_run(plan, monkeypatch):
     before = with_rates(plan)
-    monkeypatch.setattr("holdfast.comparison.rates.DEFAULT_RECIPE", "standard")
+    monkeypatch.setattr("holdfast.hosts.job.DEFAULT_RECIPE", "standard")
     after = with_rates(plan)
     assert set(rates_of(after).values()) == {2e-5}
     assert not {spec.id for spec in before.runs} & {spec.id for spec in after.runs}

@@ -304,7 +304,7 @@ class TestRefused:
         model = base()
         model.config.bos_token_id = model.config.eos_token_id = None
         model.generation_config.bos_token_id = model.generation_config.eos_token_id = None
-        with pytest.raises(ValueError, match=r"no BOS or EOS token .* name a token as start="):
+        with pytest.raises(ValueError, match=r"no BOS or EOS token .* set start= to the id"):
             make_run(replay(), model)
         assert make_run(replay(start=5), model).recall.pool.tokens[0, 0] == 5
 
@@ -338,3 +338,19 @@ class TestRefused:
     def test_a_new_head(self):
         with pytest.raises(ValueError, match=r"lm_head\.weight is new and predicts at random"):
             make_run(replay(), new=("lm_head",))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"start": "<s>"}, "start must be a whole number, got '<s>'"),
+        ({"start": -1}, "start must be at least 0, got -1"),
+        ({"texts": 3}, "texts must be the name of a file, got 3"),
+    ],
+)
+def test_settings_of_another_kind(settings, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        SelfReplay(**settings)
+    saved = {"recall": {"name": "self-replay", **settings}}
+    with pytest.raises(ValueError, match=f"recall self-replay: {message}"):
+        Recipe.from_dict(saved)

@@ -363,7 +363,7 @@ class TestOwnTexts:
         assert other.texts() == [[7, 5, 6]]
         model = base()
         model.config.bos_token_id = model.config.eos_token_id = None
-        with pytest.raises(ValueError, match="name a token as start="):
+        with pytest.raises(ValueError, match="set start= to the id of a token"):
             pool_of_texts(model, [[5, 6]])
 
     def test_the_order_depends_on_the_seed_only(self):

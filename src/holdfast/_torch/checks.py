@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -43,6 +44,12 @@ def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
+
+
+def file_name(name: str, value: Any) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} must be the name of a file, got {value!r}")
+    return os.fspath(value)
 
 
 def one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:

@@ -136,8 +136,10 @@ def base_fingerprint(model: nn.Module) -> str:
 def _settings(model: Any) -> dict[str, Any]:
     config: Any = getattr(model, "config", None)
     settings = dict(config.to_dict()) if hasattr(config, "to_dict") else {}
-    for volatile in ("problem_type", "_name_or_path", "transformers_version"):
-        settings.pop(volatile, None)  # changed by a forward pass or by loading
+    volatile = ("problem_type", "_name_or_path", "transformers_version", "use_cache")
+    tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
+    for name in (*volatile, *tokens):
+        settings.pop(name, None)  # changed by a forward pass, by loading or by trainers
     return settings
 
 

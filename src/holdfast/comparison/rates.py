@@ -4,21 +4,16 @@ A comparison must not give one recipe the learning rate that fits the model, and
 one. So all recipes get the rate that the default recipe would have with the same trainable set.
 """
 
-import contextlib
-import logging
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from holdfast.comparison.inputs import check_inputs
 from holdfast.comparison.plan import Plan
-from holdfast.hosts.job import DEFAULT_LR
+from holdfast.hosts.job import default_lr
 from holdfast.io.encoding import TrainingData
 from holdfast.io.models import Loader
-from holdfast.recipe import DEFAULT_RECIPE, Recipe
-from holdfast.run import resolved
+from holdfast.recipe import Recipe
 
 
 def with_rates(plan: Plan) -> Plan:
@@ -37,25 +32,3 @@ def with_rates(plan: Plan) -> Plan:
     model, new = data.load()
     rates = {name: default_lr(recipe, model, new) for name, recipe in lacking.items()}
     return replace(plan, rates={**plan.rates, **rates})
-
-
-def default_lr(recipe: Recipe, model: nn.Module, new: Sequence[str]) -> float:
-    """The learning rate that the default recipe would have with the trainable set of a recipe.
-
-    2e-5 if it has none for the model, such as a model of an unknown kind.
-    """
-    # Without the settings of stage 1: they may not fit what the default recipe adds.
-    default = replace(Recipe.preset(DEFAULT_RECIPE), trainable=type(recipe.trainable)())
-    with _quiet():
-        return resolved(default, model, default_lr=DEFAULT_LR, new=new)[1]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Log nothing: the default recipe is not the one that is trained."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

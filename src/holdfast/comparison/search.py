@@ -27,10 +27,10 @@ from holdfast._torch.checks import did_you_mean, share, whole_number
 from holdfast._torch.imports import require
 from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
-from holdfast.comparison.rates import default_lr
 from holdfast.comparison.results import Measured, RunResult, measured, result_of
 from holdfast.comparison.worker import Worker, peak_memory, reset_peak_memory
 from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance
+from holdfast.hosts.job import default_lr
 from holdfast.hosts.watching import Observer
 from holdfast.io import codec as _codec
 from holdfast.io.files import write_whole

@@ -1,9 +1,11 @@
 """Train a model into a folder by a recipe. A run may be stopped at any time and resumed later."""
 
+import contextlib
 import json
+import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,14 +17,14 @@ from holdfast._torch.checks import above_zero, at_least_zero, share, whole_numbe
 from holdfast.hosts._updates import as_samples, number_of_updates, warm_up_and_decay
 from holdfast.hosts.raw import LoopSettings, plain_if_interrupted, train_loop
 from holdfast.hosts.watching import Observer
-from holdfast.recipe import Recipe
-from holdfast.run import Run
+from holdfast.recipe import DEFAULT_RECIPE, Recipe
+from holdfast.run import Run, resolved
 
 #: Called with the name of an activity, the amount done, and the total amount.
 ProgressCallback = Callable[[str, int, int], None]
 
 
-DEFAULT_LR = 2e-5  # of recipes without one
+DEFAULT_LR = 2e-5  # of models for which the default recipe has none
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Training:
     """Settings of the training loop. A learning rate in the recipe takes precedence over ``lr``.
 
     Attributes:
-        lr: peak learning rate; by default that of the recipe, or the one for this kind of model.
+        lr: peak learning rate; by default that of the recipe, or of the preset holdfast.
         epochs: passes over the data.
         max_updates: number of weight updates; overrides ``epochs``.
         batch_size: samples per micro-batch.
@@ -118,7 +120,8 @@ def train(
     torch.manual_seed(seed)
     run = Run(
         recipe, model, source.data, collate=source.collate,
-        lr=None if recipe.update.lr is not None else training.lr, default_lr=DEFAULT_LR,
+        lr=None if recipe.update.lr is not None else training.lr,
+        default_lr=default_lr(recipe, model, new),
         weight_decay=training.weight_decay, old_data=old_data, new=new, tokenizer=tokenizer,
         visits=total * size, update_size=size, autocast=autocast, seed=seed, progress=show,
     )  # fmt: skip
@@ -138,6 +141,28 @@ def train(
     else:
         on_trained(run, log.rows())
     return Trained(run.model.train(was_training), run.full_recipe, log.rows())
+
+
+def default_lr(recipe: Recipe, model: nn.Module, new: Sequence[str]) -> float:
+    """The learning rate that the default recipe would have with the trainable set of a recipe.
+
+    2e-5 if it has none for the model, such as a model of an unknown kind.
+    """
+    # Without the settings of stage 1: they may not fit what the default recipe adds.
+    default = replace(Recipe.preset(DEFAULT_RECIPE), trainable=type(recipe.trainable)())
+    with _quiet():
+        return resolved(default, model, default_lr=DEFAULT_LR, new=new)[1]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Log nothing: the default recipe is not the one that is trained."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 class _Log:

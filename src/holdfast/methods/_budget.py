@@ -210,7 +210,7 @@ def keep_within(
         )
     if rank_and_world()[0] == 0:
         logger.warning(
-            f"to keep the budget of {budget:g} nats per token, {alpha:.0%} of the way from the "
-            f"pretrained weights is left, with {found.value:.4g} nats per token"
+            f"to keep the budget of {budget:g} nats per token, {alpha:.0%} of the change of the "
+            f"weights is kept; the divergence is {max(0.0, found.value):.4g} nats per token"
         )
     return alpha, found.value

@@ -29,7 +29,13 @@ from torch.utils.data import DataLoader
 
 from holdfast._torch.adapters import base_name, without_peft
 from holdfast._torch.batch import evaluating
-from holdfast._torch.checks import above_zero, at_least_zero, whole_number
+from holdfast._torch.checks import (
+    above_zero,
+    at_least_zero,
+    file_name,
+    natural_number,
+    whole_number,
+)
 from holdfast._torch.fingerprint import fingerprint
 from holdfast._torch.head_loss import divergence_beside, replay_divergence, teacher_of
 from holdfast._torch.layers import within
@@ -91,8 +97,8 @@ class SelfReplay(Recall):
             the base is the same model with its adapters off; otherwise a frozen copy of the model
             stays in memory.
         texts: a file of your own texts to use instead of drawn ones. Needs a tokenizer.
-        start: the token with which drawn texts start. If None, BOS, else EOS; with the tokenizer of
-            a chat model, half of the texts start where a user's first message begins.
+        start: the id of the token with which drawn texts start. If None, BOS, else EOS; with the
+            tokenizer of a chat model, half of the texts start where a user's first message begins.
         budget: the most that the model may forget: KL(base ‖ tuned) in nats per token, on texts of
             the base that are not trained on. The strength rises and the learning rate falls where
             necessary, and in the end the weights are moved toward the pretrained ones as far as
@@ -111,6 +117,8 @@ class SelfReplay(Recall):
         "length": partial(whole_number, least=2),
         "budget": above_zero,
         "top": lambda name, top: None if top is None else whole_number(name, top, 2),
+        "start": natural_number,
+        "texts": file_name,
     }
     neutral: ClassVar[dict[str, Any] | None] = {"strength": 0.0}
     uses_base: ClassVar[bool] = True

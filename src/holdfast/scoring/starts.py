@@ -85,7 +85,8 @@ def first_token(model: nn.Module, tokenizer: Any = None, start: int | None = Non
         if "BOS" not in str(error):
             raise
         raise ValueError(
-            "the model has no BOS or EOS token that texts can start with: name a token as start="
+            "the model has no BOS or EOS token that texts can start with: set start= to the id of "
+            "a token, as in SelfReplay(start=0)"
         ) from None
 
 
