@@ -86,7 +86,7 @@ def first_token(model: nn.Module, tokenizer: Any = None, start: int | None = Non
             raise
         raise ValueError(
             "the model has no BOS or EOS token that texts can start with: set start= to the id of "
-            "a token, as in SelfReplay(start=0)"
+            "a token"
         ) from None
 
 
