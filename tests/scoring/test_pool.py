@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 import transformers
 
-from holdfast._torch.fingerprint import base_fingerprint
+from holdfast._torch.fingerprint import base_fingerprint, model_fingerprint
 from holdfast.scoring import blocks, pool
 from holdfast.scoring.draw import BLOCK
 from holdfast.scoring.pool import Pool, draw_pool, pool_of_texts
@@ -178,6 +178,12 @@ class TestAdapters:
         )
         found = drawn(peft.get_peft_model(base(), config), cache=False)
         torch.testing.assert_close(found.log_probs, drawn(cache=False).log_probs)
+
+    def test_what_trainers_set_does_not_matter(self):
+        model = base()
+        model.config.use_cache, model.config.pad_token_id = False, 7
+        assert base_fingerprint(model) == base_fingerprint(base())
+        assert model_fingerprint(model) != model_fingerprint(base())  # a head may use the padding
 
     def test_other_models_have_another_fingerprint(self):
         found = {base_fingerprint(m) for m in (base(), noisy(base()), base(rms_norm_eps=0.1))}

@@ -123,11 +123,14 @@ def base_fingerprint(model: nn.Module) -> str:
         for n, module in inner.named_modules()
         if not is_of_adapter(f"{n}.") and next(module.children(), None) is None
     )
+    # Trainers set these. They do not change the predictions of a language model.
+    tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
+    settings = {name: x for name, x in _settings(inner).items() if name not in tokens}
     about = (
         type(inner).__name__,
         sorted(leaves),
         [(name, str(own[name].dtype)) for name in sorted(own)],
-        json.dumps(_settings(inner), sort_keys=True, default=str),
+        json.dumps(settings, sort_keys=True, default=str),
     )
     weights = fingerprint(own[name] for name in sorted(own))
     return f"{weights}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
@@ -136,10 +139,8 @@ def base_fingerprint(model: nn.Module) -> str:
 def _settings(model: Any) -> dict[str, Any]:
     config: Any = getattr(model, "config", None)
     settings = dict(config.to_dict()) if hasattr(config, "to_dict") else {}
-    volatile = ("problem_type", "_name_or_path", "transformers_version", "use_cache")
-    tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
-    for name in (*volatile, *tokens):
-        settings.pop(name, None)  # changed by a forward pass, by loading or by trainers
+    for volatile in ("problem_type", "_name_or_path", "transformers_version", "use_cache"):
+        settings.pop(volatile, None)  # changed by a forward pass, by loading or by trainers
     return settings
 
 

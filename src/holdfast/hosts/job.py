@@ -118,10 +118,10 @@ def train(
     # The watch needs the pretrained weights, which a Run may change.
     watching = watch(model, total) if watch else None
     torch.manual_seed(seed)
+    lr = training.lr if recipe.update.lr is None else recipe.update.lr
     run = Run(
         recipe, model, source.data, collate=source.collate,
-        lr=None if recipe.update.lr is not None else training.lr,
-        default_lr=default_lr(recipe, model, new),
+        lr=lr, default_lr=default_lr(recipe, model, new) if lr is None else None,
         weight_decay=training.weight_decay, old_data=old_data, new=new, tokenizer=tokenizer,
         visits=total * size, update_size=size, autocast=autocast, seed=seed, progress=show,
     )  # fmt: skip

@@ -425,10 +425,13 @@ class BudgetedReplay(ReplayTerm):
         self.controller.observe(self.observed, lr / self._peak if self._peak else 0.0)
 
     @torch.no_grad()
-    def measure(self, model: nn.Module, some: Tensor) -> Estimate:
-        """KL(base ‖ model) on held-out texts, in nats per token. Each rank runs some of them."""
+    def measure(self, model: nn.Module, some: Tensor, groups_at_least: int = 1) -> Estimate:
+        """KL(base ‖ model) on held-out texts, in nats per token. Each rank runs some of them.
+
+        The error is that of groups of texts, so it needs some groups.
+        """
         rank, world = rank_and_world()
-        groups = some.split(min(_AT_A_TIME, math.ceil(len(some) / 8)))  # at least 8, for the error
+        groups = some.split(min(_AT_A_TIME, math.ceil(len(some) / groups_at_least)))
         # All ranks run equally many. One without a group of its own runs the last one again.
         mine = [min(n + rank, len(groups) - 1) for n in range(0, len(groups), world)]
         with evaluating(model), _precision(model, self.autocast):
@@ -441,7 +444,7 @@ class BudgetedReplay(ReplayTerm):
     def on_merged(self, model: nn.Module, reference: Reference | None) -> None:
         everything = torch.arange(len(self.held_out))
         self.alpha, self.observed = keep_within(
-            self.controller.budget, model, reference, lambda now: self.measure(now, everything)
+            self.controller.budget, model, reference, lambda now: self.measure(now, everything, 8)
         )
 
     def log(self) -> dict[str, float]:
