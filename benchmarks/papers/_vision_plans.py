@@ -95,12 +95,12 @@ RECALLS: dict[str, Callable[[float], Any]] = {
     "old-head": partial(hf.Distill, temperature=1.0, head="old", inputs="varied"),
 }
 #: What the recall of ``holdfast`` is chosen from.
-CHOICES: dict[str, Plan | None] = PLAIN | {
+CHOICES: dict[str, Plan | None] = {
     f"{name}-{strength:g}-{lr:g}": careful(True, lr, recall=recall(strength))
+    for lr in (5e-4, 2e-4)
+    for strength in (1.0, 0.3, 0.1)
     for name, recall in RECALLS.items()
-    for strength in (0.1, 0.3, 1.0, 3.0)
-    for lr in RATES[1:]
-}
+} | PLAIN
 HOLDFAST: dict[str, Plan | None] = {
     "probe": None, "holdfast": Plan(hf.Recipe.preset("holdfast"), None, careful=True), **PLAIN
 }  # fmt: skip

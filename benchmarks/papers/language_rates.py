@@ -56,15 +56,16 @@ def plans() -> dict[str, Plan]:
 
     both = Recipe(trainable=LoRA(r=16), recall=SelfReplay())
     return {
-        **{f"standard-{lr:g}": Plan(Recipe(), lr) for lr in RATES},
-        **{f"self-replay-{lr:g}": replay()._replace(lr=lr) for lr in RATES},
-        "self-replay-strength-3": replay(strength=3.0),
-        "self-replay-share-0.5": replay(share=0.5),
-        "self-replay-length-64": replay(share=0.5, length=64),
-        "self-replay-no-chats": replay()._replace(chats=False),
+        f"self-replay-{LR:g}": replay(),
         "self-replay-document": replay(start=DOCUMENT),
+        "self-replay-length-64": replay(share=0.5, length=64),
         "self-replay-document-no-chats": replay(start=DOCUMENT)._replace(chats=False),
+        "self-replay-no-chats": replay()._replace(chats=False),
+        **{f"self-replay-{lr:g}": replay()._replace(lr=lr) for lr in RATES if lr != LR},
+        **{f"standard-{lr:g}": Plan(Recipe(), lr) for lr in RATES},
         **{f"lora+self-replay-{lr:g}": Plan(both, lr) for lr in LORA_RATES},
+        "self-replay-share-0.5": replay(share=0.5),
+        "self-replay-strength-3": replay(strength=3.0),
     }
 
 
