@@ -270,16 +270,20 @@ def budgets(name: str) -> str:
     for row in protocol["summary"]:
         used = "—"
         if row["budget"] is not None:
-            used = f"{100 * row['least_used']:.0f}–{100 * row['most_used']:.0f} %"
+            shares = [f"{100 * row[name]:.0f}" for name in ("least_used", "most_used")]
+            used = f"{'–'.join(dict.fromkeys(shares))} %"
         limit = "none" if row["budget"] is None else f"{row['budget']:g}"
         cells = [number(row[field], 3) for field in ("kl", "ratio")]
-        targets = [number(row[field], 3) for field in ("target", "plain_target")]
-        rows.append([limit, *cells, used, f"{targets[0]} ± {row['spread'] / 2:.3f}", targets[1]])
+        target = number(row["target"], 3)
+        if row["seeds"] > 1:
+            target += f" ± {row['spread'] / 2:.3f}"
+        plain = number(row.get("plain_target"), 3)
+        rows.append([limit, *cells, used, target, plain, str(row["seeds"])])
     heads = ["budget", "KL", "log ratio", "KL, of the budget", "target loss"]
-    shown = table([*heads, "– plain fine-tuning at this KL"], rows)
+    shown = table([*heads, "– plain fine-tuning at this KL", "seeds"], rows)
     where = f"{made['device']}, torch {made['versions']['torch']}, {made['date']}"
     link = f"[{name}.json](../../benchmarks/results/{name}.json)"
-    return f"{shown}\n\n{link}: `benchmarks/budget.py`, {row['seeds']} seeds; {where}."
+    return f"{shown}\n\n{link}: `benchmarks/budget.py`; {where}."
 
 
 def learning_rates() -> str:

@@ -23,7 +23,8 @@ MODELS = {"mobilenet-v2": "MobileNetV2", "efficientnet-lite0": "EfficientNet-Lit
 TARGETS = {"mobilenet-v2": 92.5, "efficientnet-lite0": 91.5, "language": 0.65}
 OURS = "holdfast"
 #: What a language model learns, and what it should keep.
-LANGUAGE = ("gsm8k_nll", "wikitext_nll", "mbpp_nll")
+LOSSES = {"gsm8k_nll": "GSM8K", "wikitext_nll": "WikiText-2", "mbpp_nll": "MBPP"}
+LANGUAGE = tuple(LOSSES)
 CONTEXT_FREE = "kl_context_free"  # no evidence for a recipe that was trained on such texts
 Run = dict[str, Any]
 
@@ -292,13 +293,13 @@ def goals(points: Points, tests: Sequence[str], ours: str = OURS) -> str:
         return f"The goals need runs of {ours}, of plain fine-tuning, and the pretrained model."
     mine, before = points[ours, "1"], points["pretrained", "1"]
     best = min(plain, key=plain.__getitem__)
-    rows = [
-        [f"{target} at most {plain[best]:.4f} ({best})", _shown(mine, target),
-         _verdict(mine.means[target] <= plain[best])]
-    ]  # fmt: skip
+    what = (
+        f"{LOSSES[target]} at most {plain[best]:.4f}, plain fine-tuning's at its best learning rate"
+    )
+    rows = [[what, _shown(mine, target), _verdict(mine.means[target] <= plain[best])]]
     for name in kept:
         above = mine.means[name] / before.means[name] - 1
-        what = f"{name} at most 1 % above {before.means[name]:.4f} (pretrained)"
+        what = f"{LOSSES[name]} at most 1 % above {before.means[name]:.4f}, the pretrained model's"
         rows.append([what, f"{_shown(mine, name)} ({100 * above:+.1f} %)", _verdict(above <= 0.01)])
     lower = [
         f"{name} {100 * (mine.means[name] - before.means[name]):+.1f} points "
@@ -306,11 +307,11 @@ def goals(points: Points, tests: Sequence[str], ours: str = OURS) -> str:
         for name in tests
         if mine.means[name] < before.means[name] - mine.errors[name]
     ]
-    what = "accuracies below the pretrained model's by more than their errors: none"
-    rows.append([what, ", ".join(lower) or "none", _verdict(not lower)])
+    what = "no accuracy below the pretrained model's by more than its error"
+    rows.append([what, ", ".join(lower) or "none is", _verdict(not lower)])
     others, _ = better_points(points, (ours, "1"), fields)
-    what = f"points of other methods that are better in {', '.join(fields)}: none"
-    rows.append([what, ", ".join(others) or "none", _verdict(not others)])
+    what = f"no point of another method that is better in all of {', '.join(LOSSES.values())}"
+    rows.append([what, ", ".join(others) or "none is", _verdict(not others)])
     return table([f"goal of {ours}", "measured", ""], rows)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from _markdown import SPEC, number, signed, table
 from _summary import (
     CONTEXT_FREE,
-    LANGUAGE,
     MODELS,
     TARGETS,
     Medians,
@@ -29,6 +28,7 @@ TESTS = {
     "piqa": "PIQA", "arc_easy": "ARC-e", "arc_challenge": "ARC-c", "boolq": "BoolQ",
     "winogrande": "WinoGrande", "lambada": "LAMBADA", "mmlu": "MMLU",
 }  # fmt: skip
+ENCODER_FIELDS = ("target", "kept")
 ByTask = dict[str, list[Run]]
 
 
@@ -190,27 +190,47 @@ def predictors() -> str:
     return table(head, rows)
 
 
+def language_goals() -> str:
+    """What ``holdfast`` should reach on language, and what it reaches."""
+    return goals(mean_points(runs_of("language")), list(TESTS))
+
+
+def encoders() -> str:
+    """Every recipe at α = 1, task by task: the target, and STS-B after it."""
+    runs, tasks = runs_of("encoders"), read("encoders")["protocol"]["tasks"]
+    by_task = [mean_points(r for r in runs if r.get("task", task) == task) for task in tasks]
+    by_task.append(mean_points(over_tasks(runs, ENCODER_FIELDS)))
+    rows = []
+    for recipe, title in SPEC["encoders"].items():
+        cells = [
+            number(mean.means.get(field), 1)
+            for points in by_task
+            for mean in [points[recipe, "0" if recipe == "pretrained" else "1"]]
+            for field in ENCODER_FIELDS
+        ]
+        rows.append([title, *cells])
+    names = [*(GLUE[task] for task in tasks), "mean"]
+    return table(["", *(head for name in names for head in (name, "– STS-B"))], rows)
+
+
 #: Of a results file: where the points of its runs are, and the fields to be better in.
 COMPARED = {
-    "language": ("points", LANGUAGE),
-    "encoders": ("points", ("target", "kept")),
+    "encoders": ("points", ENCODER_FIELDS),
     "vision_holdfast": ("alpha", ("target", "imagenet_tuned_bn")),
 }
 
 
 def compared(name: str, part: str = "") -> str:
-    """All figures with their standard errors, and what is better than ``holdfast``.
+    """All points of WiSE-FT with their standard errors, and what is better than ``holdfast``.
 
-    The part is a task or a model. Without one, tasks are averaged. For language, the goals follow.
+    The part is a task or a model. Without one, tasks are averaged.
     """
-    (key, fields), runs = COMPARED[name], read(name)["runs"]
+    (key, fields), runs = COMPARED[name], runs_of(name)
     if part:
         runs = [run for run in runs if part == run.get("task", run.get("model", part))]
     elif name == "encoders":
         runs = over_tasks(runs, fields)
-    points = mean_points(runs, key)
-    text = comparison(points, fields)
-    return f"{text}\n\n{goals(points, list(TESTS))}" if name == "language" else text
+    return comparison(mean_points(runs, key), fields)
 
 
 #: Of results whose names are not those of their scripts: how the script is called.
@@ -254,8 +274,8 @@ def headlines() -> str:
     return table([*head, "learned: GSM8K, loss", "kept: WikiText-2, loss"], rows)
 
 
-#: What the pages use. ``compared`` is to be added when results have the recipe ``holdfast``.
+#: What the pages use.
 TABLES = (
-    glue_chosen, glue_settings, glue_coupled, vision, language, accuracies, flow_added, predictors,
-    source, headlines,
+    glue_chosen, glue_settings, glue_coupled, vision, language, language_goals, accuracies,
+    encoders, compared, flow_added, predictors, source, headlines,
 )  # fmt: skip

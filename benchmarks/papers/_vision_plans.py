@@ -96,9 +96,12 @@ RECALLS: dict[str, Callable[[float], Any]] = {
 }
 #: What the recall of ``holdfast`` is chosen from.
 CHOICES: dict[str, Plan | None] = {
-    f"{name}-{strength:g}-{lr:g}": careful(True, lr, recall=recall(strength))
-    for lr in (5e-4, 2e-4)
-    for strength in (1.0, 0.3, 0.1)
+    f"{name}-{strength:g}-{lr:g}{'-held' if held else ''}": careful(
+        held, lr, recall=recall(strength)
+    )
+    for held in (False, True)
+    for lr in (5e-4, 1e-3)
+    for strength in (1.0, 0.3)
     for name, recall in RECALLS.items()
 } | PLAIN
 HOLDFAST: dict[str, Plan | None] = {

@@ -107,13 +107,8 @@ def plans(lr: float) -> dict[str, Plan]:
         "recadam-0.5-0.15": Plan(recadam(0.5, 0.15)),
     }
     once = {
-        "self-replay-share-0.5": replay(share=0.5),
-        "self-replay-length-64": replay(share=0.5, length=64),
         "self-replay-share-1": replay(share=1.0),
-        "self-replay-bos": replay()._replace(chats=False),
         "self-replay-full": replay(top=None),
-        "self-replay-0.3": replay(strength=0.3),
-        "self-replay-3": replay(strength=3.0),
         "flow+self-replay": Plan(Recipe(objective=flow, recall=SelfReplay()), own),
         "lora+self-replay": Plan(Recipe(trainable=lora, recall=SelfReplay()), of_adapters),
         "recadam-0.5-0.15-0.2lr": Plan(recadam(0.5, 0.15), 0.2),
