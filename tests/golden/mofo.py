@@ -23,7 +23,7 @@ class Twin:
         n = self.theta.numel()
         chosen = list(range(n))
         if self.theta.dim() > 1:
-            size = self.m.abs().flatten().tolist()
+            size = self.m.abs().flatten().nan_to_num(torch.inf, torch.inf).tolist()
             chosen = sorted(chosen, key=lambda i: (-size[i], i))[: max(1, round(fraction * n))]
         theta = self.theta.clone().flatten()
         theta[chosen] = moved.flatten()[chosen]

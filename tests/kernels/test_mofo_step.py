@@ -254,3 +254,21 @@ if DEVICE == "cuda":
                 p.grad.copy_(torch.randn(p.shape, generator=generator))
             graph.replay()
         torch.testing.assert_close(weights(fused[0]), weights(plain[0]), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in the interpreter
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("broken", [1, 300, 1500])
+def test_a_nan_gradient_shows_in_the_weights(small, dtype, broken):
+    (p,), (m, v) = randoms([(40, 50)], dtype), torch.zeros(2, 40, 50, device=DEVICE, dtype=dtype)
+    twin, count, step = Twin(p.double().cpu()), torch.zeros((), device=DEVICE), MoFOStep()
+    for t in range(3):
+        (g,) = randoms([(40, 50)], dtype)
+        if t == 1:
+            g.view(-1)[: broken - 1] = torch.nan
+            g.view(-1)[-1] = -torch.inf
+        step([p], [g], [m], [v], [count], fraction=0.15, maximize=False, capturable=False, **ADAM)
+        twin.update(g.double().cpu(), lr=1e-2, fraction=0.15, beta2=0.99, wd=0.1)
+    assert torch.equal(p.isnan().cpu(), twin.theta.isnan())
+    assert int(p.isnan().sum()) == min(broken, 300)
+    assert not int((p.isinf()).sum())

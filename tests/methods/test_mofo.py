@@ -117,3 +117,18 @@ def test_refused(bad):
     with pytest.raises((ValueError, TypeError), match="fraction must"):
         opt.add_param_group({"params": named[2:], "fraction": bad})
     assert len(opt.param_groups) == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("broken", [1, 40, 100])
+def test_a_nan_gradient_shows_in_the_weights(path, broken):
+    p = torch.nn.Parameter(torch.zeros(10, 10, dtype=torch.float64))
+    opt, twin = MoFO([p], lr=0.1, fraction=0.15, **PATHS[path]), Twin(p.detach().clone())
+    for t in range(6):
+        p.grad = torch.randn(10, 10, dtype=p.dtype, generator=torch.Generator().manual_seed(t))
+        if t == 1:
+            p.grad.view(-1)[:broken] = torch.nan
+        opt.step()
+        twin.update(p.grad, lr=0.1, fraction=0.15)
+    assert int(p.isnan().sum()) == min(broken, 15)
+    torch.testing.assert_close(p.detach(), twin.theta, rtol=0, atol=1e-12, equal_nan=True)

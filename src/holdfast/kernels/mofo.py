@@ -397,8 +397,8 @@ def _read(pointer, i, size, FULL: tl.constexpr):
 
 @triton.jit
 def _as_integer(m):
-    """|m| of a float32 m, as an integer."""
-    return m.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    """|m| of a float32 m, as an integer. NaN counts as infinity."""
+    return tl.minimum(m.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0x7F800000)
 
 
 @triton.jit

@@ -9,6 +9,9 @@ with the largest |m| moves; the others do not change:
     θᵢ ← θᵢ − lr·wd·θᵢ − lr·m̂ᵢ/(√v̂ᵢ+ε)      for i among the max(1, round(α·n)) largest |mᵢ|
 
 Vectors (biases, norms) are not filtered. The weights stay nearer to θ*, without a copy of θ*.
+
+A NaN in m counts as infinite, so the weight moves and becomes NaN, as in AdamW. If it did not move,
+nothing would show that the training has failed.
 """
 
 from collections.abc import Callable, Iterable
@@ -179,13 +182,13 @@ def mofo(
 
 
 def largest(values: Tensor, k: int) -> Tensor:
-    """A mask of the k largest values; ties go to the lowest index.
+    """A mask of the k largest values; NaN counts as infinity, and ties go to the lowest index.
 
     >>> largest(torch.tensor([[1.0, 3.0], [3.0, 3.0]]), 2)
     tensor([[False,  True],
             [ True, False]])
     """
-    flat = values.flatten()
+    flat = values.flatten().nan_to_num(torch.inf, torch.inf)
     if k >= flat.numel():
         return torch.ones_like(values, dtype=torch.bool)
     if flat.is_cuda:  # kthvalue uses a single block of threads there
