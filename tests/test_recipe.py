@@ -13,6 +13,7 @@ from holdfast import (
     Distill,
     Flow,
     Full,
+    LoopSettings,
     LoRA,
     Mixout,
     MoFOUpdate,
@@ -22,8 +23,10 @@ from holdfast import (
     Rehearsal,
     SGDUpdate,
     WiseFT,
+    registry,
 )
 from holdfast.anneal import Constant, Sigmoid
+from holdfast.recipe import read_recipe
 from holdfast.registry import STAGES
 
 
@@ -174,3 +177,47 @@ def test_a_new_head_must_be_fitted_before_its_predictions_are_used():
         Recipe.preset(name).check_head(("classifier",))
     with pytest.raises(ValueError, match="RecAdamUpdate uses the pretrained"):
         Recipe(update=RecAdamUpdate(importance="mas")).check_head(("classifier",))
+
+
+@pytest.mark.parametrize("entry", registry.methods(), ids=lambda entry: entry.name)
+def test_an_unknown_setting_names_the_nearest(entry):
+    known = [f.name for f in dataclasses.fields(entry.cls) if f.init]
+    wrong = f"{known[0]}_" if known else "strength"
+    hint = f"did you mean.* '{known[0]}'" if known else ""
+    with pytest.raises(TypeError, match=f"{entry.cls.__name__} has no setting '{wrong}'.*{hint}"):
+        entry.cls(**{wrong: 1})
+    method = {"name": entry.name, wrong: 1}
+    with pytest.raises(ValueError, match=f"{entry.stage} {entry.name}: .*'{wrong}'.*{hint}"):
+        Recipe.from_dict({entry.stage: [method] if entry.stage == "penalties" else method})
+
+
+def test_unknown_settings_outside_of_methods():
+    with pytest.raises(TypeError, match="RecAdamUpdate has no setting 't_0'; did you mean 't0'"):
+        RecAdamUpdate(t_0=1)
+    with pytest.raises(TypeError, match="Recipe has no setting 'updates'; did you mean 'update'"):
+        Recipe(updates=AdamWUpdate())
+    with pytest.raises(TypeError, match="LoopSettings has no setting 'clipnorm'; did you mean"):
+        LoopSettings(clipnorm=1.0)
+    with pytest.raises(TypeError, match="Sigmoid has no setting 'T0'"):
+        Sigmoid(k=1.0, T0=3)
+    with pytest.raises(ValueError, match="update recadam: Sigmoid has no setting 'kk'"):
+        Recipe.from_yaml("update: {name: recadam, anneal: {name: Sigmoid, kk: 1}}")
+    with pytest.raises(ValueError, match="has no setting '3'"):
+        Recipe.from_yaml("update: {name: recadam, 3: 1}")
+
+
+def test_nested_yaml_is_refused_in_one_sentence(tmp_path):
+    deep, bomb = tmp_path / "deep.yaml", tmp_path / "bomb.yaml"
+    deep.write_text("update: " + "[" * 3000)
+    levels = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 40)]
+    bomb.write_text("\n".join(["a0: &a0 [x]", *levels, "update: *a39"]))
+    with pytest.raises(ValueError, match=r"deep.yaml: the recipe is not valid YAML"):
+        read_recipe(str(deep))
+    with pytest.raises(ValueError, match=r"bomb.yaml: a recipe has no stage 'a0'"):
+        read_recipe(str(bomb))
+    bomb.write_text(bomb.read_text().replace("a0: &a0 [x]", "merging: &a0 [x]"))
+    with pytest.raises(ValueError, match=r"bomb.yaml: "):
+        read_recipe(str(bomb))
+    (tmp_path / "list.yaml").write_text("[1, 2]")
+    with pytest.raises(ValueError, match=r"list.yaml: a recipe must be a mapping"):
+        read_recipe(str(tmp_path / "list.yaml"))

@@ -20,13 +20,13 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 
-from holdfast._torch.checks import above_zero, at_least_zero, did_you_mean, share
+from holdfast._torch.checks import NamedSettings, above_zero, at_least_zero, did_you_mean, share
 
 __all__ = ["Anneal", "Constant", "Linear", "Sigmoid"]
 
 
 @dataclass(frozen=True)
-class Anneal(ABC):
+class Anneal(NamedSettings, ABC):
     """Base of the annealing functions: frozen, comparable, called with the update count ``t``.
 
     To add one, define a frozen dataclass with the method ``_at``, where ``t`` is a float or a 0-dim

@@ -17,10 +17,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as short  # aliases in YAML can make a value huge
 from typing import Any
 
 from holdfast import registry
-from holdfast._torch.checks import did_you_mean
+from holdfast._torch.checks import NamedSettings, did_you_mean
 from holdfast._torch.imports import require
 from holdfast.anneal import Anneal
 from holdfast.methods.adamw import AdamWUpdate
@@ -30,7 +31,7 @@ from holdfast.stages import Merging, Method, Objective, Penalty, Recall, Start, 
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedSettings):
     """The method of each stage. The defaults are plain fine-tuning.
 
     Args:
@@ -174,7 +175,7 @@ class Recipe:
         A method may be given by name: ``{"update": "recadam", "merging": {"name": "wise-ft"}}``.
         """
         if not isinstance(saved, Mapping):
-            raise TypeError(f"a recipe must be a mapping of stages to methods, got {saved!r}")
+            raise TypeError(f"a recipe must be a mapping of stages to methods, got {short(saved)}")
         for stage in saved:
             if stage not in STAGES:
                 raise ValueError(
@@ -201,7 +202,7 @@ class Recipe:
         yaml = _yaml()
         try:
             saved = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError, ValueError) as error:
             raise ValueError(f"the recipe is not valid YAML: {error}") from error
         if isinstance(saved, str) and saved.endswith((".yaml", ".yml")):
             raise ValueError(
@@ -257,8 +258,8 @@ def read_recipe(name: str) -> tuple[str, Recipe]:
     if not path.is_file():
         raise FileNotFoundError(f"no such recipe file: {name}")
     try:
-        return path.stem, Recipe.from_yaml(path.read_text())
-    except ValueError as error:
+        return path.stem, Recipe.from_yaml(path.read_text(encoding="utf-8"))
+    except (TypeError, ValueError) as error:  # invalid UTF-8 is a ValueError too
         raise ValueError(f"{name}: {error}") from error
 
 
@@ -301,25 +302,23 @@ def _method(stage: Stage, given: Any) -> Method:
     if isinstance(given, str):
         given = {"name": given}
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-        raise ValueError(f"{stage} must be a name or a mapping with a name, got {given!r}")
-    settings = {n: v for n, v in given.items() if n != "name"}
+        raise ValueError(f"{stage} must be a name or a mapping with a name, got {short(given)}")
+    settings = {str(n): v for n, v in given.items() if n != "name"}
     entry = registry.find(given["name"], stage)
-    known = [f.name for f in dataclasses.fields(entry.cls) if f.init]
-    for name, value in settings.items():
-        if name not in known:
-            raise ValueError(
-                f"{entry.name} has no setting {name!r}{did_you_mean(str(name), known)}"
-            )
-        if isinstance(value, Mapping) and value.get("name") in Anneal._known:
-            settings[name] = Anneal.from_dict(dict(value))
-        elif isinstance(value, list):
-            settings[name] = tuple(value)
-        elif isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
-            settings[name] = float(value)  # YAML reads 2e-5, without a dot, as text
     try:
-        return entry.cls(**settings)
+        return entry.cls(**{name: _setting(value) for name, value in settings.items()})
     except (TypeError, ValueError) as error:
         raise ValueError(f"{stage} {entry.name}: {error}") from error
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, Mapping) and value.get("name") in Anneal._known:
+        return Anneal.from_dict({str(name): x for name, x in value.items()})
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
+        return float(value)  # YAML reads 2e-5, without a dot, as text
+    return value
 
 
 def _yaml() -> Any:

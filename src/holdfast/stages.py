@@ -38,7 +38,7 @@ from torch.optim.optimizer import Optimizer
 
 from holdfast._torch.adapters import adapter_origin, has_adapters
 from holdfast._torch.batch import batch_length, inputs_and_labels, logits_and_auxiliary, pad_id_of
-from holdfast._torch.checks import above_zero, at_least_zero
+from holdfast._torch.checks import NamedSettings, above_zero, at_least_zero
 from holdfast.columns import take_columns
 from holdfast.data import Collate, IndexedSource, as_source
 from holdfast.losses import Count, LossFunction, Task, count_targets, infer_task, weighted_loss
@@ -82,7 +82,7 @@ MedianLoss = Callable[[], float | None]
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(NamedSettings):
     """Base class of all methods: the hooks that every stage has."""
 
     #: The check of each setting that has one. None is also valid if it is the default.

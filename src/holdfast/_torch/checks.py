@@ -1,10 +1,15 @@
 """Validation of numbers and names, with errors that say what is allowed."""
 
+from __future__ import annotations
+
 import difflib
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def at_least_zero(name: str, value: Any) -> float:
@@ -70,6 +75,20 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str
     if similar := difflib.get_close_matches(name, known, n=3, cutoff=cutoff):
         return f"; did you mean {' or '.join(map(repr, similar))}?"
     return f"; known: {', '.join(known)}" if known else ""
+
+
+class NamedSettings:
+    """The base of a dataclass of settings: an unknown setting is an error that suggests others."""
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        fields: Mapping[str, Any] = getattr(cls, "__dataclass_fields__", {})
+        known = [name for name, field in fields.items() if field.init]
+        for name in given:
+            if name not in known:
+                raise TypeError(
+                    f"{cls.__name__} has no setting {name!r}{did_you_mean(name, known)}"
+                )
+        return super().__new__(cls)
 
 
 def _number(name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]) -> float:

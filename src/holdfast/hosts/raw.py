@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from holdfast._torch.batch import to_device
-from holdfast._torch.checks import above_zero, whole_number
+from holdfast._torch.checks import NamedSettings, above_zero, whole_number
 from holdfast._torch.progress import progress_bar
 from holdfast.hosts import _checkpoints as checkpoints
 from holdfast.hosts._updates import (
@@ -34,7 +34,7 @@ from holdfast.run import Run
 
 
 @dataclass(frozen=True)
-class LoopSettings:
+class LoopSettings(NamedSettings):
     """How the loop makes its updates, logs and saves.
 
     Args:
