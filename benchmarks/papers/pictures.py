@@ -108,29 +108,35 @@ def vision(plt: Any) -> None:
 
 def language(plt: Any) -> None:
     labels = {
-        "standard": Label("plain fine-tuning", PLAIN, 8, -4),
-        "standard-0.5lr": Label("half the rate", PLAIN, 9, -6, way=False),
-        "standard-0.2lr": Label("one fifth of the rate", PLAIN, 9, -2),
-        "flow": Label("FLOW", FLOW, -8, 2),
-        "l2-sp": Label("L2-SP", OTHER, 8, 5),
+        "standard": Label("plain fine-tuning, 1e-3", PLAIN, 8, -4),
+        "standard-0.5lr": Label("5e-4", PLAIN, 8, -4),
+        "standard-0.2lr": Label("2e-4", PLAIN, 8, -4),
+        "standard-0.1lr": Label("1e-4", PLAIN, 3, 6),
+        "flow": Label("FLOW", FLOW, -8, 2, way=False),
+        "l2-sp": Label("L2-SP", OTHER, 8, 3, way=False),
         "mofo": Label("MoFO", OTHER, 8, -2, way=False),
         "hft": Label("HFT", OTHER, -8, 4, way=False),
         "ewc": Label("EWC", OTHER, 8, -6, way=False),
-        "lora": Label("LoRA", OTHER, 7, 5),
-        "recadam-0.3-0.1": Label("RecAdam", OURS, -9, -4),
-        "recadam-0.5-0.15": Label("RecAdam, wide shift", OURS, -8, -14),
-        "recadam-0.5-0.15+flow": Label("wide shift + FLOW", BOTH, -8, 10, way=False),
+        "lora": Label("LoRA", OTHER, -3, -16),
+        "lora-mid": Label("LoRA, 5e-3", OTHER, 7, -5, way=False),
+        "lora-high": Label("LoRA, 9e-3", OTHER, -8, -4, way=False),
+        "recadam-0.3-0.1": Label("RecAdam", BOTH, -9, -4, way=False),
+        "recadam-0.5-0.15": Label("RecAdam, wide shift", BOTH, -8, -14, way=False),
+        "holdfast": Label("holdfast", OURS, 9, -3),
     }
     found = Medians("language")
     figure, axes = frontier(plt, found, labels)
+    axes.texts[-1].set(weight="bold", fontsize=12)
+    axes.plot(*(found.point("holdfast")[f] for f in (found.learned, found.kept)), "o", color=OURS,
+              markersize=11, zorder=5)  # fmt: skip
     base = found.point("pretrained")["wikitext_nll"]
     axes.axhline(base, color="black", linewidth=1, dashes=(4, 3))
-    axes.text(0.795, base - 0.012, "pretrained", fontsize=10)
-    axes.set_xlim(0.8, 0.56)
+    axes.text(0.735, base - 0.015, "pretrained", fontsize=10)
+    axes.set_xlim(0.74, 0.565)
     axes.invert_yaxis()
     axes.set_xlabel("learned: GSM8K, nats per token (less is better, to the right)")
     axes.set_ylabel("kept: WikiText-2, nats per token")
-    axes.text(0.795, 3.67, "thin lines: WiSE-FT, α from 1 to ½", fontsize=9, color=PLAIN)
+    axes.text(0.735, 3.67, "thin lines: WiSE-FT, α from 1 down", fontsize=9, color=PLAIN)
     save(figure, "frontier-language")
 
 
