@@ -9,7 +9,7 @@ import holdfast
 CODE = """
 import sys, holdfast
 heavy = ["transformers", "accelerate", "peft", "trl", "datasets", "lightning", "optuna", "plotly",
-         "rich", "sklearn", "triton", "filelock", "holdfast.comparison.scheduler"]
+         "rich", "sklearn", "triton", "filelock", "torch", "holdfast.comparison.scheduler"]
 print([name for name in heavy if name in sys.modules])
 from holdfast import Plan, Results, Tuning, compare, tune
 import holdfast.comparison.scheduler, holdfast.comparison.tuning
@@ -18,20 +18,32 @@ print(callable(holdfast.compare) and callable(holdfast.tune))
 
 
 def test_the_core_imports_no_host_and_no_command_line():
-    """Importing holdfast needs torch, safetensors and numpy only."""
+    """Importing holdfast takes no time; its names are imported on first use."""
     command = [sys.executable, "-c", CODE]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[]", "True"]
 
 
 def test_public_names_exist_and_are_documented():
-    for name in {*holdfast.__all__, *holdfast._LAZY}:
+    assert {*holdfast.__all__} == {*holdfast._LAZY}
+    for name in {*holdfast._LAZY, *holdfast._HOSTS}:
         assert getattr(holdfast, name).__doc__, name
         assert name in dir(holdfast)
 
 
+def test_help_without_the_package_of_a_host():
+    code = "import sys; sys.modules['trl'] = None; import holdfast; help(holdfast)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert "class Recipe" in done.stdout, done.stderr
+    assert "HoldfastSFTTrainer" not in done.stdout
+
+
 def test_no_module_has_the_name_of_a_lazy_export():
     modules = {path.stem for path in Path(holdfast.__file__).parent.iterdir()}
-    assert not modules & set(holdfast._LAZY)  # importing the module would replace the name
+    taken = {
+        name for name in modules & set(holdfast._LAZY) if holdfast._LAZY[name] != f"holdfast.{name}"
+    }
+    assert not taken  # importing the module would replace the name
     with pytest.raises(AttributeError, match="has no attribute 'compares'"):
         _ = holdfast.compares

@@ -1,52 +1,22 @@
 """Fine-tune a pretrained model without making it forget, when all you have is its weights."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from holdfast import anneal, optim, registry
-from holdfast._torch.adapters import adapters_off
-from holdfast._torch.pretrained_head import PretrainedHead
 from holdfast._torch.version import __version__ as __version__
-from holdfast.columns import with_weights
-from holdfast.data import pad_collate
-from holdfast.hosts.raw import LoopSettings, finetune_loop, train_loop
-from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
-from holdfast.methods.adamw import AdamWUpdate
-from holdfast.methods.auto import Auto
-from holdfast.methods.distill import Distill
-from holdfast.methods.ewc import EWC
-from holdfast.methods.features import Features
-from holdfast.methods.flow import Flow
-from holdfast.methods.gradual_unfreezing import GradualUnfreezing
-from holdfast.methods.hft import HFT
-from holdfast.methods.identity import Full, Keep, NoRecall, Pretrained, Uniform
-from holdfast.methods.l1_sp import L1SP
-from holdfast.methods.l2_sp import L2SP
-from holdfast.methods.linear_probe import LinearProbe, linear_probe
-from holdfast.methods.lora import LoRA
-from holdfast.methods.lp_ft import LPFT
-from holdfast.methods.mas import MAS
-from holdfast.methods.mixout import Mixout
-from holdfast.methods.mofo import MoFO, MoFOUpdate
-from holdfast.methods.random_init import RandomInit, random_init
-from holdfast.methods.recadam import RecAdam, RecAdamUpdate
-from holdfast.methods.rehearsal import Rehearsal
-from holdfast.methods.self_replay import SelfReplay
-from holdfast.methods.sfa import SFA
-from holdfast.methods.sgd import SGDUpdate
-from holdfast.methods.wise_ft import WiseFT
-from holdfast.recipe import Recipe
-from holdfast.reference import Distance, Reference
-from holdfast.run import Run
-from holdfast.scoring.scorer import score
-from holdfast.scoring.scores import Scores
 
 if TYPE_CHECKING:
+    from holdfast import anneal, optim, registry
+    from holdfast._torch.adapters import adapters_off
+    from holdfast._torch.pretrained_head import PretrainedHead
+    from holdfast.columns import with_weights
     from holdfast.comparison.plan import Measuring, Plan
     from holdfast.comparison.results import Results
     from holdfast.comparison.scheduler import compare
     from holdfast.comparison.search import Tuning
     from holdfast.comparison.tuning import Tuned, tune
+    from holdfast.data import pad_collate
     from holdfast.evaluate.measure import measure, measure_many
     from holdfast.evaluate.report import ForgettingReport
     from holdfast.evaluate.watch import Watch
@@ -55,40 +25,113 @@ if TYPE_CHECKING:
     from holdfast.hosts.hf import WithRecipe as WithRecipe
     from holdfast.hosts.job import Training
     from holdfast.hosts.lightning import RecipeCallback as RecipeCallback
+    from holdfast.hosts.raw import LoopSettings, finetune_loop, train_loop
     from holdfast.hosts.trl import HoldfastSFTTrainer as HoldfastSFTTrainer
     from holdfast.io.models import Loader
+    from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
+    from holdfast.methods.adamw import AdamWUpdate
+    from holdfast.methods.auto import Auto
+    from holdfast.methods.distill import Distill
+    from holdfast.methods.ewc import EWC
+    from holdfast.methods.features import Features
+    from holdfast.methods.flow import Flow
+    from holdfast.methods.gradual_unfreezing import GradualUnfreezing
+    from holdfast.methods.hft import HFT
+    from holdfast.methods.identity import Full, Keep, NoRecall, Pretrained, Uniform
+    from holdfast.methods.l1_sp import L1SP
+    from holdfast.methods.l2_sp import L2SP
+    from holdfast.methods.linear_probe import LinearProbe, linear_probe
+    from holdfast.methods.lora import LoRA
+    from holdfast.methods.lp_ft import LPFT
+    from holdfast.methods.mas import MAS
+    from holdfast.methods.mixout import Mixout
+    from holdfast.methods.mofo import MoFO, MoFOUpdate
+    from holdfast.methods.random_init import RandomInit, random_init
+    from holdfast.methods.recadam import RecAdam, RecAdamUpdate
+    from holdfast.methods.rehearsal import Rehearsal
+    from holdfast.methods.self_replay import SelfReplay
+    from holdfast.methods.sfa import SFA
+    from holdfast.methods.sgd import SGDUpdate
+    from holdfast.methods.wise_ft import WiseFT
+    from holdfast.recipe import Recipe
+    from holdfast.reference import Distance, Reference
+    from holdfast.run import Run
+    from holdfast.scoring.scorer import score
+    from holdfast.scoring.scores import Scores
 
-#: Imported on first use. A host needs its framework, so hosts are not part of ``__all__``.
-_LAZY = {
-    "AccelerateLoop": "holdfast.hosts.accelerate",
-    "ForgettingReport": "holdfast.evaluate.report",
-    "HoldfastSFTTrainer": "holdfast.hosts.trl",
-    "HoldfastTrainer": "holdfast.hosts.hf",
-    "Loader": "holdfast.io.models",
-    "Measuring": "holdfast.comparison.plan",
-    "Plan": "holdfast.comparison.plan",
-    "RecipeCallback": "holdfast.hosts.lightning",
-    "Results": "holdfast.comparison.results",
-    "Training": "holdfast.hosts.job",
-    "Tuned": "holdfast.comparison.tuning",
-    "Tuning": "holdfast.comparison.search",
-    "Watch": "holdfast.evaluate.watch",
-    "WithRecipe": "holdfast.hosts.hf",
-    "compare": "holdfast.comparison.scheduler",
-    "measure": "holdfast.evaluate.measure",
-    "measure_many": "holdfast.evaluate.measure",
-    "tune": "holdfast.comparison.tuning",
+#: The public names of each module, which is imported on first use: `import holdfast` takes no time.
+_PUBLIC = {
+    "holdfast._torch.adapters": "adapters_off",
+    "holdfast._torch.pretrained_head": "PretrainedHead",
+    "holdfast.anneal": "anneal",
+    "holdfast.columns": "with_weights",
+    "holdfast.comparison.plan": "Measuring Plan",
+    "holdfast.comparison.results": "Results",
+    "holdfast.comparison.scheduler": "compare",
+    "holdfast.comparison.search": "Tuning",
+    "holdfast.comparison.tuning": "Tuned tune",
+    "holdfast.data": "pad_collate",
+    "holdfast.evaluate.measure": "measure measure_many",
+    "holdfast.evaluate.report": "ForgettingReport",
+    "holdfast.evaluate.watch": "Watch",
+    "holdfast.hosts.job": "Training",
+    "holdfast.hosts.raw": "LoopSettings finetune_loop train_loop",
+    "holdfast.io.models": "Loader",
+    "holdfast.losses": "count_targets global_targets per_sample_loss weighted_loss",
+    "holdfast.methods.adamw": "AdamWUpdate",
+    "holdfast.methods.auto": "Auto",
+    "holdfast.methods.distill": "Distill",
+    "holdfast.methods.ewc": "EWC",
+    "holdfast.methods.features": "Features",
+    "holdfast.methods.flow": "Flow",
+    "holdfast.methods.gradual_unfreezing": "GradualUnfreezing",
+    "holdfast.methods.hft": "HFT",
+    "holdfast.methods.identity": "Full Keep NoRecall Pretrained Uniform",
+    "holdfast.methods.l1_sp": "L1SP",
+    "holdfast.methods.l2_sp": "L2SP",
+    "holdfast.methods.linear_probe": "LinearProbe linear_probe",
+    "holdfast.methods.lora": "LoRA",
+    "holdfast.methods.lp_ft": "LPFT",
+    "holdfast.methods.mas": "MAS",
+    "holdfast.methods.mixout": "Mixout",
+    "holdfast.methods.mofo": "MoFO MoFOUpdate",
+    "holdfast.methods.random_init": "RandomInit random_init",
+    "holdfast.methods.recadam": "RecAdam RecAdamUpdate",
+    "holdfast.methods.rehearsal": "Rehearsal",
+    "holdfast.methods.self_replay": "SelfReplay",
+    "holdfast.methods.sfa": "SFA",
+    "holdfast.methods.sgd": "SGDUpdate",
+    "holdfast.methods.wise_ft": "WiseFT",
+    "holdfast.optim": "optim",
+    "holdfast.recipe": "Recipe",
+    "holdfast.reference": "Distance Reference",
+    "holdfast.registry": "registry",
+    "holdfast.run": "Run",
+    "holdfast.scoring.scorer": "score",
+    "holdfast.scoring.scores": "Scores",
+}
+_LAZY = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+#: Hosts need a framework, so they are not part of ``__all__``.
+_HOSTS = {
+    "AccelerateLoop": ("holdfast.hosts.accelerate", "accelerate"),
+    "HoldfastSFTTrainer": ("holdfast.hosts.trl", "trl"),
+    "HoldfastTrainer": ("holdfast.hosts.hf", "transformers"),
+    "RecipeCallback": ("holdfast.hosts.lightning", "lightning"),
+    "WithRecipe": ("holdfast.hosts.hf", "transformers"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    module = _HOSTS[name][0] if name in _HOSTS else _LAZY.get(name)
+    if module is None:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    found = import_module(module)
+    return found if module == f"{__name__}.{name}" else getattr(found, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    installed = (name for name, (_, package) in _HOSTS.items() if find_spec(package))
+    return sorted({*globals(), *_LAZY, *installed})
 
 
 __all__ = [

@@ -99,7 +99,7 @@ def test_an_address_of_results(tmp_path, capsys):
     ],
 )
 def test_bad_input_is_one_sentence(given, words, capsys):
-    assert main(["compare", *FEW[3:], *given]) == 1
+    assert main(["compare", *FEW[3:], *given]) == 2
     said = capsys.readouterr().err
     assert words in said
     assert "Traceback" not in said

@@ -47,7 +47,7 @@ def test_they_are_those_that_finetune_rehearses(capsys):
 
 
 def test_a_model_that_does_not_write_is_one_sentence(capsys):
-    assert main(["draw", f"--model={save_bert('bert')}"]) == 1
+    assert main(["draw", f"--model={save_bert('bert')}"]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert "Traceback" not in said
     assert "causal language model" in said

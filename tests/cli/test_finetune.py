@@ -185,7 +185,7 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path, capsys):
         started.wait()
     assert not (tmp_path / "stopped" / "config.json").exists()
     # Other settings are refused, in a sentence; the same ones go on.
-    assert main(["finetune", *command("stopped"), "--lr=0.5"]) == 1
+    assert main(["finetune", *command("stopped"), "--lr=0.5"]) == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 1
     assert "stopped contains an unfinished run with lr None, not 0.5" in said[0]
@@ -294,7 +294,7 @@ def test_labels_that_do_not_fit_are_one_sentence(given, words, capsys):
     Path("bare/preprocessor_config.json").unlink()
     capsys.readouterr()
     start = ["--model=base", "--data=rows.jsonl", "--out=tuned", *LONGER]
-    assert main(["finetune", *start, *given]) == 1
+    assert main(["finetune", *start, *given]) == 2
     said = capsys.readouterr().err
     assert words in said.strip().splitlines()[-1]
     assert "Traceback" not in said

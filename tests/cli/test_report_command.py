@@ -61,7 +61,7 @@ def test_a_sweep_keeps_its_names(tmp_path, capsys):
 def test_a_folder_with_two_kinds_asks_which(results, capsys):
     results.save("results.json")
     sample().save("report.json")
-    assert main(["report", "."]) == 1
+    assert main(["report", "."]) == 2
     assert "contains results.json and report.json: name the file" in capsys.readouterr().err
 
 
@@ -103,7 +103,7 @@ def test_another_base_that_does_nearly_as_well_is_another(results, capsys):
     results.save("a.json")
     near = replace(run("flow"), target=measured("GSM8K", "nll", 1.3961, 0.6))
     Results((near,), plan={**results.plan, "model": "SmolLM2-360M"}).save("b.json")
-    assert main(["report", "a.json", "b.json", "--out=both"]) == 1
+    assert main(["report", "a.json", "b.json", "--out=both"]) == 2
     assert "their base models differ" in capsys.readouterr().err
 
 
@@ -112,7 +112,7 @@ def test_several_need_a_place_and_a_kind(results, capsys):
     sample().save("b.json")
     assert main(["report", "a.json", "a.json"]) == 2
     assert "--out DIR" in capsys.readouterr().err
-    assert main(["report", "a.json", "b.json", "--out=both"]) == 1
+    assert main(["report", "a.json", "b.json", "--out=both"]) == 2
     assert "b.json is not a comparison: show it alone" in capsys.readouterr().err
 
 
@@ -166,6 +166,6 @@ def test_the_plan_at_work_gives_the_order(tmp_path, capsys):
 )
 def test_what_cannot_be_read_is_named(text, words, tmp_path, capsys):
     (tmp_path / "a.json").write_text(text)
-    assert main(["report", "a.json"]) == 1
+    assert main(["report", "a.json"]) == 2
     assert words in capsys.readouterr().err
     assert [f.name for f in tmp_path.iterdir()] == ["a.json"]

@@ -171,5 +171,5 @@ def test_a_classifier_and_one_without_a_head(tmp_path, capsys):
     assert read("weighted.jsonl") == [
         {**row, "weight": weight} for row, weight in zip(rows, weights, strict=True)
     ]
-    assert main(["score", "--model=body", *given]) == 1
+    assert main(["score", "--model=body", *given]) == 2
     assert "body has no head for the labels of train.jsonl" in capsys.readouterr().err

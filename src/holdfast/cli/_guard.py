@@ -10,9 +10,9 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from holdfast.report.words import plain
+from holdfast.report.printing import printable, tell, tell_line
 
 if TYPE_CHECKING:
     from holdfast.io.storage import Place
@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 def say(message: object, start: str = "holdfast") -> None:
     """Print one line on stderr, without control characters, over a progress bar in its way."""
-    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
-    print(f"{clear}{start}: {plain(str(message))}", file=sys.stderr)
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+    tell_line(f"{start}: {message}", file=sys.stderr)
 
 
 @contextlib.contextmanager
 def log_lines() -> Iterator[None]:
-    """Print what the library logs, such as the learning rate that it chose."""
+    """Print what holdfast logs, such as the learning rate that it chose.
+
+    What other libraries log is printed by themselves, here without control characters.
+    """
     handler = logging.Handler()
     handler.emit = lambda record: say(  # type: ignore[method-assign]
         record.getMessage(), "note" if record.levelno < logging.WARNING else "warning"
@@ -35,9 +39,18 @@ def log_lines() -> Iterator[None]:
     logger, level = logging.getLogger("holdfast"), logging.getLogger("holdfast").level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    make = logging.getLogRecordFactory()
+
+    def make_printable(*args: Any, **more: Any) -> logging.LogRecord:
+        record = make(*args, **more)
+        record.msg, record.args = printable(record.getMessage()), ()
+        return record
+
+    logging.setLogRecordFactory(make_printable)
     try:
         yield
     finally:
+        logging.setLogRecordFactory(make)
         logger.removeHandler(handler)
         logger.setLevel(level)
 
@@ -81,11 +94,11 @@ def show(shown: Shown, options: argparse.Namespace, out: Place | None, *files: s
         for file in files:
             (out / file).write_text(forms[file.rpartition(".")[2]]())
     if options.json:
-        print(shown.to_json(), end="")
+        tell(shown.to_json(), end="")
     elif vars(options).get("markdown"):
-        print(shown.to_markdown(), end="")
+        tell(shown.to_markdown(), end="")
     else:
         shown.to_terminal()
     if out is not None:
         name = files[-1].partition(".")[0].capitalize()
-        print(f"{name}: {(out / files[-1]).name}", file=sys.stderr)
+        tell_line(f"{name}: {(out / files[-1]).name}", file=sys.stderr)

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any
 
+from holdfast.report.printing import tell_line
 from holdfast.report.words import plain, seconds
 
 #: Seconds between two lines about a running part, without a terminal.
@@ -47,7 +48,7 @@ class Progress:
         if self.bars:
             if name not in self.tasks:
                 self.tasks[name] = self.bars.add_task(plain(name), count="")
-            count = f"{doing} {done}/{total}".strip() if total > 1 else doing
+            count = plain(f"{doing} {done}/{total}") if total > 1 else doing
             self.bars.update(self.tasks[name], completed=done, total=total, count=count)
             self._show_all()
         elif time.monotonic() - self.said > QUIET and 0 < done < total:
@@ -76,7 +77,7 @@ class Progress:
         if self.before < done < self.total:
             each = (self.said - self.begin) / (done - self.before)
             line += f" (about {seconds(each * (self.total - done))} left)"
-        print(plain(line), file=sys.stderr)
+        tell_line(line, file=sys.stderr)
 
 
 def _make_bars() -> Any:
@@ -86,7 +87,11 @@ def _make_bars() -> Any:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError:
         return None
-    columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}")]
+    columns = [
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[count]}", markup=False),
+    ]
     return Progress(
         *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True,
         speed_estimate_period=3600,

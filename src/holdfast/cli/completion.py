@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from holdfast import registry
 from holdfast._torch.imports import require
 from holdfast.cli._options import Parser, one_of
+from holdfast.report.printing import tell
 
 #: Options and arguments that take files or directories.
 FILES = {
@@ -39,4 +40,4 @@ def run(options: argparse.Namespace, parser: Parser, commands: Mapping[str, Pars
     last = f'compgen -P "${{1%"${{1##*+}}"}}" -W "{names}" -- "${{1##*+}}"'
     preamble = f'_holdfast_recipes() {{ {last}; compgen -f -- "$1"; }}'
     bash = options.shell == "bash"
-    print(shtab.complete(parser, options.shell, preamble=preamble if bash else ""))
+    tell(shtab.complete(parser, options.shell, preamble=preamble if bash else ""))

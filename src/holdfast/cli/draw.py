@@ -21,6 +21,7 @@ from holdfast.cli._guard import claim
 from holdfast.cli._options import WHOLE, Parser, add
 from holdfast.io.models import Loader
 from holdfast.io.storage import Place
+from holdfast.report.printing import tell, tell_line
 from holdfast.report.words import plain
 from holdfast.scoring.pool import draw_pool
 from holdfast.scoring.starts import default_starts, describe_starts, text_tokenizer
@@ -48,17 +49,17 @@ def run(options: argparse.Namespace) -> None:
         )  # fmt: skip
     texts = [tokens if tokenizer is None else tokenizer.decode(tokens) for tokens in pool.texts()]
     if options.json:
-        print(json.dumps({"texts": texts, "stored": pool.path and str(pool.path)}, indent=1))
+        tell(json.dumps({"texts": texts, "stored": pool.path and str(pool.path)}, indent=1))
     else:
         for number, text in enumerate(texts, 1):
-            print(f"{number:>3}  {plain(str(text))}")
-    print(describe_starts(starts, tokenizer), file=sys.stderr)
+            tell(f"{number:>3}  {plain(str(text))}")
+    tell_line(describe_starts(starts, tokenizer), file=sys.stderr)
     if options.out:
         lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
         Place.at(Path(options.out) / "texts.jsonl").write_text("".join(lines))
-        print(f"Written: {options.out}", file=sys.stderr)
+        tell_line(f"Written: {options.out}", file=sys.stderr)
     if pool.path is not None:
-        print(
+        tell_line(
             f"The texts are stored in {pool.path}; they may contain memorized text. Delete the "
             f"directory to remove them, or {pool.path.parent} to remove the texts of all models",
             file=sys.stderr,

@@ -32,6 +32,7 @@ from holdfast.io.files import locked
 from holdfast.io.models import Loader
 from holdfast.io.storage import Place
 from holdfast.recipe import DEFAULT_RECIPE, FILE, read_recipe
+from holdfast.report.printing import tell, tell_line
 
 #: Files that only an unfinished run has; the first one is its checkpoint.
 UNFINISHED = ("run.pt", "history.jsonl", "seconds")
@@ -80,7 +81,7 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     Place.at(out / "config.yaml").write_text(config)
     head = f", new head ({task.head}): {', '.join(new)}" if task.head else ""
     # The run logs what the recipe is resolved to.
-    print(f"{name}: {len(samples)} samples{head}", file=sys.stderr)
+    tell_line(f"{name}: {len(samples)} samples{head}", file=sys.stderr)
     if training.lr is not None and recipe.update.lr not in (None, training.lr):
         say(f"the recipe's own learning rate is used: {recipe.update.lr:g}", "note")
     with contextlib.ExitStack() as stack:
@@ -109,9 +110,9 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     if options.json:
         about = {"recipe": name, "out": str(out), "updates": history[-1]["update"]}
         about |= {"resolved": trained.to_dict()}
-        print(json.dumps({**about, "loss": {"first": losses[0], "last": losses[-1]}}))
+        tell(json.dumps({**about, "loss": {"first": losses[0], "last": losses[-1]}}))
     else:
-        print(
+        tell_line(
             f"{name}: loss {losses[0]:.3f} (first updates) → {losses[-1]:.3f} (last), learning "
             f"rate {trained.update.lr:g}. The model is in {out}; `holdfast measure "
             f"{options.model} {out}` shows what it forgot"

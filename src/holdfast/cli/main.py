@@ -1,19 +1,21 @@
 """The entry point: finds the command, runs it, and reports an error in one sentence."""
 
+import errno
 import io
 import os
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Collection, Sequence
 from importlib import import_module
 
 import holdfast
 from holdfast._torch.checks import did_you_mean
-from holdfast.cli import completion
 from holdfast.cli._guard import log_lines, say
 from holdfast.cli._options import Parser, UsageError, config_text
+from holdfast.report.printing import tell
 
 #: Each command is a module of this package with ``add_options`` and ``run``.
 COMMANDS = {
@@ -29,13 +31,32 @@ COMMANDS = {
     "tune": "search the settings of a recipe",
 }
 _LONGEST = 600  # characters of an error message
+#: Errors of the system that wrong input causes; others, such as a full disk, are failures.
+_WRONG_INPUT = (
+    errno.EACCES, errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.EPERM,
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit status: 0, 1 (failed), 2 (wrong usage) or 130 (Ctrl-C)."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    traceback = "--traceback" in words or bool(os.environ.get("HOLDFAST_TRACEBACK"))
+    """Run a command and return the exit status: 0, 1 (failed), 2 (wrong input) or 130 (Ctrl-C)."""
+    if sys.stderr is None:  # it was closed
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    try:
+        return _main(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        if arguments is None:  # a second one would only disturb the end of the process
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        say("stopped; what was finished is kept")
+        return 130
+
+
+def _main(words: list[str]) -> int:
+    show_traceback = "--traceback" in words or bool(os.environ.get("HOLDFAST_TRACEBACK"))
     words = [word for word in words if word != "--traceback"] or ["--help"]
+    if sys.stdout is None:  # the next file to be opened would take its number
+        say("the standard output is closed: redirect it, for example to /dev/null")
+        return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for terminals that cannot show θ and τ
     if threading.current_thread() is threading.main_thread():
@@ -48,17 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # a full disk fails here, not at exit
     except BrokenPipeError:  # the reader, such as head, has closed the pipe
         sys.stderr.close()
-    except KeyboardInterrupt:
-        say("stopped; what was finished is kept")
-        return 130
     except UsageError as error:
         say(error)
         return 2
     except Exception as error:
-        if traceback:
-            raise
-        say(_sentence(error))
-        return 1
+        if show_traceback:
+            tell(traceback.format_exc(), file=sys.stderr, end="")
+        else:
+            say(_sentence(error))
+        return 2 if _is_wrong_input(error) else 1
     return 0
 
 
@@ -67,8 +86,9 @@ def _run(words: Sequence[str]) -> None:
     if words[0] in COMMANDS:
         options = commands[words[0]].parse(words[1:])
         if getattr(options, "print_config", False):
-            print(config_text(options), end="")
+            tell(config_text(options), end="")
         elif words[0] == "completion":
+            completion = import_module("holdfast.cli.completion")
             completion.run(options, *make_parser())  # with the options of all commands
         else:
             import_module(f"holdfast.cli.{words[0]}").run(options)
@@ -116,6 +136,12 @@ def _sentence(error: Exception) -> str:
         return text
     kind = type(error).__name__
     return f"{kind}: {text or 'no message'} (--traceback shows where it was raised)"
+
+
+def _is_wrong_input(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno is None or error.errno in _WRONG_INPUT
+    return isinstance(error, ValueError)
 
 
 def _quieten() -> None:

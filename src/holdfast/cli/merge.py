@@ -23,6 +23,7 @@ from holdfast.evaluate.drift import drift
 from holdfast.evaluate.sweep import sweep
 from holdfast.io.merge import merge_on_disk
 from holdfast.io.storage import Place
+from holdfast.report.printing import tell, tell_line
 
 
 def add_options(parser: Parser) -> None:
@@ -66,15 +67,15 @@ def merge(options: argparse.Namespace) -> None:
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     if options.json:
         about = {"out": str(out), "alpha": alpha, "bytes": size, "relative": moved.total.relative}
-        print(json.dumps({**about, "not_finite": list(moved.not_finite)}))
+        tell(json.dumps({**about, "not_finite": list(moved.not_finite)}))
         return
     shown = f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
-    print(
+    tell_line(
         f"wrote {options.out} ({shown}), α = {alpha:g} between {options.base} and {options.tuned}: "
         f"{100 * moved.total.relative:.2g} % from the base"
     )
     if bad := moved.not_finite:
-        print(f"{len(bad)} tensors contain NaN or infinity, the first is {bad[0]}")
+        tell_line(f"{len(bad)} tensors contain NaN or infinity, the first is {bad[0]}")
 
 
 def measure_merged(options: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ import json
 
 from holdfast import registry
 from holdfast.cli._options import Parser, add
+from holdfast.report.printing import tell
 
 
 def add_options(parser: Parser) -> None:
@@ -27,10 +28,10 @@ def run(options: argparse.Namespace) -> None:
             {"name": e.name, "stage": e.stage, "paper": e.url, "summary": e.summary}
             for e in entries
         ]
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        tell(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     for stage in dict.fromkeys(entry.stage for entry in entries):
-        print(stage if stage == entries[0].stage else f"\n{stage}")
+        tell(stage if stage == entries[0].stage else f"\n{stage}")
         for entry in registry.methods(stage):
             paper = f"  [{entry.url}]" if entry.url else ""
-            print(f"  {entry.name:<20}{entry.summary}{paper}")
+            tell(f"  {entry.name:<20}{entry.summary}{paper}")

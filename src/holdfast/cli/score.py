@@ -29,6 +29,7 @@ from holdfast.io.models import Loader
 from holdfast.io.rows import Rows
 from holdfast.io.storage import Place
 from holdfast.recipe import preset_that
+from holdfast.report.printing import tell, tell_line
 from holdfast.report.scored import Sample, Scored
 from holdfast.report.text import to_terminal
 from holdfast.scoring.scorer import score
@@ -89,11 +90,11 @@ def run(options: argparse.Namespace) -> None:
         weighted = ({**row, "weight": by_row.get(i, 0.0)} for i, row in enumerate(rows))
         write_lines(Path(options.weighted), weighted)
     if options.json:
-        print(json.dumps(scored.summary(), indent=1, ensure_ascii=False))
+        tell(json.dumps(scored.summary(), indent=1, ensure_ascii=False))
     else:
         to_terminal(scored.document())
     for place in filter(None, (options.out, options.weighted)):
-        print(f"Written: {place}", file=sys.stderr)
+        tell_line(f"Written: {place}", file=sys.stderr)
 
 
 def check_places(options: argparse.Namespace) -> None:

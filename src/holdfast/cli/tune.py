@@ -28,6 +28,7 @@ from holdfast.comparison.plan import Plan
 from holdfast.comparison.search import Tuning
 from holdfast.comparison.tuning import tune
 from holdfast.io.storage import Place
+from holdfast.report.printing import tell, tell_line
 
 
 def add_options(parser: Parser) -> None:
@@ -82,12 +83,12 @@ def run(options: argparse.Namespace) -> None:
     }.items():
         (out / file).write_text(text)
     if options.json:
-        print(found.to_json())
+        tell(found.to_json())
     else:
         results.to_terminal()
-        print("\n".join(["", *found.sentences()]))
+        tell("\n".join(["", *found.sentences()]))
     recipe, page = out / "recipe.yaml", out / "report.html"
-    print(f"Recipe: {recipe.name}; report: {page.name}", file=sys.stderr)
+    tell_line(f"Recipe: {recipe.name}; report: {page.name}", file=sys.stderr)
 
 
 def _words(trial: Any) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.report.document import Document, Table
+from holdfast.report.printing import printable, tell
 from holdfast.report.words import cut, plain
 
 if TYPE_CHECKING:
@@ -40,19 +41,23 @@ def to_terminal(document: Document, console: Console | None = None) -> None:
         from rich.table import Table as RichTable
         from rich.text import Text
     except ImportError:
-        print(to_markdown(document), end="")
+        tell(to_markdown(document), end="")
         return
     console = console or Console()
+
+    def text(words: str, style: str = "") -> Text:
+        return Text(printable(words), style=style)
+
     answer = document.answer
-    console.print(Text(answer.headline, style=f"bold {_STYLES[document.tone]}"))
+    console.print(text(answer.headline, style=f"bold {_STYLES[document.tone]}"))
     for sentence in answer.sentences:
-        console.print(Text(sentence))
+        console.print(text(sentence))
     for section in document.filled:
         for table in (table for table in section.tables if not table.page_only):
             columns, heads = _fitting(table, console.width)
             shown = RichTable(
-                title=Text(table.title, style="bold"),
-                caption=Text(_note(table, columns)),
+                title=text(table.title, style="bold"),
+                caption=text(_note(table, columns)),
                 box=box.SIMPLE_HEAD,
                 title_justify="left",
                 caption_justify="left",
@@ -62,12 +67,12 @@ def to_terminal(document: Document, console: Console | None = None) -> None:
             )
             for i, head in zip(columns, heads, strict=True):
                 left = i == 0 or table.columns[i].prose
-                shown.add_column(Text(head), justify="left" if left else "right", overflow="fold")
+                shown.add_column(text(head), justify="left" if left else "right", overflow="fold")
             for row, tone in table.toned[: table.brief]:
-                shown.add_row(*(Text(row[i]) for i in columns), style=_STYLES[tone])
+                shown.add_row(*(text(row[i]) for i in columns), style=_STYLES[tone])
             console.print("", shown)
         for note in section.notes:
-            console.print(Text(plain(note)))
+            console.print(text(plain(note)))
 
 
 def escape(text: str) -> str:

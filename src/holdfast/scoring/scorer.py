@@ -43,6 +43,7 @@ from holdfast.losses import (
     target_mask,
     token_losses,
 )
+from holdfast.report.printing import tell_line
 from holdfast.scoring.cache import PartialScores, SampleScore, ScoreCache
 from holdfast.scoring.scores import Scores
 
@@ -215,7 +216,7 @@ def _score_rest(
     bar = progress_bar(source.total, "scoring", shown=progress and rank == 0)
     bar.update(len(known))
     if known and progress and rank == 0:
-        print(f"resuming: {len(known)} samples are already scored", file=sys.stderr)
+        tell_line(f"resuming: {len(known)} samples are already scored", file=sys.stderr)
     try:
         with bar, evaluating(scorer.model), torch.no_grad():
             left = (batch for batch in source if not all(i in known for i in batch[0]))
