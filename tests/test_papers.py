@@ -315,7 +315,7 @@ def test_tables_share_no_runs():
     language = load("language").plans(1e-3)
     assert language["self-replay-share-1"].lr == 0.5
     assert language["lora+self-replay"].lr == 3.0
-    assert len(rates.plans()) == 15
+    assert len(rates.plans()) == 13
 
 
 def test_settings_are_chosen_on_other_images_than_those_of_the_table():
