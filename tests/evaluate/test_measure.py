@@ -272,7 +272,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(folders, capsys, monkeypat
     (folders / "empty.txt").write_text(" \n")
     (folders / "bad.jsonl").write_text('{"a": 1}\n{"a": \n')
     (folders / "odd.jsonl").write_text('{"x": 1}\n')
-    assert main(["measure", "base", "tuned", "--out", "out", *change]) == 1
+    assert main(["measure", "base", "tuned", "--out", "out", *change]) == 2
     said = capsys.readouterr().err
     assert words in said
     assert said.count("\n") == 1
@@ -291,7 +291,7 @@ def test_bad_models_are_one_sentence(folders, capsys, monkeypatch):
     for tuned, words in [
         ("bert", "base"), ("pickled", "pickle"), ("short", "model.safetensors"), ("gone", "gone"),
     ]:  # fmt: skip
-        assert main(["measure", "base", tuned, "--out", "out"]) == 1, tuned
+        assert main(["measure", "base", tuned, "--out", "out"]) == 2, tuned
         said = capsys.readouterr().err
         assert words in said
         assert "Traceback" not in said

@@ -142,13 +142,13 @@ def test_the_hub(name, asked, datasets, monkeypatch):
         return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    monkeypatch.setattr("holdfast.io.rows._is_reachable", lambda: True)
+    monkeypatch.setattr("holdfast.io.hub._is_reachable", lambda: True)
     assert list(open_rows(name)) == ROWS
     assert seen == [asked]
 
 
 def test_a_hub_that_cannot_be_reached_is_not_waited_for(datasets, monkeypatch):
-    monkeypatch.setattr("holdfast.io.rows._is_reachable", lambda: False)
+    monkeypatch.setattr("holdfast.io.hub._is_reachable", lambda: False)
     with pytest.raises(OSError, match="openai/gsm8k is not a local file or directory"):
         open_rows("openai/gsm8k:train")
 

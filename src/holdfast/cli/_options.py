@@ -134,7 +134,13 @@ SHARED: dict[str, dict[str, Any]] = {
     "allow_pickle": {
         "action": "store_true", "help": "also read pickled weights (.bin, .pt), as plain tensors",
     },
+    "trust_remote_code": {
+        "action": "store_true", "help": "run Python code that comes with a model (default: never)",
+    },
 }  # fmt: skip
+
+#: The shared options about a model and its training data.
+DATA = ("model", "data", "old_data", "head", "new", "trust_remote_code")
 
 
 class Pairs(argparse.Action):

@@ -49,7 +49,7 @@ def add_options(parser: Parser) -> None:
 
 
 def add_plan_options(parser: Parser, skip: Sequence[str]) -> None:
-    add(parser.add_argument_group("model and data"), "model", "data", "old_data", "head", "new")
+    add(parser.add_argument_group("model and data"), *_options.DATA)
     add_settings(parser.add_argument_group("training"), Training)
     tests = parser.add_argument_group("tests")
     add(tests, "target")

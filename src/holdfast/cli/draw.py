@@ -31,7 +31,7 @@ def add_options(parser: Parser) -> None:
     parser.describe(__doc__, "--model MODEL [options]", needed=("model",))
     add(parser, "config", "print_config")
     drawing = parser.add_argument_group("model and texts")
-    add(drawing, "model")
+    add(drawing, "model", "trust_remote_code")
     drawing.add_argument("--texts", type=WHOLE, default=8, metavar="N", help="number of texts")
     add(drawing, "seed")
     add(parser.add_argument_group("output"), "out", "json")
@@ -40,7 +40,9 @@ def add_options(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     if options.out:
         claim(Path(options.out), [options.model])
-    with Loader(dtype=torch.float32).open(options.model) as loaded:  # as finetune does
+    trust = options.trust_remote_code
+    loader = Loader(dtype=torch.float32, trust_remote_code=trust)  # as finetune does
+    with loader.open(options.model) as loaded:
         tokenizer = text_tokenizer(loaded.tokenizer)
         starts = default_starts(loaded.model, tokenizer)
         pool = draw_pool(

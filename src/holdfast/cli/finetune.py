@@ -23,7 +23,15 @@ from typing import Any
 
 from holdfast._torch.adapters import has_adapters, without_peft
 from holdfast.cli._guard import claim, removed_if_empty, say
-from holdfast.cli._options import NOT_SAVED, Parser, add, add_settings, config_text, settings_from
+from holdfast.cli._options import (
+    DATA,
+    NOT_SAVED,
+    Parser,
+    add,
+    add_settings,
+    config_text,
+    settings_from,
+)
 from holdfast.cli._progress import Progress
 from holdfast.evaluate.watch import watch_distance
 from holdfast.hosts.job import Training, train
@@ -42,7 +50,7 @@ def add_options(parser: Parser) -> None:
     usage = "--model MODEL --data DATA --out DIR [options]"
     parser.describe(__doc__, usage, needed=("model", "data", "out"))
     add(parser, "config", "print_config")
-    add(parser.add_argument_group("model and data"), "model", "data", "old_data", "head", "new")
+    add(parser.add_argument_group("model and data"), *DATA)
     training = parser.add_argument_group("training")
     add(training, "recipe", default=DEFAULT_RECIPE)
     add(training, "seed")
@@ -66,7 +74,7 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     check_unfinished(out, options)
     training, config = settings_from(Training, options), config_text(options)
     name, recipe = read_recipe(options.recipe)
-    loader = Loader(max_length=training.max_length)
+    loader = Loader(max_length=training.max_length, trust_remote_code=options.trust_remote_code)
     task = TrainingData.open(
         options.model, options.data, loader, head=options.head, new=options.new
     )

@@ -41,7 +41,7 @@ def add_models(parser: Parser) -> None:
     models = parser.add_argument_group("models")
     models.add_argument("base", metavar="BASE", help="pretrained model: a directory or a hub name")
     models.add_argument("tuned", metavar="TUNED", help="fine-tuned model, or LoRA adapter")
-    add(models, "allow_pickle")
+    add(models, "allow_pickle", "trust_remote_code")
 
 
 def add_tests(parser: argparse.ArgumentParser, title: str = "tests") -> None:
@@ -72,6 +72,7 @@ def measure_arguments(options: argparse.Namespace) -> dict[str, Any]:
             dtype=None if options.dtype is None else getattr(torch, options.dtype),
             max_length=options.test_max_length,
             allow_pickle=options.allow_pickle,
+            trust_remote_code=options.trust_remote_code,
         ),
         "progress": sys.stderr.isatty(),
     }

@@ -38,7 +38,7 @@ from holdfast.scoring.scorer import score
 def add_options(parser: Parser) -> None:
     parser.describe(__doc__, "--model MODEL --data DATA [options]", needed=("model", "data"))
     add(parser, "config", "print_config")
-    add(parser.add_argument_group("model and data"), "model", "data")
+    add(parser.add_argument_group("model and data"), "model", "data", "trust_remote_code")
     scoring = parser.add_argument_group("scoring")
     add_settings(scoring, weighting())
     add_settings(scoring, Training, only=("max_length", "batch_size"))
@@ -57,7 +57,10 @@ def weighting() -> type[Any]:
 def run(options: argparse.Namespace) -> None:
     method, training = settings_from(weighting(), options), settings_from(Training, options)
     check_places(options)
-    loader = Loader(max_length=training.max_length, dtype=torch.float32)  # as finetune does
+    trust, length = options.trust_remote_code, training.max_length
+    loader = Loader(  # as finetune does
+        max_length=length, dtype=torch.float32, trust_remote_code=trust
+    )
     task = TrainingData.open(options.model, options.data, loader)
     if task.head is not None:
         raise ValueError(

@@ -11,7 +11,7 @@ from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.suite import Suite, named
 from holdfast.io.checkpoint import open_weights
 from holdfast.io.encoding import TrainingData
-from holdfast.io.heads import config_of, target_of
+from holdfast.io.heads import target_of
 from holdfast.io.models import Loader
 from holdfast.io.rows import is_text, labels_of, open_rows, read_text, read_texts
 
@@ -44,12 +44,12 @@ def check_inputs(plan: Plan) -> None:
             f"{plan.model} is an adapter, but training needs a full model: merge it first, with "
             f"holdfast merge BASE {plan.model} --alpha 1 --out DIR"
         )
-    loader = Loader(max_length=plan.training.max_length)
+    loader = Loader(max_length=plan.training.max_length, trust_remote_code=plan.trust_remote_code)
     training = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
     if plan.old_data is not None:
         open_rows(plan.old_data)
     where, _ = loader.location(plan.model)
-    config_of(plan.model)
+    loader.config_of(plan.model)
     if Path(where).is_dir():
         open_weights(plan.model)
     probes, _ = Suite(**measure_options(plan)).build()

@@ -116,6 +116,7 @@ class Plan:
             add one, ``"none"`` never does.
         rates: learning rates of recipes by name, where neither ``training`` nor the recipe has one.
             :func:`holdfast.compare` fills in what is missing, by the model.
+        trust_remote_code: run Python code that comes with the model.
     """
 
     model: str
@@ -131,6 +132,7 @@ class Plan:
     head: str = "auto"
     old_data: str | None = None
     rates: dict[str, float] = field(default_factory=dict)
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         check_head(self.head)

@@ -35,7 +35,9 @@ class Worker:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
-        loader = Loader(max_length=plan.training.max_length)
+        loader = Loader(
+            max_length=plan.training.max_length, trust_remote_code=plan.trust_remote_code
+        )
         self.data = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
         self.tokenizer = self.data.tokenizer
         self.new: tuple[str, ...] = plan.new  # load() adds the new head
@@ -120,7 +122,9 @@ class Worker:
             if self.data.head is not None:  # it is in no file, and its predictions are random
                 base, tests["kl_samples"] = self.load().to(torch.float32), 0
             length = self.plan.measuring.max_length
-            loader = Loader(dtype=torch.float32, max_length=length, tokenizer=self.tokenizer)
+            loader = replace(
+                self.data.loader, dtype=torch.float32, max_length=length, tokenizer=self.tokenizer
+            )
             self._meter = Meter(base, Suite(**tests), drift=True, loader=loader, progress=False)
         try:
             return self._meter(name, model, recipe)

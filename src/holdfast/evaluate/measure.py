@@ -251,7 +251,7 @@ class Meter:
         self.loader = self.loader.shared_by(base, base if tuned is None else tuned)
         head = None
         if tuned is not None and any(isinstance(t, Classification) for t in self.exam.tests):
-            head = head_like(base, tuned)
+            head = head_like(base, tuned, trust_remote_code=self.loader.trust_remote_code)
         with self.loader.open(base, head=head) as loaded:
             predicting = [test for test in self.exam.tests if not isinstance(test, Similarity)]
             if predicting and hasattr(loaded.model, "config") and is_headless(loaded.model):

@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from holdfast._torch.adapters import base_name
 from holdfast._torch.imports import require
 from holdfast._torch.names import align, shorten
-from holdfast.io.files import read_json
+from holdfast.io.patterns import matching
 from holdfast.io.safetensors_files import map_safetensors
+from holdfast.io.untrusted import read_object
 from holdfast.io.weights import LiveWeights, Scratch, Spec, Weights
 
 _PART = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<letter>[AB])(\.weight)?")
@@ -67,21 +68,79 @@ def is_adapter(source: str | os.PathLike[str] | nn.Module) -> bool:
 
 def base_of(adapter: Path) -> str:
     """Return the directory or hub name of the model that an adapter was trained on."""
-    base = read_json(adapter / "adapter_config.json").get("base_model_name_or_path")
+    base = read_config(adapter).get("base_model_name_or_path")
     if not base:
         raise FileNotFoundError(f"the adapter {adapter} names no base: pass its base model")
     return str(base)
 
 
 def open_adapter(path: Path, base: Weights) -> Weights:
+    return adapt(str(path), base, read_config(path), map_safetensors(_weights_in(path)), path)
+
+
+def _weights_in(path: Path) -> Path:
     file = path / "adapter_model.safetensors"
     if not file.is_file():
         raise FileNotFoundError(
             f"the adapter {path} has no adapter_model.safetensors: save it again with PEFT's "
             "save_pretrained"
         )
-    config = read_json(path / "adapter_config.json")
-    return adapt(str(path), base, config, map_safetensors(file), path)
+    return file
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read the settings of an adapter; check those that holdfast and PEFT use."""
+    file = path / "adapter_config.json"
+    config = read_object(file)
+    for key, (allowed, words) in _SETTINGS.items():
+        if (value := config.get(key)) is not None and not allowed(value):
+            raise ValueError(f"{file}: {key} must be {words}, got {str(value)[:60]!r}")
+    return config
+
+
+def check_adapter(path: Path, modules: Iterable[str]) -> None:
+    """Check before PEFT opens an adapter that it cannot run code, hang, or fill the memory."""
+    config, tensors = read_config(path), map_safetensors(_weights_in(path))
+    ranks = [config.get("r", 1), *(config.get("rank_pattern") or {}).values()]
+    largest = max((max(t.shape, default=0) for t in tensors.values()), default=0)
+    if max(ranks) > largest:
+        raise ValueError(f"{path}: the rank {max(ranks)} is not the one of its matrices")
+    patterns = [*(config.get("alpha_pattern") or ()), *(config.get("rank_pattern") or ())]
+    for key in ("target_modules", "exclude_modules", "layers_pattern"):
+        patterns += [value] if isinstance(value := config.get(key), str) else []
+    matching(patterns, modules, f"{path}/adapter_config.json")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _by_name(is_allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(is_allowed, value.values()))
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(name, str) for name in value)
+    )
+
+
+#: What settings of an adapter must be, if they are given.
+_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "base_model_name_or_path": (lambda value: isinstance(value, str), "text"),
+    "lora_alpha": (_is_number, "a number"),
+    "alpha_pattern": (_by_name(_is_number), "numbers by name"),
+    "r": (_is_rank, "a positive whole number"),
+    "rank_pattern": (_by_name(_is_rank), "positive whole numbers by name"),
+    "target_modules": (_is_names, "names of modules"),
+    "exclude_modules": (_is_names, "names of modules"),
+    "layers_pattern": (_is_names, "names of modules"),
+    "megatron_config": (lambda _: False, "null"),  # older versions of PEFT import what it names
+}
 
 
 def adapt(
@@ -117,9 +176,11 @@ def adapt(
             parts.setdefault(f"{match['module']}.weight", {})[letter] = tensor
         else:
             whole[base_name(name)] = tensor
-    named = align([*parts, *whole], base)
+    # An adapted embedding is saved twice: its own weight, and the matrices of its adapter.
+    named = align(dict.fromkeys([*parts, *whole]), base)
     of_base = {name: own for name in [*parts, *whole] if (own := named(name)) is not None}
     replaced = {of_base.get(name, name): tensor for name, tensor in whole.items()}
+    alphas = _alphas(config, parts, label)
     products: dict[str, _Product] = {}
     for name, letters in parts.items():
         own = of_base.get(name)
@@ -128,23 +189,36 @@ def adapt(
                 f"{label} adapts {name}, which {base.label} does not have: pass the base model "
                 "that the adapter was trained on"
             )
-        products[own] = _product(name, letters, config, replaced.get(own, base[own]), label)
+        target = replaced.get(own, base[own])
+        products[own] = _product(name, letters, config, alphas[name], target, label)
     return AdaptedWeights(label, base, products, replaced, path)
 
 
+def _alphas(config: Mapping[str, Any], names: Iterable[str], label: str) -> dict[str, float]:
+    """Return the α of every weight: that of the first pattern that its module matches."""
+    modules = {name: name.removesuffix(".weight") for name in names}
+    patterns, usual = config.get("alpha_pattern") or {}, config.get("lora_alpha", 8)  # as in PEFT
+    found = matching(patterns, modules.values(), label)
+    return {
+        name: next((alpha for key, alpha in patterns.items() if module in found[key]), usual)
+        for name, module in modules.items()
+    }
+
+
 def _product(
-    name: str, letters: Mapping[str, Tensor], config: Mapping[str, Any], target: Any, label: str
+    name: str,
+    letters: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    alpha: float,
+    target: Any,
+    label: str,
 ) -> _Product:
     embedding = "embedding_A" in letters
     try:
         a, b = (letters[f"embedding_{x}" if embedding else x].flatten(1) for x in "AB")
     except KeyError as error:
         raise ValueError(f"{label} holds only one of the matrices A and B for {name}") from error
-    rank, module = a.shape[0], name.removesuffix(".weight")
-    patterns = config.get("alpha_pattern") or {}
-    # As in PEFT, a pattern is a regular expression for the end of the module's name.
-    keys = (key for key in patterns if re.match(rf"(.*\.)?({key})$", module))
-    alpha = patterns.get(next(keys, ""), config["lora_alpha"])
+    rank = a.shape[0]
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     # Conv1D and embeddings store the transpose of a Linear's weight.
     across = embedding or config.get("fan_in_fan_out")

@@ -1,7 +1,6 @@
 """Open the weights of a checkpoint in any format, to read them in slices and constant memory."""
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.io.adapter import base_of, is_adapter, of_peft_model, open_adapter
-from holdfast.io.files import first_line, read_json
+from holdfast.io.files import first_line
 from holdfast.io.gguf import open_gguf
+from holdfast.io.hub import check_hub, is_hub_name
 from holdfast.io.safetensors_files import StoredWeights, shards_of
+from holdfast.io.untrusted import read_object
 from holdfast.io.weights import LiveWeights, Weights
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -63,16 +64,16 @@ def open_weights(
 
 def _local_path(source: str | os.PathLike[str]) -> Path:
     path = Path(source)
-    looks_like_a_name = isinstance(source, str) and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source)
-    if path.exists() or not looks_like_a_name:
+    if path.exists() or not isinstance(source, str) or not is_hub_name(source):
         return path
+    online = check_hub(source, "model")
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         return path
     wanted = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
     try:
-        return Path(snapshot_download(str(source), allow_patterns=wanted))
+        return Path(snapshot_download(source, allow_patterns=wanted, local_files_only=not online))
     except Exception as error:  # no such name, no network, no permission: each has its own type
         raise FileNotFoundError(
             f"{source} is neither a local file or directory nor a model on the hub: "
@@ -135,4 +136,4 @@ def _of_pickles(path: Path, files: list[Path]) -> Weights:
 
 def _config_in(path: Path) -> dict[str, Any]:
     file = path / "config.json"
-    return read_json(file) if file.is_file() else {}
+    return read_object(file) if file.is_file() else {}

@@ -280,7 +280,8 @@ class TrainingData:
     ) -> TrainingData:
         """Read the rows, and decide with ``head_for`` whether the model needs a new head."""
         rows = open_rows(data)
-        needed = head_for(head, source, rows, data)
+        trust = loader.trust_remote_code
+        needed = head_for(head, source, rows, data, trust_remote_code=trust)
         tokenizer = loader.tokenizer_of(source)
         if needed is not None and not needed.images and tokenizer is not None:
             if tokenizer.pad_token is None:

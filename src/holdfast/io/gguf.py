@@ -66,7 +66,7 @@ def open_gguf(path: Path) -> Weights:
         ) from error
     about = transformers.AutoConfig.for_model(**config)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(about)
+        model = transformers.AutoModelForCausalLM.from_config(about, trust_remote_code=False)
     architecture = str(names.read_field(reader, "general.architecture")[0])
     processors: Any = names.TENSOR_PROCESSORS
     processor = processors.get(architecture, names.TensorProcessor)(config=config)

@@ -21,8 +21,8 @@ from holdfast._torch.imports import require
 from holdfast._torch.layers import head_of
 from holdfast._torch.names import shorten
 from holdfast.io.adapter import is_adapter
-from holdfast.io.files import first_line
 from holdfast.io.rows import DatasetRows, Rows, as_number, image_column, labels_of, text_columns
+from holdfast.io.untrusted import from_pretrained
 
 #: A directory, file or hub name of a model, or a module in memory.
 ModelSource = str | os.PathLike[str] | nn.Module
@@ -73,17 +73,15 @@ def locate(source: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
     return str(path.parent if bare else source), {}
 
 
-def config_of(source: str | os.PathLike[str]) -> Any:
+def config_of(source: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
     transformers = import_transformers()
     where, options = locate(source)
     if not options and Path(where).is_dir() and not Path(where, "config.json").is_file():
         raise ValueError(f"{where} has no config.json: without it only the drift can be measured")
-    if Path(where).is_absolute() and not Path(where).exists():
-        raise ValueError(f"no such model directory: {where}")
-    try:
-        return transformers.AutoConfig.from_pretrained(where, **options)
-    except Exception as error:  # invalid values in the file raise many types
-        raise ValueError(f"{where} is not a model: {first_line(error)}") from error
+    return from_pretrained(
+        transformers.AutoConfig, where, trust_remote_code=trust_remote_code, what="config.json",
+        **options,
+    )  # fmt: skip
 
 
 def import_transformers() -> Any:
@@ -196,7 +194,9 @@ def check_head(head: str) -> None:
         raise ValueError(f"head must be one of {', '.join(_CHOICES)}, got {head!r}")
 
 
-def head_for(head: str, source: str, rows: Rows, name: str) -> NewHead | None:
+def head_for(
+    head: str, source: str, rows: Rows, name: str, *, trust_remote_code: bool = False
+) -> NewHead | None:
     """Return the new head that a model needs to learn from rows; None to keep the model's own.
 
     ``"auto"`` gives a new head if the rows have labels and the model has no head or other classes
@@ -218,7 +218,10 @@ def head_for(head: str, source: str, rows: Rows, name: str) -> NewHead | None:
     numbers = [as_number(label) for label in labels]
     given, classes = (rows.names, rows.classes) if isinstance(rows, DatasetRows) else (None, False)
     if head == "auto":
-        if _has_suitable_head(source, labels, numbers, given):
+        own = None
+        if not source.endswith(".gguf") and not is_adapter(source):
+            own = config_of(source, trust_remote_code=trust_remote_code)
+        if own is None or _has_suitable_head(own, labels, numbers, given):
             return None
         decimal = all(n is not None for n in numbers) and any(n != int(n) for n in numbers if n)
         head = "regression" if decimal and not classes else "classification"
@@ -236,7 +239,9 @@ def head_for(head: str, source: str, rows: Rows, name: str) -> NewHead | None:
     return NewHead(tuple(names), images)
 
 
-def head_like(base: ModelSource, tuned: ModelSource) -> NewHead | None:
+def head_like(
+    base: ModelSource, tuned: ModelSource, *, trust_remote_code: bool = False
+) -> NewHead | None:
     """Return the new head that a base needs to be compared with a tuned classifier, if any.
 
     A base on disk with no classes, or with other classes, got a new head when it was tuned.
@@ -245,8 +250,11 @@ def head_like(base: ModelSource, tuned: ModelSource) -> NewHead | None:
     if isinstance(base, nn.Module) or is_adapter(base) or any(Path(s).is_file() for s in on_disk):
         return None
     try:
-        before = config_of(base)
-        after: Any = tuned.config if isinstance(tuned, nn.Module) else config_of(tuned)
+        before = config_of(base, trust_remote_code=trust_remote_code)
+        after: Any = (
+            tuned.config if isinstance(tuned, nn.Module)
+            else config_of(tuned, trust_remote_code=trust_remote_code)
+        )  # fmt: skip
     except (AttributeError, ImportError, ValueError):  # bare weights
         return None
     kind = model_kind(after)
@@ -265,12 +273,9 @@ def _head_in(config: Any) -> NewHead:
 
 
 def _has_suitable_head(
-    source: str, labels: Sequence[Any], numbers: Sequence[Any], given: Sequence[str] | None
+    config: Any, labels: Sequence[Any], numbers: Sequence[Any], given: Sequence[str] | None
 ) -> bool:
     """Whether a model's own head fits the labels, or must not be replaced without being asked."""
-    if source.endswith(".gguf") or is_adapter(source):
-        return True
-    config = config_of(source)
     kind = model_kind(config)
     if kind not in _CLASSIFIERS:
         return kind == "causal_lm"

@@ -18,7 +18,7 @@ from holdfast._torch.checks import share
 from holdfast._torch.progress import progress_bar
 from holdfast.io.adapter import AdaptedWeights
 from holdfast.io.checkpoint import PICKLES, WeightsSource, open_weights
-from holdfast.io.pairing import pair
+from holdfast.io.pairing import check_complete, pair
 from holdfast.io.safetensors_files import header_for
 from holdfast.io.weights import Scratch, Weights, in_parallel, slices, widened
 
@@ -60,8 +60,10 @@ def merge_on_disk(
             f"{after.label} has no files to write again: save it with save_pretrained first"
         )
     _check_place(out, [before, after], overwrite)
+    pairing = pair(before, after)
+    check_complete(before, after, pairing)
     # The first pair of a tensor counts; a second one is a head that the tuned model ties.
-    partner = {p.tuned: p.base for p in reversed(pair(before, after).pairs)}
+    partner = {p.tuned: p.base for p in reversed(pairing.pairs)}
     merge = _Merge(before, after, partner, alpha)
     files, size = after.shards, sum(spec.bytes for spec in after.values())
     if len(files) == 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
 from holdfast.io import heads
-from holdfast.io.adapter import base_of, is_adapter
+from holdfast.io.adapter import base_of, check_adapter, is_adapter
+from holdfast.io.checkpoint import open_weights
 from holdfast.io.files import first_line
 from holdfast.io.heads import ModelSource, NewHead
-from holdfast.io.rows import check_hub
+from holdfast.io.pairing import check_not_packed
+from holdfast.io.untrusted import from_pretrained
 
 _TOKENIZER_FILES = ("tokenizer*.json", "tokenizer.model", "vocab.*", "spiece.model")
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -79,6 +81,7 @@ class Loader:
         tokenizer: used instead of the one next to the weights; required for modules in memory.
         start_token: the first token of texts, for a model without a BOS token.
         allow_pickle: also read pickled weights (``.bin``), restricted to tensors.
+        trust_remote_code: run Python code that comes with a model. Only for authors you trust.
 
     Example:
         >>> Loader(device="cpu", max_length=256).max_length
@@ -91,6 +94,7 @@ class Loader:
     tokenizer: Any = None
     start_token: int | None = None
     allow_pickle: bool = False
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         whole_number("max_length", self.max_length, 2)
@@ -126,13 +130,16 @@ class Loader:
                 limits.append(part.num_embeddings - part.padding_idx - 1)
         return Loaded(model, heads.model_kind(model), tokenizer, min(limits), self.start_token)
 
+    def config_of(self, source: str | os.PathLike[str]) -> Any:
+        return heads.config_of(source, trust_remote_code=self.trust_remote_code)
+
     def shared_by(self, base: ModelSource, tuned: ModelSource) -> Loader:
         """Return this loader with one maximum length and one dtype that suit both models."""
         configs = []
         for source in (base, tuned):
             if not isinstance(source, nn.Module) and not is_adapter(source):
                 with contextlib.suppress(ImportError, ValueError):
-                    configs.append(heads.config_of(source))
+                    configs.append(self.config_of(source))
         length = min([self.max_length, *(n for config in configs for n in _limits(config))])
         dtype = self.dtype
         if dtype is None and configs and self.target_device().type != "cpu":
@@ -148,7 +155,7 @@ class Loader:
             return None
         else:
             try:
-                config = heads.config_of(source)
+                config = self.config_of(source)
             except (ImportError, ValueError) as error:
                 return str(error)
             kind, name = heads.model_kind(config), (config.architectures or [name])[0]
@@ -157,7 +164,7 @@ class Loader:
     def target_device(self) -> torch.device:
         if self.device is not None:
             try:
-                torch.empty(0, device=self.device)
+                torch.zeros(1, device=self.device).item()  # which a device without values cannot do
             except (RuntimeError, AssertionError) as error:
                 raise ValueError(f"device {self.device}: {first_line(error)}") from error
             return torch.device(self.device)
@@ -167,33 +174,26 @@ class Loader:
         self, source: str, base: ModelSource | None = None, head: NewHead | None = None
     ) -> nn.Module:
         """Load a model of the class in its configuration; an adapter is merged into its base."""
-        transformers = heads.import_transformers()
         if head is not None:
             return self.load_with_head(source, head)[0]
         if is_adapter(source):
             return self._load_adapted(Path(source), base)
+        device, config = self.target_device(), self.config_of(source)
         where, options = self.location(source)
-        name = (heads.config_of(source).architectures or [""])[0]
-        cls: Any = getattr(transformers, name, None)
-        if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
-            gguf = "gguf_file" in options  # a GGUF file names no class
-            cls = transformers.AutoModelForCausalLM if gguf else transformers.AutoModel
-        device = self.target_device()
+        self._check_weights(source, config)
         dtype = self.dtype or (torch.float32 if device.type == "cpu" else "auto")
         options |= {"dtype": dtype, "output_loading_info": True}
         model: nn.Module
-        try:
-            model, info = cls.from_pretrained(where, **options)
-        except Exception as error:  # safetensors, torch and transformers raise their own types
-            raise ValueError(f"{source} cannot be loaded: {first_line(error)}") from error
+        model, info = from_pretrained(self._class_for(config, options), where, **options)
         _refuse_random(source, model, [*info["missing_keys"], *info["mismatched_keys"]])
         return model.to(device).eval()
 
     def load_with_head(self, source: str, head: NewHead) -> tuple[nn.Module, tuple[str, ...]]:
         """Load a model with a new head; also return the names of its new modules."""
         transformers = heads.import_transformers()
+        config = self.config_of(source)
         where, options = self.location(source)
-        config = heads.config_of(source)
+        self._check_weights(source, config)
         auto = transformers.AutoModelForSequenceClassification
         if head.images:
             auto = transformers.AutoModelForImageClassification
@@ -201,13 +201,12 @@ class Loader:
         options |= {"ignore_mismatched_sizes": True, **head.settings()}
         try:
             with _no_warnings(transformers):
-                model, info = auto.from_pretrained(where, **options)
-        except (OSError, RuntimeError, ValueError) as error:
-            if "Unrecognized configuration class" in str(error):
+                model, info = from_pretrained(auto, where, **options)
+        except ValueError as error:
+            reason = first_line(error)
+            if "Unrecognized configuration class" in reason:
                 what = "image" if head.images else "text"
                 reason = f"transformers has no {what} classifier for {config.model_type} models"
-            else:
-                reason = first_line(error)
             raise ValueError(f"{source} cannot get a new head ({head}): {reason}") from error
         missing = [str(key) for key in info["missing_keys"]]
         missing += [str(k[0] if isinstance(k, tuple) else k) for k in info["mismatched_keys"]]
@@ -221,24 +220,53 @@ class Loader:
     def location(self, source: str) -> tuple[str, dict[str, Any]]:
         """Return where transformers finds a model, and the options to load it with."""
         where, gguf = heads.locate(source)
+        trust = {"trust_remote_code": self.trust_remote_code}
         if gguf:
-            return where, dict(gguf)
+            return where, {**trust, **gguf}
         if where != str(source) and Path(source).name != "model.safetensors":
             raise ValueError(
                 f"transformers loads only files named model.safetensors: rename {source} to "
                 "model.safetensors and move it to a separate directory, together with config.json"
             )
-        if not Path(source).exists():
-            check_hub(source, "model")
-        return where, {"use_safetensors": None if self.allow_pickle else True}
+        return where, {**trust, "use_safetensors": None if self.allow_pickle else True}
+
+    def _class_for(self, config: Any, options: Mapping[str, Any]) -> Any:
+        """Return the class that a configuration names, of transformers or of the model itself."""
+        transformers = heads.import_transformers()
+        name = (config.architectures or [""])[0]
+        cls: Any = getattr(transformers, name, None)
+        if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
+            return cls
+        if "gguf_file" in options:  # it names no class
+            return transformers.AutoModelForCausalLM
+        own = getattr(config, "auto_map", None) or {}
+        autos = (auto for auto, cls in own.items() if str(cls).endswith(f".{name}"))
+        return getattr(transformers, next(autos, "AutoModel"), transformers.AutoModel)
+
+    def _check_weights(self, source: str, config: Any) -> None:
+        """Read the headers of local weights; quantized ones need the settings of their format."""
+        path = Path(source)
+        if path.exists() and path.suffix != ".gguf":
+            weights = open_weights(path, allow_pickle=self.allow_pickle)
+            if getattr(config, "quantization_config", None) is None:
+                check_not_packed(weights)
 
     def _load_adapted(self, path: Path, base: ModelSource | None) -> nn.Module:
         peft = require("peft", extra="peft", what=f"the LoRA adapter {path}")
         under = base_of(path) if base is None or isinstance(base, nn.Module) else base
         # A config.json next to the adapter describes the head that its base lacks, if finetune
         # wrote it, or is a copy of the base's configuration, if another trainer did.
-        body = self.load(str(under), head=heads.head_like(under, path))
-        merged: nn.Module = peft.PeftModel.from_pretrained(body, path).merge_and_unload()
+        trust = self.trust_remote_code
+        head = heads.head_like(under, path, trust_remote_code=trust)
+        body = self.load(str(under), head=head)
+        modules = (name for name, _ in body.named_modules())
+        check_adapter(path, modules)
+        try:
+            merged: nn.Module = peft.PeftModel.from_pretrained(body, path).merge_and_unload()
+        except Exception as error:  # settings that do not fit the model raise many types
+            raise ValueError(
+                f"the adapter {path} does not fit {under}: {first_line(error)}"
+            ) from error
         return merged.eval()
 
     def tokenizer_of(self, source: str, base: ModelSource | None = None) -> Any:
@@ -259,12 +287,12 @@ class Loader:
                 if local and not any(any(Path(place).glob(pattern)) for pattern in known):
                     continue
                 try:
-                    return auto.from_pretrained(place, **options)
-                except Exception as error:
+                    return from_pretrained(
+                        auto, place, trust_remote_code=self.trust_remote_code, what=what, **options
+                    )
+                except (OSError, ValueError):
                     if local:  # the files exist but are damaged
-                        raise ValueError(
-                            f"the {what} in {place} cannot be loaded: {first_line(error)}"
-                        ) from error
+                        raise
         return None
 
 

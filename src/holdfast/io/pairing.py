@@ -7,9 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from holdfast._torch.names import align, plain_name, shorten
-from holdfast.io.weights import Weights, slices
+from holdfast.io.weights import Spec, Weights, slices
 
 _EMBEDDING = re.compile(r"embed|wte|tok|shared")
+#: Tensors that are computed, not learned; some versions of transformers do not save them.
+_BUFFER = re.compile(
+    r"(ids|inde(x|ices)|mask(ed_bias)?|tracked|inv_freq|coords_table|(attn|attention)\.bias)$"
+)
+_LAYER = re.compile(r"(^|\.)\d+\.")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|decoder|output|output_layer)\.weight$")
 
 
@@ -35,8 +40,8 @@ class Pairing:
 
 def pair(base: Weights, tuned: Weights) -> Pairing:
     """Find the pairs despite prefixes and tied weights; refuse different architectures."""
-    _check_not_packed(base)
-    _check_not_packed(tuned)
+    check_not_packed(base)
+    check_not_packed(tuned)
     named = align(tuned, base)
     partner = {name: own for name in tuned if (own := named(name)) is not None}
     if not partner:
@@ -123,11 +128,34 @@ def _shape(weights: Weights, name: str) -> str:
     return "×".join(map(str, weights[name].shape)) or "a number"
 
 
-def _check_not_packed(weights: Weights) -> None:
-    plain = [s for s in weights.values() if s.dtype.is_floating_point and s.dtype.itemsize > 1]
-    # Integers are packed weights; FP8 needs its scales.
-    if sum(s.size for s in plain) < sum(s.size for s in weights.values()) / 2:
+def check_not_packed(weights: Weights) -> None:
+    """Refuse quantized weights: their values mean something only with their scales."""
+    packed = {name: spec for name, spec in weights.items() if _is_packed(name, spec)}
+    if packed:
+        dtypes = ", ".join(sorted({str(s.dtype).removeprefix("torch.") for s in packed.values()}))
         raise ValueError(
-            f"{weights.label} holds quantized weights, which cannot be compared or merged: use the "
-            "checkpoint before quantization, or dequantize and save it"
+            f"{weights.label} holds {len(packed)} quantized tensors ({dtypes}), which cannot be "
+            "compared or merged: use the checkpoint before quantization, or dequantize and save "
+            f"it: {shorten(list(packed), most=3)}"
+        )
+
+
+def _is_packed(name: str, spec: Spec) -> bool:
+    if spec.dtype.is_floating_point:
+        return spec.dtype.itemsize == 1
+    if spec.dtype == torch.bool or _BUFFER.search(name):
+        return False
+    return "weight" in name.rpartition(".")[2] or len(spec.shape) > 1
+
+
+def check_complete(base: Weights, tuned: Weights, pairing: Pairing) -> None:
+    """Refuse a tuned model without weights that the base has, other than those of an old head."""
+    lost = [name for name in pairing.only_base if not _BUFFER.search(name)]
+    other_head = base.config.get("architectures") != tuned.config.get("architectures")
+    if other_head:  # the body's layers are numbered, a head is not
+        lost = [name for name in lost if _LAYER.search(name)]
+    if lost:
+        raise ValueError(
+            f"{tuned.label} lacks {len(lost)} tensors of {base.label}, so it is not a complete "
+            f"model: {shorten(lost, most=3)}"
         )

@@ -12,16 +12,15 @@ import io
 import json
 import math
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, overload
 
 from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
 from holdfast.io.files import first_line
+from holdfast.io.hub import check_hub, is_hub_name
 
 Rows = Sequence[Mapping[str, Any]]
 IMAGE_COLUMNS = ("image", "img")
@@ -31,7 +30,6 @@ _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "s
 _TEXT_SUFFIXES = (".txt", ".md", ".text", "")
 _ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm")
-_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 class DatasetRows(Sequence[Mapping[str, Any]]):
@@ -140,7 +138,7 @@ def open_rows(data: str | os.PathLike[str]) -> Rows:
         return _open_directory(Path(folder), split)
     plain, *more = name.split(":")
     is_file_name = _suffix(path) in _ROW_SUFFIXES or (path.suffix != "" and is_text(path))
-    if is_file_name or not _HUB_NAME.fullmatch(plain) or len(more) > 2:
+    if is_file_name or not is_hub_name(plain) or len(more) > 2:
         raise FileNotFoundError(f"no such file: {name}")
     return _open_hub(name, plain, *more)
 
@@ -272,42 +270,3 @@ def _select_split(found: Any, split: str | None, name: str) -> DatasetRows:
     if not len(found):
         raise ValueError(f"{name} has no rows")
     return DatasetRows(found)
-
-
-def check_hub(name: str, kind: str) -> None:
-    """Raise OSError if a model or dataset is not cached and the hub cannot be reached."""
-    # Without a connection the hub's own clients retry for minutes before they give up.
-    if not _HUB_NAME.fullmatch(name) or _is_cached(name, kind) or _is_reachable():
-        return
-    raise OSError(
-        f"{name} is not a local file or directory, and the Hugging Face Hub could not be reached "
-        f"to look for a {kind} of that name"
-    )
-
-
-def _is_cached(name: str, kind: str) -> bool:
-    try:
-        from huggingface_hub import constants, snapshot_download
-        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-    except ImportError:
-        return True  # the loader names the missing package
-    if constants.HF_HUB_OFFLINE:
-        return True  # the clients do not retry
-    if kind == "dataset":  # datasets keeps its own cache
-        return False
-    try:
-        snapshot_download(name, local_files_only=True)
-    except (HFValidationError, LocalEntryNotFoundError):
-        return False
-    return True
-
-
-@lru_cache(maxsize=1)
-def _is_reachable() -> bool:
-    from huggingface_hub import constants, get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=5)
-    except Exception:  # the session's own types differ between versions (requests, httpx)
-        return False
-    return True

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast._torch.names import shorten
+from holdfast.io.untrusted import read_object
 from holdfast.io.weights import Scratch, Spec, Weights
 
 _DTYPES = {
@@ -139,12 +140,12 @@ def safetensors_files(root: Path) -> Mapping[Path, set[str] | None]:
 def shards_of(index: Path) -> dict[Path, set[str]]:
     files: dict[Path, set[str]] = {}
     try:
-        weight_map = json.loads(index.read_text())["weight_map"].items()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index} is not an index of shards: {error!r}") from error
+        weight_map = read_object(index)["weight_map"].items()
+    except (KeyError, AttributeError):
+        raise ValueError(f"{index} is not an index of shards: it has no weight_map") from None
     for name, file in weight_map:
         # Shards must be next to their index; other paths are not followed.
-        if Path(file).name != file:
+        if not isinstance(file, str) or Path(file).name != file:
             raise ValueError(f"{index} names a shard outside its directory: {file!r}")
         files.setdefault(index.parent / file, set()).add(name)
     if missing := sorted(file.name for file in files if not file.is_file()):
@@ -154,6 +155,7 @@ def shards_of(index: Path) -> dict[Path, set[str]]:
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[Any]:
+    open(file, "rb").close()  # its own error names the file if it cannot be read
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
             yield opened

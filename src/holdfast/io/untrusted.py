@@ -1,0 +1,81 @@
+"""Open checkpoints that others wrote: check their files first, and run none of their code."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from holdfast.io.files import first_line
+from holdfast.io.hub import check_hub, is_hub_name
+
+_LARGEST = 1 << 26  # bytes of a JSON file; the largest index of shards has a few million
+_MOST_LAYERS = 5000  # a model with more of them is not built in any reasonable time
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Read a JSON file that must hold an object; every error names the file."""
+    if (size := file.stat().st_size) > _LARGEST:
+        raise ValueError(f"{file} has {size:,} bytes, but a JSON file of a model has few")
+    try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: {first_line(error)}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} must hold a JSON object, got {_kind(found)}")
+    return found
+
+
+def check_model_files(folder: Path) -> None:
+    """Check the small JSON files of a local model, which libraries read without checks."""
+    names = ("config.json", "generation_config.json", "preprocessor_config.json")
+    for file in (folder / name for name in (*names, "tokenizer_config.json")):
+        if file.is_file():
+            _check_values(file, read_object(file))
+
+
+def from_pretrained(
+    auto: Any, where: str, *, trust_remote_code: bool, what: str = "model", **options: Any
+) -> Any:
+    """Call a class's ``from_pretrained``, which never asks a question; every error names ``where``.
+
+    Code in the checkpoint runs only with ``trust_remote_code``. Without a network, a cached model
+    is read at once, and a missing one is an error at once.
+    """
+    if Path(where).is_dir():
+        check_model_files(Path(where))
+    elif not is_hub_name(where):
+        raise FileNotFoundError(f"no such model directory: {where}")
+    elif not check_hub(where, "model"):
+        options["local_files_only"] = True
+    try:
+        return auto.from_pretrained(where, trust_remote_code=trust_remote_code, **options)
+    except Exception as error:  # damaged files make libraries raise many types
+        if isinstance(error, MemoryError):
+            raise
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            raise ValueError(
+                f"the {what} of {where} needs Python code that comes with it, which is not run: "
+                "allow it if you trust its authors (--trust-remote-code, trust_remote_code=True)"
+            ) from error
+        raise ValueError(f"the {what} of {where} cannot be loaded: {first_line(error)}") from error
+
+
+def _check_values(file: Path, found: dict[str, Any]) -> None:
+    named = found.get("architectures")
+    is_list = isinstance(named, list) and all(isinstance(name, str) for name in named)
+    if named is not None and not is_list:
+        raise ValueError(f"{file}: architectures must be a list of names, got {_kind(named)}")
+    for key, value in _numbers(found):
+        if "layer" in key and not 0 <= value <= _MOST_LAYERS:
+            raise ValueError(f"{file}: {key} must be from 0 to {_MOST_LAYERS}, got {value}")
+
+
+def _numbers(found: dict[str, Any]) -> Any:
+    for key, value in found.items():
+        if isinstance(value, dict):
+            yield from _numbers(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield key, value
+
+
+def _kind(value: Any) -> str:
+    return {list: "a list", str: "text", type(None): "null"}.get(type(value), "a number")
