@@ -24,6 +24,7 @@ from holdfast import registry
 from holdfast._torch.checks import NamedSettings, did_you_mean
 from holdfast._torch.imports import require
 from holdfast.anneal import Anneal
+from holdfast.io.untrusted import parse_yaml
 from holdfast.methods.adamw import AdamWUpdate
 from holdfast.methods.identity import Full, Keep, NoRecall, Pretrained, Uniform
 from holdfast.registry import STAGES, Stage, entry_of
@@ -199,11 +200,7 @@ class Recipe(NamedSettings):
         """Build a recipe from YAML text (not from a file name)."""
         if not isinstance(text, str):
             raise TypeError(f"text must be YAML text, such as path.read_text(), got {text!r}")
-        yaml = _yaml()
-        try:
-            saved = yaml.safe_load(text)
-        except (yaml.YAMLError, RecursionError, ValueError) as error:
-            raise ValueError(f"the recipe is not valid YAML: {error}") from error
+        saved = parse_yaml(text, "the recipe")
         if isinstance(saved, str) and saved.endswith((".yaml", ".yml")):
             raise ValueError(
                 f"{saved} looks like a file name: pass its text, Path({saved!r}).read_text()"

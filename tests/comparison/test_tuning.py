@@ -86,7 +86,7 @@ def test_a_search_and_what_it_leaves(tmp_path, capsys, monkeypatch):
     assert main(["tune", "--config=out/config.yaml", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == found
     # Another search is not put into the same study.
-    assert main(["tune", "--config=out/config.yaml", "--recipe=mofo"]) == 1
+    assert main(["tune", "--config=out/config.yaml", "--recipe=mofo"]) == 2
     assert "holds another search" in capsys.readouterr().err
 
 
@@ -360,7 +360,7 @@ def test_an_error_of_the_plan_is_sent_as_text(monkeypatch):
     ],
 )
 def test_bad_input_is_one_sentence(given, words, capsys):
-    assert main(["tune", "--out=out", *FEW, *given]) == 1
+    assert main(["tune", "--out=out", *FEW, *given]) == 2
     said = capsys.readouterr().err
     assert words in said.splitlines()[-1]
     assert "Traceback" not in said

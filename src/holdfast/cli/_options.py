@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 from holdfast._torch.checks import did_you_mean
 from holdfast._torch.imports import require
+from holdfast.io.untrusted import parse_yaml
 
 T = TypeVar("T")
 Names = Collection[str]
@@ -219,13 +220,13 @@ class Parser(argparse.ArgumentParser):
         return self.demo() if self.demo is not None and given.model is None else {}
 
     def _read_config(self, file: Path) -> Iterator[tuple[str, Any]]:
-        yaml = require("yaml", extra="cli", what="--config")
         try:
-            given = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UsageError(f"{file} is not YAML: {error}") from None
+            given = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{file} is not valid YAML: {error}") from None
         if not isinstance(given, dict):
-            raise UsageError(f"{file} must contain options such as 'model: DIR', got {given!r}")
+            what = type(given).__name__
+            raise UsageError(f"{file} must contain options such as 'model: DIR', got a {what}")
         actions = {a.dest: a for a in self._actions if a.dest not in ("help", "config")}
         for key, value in given.items():
             name = str(key).replace("-", "_")
@@ -245,7 +246,7 @@ def _from_yaml(action: argparse.Action, value: Any) -> Any:
 
     def one(item: Any) -> Any:
         if isinstance(item, list | dict):
-            raise argparse.ArgumentTypeError(f"must be one value, got {item!r}")
+            raise argparse.ArgumentTypeError(f"must be one value, got {str(item)[:60]}")
         return convert("none" if item is None else str(item))
 
     def many(items: Any) -> list[Any]:
@@ -255,6 +256,8 @@ def _from_yaml(action: argparse.Action, value: Any) -> Any:
     if isinstance(action, Pairs):
         if not isinstance(value, dict):
             raise argparse.ArgumentTypeError(f"must be names and values, got {value!r}")
+        if empty := [name for name, item in value.items() if item == []]:
+            raise argparse.ArgumentTypeError(f"must have at least one value of {empty[0]}")
         return {str(name): some(item) for name, item in value.items()}
     return None if value is None and action.default is None else some(value)
 

@@ -1,13 +1,16 @@
 """Open checkpoints that others wrote: check their files first, and run none of their code."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from holdfast._torch.imports import require
 from holdfast.io.files import first_line
 from holdfast.io.hub import check_hub, is_hub_name
 
 _LARGEST = 1 << 26  # bytes of a JSON file; the largest index of shards has a few million
+_MOST_VALUES = 100_000  # in a YAML file
 _MOST_LAYERS = 5000  # a model with more of them is not built in any reasonable time
 
 
@@ -22,6 +25,24 @@ def read_object(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{file} must hold a JSON object, got {_kind(found)}")
     return found
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Return the plain values of a YAML text; ``where`` it is from begins an error.
+
+    >>> parse_yaml("a: [1, 2]", "here")
+    {'a': [1, 2]}
+    """
+    yaml = require("yaml", extra="cli", what="YAML")
+    try:
+        found = yaml.safe_load(text)
+        for count, _ in enumerate(_parts(found)):
+            if count > _MOST_VALUES:  # a few aliases (*name) can mean billions
+                raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+        return found
+    except Exception as error:  # values such as !!int "" make PyYAML raise many types
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ValueError(f"{where} is not valid YAML: {' '.join(reason.split())[:300]}") from error
 
 
 def check_model_files(folder: Path) -> None:
@@ -64,17 +85,20 @@ def _check_values(file: Path, found: dict[str, Any]) -> None:
     is_list = isinstance(named, list) and all(isinstance(name, str) for name in named)
     if named is not None and not is_list:
         raise ValueError(f"{file}: architectures must be a list of names, got {_kind(named)}")
-    for key, value in _numbers(found):
-        if "layer" in key and not 0 <= value <= _MOST_LAYERS:
+    pairs = (part for part in _parts(found) if isinstance(part, tuple))
+    for key, value in pairs:
+        is_count = "layer" in key and isinstance(value, int | float)
+        if is_count and not 0 <= value <= _MOST_LAYERS:
             raise ValueError(f"{file}: {key} must be from 0 to {_MOST_LAYERS}, got {value}")
 
 
-def _numbers(found: dict[str, Any]) -> Any:
-    for key, value in found.items():
-        if isinstance(value, dict):
-            yield from _numbers(value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield key, value
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield all values in lists and objects, and the pairs of objects."""
+    yield value
+    inside = value.items() if isinstance(value, dict) else value
+    if isinstance(value, dict | list | tuple):
+        for part in inside:
+            yield from _parts(part)
 
 
 def _kind(value: Any) -> str:
