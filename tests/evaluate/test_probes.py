@@ -189,7 +189,9 @@ def test_rows_that_do_not_fit_are_told_by_number():
     model = make_llama()
     with pytest.raises(ValueError, match="row 1 needs one of the columns prompt, question"):
         run(Completions("d", [ANSWERS[0], {"x": 1}]), model)
-    with pytest.raises(ValueError, match="row 0 has 2 choices but the label 2"):
+    with pytest.raises(
+        ValueError, match="row 0 has 2 choices, so its label must be .* from 0 to 1, got 2"
+    ):
         run(MultipleChoice("d", [{**CHOICES[0], "label": 2}]), model)
     with pytest.raises(ValueError, match=r"template .* does not fit row 0"):
         run(MultipleChoice("d", CHOICES, template="{nothing}"), model)

@@ -167,3 +167,29 @@ def test_rows_without_labels():
     assert labels_of([{"text": "a"}], "d") is None
     with pytest.raises(ValueError, match="d: 1 rows have no label; the first is row 1"):
         labels_of([{"text": "a", "label": 0}, {"text": "b", "label": None}], "d")
+
+
+def test_damaged_files_are_named(tmp_path):
+    import gzip
+
+    whole = gzip.compress(json.dumps({"text": "some words"}).encode() * 50)
+    bad = {"cut": whole[:-20], "changed": whole[:12] + b"\xff\xff\xff" + whole[15:], "no": b"text"}
+    for name, content in bad.items():
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{name}.jsonl.gz cannot be read as text: "):
+            open_rows(tmp_path / f"{name}.jsonl.gz")
+    (tmp_path / "deep.jsonl").write_text('{"text": "a"}\n{"text": ' + "[" * 100_000)
+    with pytest.raises(ValueError, match=r"deep.jsonl, line 2 is not JSON: maximum recursion"):
+        open_rows(tmp_path / "deep.jsonl")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"deep.json is not JSON: maximum recursion"):
+        open_rows(tmp_path / "deep.json")
+
+
+def test_half_of_a_surrogate_pair_is_refused(tmp_path):
+    (tmp_path / "good.jsonl").write_text(r'{"text": "\ud83d\ude00"}')
+    assert open_rows(tmp_path / "good.jsonl") == [{"text": "😀"}]
+    for row in (r'{"text": "\ud83d"}', r'{"text": "a", "x": [{"y": "\udc00"}]}', r'{"\uD800": 1}'):
+        (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n' + row)
+        with pytest.raises(ValueError, match=r"bad.jsonl: row 1 holds '\\ud.*half of a surrogate"):
+            open_rows(tmp_path / "bad.jsonl")

@@ -8,8 +8,10 @@ import torch
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
+from holdfast.evaluate.suite import Suite  # noqa: E402
 from holdfast.io.encoding import TrainingData  # noqa: E402
 from holdfast.io.models import Loader  # noqa: E402
+from small import make_tokenizer  # noqa: E402
 
 CLASSES = [{"text": "the cat sat", "label": "cat"}, {"text": "a dog ran", "label": "dog"}] * 6
 
@@ -91,3 +93,86 @@ def test_rows_that_do_not_fit(rows, words, tmp_path):
 
     with pytest.raises(ValueError, match=words):
         samples()
+
+
+ALPACA = [
+    {"instruction": "two", "input": "plus three", "output": "five"},
+    {"instruction": "a cat", "input": "", "output": "sat"},
+]
+TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+
+
+def words_of(source, rows, tmp_path):
+    """What a causal language model is trained on, as text."""
+    task = open_task(source, write(tmp_path / "rows.jsonl", rows))
+    model, _ = task.load()
+    return [task.tokenizer.decode(sample["input_ids"]) for sample in task.samples(model)]
+
+
+def test_a_prompt_is_the_same_in_training_and_in_tests(tmp_path):
+    source = save_llama(tmp_path / "llama")
+    trained = words_of(source, ALPACA, tmp_path)
+    assert trained == ["two plus three five </s>", "a cat sat </s>"]
+    test = Suite(data={"a": ALPACA}, context_free=0).build()[0][0]
+    tested = ["".join(test.texts(i)).replace("\n\n", " ") for i in range(2)]
+    assert [f"{text} </s>" for text in tested] == trained
+
+
+def test_a_system_prompt_is_a_turn(tmp_path):
+    tokenizer = make_tokenizer("system user assistant the cat sat is two")
+    tokenizer.chat_template = TEMPLATE
+    save_llama(tmp_path / "llama")
+    tokenizer.save_pretrained(tmp_path / "llama")
+    turns = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]
+    rows = [{"system": "is two", "messages": turns}]
+    (text,) = words_of(str(tmp_path / "llama"), rows, tmp_path)
+    assert text == "system is two user the cat assistant sat"
+    tokenizer.chat_template = "{{ raise_exception('no system prompts') }}"
+    tokenizer.save_pretrained(tmp_path / "llama")
+    with pytest.raises(ValueError, match="row 0 does not fit the chat template: no system prompts"):
+        words_of(str(tmp_path / "llama"), rows, tmp_path)
+
+
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "cat"}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"text": "a cat"}, {"text": None}], "text of row 1 must be text, got null"),
+        ([{"text": "a cat"}, {"prompt": "a"}], "row 1 needs one of the columns text, sentence"),
+        ([{"prompt": "a", "completion": "b"}, {"text": "a"}], "row 1 needs one of the columns"),
+        ([{"messages": TURNS}, {"text": "a"}], "row 1 needs one of the columns messages, but"),
+        ([{"messages": TURNS}, {"messages": None}], "messages of row 1 must be a list of turns"),
+        ([{"messages": "a cat"}], "messages of row 0 must be a list of turns"),
+        ([{"sentence1": "a", "sentence2": "cat"}], "but training needs messages"),
+    ],
+)
+def test_rows_without_words(rows, words, tmp_path):
+    source = save_llama(tmp_path / "llama")
+    with pytest.raises(ValueError, match=rf"rows.jsonl.* {words}"):
+        words_of(source, rows, tmp_path)
+
+
+def test_words_that_are_left_out_are_named(tmp_path):
+    source = save_llama(tmp_path / "llama")
+    with pytest.warns(UserWarning, match=r"rows.jsonl: columns that are not used: topic"):
+        words_of(source, [{"text": "a cat sat", "topic": "dog"}], tmp_path)
+    with pytest.warns(UserWarning, match=r"t: columns that are not used: topic"):
+        Suite(data={"t": [{"text": "a cat", "topic": "dog"}]}).build()
+
+
+def test_a_text_without_tokens_is_refused(tmp_path):
+    source = save_bert(tmp_path / "bert")
+    make_tokenizer().save_pretrained(source)  # adds no special tokens
+    task = open_task(source, write(tmp_path / "d.jsonl", [*CLASSES, {"text": "", "label": "cat"}]))
+    model, _ = task.load()
+    with pytest.raises(ValueError, match=r"d.jsonl: row 12 has no tokens: its text is empty"):
+        task.samples(model)
+
+
+def test_huge_labels_are_names_of_classes(tmp_path):
+    rows = [{"text": "a cat", "label": label} for label in (10**23, 10**23 + 1, 10**400)]
+    task = open_task(save_bert(tmp_path / "bert"), write(tmp_path / "d.jsonl", rows))
+    assert task.head.classes == tuple(str(row["label"]) for row in rows)
+    assert [sample["labels"] for sample in task.samples(task.load()[0])] == [0, 1, 2]

@@ -111,8 +111,25 @@ def test_nan_weights_come_first():
 def test_a_score_that_is_not_finite_is_loud(odd):
     change = Estimate(odd, odd, odd, 9)
     said = verdict(report(replace(WIKI, after=change, change=change)))
-    assert said.headline == "The tuned model has no finite score on WikiText."
+    assert said.headline == "The tuned model gives NaN or infinity on WikiText."
     assert said.forgotten == "much"
+    assert "No measurable" not in str(said)
+    two = verdict(report(ARC, replace(WIKI, after=change, change=change)))
+    assert (two.headline, two.sentences[0]) == (said.headline, "No measurable loss on ARC-easy.")
+    base = verdict(report(replace(WIKI, before=change, change=change), divergences=(kl(odd),)))
+    assert base.headline == "The base model gives NaN or infinity on WikiText."
+    assert (base.forgotten, base.sentences) == ("unknown", ())
+    moved = verdict(report(divergences=(kl(odd, "a.txt"),)))
+    assert moved.headline == "The tuned model's divergence on a.txt is NaN or infinite."
+    assert moved.forgotten == "much"
+
+
+def test_nan_weights_of_the_base():
+    broken = replace(drift(), not_finite=("a.weight", "b.weight"), base_not_finite=("a.weight",))
+    said = verdict(report(drift=broken))
+    assert said.headline == "The base model is broken: 1 tensor holds NaN or infinity (a.weight)."
+    assert said.sentences[0].startswith("The tuned model is broken: 1 tensor holds")
+    assert said.forgotten == "unknown"
 
 
 def test_without_an_interval_it_may_be_chance():
@@ -186,7 +203,7 @@ def test_every_report_has_a_verdict(some):
     assert all(s and s.endswith(".") and s.isprintable() for s in (said.headline, *said.sentences))
     assert said.forgotten in ("nothing", "little", "some", "much", "unknown")
     if some.drift is not None and some.drift.not_finite:
-        assert said.headline.startswith("The tuned model is broken")
+        assert said.headline.startswith(("The tuned model is broken", "The base model "))
 
 
 finite = st.floats(-1, 1).filter(lambda x: x == 0 or abs(x) > 1e-6)

@@ -416,7 +416,9 @@ class TestOwnTexts:
             pool_of_texts(base(), [[1, 99]])
         file = tmp_path / "rows.jsonl"
         file.write_text(json.dumps({"words": "the cat"}))
-        with pytest.raises(ValueError, match="needs a column text, but it has words"):
+        with pytest.raises(
+            ValueError, match="row 0 needs one of the columns text, sentence, but it has"
+        ):
             pool_of_texts(base(), file, tokenizer=make_tokenizer())
 
 

@@ -1,6 +1,5 @@
 """Tests with labels: accuracy, squared error, and the agreement of the pretrained head."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.batch import inputs_and_labels, logits_of, pad_id_of, to_device
+from holdfast._torch.finite import matches
 from holdfast._torch.layers import head_of
 from holdfast._torch.pretrained_head import PretrainedHead
 from holdfast._torch.progress import progress_bar
@@ -48,19 +48,21 @@ class Classification:
     def run(self, loaded: Loaded, *, progress: bool) -> Answers | Numbers:
         numbers = is_regression(getattr(loaded.model, "config", None))
         found: dict[int, tuple[float, float]] = {}
+        known = True  # all labels are classes of the model
         with progress_bar(None, self.name, shown=progress) as bar:
             for indices, logits, labels in self._batches(loaded):
                 if numbers:
                     one, other = logits.reshape(-1), labels
                 else:
-                    one, other = (logits.argmax(-1) == labels).float(), _losses(logits, labels)
+                    is_class = (labels >= 0) & (labels < logits.shape[-1])
+                    known = known and bool(is_class.all())
+                    one, other = matches(logits, labels), _losses(logits, labels.where(is_class, 0))
                 rows = zip(one.tolist(), other.tolist(), strict=True)
                 found |= dict(zip(indices, rows, strict=True))
                 bar.update(len(indices))
         first, second = zip(*(found[i] for i in sorted(found)), strict=True)
         if numbers:
             return Numbers(first, second)
-        known = not any(map(math.isnan, second))
         return Answers(Outcomes(first), Outcomes(second) if known else None)
 
     def scores(self, before: Answers | Numbers, after: Answers | Numbers) -> list[Score]:
@@ -103,7 +105,7 @@ class Classification:
             raise ValueError(f"{self.name} has no rows")
         first = data[0] if hasattr(data, "__getitem__") else None
         if isinstance(first, Mapping) and text_columns(first):
-            data = [encode_labeled(loaded, row, self.name) for row in data]
+            data = [encode_labeled(loaded, row, i, self.name) for i, row in enumerate(data)]
         elif isinstance(first, Mapping) and image_column(first) and self.collate is None:
             data = Images(loaded, data, self.name)
         own = pad_id_of(loaded.model)
@@ -127,7 +129,7 @@ class HeadAgreement:
     head: str | None = None  # the module name of the head; None finds it
     labeled: bool = False
     _kept: PretrainedHead | None = field(default=None, repr=False)
-    _predicted: list[int] = field(default_factory=list, repr=False)
+    _predicted: list[Tensor] = field(default_factory=list, repr=False)
 
     @property
     def name(self) -> str:
@@ -146,12 +148,12 @@ class HeadAgreement:
                 )
             self._kept = PretrainedHead.of(loaded.model, head)
             logits = self.task.logits(loaded)
-            self._predicted = [int(row.argmax()) for row in logits]
+            self._predicted = [row.argmax() for row in logits]
         else:
             with self._kept.on(loaded.model):
                 logits = self.task.logits(loaded)
         both = zip(logits, self._predicted, strict=True)
-        found = [Outcomes([float(int(row.argmax()) == before) for row, before in both])]
+        found = [Outcomes([float(matches(row, before)) for row, before in both])]
         if self.labeled:
             with self._kept.on(loaded.model):
                 answers = self.task.run(loaded, progress=progress)
@@ -169,10 +171,7 @@ class HeadAgreement:
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the loss of each sample; NaN if its label is not one of the classes."""
-    known = (labels >= 0) & (labels < logits.shape[-1])
-    losses = F.cross_entropy(logits.float(), labels.where(known, 0).long(), reduction="none")
-    return losses.where(known, math.nan)
+    return F.cross_entropy(logits.float(), labels.long(), reduction="none")
 
 
 def _squared(numbers: Numbers) -> Outcomes:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from holdfast._torch.finite import is_finite
 from holdfast._torch.progress import progress_bar
 from holdfast.evaluate.report import Drift, DriftRow
 from holdfast.io.checkpoint import WeightsSource, open_weights
@@ -30,7 +31,7 @@ def drift(
 
     Sums over 4096 weights are in float32, sums of these in float64. Integer tensors (counters,
     packed quantized weights) are ignored. A tensor with NaN or infinity in either model is named in
-    ``not_finite`` and counts as not moved. The arguments are those of :func:`open_weights`; a tuned
+    ``not_finite`` and counts as not moved; ``base_not_finite`` names those of the base. The arguments are those of :func:`open_weights`; a tuned
     LoRA adapter is combined with the base.
 
     Example:
@@ -50,10 +51,14 @@ def drift(
 
     rows: list[DriftRow] = []
     not_finite: list[str] = []
+    base_not_finite: list[str] = []
     for p, distance, norm in _measured(before, after, filter(counts, pairing.pairs), progress):
-        if not math.isfinite(distance + norm):
+        if not is_finite(norm):
+            base_not_finite.append(p.name)
+            norm = 0.0
+        if not is_finite(distance):
             not_finite.append(p.name)
-            distance, norm = 0.0, norm if math.isfinite(norm) else 0.0
+            distance = 0.0
         size = before[p.base].size
         rows.append(DriftRow(p.name, distance, norm, size, *layer_and_kind(p.name)))
     rows.sort(key=lambda row: (_place(row.layer), row.kind))
@@ -65,6 +70,7 @@ def drift(
         only_base=pairing.only_base,
         only_tuned=(*pairing.only_tuned, *pairing.resized),
         not_finite=tuple(not_finite),
+        base_not_finite=tuple(base_not_finite),
     )
 
 

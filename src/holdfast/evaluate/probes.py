@@ -1,8 +1,7 @@
 """Tests of language models and encoders. Each runs one model at a time."""
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -14,13 +13,15 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import pad_id_of, to_device
+from holdfast._torch.finite import matches
 from holdfast._torch.progress import progress_bar
 from holdfast.data import IndexedSource, pad_collate
 from holdfast.evaluate.report import Score
 from holdfast.evaluate.stats import Numbers, Outcomes, compare, correlation
 from holdfast.io import encoding
 from holdfast.io.models import Loaded
-from holdfast.io.rows import Rows, as_number, text_columns
+from holdfast.io.render import Reader
+from holdfast.io.rows import Rows, as_number, check_unicode, text_columns
 from holdfast.scoring.kl import masked_log_probs
 from holdfast.scoring.likelihood import log_likelihoods
 
@@ -102,7 +103,8 @@ class Completions:
     An exact match is an answer that greedy decoding would produce. No text is generated to test it.
 
     Each row has a prompt (``prompt``, ``question``, …) and a ``completion`` (``answer``, …).
-    ``template`` is the prompt with columns in braces: ``"Question: {question}\\nAnswer:"``.
+    ``system``, ``context`` and ``input`` are parts of the prompt. ``template`` is the prompt with
+    columns in braces: ``"Question: {question}\\nAnswer:"``.
     """
 
     name: str
@@ -112,16 +114,18 @@ class Completions:
 
     def __post_init__(self) -> None:
         _check_rows(self.name, self.rows)
+        for number in range(len(self.rows)):
+            self.texts(number)
 
     def run(self, loaded: Loaded, *, progress: bool) -> tuple[Outcomes, Outcomes]:
         requests = [encoding.encode_pair(loaded, *self.texts(i)) for i in range(len(self.rows))]
         found = log_likelihoods(loaded, requests, self.name, progress=progress)
         losses = Outcomes([f.nll for f in found], [f.tokens for f in found])
-        return losses, Outcomes([float(f.greedy) for f in found])
+        return losses, Outcomes([f.greedy for f in found])
 
     def texts(self, number: int) -> tuple[str, str]:
         """Return the prompt and the answer of a row, with a space between them."""
-        return encoding.prompt_and_answer(self.rows[number], number, self.name, self.template)
+        return Reader(self.name).pair(self.rows[number], number, self.template)
 
     def scores(self, before: Sequence[Outcomes], after: Sequence[Outcomes]) -> list[Score]:
         nll, match = zip(before, after, strict=True)
@@ -148,31 +152,29 @@ class MultipleChoice:
 
     def __post_init__(self) -> None:
         _check_rows(self.name, self.rows)
+        for number in range(len(self.rows)):
+            self._row(number)
 
     def run(self, loaded: Loaded, *, progress: bool) -> Outcomes:
         requests, lengths, labels = [], [], []
-        for number, row in enumerate(self.rows):
-            given = encoding.column_of(row, ("choices",), number, self.name)
-            choices = _choices(given, number, self.name)
-            label = int(encoding.column_of(row, ("label", "gold"), number, self.name))
-            if not 0 <= label < len(choices):
-                raise ValueError(
-                    f"{self.name}: row {number} has {len(choices)} choices but the label {label}"
-                )
-            prompt = encoding.prompt_of(row, self.template, number, self.name)
+        for prompt, choices, label in map(self._row, range(len(self.rows))):
             requests += [encoding.encode_pair(loaded, prompt, f" {choice}") for choice in choices]
             lengths.append([max(1, len(c)) if self.by_length else 1 for c in choices])
             labels.append(label)
         found = iter(log_likelihoods(loaded, requests, self.name, progress=progress))
         correct = []
         for sizes, label in zip(lengths, labels, strict=True):
-            losses = torch.tensor([next(found).nll / size for size in sizes])
-            correct.append(float(int(losses.argmin()) == label))
+            likeliest = torch.tensor([-next(found).nll / size for size in sizes])
+            correct.append(float(matches(likeliest, torch.tensor(label))))
         return Outcomes(correct)
 
     def scores(self, before: Outcomes, after: Outcomes) -> list[Score]:
         score = partial(compare, self.name, "accuracy", lower_is_better=False, role=self.role)
         return [score(before, after)]
+
+    def _row(self, number: int) -> tuple[str, list[str], int]:
+        row, reader = self.rows[number], Reader(self.name)
+        return reader.prompt(row, number, self.template), *reader.choices(row, number)
 
 
 @dataclass(frozen=True)
@@ -195,12 +197,12 @@ class Similarity:
             self._row(number)
 
     def run(self, loaded: Loaded, *, progress: bool) -> Numbers:
-        tokenizer = loaded.need_tokenizer(f"the similarity of {self.name}")
         pairs = [self._row(i) for i in range(len(self.rows))]
         texts = sorted({text for one, other, _ in pairs for text in (one, other)})
+        where = f"{self.name}: a text"
         ids = [
-            {"input_ids": list(tokenizer(t, truncation=True, max_length=loaded.limit)["input_ids"])}
-            for t in texts
+            {"input_ids": encoding.encode_text(loaded, [text], where)["input_ids"]}
+            for text in texts
         ]
         found = dict(zip(texts, self._embedded(loaded, ids, progress), strict=True))
         predicted = [F.cosine_similarity(found[a], found[b], dim=0).item() for a, b, _ in pairs]
@@ -237,25 +239,10 @@ class Similarity:
                 f"{self.name}: row {number} needs two texts (sentence1, sentence2) and a number "
                 f"({', '.join(_SCORES)}), but has {', '.join(map(str, row)) or 'no columns'}"
             )
+        check_unicode([row[c] for c in columns], f"{self.name}: row {number}")
         return row[columns[0]], row[columns[1]], score
 
 
 def _check_rows(name: str, rows: Rows) -> None:
     if not len(rows):
         raise ValueError(f"{name} has no rows")
-
-
-def _choices(given: Any, number: int, name: str) -> list[str]:
-    """Return the choices as texts: a list, JSON in a cell of a CSV file, or ARC's mapping."""
-    if isinstance(given, Mapping):
-        given = given.get("text")
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError:
-            given = None
-    if not isinstance(given, list | tuple) or len(given) < 2:
-        raise ValueError(
-            f"{name}: the choices of row {number} must be a list of at least two texts"
-        )
-    return [str(choice) for choice in given]

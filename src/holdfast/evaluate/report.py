@@ -114,7 +114,8 @@ class Drift:
         kinds: one row per kind of parameter, such as ``self_attn.q_proj.weight``.
         tensors: one row per tensor.
         only_base, only_tuned: tensors that only one model has, such as a new head.
-        not_finite: tensors with NaN or infinity; they count as not moved.
+        not_finite: tensors with NaN or infinity in either model; they count as not moved.
+        base_not_finite: those of them that hold NaN or infinity in the base.
     """
 
     total: DriftRow
@@ -124,6 +125,7 @@ class Drift:
     only_base: tuple[str, ...] = ()
     only_tuned: tuple[str, ...] = ()
     not_finite: tuple[str, ...] = ()
+    base_not_finite: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

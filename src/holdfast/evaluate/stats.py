@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from holdfast._torch.finite import is_finite
 from holdfast._torch.imports import require
 from holdfast.evaluate.report import Estimate, Score
 
@@ -132,7 +133,7 @@ def _bootstrap(n: int, figures: Callable[[Indices], Sequence[Array]]) -> list[Es
     exact = np.hstack(figures(np.arange(n)[None]))
     found = []
     for value, row in zip(exact.tolist(), resampled, strict=True):
-        known = row[~np.isnan(row)] if math.isfinite(value) else ()
+        known = row[~np.isnan(row)] if is_finite(value) else ()
         low, high = np.percentile(known, [2.5, 97.5]).tolist() if len(known) else (None, None)
         found.append(Estimate(value, low, high, n))
     return found

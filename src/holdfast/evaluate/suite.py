@@ -14,6 +14,7 @@ from holdfast.evaluate.probes import Completions, MultipleChoice, Probe, Role, S
 from holdfast.io import encoding, rows
 from holdfast.io.heads import is_regression
 from holdfast.io.models import Loaded
+from holdfast.io.render import Reader
 
 PathLike = str | os.PathLike[str]
 Data = PathLike | Sequence[Mapping[str, Any]]
@@ -103,14 +104,19 @@ def _probe_of(name: str, data: Any, role: Role, limit: int | None) -> Probe:
     first: Any = data[0]
     if not isinstance(first, Mapping):
         return Classification(name, data, role=role)
-    if "choices" in first:
+    reader = Reader(name)
+    kind = reader.kind(first, "choice", "completion", "labeled", "text")
+    if kind is not None and not rows.image_column(first):
+        reader.warn_of_unused(data, kind)
+    if kind == "choice":
         return MultipleChoice(name, data, role=role)
-    if {*first} & {*encoding.ANSWERS} and {*first} & {*encoding.QUESTIONS}:
+    if kind == "completion":
         return Completions(name, data, role=role)
-    if {*first} & {*rows.LABEL_COLUMNS}:
+    if kind == "labeled":
         return Classification(name, data, role=role)
-    if columns := rows.text_columns(first):
-        return Text(name, "\n\n".join(str(row[columns[0]]) for row in data), role=role)
+    if kind == "text":
+        texts = [reader.text(row, number) for number, row in enumerate(data)]
+        return Text(name, "\n\n".join(texts), role=role)
     raise ValueError(
         f"{name} has the columns {', '.join(map(str, first))}, which fit no test. Rows hold "
         "multiple choice (question, choices, label), completions (prompt, completion), "

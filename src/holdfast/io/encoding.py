@@ -16,14 +16,20 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from holdfast._torch.imports import require
+from holdfast.io.files import first_line
 from holdfast.io.heads import NewHead, head_for, target_of
 from holdfast.io.models import Loaded, Loader
-from holdfast.io.rows import Rows, image_column, label_of, labels_of, open_rows, text_columns
+from holdfast.io.render import Reader
+from holdfast.io.rows import (
+    Rows,
+    check_unicode,
+    image_column,
+    label_of,
+    labels_of,
+    open_rows,
+    text_columns,
+)
 from holdfast.losses import IGNORED
-
-#: Common names of the columns that hold a prompt and its answer.
-QUESTIONS = ("prompt", "question", "goal", "query", "ctx", "instruction")
-ANSWERS = ("completion", "answer", "response", "output", "target")
 
 
 class Continuation(NamedTuple):
@@ -78,47 +84,29 @@ def windows(ids: Sequence[int], start: int, limit: int) -> list[Continuation]:
     return found
 
 
-def column_of(row: Mapping[str, Any], columns: Sequence[str], number: int, name: str) -> Any:
-    for column in columns:
-        if column in row:
-            return row[column]
-    raise ValueError(
-        f"{name}: row {number} needs one of the columns {', '.join(columns)}, but it has "
-        f"{', '.join(row) or 'no columns'}"
-    )
+def encode_text(loaded: Loaded, texts: Sequence[str], where: str) -> dict[str, list[int]]:
+    """Encode a text, or a pair of texts, for an encoder; ``where`` names it in errors."""
+    tokenizer = loaded.need_tokenizer(where)
+    out = tokenizer(*texts, truncation=True, max_length=loaded.limit)
+    if not out["input_ids"]:
+        raise ValueError(f"{where} has no tokens: its text is empty")
+    return {name: list(values) for name, values in out.items()}
 
 
-def prompt_of(row: Mapping[str, Any], template: str | None, number: int, name: str) -> str:
-    """Return the prompt of a row: its question column, or the template filled with its columns."""
-    if template is None:
-        return str(column_of(row, QUESTIONS, number, name))
-    try:
-        return template.format(**row)
-    except (KeyError, IndexError, ValueError) as error:
-        raise ValueError(
-            f"{name}: the template {template!r} does not fit row {number}, which has the columns "
-            f"{', '.join(row)}: {error}"
-        ) from error
-
-
-def prompt_and_answer(
-    row: Mapping[str, Any], number: int, name: str, template: str | None = None
-) -> tuple[str, str]:
-    """Return the prompt and the answer of a row, with a space between them."""
-    prompt = prompt_of(row, template, number, name)
-    answer = str(column_of(row, ANSWERS, number, name))
-    spaced = not prompt or prompt[-1].isspace() or answer[:1].isspace()
-    return prompt, answer if spaced else f" {answer}"
-
-
-def encode_labeled(loaded: Loaded, row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    tokenizer = loaded.need_tokenizer(name)
+def encode_labeled(
+    loaded: Loaded, row: Mapping[str, Any], number: int, name: str
+) -> dict[str, Any]:
     columns, label = text_columns(row), label_of(row)
     if not columns or label is None:
-        raise ValueError(f"{name}: a row needs a text and a label, but it has {', '.join(row)}")
-    out = tokenizer(*(row[c] for c in columns), truncation=True, max_length=loaded.limit)
+        raise ValueError(
+            f"{name}: row {number} needs a text and a label, but it has "
+            f"{', '.join(map(str, row)) or 'no columns'}"
+        )
     target = target_of(getattr(loaded.model, "config", None), label, name)
-    return {**{k: list(v) for k, v in out.items()}, "labels": target}
+    where = f"{name}: row {number}"
+    for column in columns:
+        check_unicode(row[column], where)
+    return {**encode_text(loaded, [row[c] for c in columns], where), "labels": target}
 
 
 def training_samples(loaded: Loaded, rows: Rows, name: str) -> tuple[Sequence[int], Sequence[Any]]:
@@ -139,7 +127,9 @@ def training_samples(loaded: Loaded, rows: Rows, name: str) -> tuple[Sequence[in
         return range(len(rows)), Images(loaded, rows, name)  # type: ignore[return-value]
     if loaded.kind == "classifier":
         labels_of(rows, name)
-        return range(len(rows)), [encode_labeled(loaded, row, name) for row in rows]
+        encoded = [encode_labeled(loaded, row, i, name) for i, row in enumerate(rows)]
+        Reader(name).warn_of_unused(rows, "labeled")
+        return range(len(rows)), encoded
     if loaded.kind != "causal_lm":
         raise ValueError(
             f"{model} has no head for {name}: give rows with a text and a label to get a new head, "
@@ -156,22 +146,25 @@ def _causal_samples(
 
     A row without a target within the maximum length gives no sample, a long text gives several.
     """
-    first = rows[0]
-    if "messages" in first:
-        samples = [(i, _conversation(loaded, row["messages"], name)) for i, row in enumerate(rows)]
-    elif set(first) & set(ANSWERS):
-        pairs = [prompt_and_answer(row, number, name) for number, row in enumerate(rows)]
-        samples = [(i, _completion(loaded, *pair)) for i, pair in enumerate(pairs)]
-    elif columns := text_columns(first):
-        tokenizer = loaded.need_tokenizer("training")
-        texts = [tokenize(tokenizer, str(row[columns[0]])) for row in rows]
-        cut = [(i, piece) for i, ids in enumerate(texts) for piece in pieces(ids, loaded.limit)]
-        samples = [(i, {"input_ids": piece, "labels": list(piece)}) for i, piece in cut]
-    else:
+    reader = Reader(name)
+    kind = reader.kind(rows[0], "conversation", "completion", "text")
+    if kind is None:
         raise ValueError(
-            f"{name} has the columns {', '.join(map(str, first))}, but training needs messages, "
+            f"{name} has the columns {', '.join(map(str, rows[0]))}, but training needs messages, "
             "prompt and completion, or text"
         )
+    if kind == "conversation":
+        chats = [reader.messages(row, i) for i, row in enumerate(rows)]
+        samples = [(i, _conversation(loaded, c, f"{name}: row {i}")) for i, c in enumerate(chats)]
+    elif kind == "completion":
+        pairs = [reader.pair(row, i) for i, row in enumerate(rows)]
+        samples = [(i, _completion(loaded, *pair)) for i, pair in enumerate(pairs)]
+    else:
+        tokenizer = loaded.need_tokenizer("training")
+        texts = [tokenize(tokenizer, reader.text(row, i)) for i, row in enumerate(rows)]
+        cut = [(i, piece) for i, ids in enumerate(texts) for piece in pieces(ids, loaded.limit)]
+        samples = [(i, {"input_ids": piece, "labels": list(piece)}) for i, piece in cut]
+    reader.warn_of_unused(rows, kind)
     kept = [(i, s) for i, s in samples if any(label != IGNORED for label in s["labels"][1:])]
     if not kept:
         raise ValueError(f"{name}: no row has a target within {loaded.limit} tokens")
@@ -187,17 +180,21 @@ def _completion(loaded: Loaded, prompt: str, answer: str) -> dict[str, list[int]
 
 
 def _conversation(
-    loaded: Loaded, messages: Sequence[Mapping[str, str]], name: str
+    loaded: Loaded, messages: Sequence[Mapping[str, Any]], where: str
 ) -> dict[str, list[int]]:
     """Encode all turns with the chat template; the assistant's turns are the targets."""
     tokenizer = loaded.need_tokenizer("a conversation")
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(f"{name} holds conversations, but the tokenizer has no chat template")
+        raise ValueError(f"{where} is a conversation, but the tokenizer has no chat template")
 
-    def ids_of(turns: Sequence[Mapping[str, str]], *, ask: bool = False) -> list[int]:
-        made = tokenizer.apply_chat_template(
-            list(turns), add_generation_prompt=ask, tokenize=True, return_dict=True
-        )
+    def ids_of(turns: Sequence[Mapping[str, Any]], *, ask: bool = False) -> list[int]:
+        try:
+            made = tokenizer.apply_chat_template(
+                list(turns), add_generation_prompt=ask, tokenize=True, return_dict=True
+            )
+        except Exception as error:  # templates raise many types, also on purpose
+            reason = first_line(error)
+            raise ValueError(f"{where} does not fit the chat template: {reason}") from error
         return list(made["input_ids"])
 
     ids: list[int] = []
@@ -208,7 +205,7 @@ def _conversation(
         before, after = ids_of(messages[:i], ask=True), ids_of(messages[: i + 1])
         if after[: len(before)] != before or before[: len(ids)] != ids:
             raise ValueError(
-                f"{name}: the chat template rewrites earlier turns: use prompt and completion rows"
+                f"{where}: the chat template rewrites earlier turns: use prompt and completion rows"
             )
         labels += [IGNORED] * (len(before) - len(ids)) + after[len(before) :]
         ids = after

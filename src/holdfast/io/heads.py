@@ -96,6 +96,8 @@ def class_name(label: Any) -> str:
     """
     if isinstance(label, str):
         return label.strip()
+    if isinstance(label, int):
+        return str(int(label))  # a float would round a large one
     number = as_number(label)
     if number is None:
         raise ValueError(f"a label must be text or a finite number, got {label!r}")

@@ -12,7 +12,9 @@ import io
 import json
 import math
 import os
+import re
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -30,6 +32,7 @@ _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "s
 _TEXT_SUFFIXES = (".txt", ".md", ".text", "")
 _ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm")
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # a surrogate as JSON spells it
 
 
 class DatasetRows(Sequence[Mapping[str, Any]]):
@@ -96,12 +99,12 @@ def label_of(row: Mapping[str, Any]) -> Any:
 def as_number(label: Any) -> float | None:
     """Return a label as a finite number, also if it is text as in a CSV file; else None.
 
-    >>> as_number("4.75"), as_number(3), as_number("red"), as_number("nan")
-    (4.75, 3.0, None, None)
+    >>> as_number("4.75"), as_number(3), as_number("red"), as_number("nan"), as_number(10**400)
+    (4.75, 3.0, None, None, None)
     """
     try:
         number = float(label)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
 
@@ -153,7 +156,7 @@ def read_text(path: Path) -> str:
             text = file.read().decode("utf-8-sig")
     except FileNotFoundError:
         raise FileNotFoundError(f"no such file: {path}") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read as text: {error}") from error
     if not text.strip():
         raise ValueError(f"{path} is empty")
@@ -201,11 +204,33 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
                 where = f"{path}, line {number}"
                 if line.strip():
                     rows.append(json.loads(line))
-    except (csv.Error, OSError, ValueError) as error:
+    except (csv.Error, OSError, RecursionError, ValueError) as error:
         raise ValueError(f"{where} is not {form}: {error}") from error
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} must contain a non-empty list of rows (in JSON files: objects)")
+    if _HALF.search(text):
+        for number, row in enumerate(rows):
+            check_unicode(row, f"{path}: row {number}")
     return rows
+
+
+def check_unicode(value: Any, what: str) -> None:
+    """Raise ValueError if texts hold half of a surrogate pair, which JSON can spell.
+
+    >>> check_unicode(["a", "\\ud800"], "row 1")
+    Traceback (most recent call last):
+    ...
+    ValueError: row 1 holds '\\ud800', half of a surrogate pair, which is not a character
+    """
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        for part in value:
+            check_unicode(part, what)
+    elif isinstance(value, str) and (half := re.search("[\ud800-\udfff]", value)):
+        raise ValueError(
+            f"{what} holds {half[0]!r}, half of a surrogate pair, which is not a character"
+        )
 
 
 def _suffix(path: Path) -> str:

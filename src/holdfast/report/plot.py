@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from holdfast._torch.finite import is_finite
 from holdfast.report.document import Figure
 from holdfast.report.words import Change, Span, cut, percent, plain, score_text
 
@@ -48,13 +49,13 @@ def hover(name: str, lines: Sequence[str]) -> str:
 
 
 def finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return value if is_finite(value) else None
 
 
 def whiskers(spans: Sequence[Span | Change]) -> JSON:
     def reach(value: float, bound: float | None) -> float:
         gap = math.nan if bound is None else abs(bound - value)
-        return gap if math.isfinite(gap) else 0.0
+        return gap if is_finite(gap) else 0.0
 
     return {
         "symmetric": False,
@@ -104,7 +105,7 @@ def bars(title: str, rows: Sequence[tuple[Score, Change]], lower_is_better: bool
         "customdata": [_score_hover(score, change) for score, change in rows],
     }
     ends = [x for change in changes for x in (change.value, change.low, change.high)]
-    far = max((abs(x) for x in ends if x is not None and math.isfinite(x)), default=0.0)
+    far = max((abs(x) for x in ends if x is not None and is_finite(x)), default=0.0)
     far = min(1.12 * (far or 1.0), sys.float_info.max)
     beside: JSON = {"x": 1, "xref": "paper", "xanchor": "left", "xshift": 6}
     texts = [
@@ -151,7 +152,7 @@ def drift_map(drift: Drift) -> Figure:
     counts = Counter(kind for kind, layer in cells if kind and layer)
     kinds = [_ALL, *([kind for kind, n in counts.items() if n > 1] or counts)]
     cells |= {(_ALL, row.name): replace(row, kind=_ALL) for row in drift.layers}
-    shares = sorted(row.relative for row in cells.values() if math.isfinite(row.relative))
+    shares = sorted(row.relative for row in cells.values() if is_finite(row.relative))
     top = shares[int(0.98 * (len(shares) - 1))] if shares else 0.0  # without outliers
     rows = [[cells.get((kind, layer)) for layer in layers] for kind in kinds]
     trace: JSON = {

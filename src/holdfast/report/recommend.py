@@ -28,6 +28,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast._torch.finite import is_finite
 from holdfast.report.document import Answer
 from holdfast.report.verdict import NO_TESTS, verdict
 from holdfast.report.words import change_of, percent, plain, score_text
@@ -89,7 +90,7 @@ def recommend(results: Results) -> Recommendation:
     signals = {name for s in summaries for name in s.trained_on}
     found = {s.label: _recipe(s, signals) for s in summaries}
     better = [found[s.label] for s in summaries if s.target.gain > 0]
-    better = [c for c in better if math.isfinite(c.target)]
+    better = [c for c in better if is_finite(c.target)]
     if not better:
         headline = f"Keep the pretrained model: no recipe made it better on {target}."
         return Recommendation(headline, tuple(failed))
@@ -100,7 +101,7 @@ def recommend(results: Results) -> Recommendation:
     gentle = _gentlest([c for c in better if c in close or gains[c.label] >= enough])
     chosen = found.get(results.taken or "", _gentlest(close))
     untested = "moves the predictions least"
-    if not any(math.isfinite(c.moved) for c in close):
+    if not any(is_finite(c.moved) for c in close):
         untested = "is the best"
     reason = _reason(close, "recipe", "recipes", target, untested)
     if len(found) == 1:
@@ -134,7 +135,7 @@ def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
     found = [_alpha(point, targets.get(point.alpha)) for point in sweep.points]
     advice = [NO_TESTS] if all(c.loss is None for c in found) else []
     # From the largest: of two equally good ones, it is taken.
-    finite = [c for c in reversed(found) if math.isfinite(c.target)]
+    finite = [c for c in reversed(found) if is_finite(c.target)]
     if finite:
         best = min(finite, key=lambda c: c.target)
         close = [c for c in finite if c.close_to(best)]
@@ -151,7 +152,7 @@ def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
 
 def standard_of(found: Sequence[Summary]) -> Summary | None:
     """Plain fine-tuning, with the values that are best on the target, if it was run."""
-    plain_ones = [s for s in found if s.recipe == STANDARD and math.isfinite(s.target.after)]
+    plain_ones = [s for s in found if s.recipe == STANDARD and is_finite(s.target.after)]
     return max(plain_ones, key=lambda s: s.target.gain, default=None)
 
 
@@ -163,7 +164,7 @@ def kl_of(summary: Summary, ignored: Collection[str] = ()) -> float | None:
 def _recipe(summary: Summary, signals: Collection[str]) -> Choice:
     target, kl = summary.target, kl_of(summary, signals)
     sign = 1 if target.lower_is_better else -1
-    seeds = [sign * run.target.after for run in summary.runs if math.isfinite(run.target.after)]
+    seeds = [sign * run.target.after for run in summary.runs if is_finite(run.target.after)]
     lost = f", lost {percent(summary.loss)} on average" if summary.retained else ""
     return Choice(
         summary.label,

@@ -6,11 +6,11 @@ predictions is not yet forgetting: without tests, forgetting is unknown.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from holdfast._torch.finite import is_finite
 from holdfast.report.document import Answer
 from holdfast.report.words import Change, change_of, listed, nats, percent, plain
 
@@ -69,7 +69,7 @@ def verdict(report: ForgettingReport) -> Verdict:
     ]
     judged.sort(key=lambda j: -abs(j.change.loss))
     retained = [j for j in judged if j.score.role == "retained"]
-    broken = _broken(report.drift, judged)
+    base, tuned = _defects(report, judged)
     headline, forgotten = _headline(report, retained)
     sentences = [
         *_on_retained(retained),
@@ -81,8 +81,11 @@ def verdict(report: ForgettingReport) -> Verdict:
         sentences.append("Nothing was measured.")
     elif not retained and forgotten == "unknown":
         sentences.append(NO_TESTS)
-    if broken:
-        return Verdict(broken[0], (*broken[1:], headline, *sentences), "much")
+    if base or tuned:
+        defects = [*base, *tuned]
+        finite = [headline] if any(j.change.outcome != "not finite" for j in retained) else []
+        said = (*defects[1:], *finite, *sentences)
+        return Verdict(defects[0], said, "unknown" if base else "much")
     return Verdict(headline, tuple(sentences), forgotten)
 
 
@@ -100,16 +103,35 @@ def no_evidence(inputs: str) -> str:
     return f"The divergence on {inputs} was a training signal: it is no evidence of retention."
 
 
-def _broken(drift: Drift | None, judged: Sequence[Judged]) -> list[str]:
-    """Defects of the tuned model that come before everything else."""
-    said = []
-    if names := [plain(name) for name in drift.not_finite] if drift else []:
-        tensors = "1 tensor holds" if len(names) == 1 else f"{len(names)} tensors hold"
-        said.append(f"The tuned model is broken: {tensors} NaN or infinity ({listed(names)}).")
+def _defects(report: ForgettingReport, judged: Sequence[Judged]) -> tuple[list[str], list[str]]:
+    """Defects of the base and of the tuned model, which come before everything else."""
+    drift = report.drift
+    of_base = drift.base_not_finite if drift else ()
+    of_tuned = [name for name in drift.not_finite if name not in of_base] if drift else []
     broken = [j for j in judged if j.change.outcome == "not finite"]
-    if names := [j.name for j in broken if math.isfinite(j.score.before.value)]:
-        said.append(f"The tuned model has no finite score on {listed(names)}.")
-    return said
+    by_base = [j.name for j in broken if not is_finite(j.score.before.value)]
+    by_tuned = [j.name for j in broken if j.name not in by_base]
+    odd = [source_of(d) for d in report.divergences if not is_finite(d.kl.value)]
+    base = [*_not_finite("base", of_base), *_no_score("base", by_base)]
+    tuned = [*_not_finite("tuned", of_tuned), *_no_score("tuned", by_tuned)]
+    if odd and not base:
+        tuned.append(f"The tuned model's divergence on {listed(odd)} is NaN or infinite.")
+    return base, tuned
+
+
+def _not_finite(which: str, tensors: Sequence[str]) -> list[str]:
+    if not tensors:
+        return []
+    hold = "1 tensor holds" if len(tensors) == 1 else f"{len(tensors)} tensors hold"
+    names = listed([plain(name) for name in tensors])
+    return [f"The {which} model is broken: {hold} NaN or infinity ({names})."]
+
+
+def _no_score(which: str, tests: Sequence[str]) -> list[str]:
+    if not tests:
+        return []
+    where = listed(tests) if len(tests) <= _FEW else f"{len(tests)} tests"
+    return [f"The {which} model gives NaN or infinity on {where}."]
 
 
 def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str, Forgotten]:
@@ -123,7 +145,8 @@ def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str
     still = still and all(abs(d.kl.value) < _STILL for d in divergences)
     if (drift or divergences) and still and all(s.change.value == 0 for s in report.scores):
         return "Nothing forgotten.", "nothing"
-    if any(j.change.outcome in ("no interval", "not finite") for j in retained):
+    retained = [j for j in retained if j.change.outcome != "not finite"]
+    if any(j.change.outcome == "no interval" for j in retained):
         return "The changes cannot be distinguished from chance.", "unknown"
     if retained:
         return f"No measurable loss on {_named(retained)}.", "nothing"
@@ -176,14 +199,12 @@ def _on_targets(targets: Sequence[Judged]) -> list[str]:
 
 def _on_predictions(divergences: Sequence[Divergence]) -> list[str]:
     said = []
-    moved = [d for d in divergences if abs(d.kl.value) >= _STILL and math.isfinite(d.kl.value)]
+    moved = [d for d in divergences if abs(d.kl.value) >= _STILL and is_finite(d.kl.value)]
     if moved:
         sizes = [f"{nats(d.kl.value)} nats per {plain(d.per)} on {source_of(d)}" for d in moved]
         said.append(f"Predictions moved by {listed(sizes)}.")
     if trained := [source_of(d) for d in divergences if d.trained_on]:
         said.append(no_evidence(listed(trained)))
-    if odd := [source_of(d) for d in divergences if not math.isfinite(d.kl.value)]:
-        said.append(f"The divergence on {listed(odd)} is not a finite number.")
     return said
 
 
@@ -193,7 +214,7 @@ def _on_weights(drift: Drift) -> list[str]:
         said.append("The two models have the same weights.")
     elif drift.total.distance == 0:
         said.append("The weights that both models have did not move.")
-    elif math.isfinite(drift.total.distance):
+    elif is_finite(drift.total.distance):
         most = max(drift.layers, key=lambda row: row.relative, default=None)
         where = f", most in {plain(most.name)} ({percent(most.relative)})" if most else ""
         said.append(f"The weights moved by {percent(drift.total.relative)} of their norm{where}.")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from holdfast._torch.finite import is_finite
+
 if TYPE_CHECKING:
     from holdfast.comparison.results import Measured
     from holdfast.evaluate.report import Score
@@ -84,7 +86,7 @@ class Change:
 
     def _digits(self, size: float) -> str:
         if self.kind == "other":
-            return f"{size:.3g}" if math.isfinite(size) else digits(size, 0)
+            return f"{size:.3g}" if is_finite(size) else digits(size, 0)
         if self.kind == "perplexity":
             return percent(size / 100).removesuffix(" %")
         return digits(size, 3 if self.kind == "nll" else 1)
@@ -102,7 +104,7 @@ def change(metric: str, lower_is_better: bool, before: float, moved: Span) -> Ch
     value = scale * moved.value
     low, high = (None if x is None or math.isnan(x) else x * scale for x in moved[1:])
     worse = value > 0 if lower_is_better else value < 0
-    if not math.isfinite(value):
+    if not is_finite(value):
         outcome: ChangeOutcome = "not finite"
     elif low is None or high is None:
         outcome = "no interval" if value or low or high else "no measurable change"
@@ -171,9 +173,9 @@ def score_text(metric: str, value: float) -> str:
     ('68.3 %', '2.805')
     """
     kind = kind_of(metric)
-    if kind == "share" and math.isfinite(value):
+    if kind == "share" and is_finite(value):
         return f"{digits(100 * value, 1)} %"
-    if kind == "nll" or not math.isfinite(value):
+    if kind == "nll" or not is_finite(value):
         return digits(value, 3)
     return f"{value:.4g}"
 
@@ -189,7 +191,7 @@ def percent(share: float) -> str:
     """
     size = abs(100 * share)
     text = digits(100 * share, 2 if size < 1 else 1 if size < 99.5 else 0)
-    return f"{text} %" if math.isfinite(share) else text
+    return f"{text} %" if is_finite(share) else text
 
 
 def seconds(value: float) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.batch import to_device
+from holdfast._torch.finite import matches
 from holdfast._torch.lm_head import Predictions, Split, is_out_of_memory
 from holdfast._torch.progress import progress_bar
 from holdfast.data import pad_collate
@@ -22,7 +23,7 @@ _LOGITS = 1 << 27  # per forward pass: half a gigabyte of float32
 
 class Likelihood(NamedTuple):
     losses: list[float]  # the negative log-likelihood of each token, in nats
-    greedy: bool  # whether greedy decoding would generate the target
+    greedy: float  # 1 if greedy decoding would generate the target, else 0; NaN if it cannot
 
     @property
     def nll(self) -> float:
@@ -67,8 +68,8 @@ def log_likelihoods(
                     where += range(end - len(target), end)
                     wanted += target
             losses, hits = map(iter, _losses_and_hits(predictions, where, wanted).tolist())
-            for i, size in asked:  # all() over a list, so that every hit is consumed
-                found[i] = Likelihood(list(islice(losses, size)), all([*islice(hits, size)]))
+            for i, size in asked:
+                found[i] = Likelihood(list(islice(losses, size)), math.prod(islice(hits, size)))
             bar.update(len(asked))
     return [found[i] for i in range(len(requests))]
 
@@ -78,7 +79,7 @@ def _losses_and_hits(predictions: Predictions, where: list[int], wanted: list[in
     pieces = []
     for logits, targets in predictions.logits(torch.tensor(where), torch.tensor(wanted)):
         losses = F.cross_entropy(logits, targets, reduction="none")
-        pieces.append(torch.stack([losses, (logits.argmax(-1) == targets).to(losses)]))
+        pieces.append(torch.stack([losses, matches(logits, targets).to(losses)]))
     return torch.cat(pieces, 1)
 
 

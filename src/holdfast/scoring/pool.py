@@ -22,7 +22,8 @@ from holdfast._torch.checks import natural_number, whole_number
 from holdfast._torch.fingerprint import base_fingerprint, fingerprint
 from holdfast._torch.rng import generator_of
 from holdfast.io.encoding import pieces, tokenize
-from holdfast.io.rows import open_rows, text_columns
+from holdfast.io.render import Reader
+from holdfast.io.rows import open_rows
 from holdfast.scoring.blocks import Block, BlockStore, all_blocks
 from holdfast.scoring.draw import (
     BLOCK,
@@ -379,8 +380,7 @@ def _tokens(
         return [list(map(int, text)) for text in texts]
     if tokenizer is None:
         raise ValueError(f"{texts} needs a tokenizer: pass the one of the model as tokenizer=")
-    rows = open_rows(texts)
-    columns = text_columns(rows[0])
-    if not columns:
-        raise ValueError(f"{texts} needs a column text, but it has {', '.join(rows[0])}")
-    return [tokenize(tokenizer, str(row[columns[0]])) for row in rows]
+    reader, rows = Reader(str(texts)), open_rows(texts)
+    found = [tokenize(tokenizer, reader.text(row, number)) for number, row in enumerate(rows)]
+    reader.warn_of_unused(rows, "text")
+    return found
