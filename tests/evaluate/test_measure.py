@@ -1,6 +1,7 @@
 """Two models in, a report out."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -310,3 +311,55 @@ def test_weights_that_are_not_numbers_are_named(folders):
     )  # fmt: skip
     assert report.drift.not_finite == ("model.layers.1.mlp.up_proj.weight",)
     assert "NaN" in report.to_markdown() or "not finite" in report.to_markdown()
+
+
+@pytest.mark.parametrize("drift", [True, False])
+def test_a_model_that_predicts_nan_is_told_first(drift, folders):
+    broken = make_llama()
+    with torch.no_grad():
+        broken.lm_head.weight.fill_(3e38)  # finite, but not its logits
+    save(broken, folders / "nan", make_tokenizer())
+    rows = [{"question": "the cat", "choices": ["sat", "two plus"], "label": 0}] * 20
+    options = {"data": {"c": rows}, "context_free": 2, "drift": drift, "progress": False}
+    said = holdfast.measure(folders / "base", folders / "nan", **options).verdict()
+    assert said.headline == "The tuned model gives NaN or infinity on c."
+    assert said.forgotten == "much"
+    assert "No measurable" not in str(said)
+    said = holdfast.measure(folders / "nan", folders / "base", **options).verdict()
+    assert said.headline == "The base model gives NaN or infinity on c."
+    assert said.forgotten == "unknown"
+
+
+@pytest.mark.parametrize("role", ["retained", "target"])
+def test_a_classifier_that_predicts_nan(role):
+    def bert():
+        torch.manual_seed(0)
+        config = transformers.BertConfig(
+            vocab_size=30, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+            num_attention_heads=2, num_labels=3,
+        )  # fmt: skip
+        return transformers.BertForSequenceClassification(config).eval()
+
+    rows = [{"text": "the cat sat on", "label": i % 3} for i in range(12)]
+    base, broken = bert(), bert()
+    with torch.no_grad():
+        broken.classifier.weight.fill_(float("nan"))
+    task = Classification("cls", rows, role=role)
+    probes = [task] if role == "target" else [task, HeadAgreement(task, labeled=True)]
+    report = holdfast.measure(
+        base, broken, probes=probes, loader=Loader(tokenizer=make_tokenizer()), progress=False
+    )
+    plain, *rest = report.scores
+    assert len(rest) == (1 if role == "target" else 2)  # its loss; the pretrained head's scores
+    assert math.isnan(plain.after.value)
+    if role == "target":
+        assert (rest[0].metric, math.isnan(rest[0].after.value)) == ("loss", True)
+    else:
+        assert all(score.change.value == 0 for score in rest)  # the body is the same
+        with torch.no_grad():
+            broken.bert.pooler.dense.weight.fill_(float("nan"))
+        report = holdfast.measure(
+            base, broken, probes=probes, loader=Loader(tokenizer=make_tokenizer()), progress=False
+        )
+        assert all(math.isnan(score.after.value) for score in report.scores)
+    assert report.verdict().headline.startswith("The tuned model is broken")

@@ -11,6 +11,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 from holdfast.evaluate.probes import Completions, MultipleChoice, Text
 from holdfast.io.encoding import Continuation, windows
 from holdfast.io.models import Loader
+from holdfast.report.words import change_of
 from holdfast.scoring import likelihood
 from holdfast.scoring.likelihood import log_likelihoods
 from small import make_llama, make_tokenizer, noisy
@@ -189,14 +190,40 @@ def test_rows_that_do_not_fit_are_told_by_number():
     model = make_llama()
     with pytest.raises(ValueError, match="row 1 needs one of the columns prompt, question"):
         run(Completions("d", [ANSWERS[0], {"x": 1}]), model)
-    with pytest.raises(
-        ValueError, match="row 0 has 2 choices, so its label must be .* from 0 to 1, got 2"
-    ):
+    with pytest.raises(ValueError, match="row 0 has 2 choices, so its label must be a whole"):
         run(MultipleChoice("d", [{**CHOICES[0], "label": 2}]), model)
     with pytest.raises(ValueError, match=r"template .* does not fit row 0"):
         run(MultipleChoice("d", CHOICES, template="{nothing}"), model)
     with pytest.raises(ValueError, match="no rows"):
         run(MultipleChoice("d", []), model)
+
+
+def predicting_nan(model=None):
+    """A model of finite weights whose logits are NaN, and whose likeliest token would be 0."""
+    model = make_llama() if model is None else model
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(3e38)
+    return model
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        Text("t", TEXT),
+        Completions("a", ANSWERS),
+        MultipleChoice("c", CHOICES),
+        MultipleChoice("c", CHOICES, by_length=True),
+    ],
+    ids=["text", "completions", "choice", "choice by length"],
+)
+def test_a_model_that_predicts_nan_has_no_score(probe):
+    base, tuned = make_llama(), predicting_nan()
+    for score in probe.scores(run(probe, base), run(probe, tuned)):
+        assert math.isfinite(score.before.value)
+        assert not math.isfinite(score.after.value)
+        assert not math.isfinite(score.change.value)
+    for score in probe.scores(run(probe, tuned), run(probe, tuned)):
+        assert change_of(score).outcome == "not finite"
 
 
 @pytest.fixture(scope="module")
@@ -270,6 +297,19 @@ def test_the_harness_gives_the_same_figures(harness, monkeypatch, tmp_path):
         rolling = run(task, base, limit)["results"]["our_rolling"]["byte_perplexity,none"]
         total = sum(run(Text("t", TEXT), base, limit).values)
         assert rolling == pytest.approx(math.exp(total / len(TEXT)), rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_harness_has_no_figures_of_a_model_that_predicts_nan(harness, monkeypatch, tmp_path):
+    from holdfast.evaluate.harness import Harness
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    task = Harness(["our_choice", "our_completion", "our_rolling"], include_path=harness)
+    base = make_llama()
+    found = task.scores(run(task, base), run(task, predicting_nan()))
+    assert len(found) == 5
+    assert all(math.isfinite(s.before.value) and math.isnan(s.after.value) for s in found)
+    assert not base._forward_hooks
 
 
 @pytest.mark.soak  # indexes all tasks of the harness, as a test of comparison does too

@@ -31,8 +31,8 @@ def drift(
 
     Sums over 4096 weights are in float32, sums of these in float64. Integer tensors (counters,
     packed quantized weights) are ignored. A tensor with NaN or infinity in either model is named in
-    ``not_finite`` and counts as not moved; ``base_not_finite`` names those of the base. The arguments are those of :func:`open_weights`; a tuned
-    LoRA adapter is combined with the base.
+    ``not_finite`` and counts as not moved; ``base_not_finite`` names those of the base. The
+    arguments are those of :func:`open_weights`; a tuned LoRA adapter is combined with the base.
 
     Example:
         >>> base, tuned = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)

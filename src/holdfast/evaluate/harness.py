@@ -1,6 +1,7 @@
 """Tasks of lm-evaluation-harness, by name or from your own YAML files."""
 
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from holdfast._torch.checks import did_you_mean
 from holdfast._torch.imports import require
@@ -64,16 +66,21 @@ class Harness:
             max_length=loaded.limit,
             batch_size=self.batch_size,
         )
-        results: dict[str, Any] = require("lm_eval", extra="eval", what="tasks").simple_evaluate(
-            model,
-            tasks=list(self.tasks),
-            task_manager=manager,
-            limit=self.limit,
-            num_fewshot=self.num_fewshot,
-            bootstrap_iters=0,
-            log_samples=True,
-        )
-        return results
+        predicts: list[Tensor] = []
+        harness = require("lm_eval", extra="eval", what="tasks")
+        with loaded.model.register_forward_hook(
+            lambda _, __, out: predicts.append(out.logits[:, -1].amax(-1).isfinite().all())
+        ):
+            results: dict[str, Any] = harness.simple_evaluate(
+                model,
+                tasks=list(self.tasks),
+                task_manager=manager,
+                limit=self.limit,
+                num_fewshot=self.num_fewshot,
+                bootstrap_iters=0,
+                log_samples=True,
+            )
+        return results if all(predicts) else _without_figures(results)
 
     def scores(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Score]:
         rows = []
@@ -106,6 +113,15 @@ class Harness:
         first, second = (Estimate(value, None, None, n) for value in values)
         change = Estimate(values[1] - values[0], None, None, n)
         return Score(task, name, lower, first, second, change, self.role)
+
+
+def _without_figures(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Results whose figures are all NaN: the harness takes the first choice where all are NaN."""
+    figures = {
+        task: {k: math.nan if isinstance(v, float | int) else v for k, v in found.items()}
+        for task, found in results["results"].items()
+    }
+    return {**results, "results": figures, "samples": {}}
 
 
 @lru_cache(maxsize=4)  # indexing the harness's own task files takes seconds

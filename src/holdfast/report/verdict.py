@@ -212,9 +212,9 @@ def _on_weights(drift: Drift) -> list[str]:
     said = []
     if _is_still(drift):
         said.append("The two models have the same weights.")
-    elif drift.total.distance == 0:
+    elif drift.total.distance == 0 and not drift.not_finite:
         said.append("The weights that both models have did not move.")
-    elif is_finite(drift.total.distance):
+    elif drift.total.distance > 0 and is_finite(drift.total.distance):
         most = max(drift.layers, key=lambda row: row.relative, default=None)
         where = f", most in {plain(most.name)} ({percent(most.relative)})" if most else ""
         said.append(f"The weights moved by {percent(drift.total.relative)} of their norm{where}.")
