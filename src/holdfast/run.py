@@ -22,6 +22,7 @@ from holdfast._optim.penalties import AttachedPenalties, attach_penalties
 from holdfast._torch.adapters import has_adapters, is_drawn_at_random
 from holdfast._torch.checks import at_least_zero
 from holdfast._torch.fingerprint import fingerprint, same_content, sampled_fingerprint
+from holdfast._torch.finite import check_weights
 from holdfast._torch.layers import discriminative_groups, within
 from holdfast._torch.layout import gathered
 from holdfast._torch.names import shorten
@@ -227,7 +228,11 @@ class Run:
         return values
 
     def finish(self) -> nn.Module:
-        """Stage 4: merge, let the recall keep what it promises, and return the model to keep."""
+        """Stage 4: merge, let the recall keep what it promises, and return the model to keep.
+
+        Weights that are not finite are an error: the training diverged.
+        """
+        check_weights(self._trained())
         merged = self.recipe.merging.merge(
             self.model, self.anchors, data=self.data, collate=self.collate
         )

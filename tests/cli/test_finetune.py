@@ -298,3 +298,24 @@ def test_labels_that_do_not_fit_are_one_sentence(given, words, capsys):
     said = capsys.readouterr().err
     assert words in said.strip().splitlines()[-1]
     assert "Traceback" not in said
+
+
+def test_a_run_that_diverges_fails(capsys):
+    assert finetune("--lr=1e30", "--clip-norm=1", "--json") != 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "the training diverged: the loss of update 3 is nan. Lower the learning rate" in said.err
+    assert not Path("out/model.safetensors").exists()
+
+
+def test_json_is_always_valid(capsys, monkeypatch):
+    """Also where a figure is NaN, as the distance of DoRA is."""
+    monkeypatch.setattr("holdfast.evaluate.watch.effective_distance", lambda *_: float("nan"))
+    assert finetune("--json") == 0
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    json.loads(capsys.readouterr().out, parse_constant=refuse)
+    log = json.loads(Path("out/training.json").read_text(), parse_constant=refuse)
+    assert log[-1]["forgetting/distance"] == "NaN"

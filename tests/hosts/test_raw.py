@@ -25,6 +25,7 @@ from holdfast import (
     WiseFT,
     finetune_loop,
 )
+from holdfast._torch.finite import Diverged
 from holdfast.anneal import Sigmoid
 from holdfast.optim import slanted_triangular
 from loops import tune as tune_anything
@@ -328,3 +329,32 @@ def test_a_fraction_of_an_epoch_is_rounded_up_as_in_transformers(tmp_path):
     finetune_loop(small_llama(), Recipe(), rows, **options, log=seen.append, progress=False)
     log = train(small_llama(), Recipe(), rows, Training(**options), tmp_path).history
     assert seen[-1]["update"] == log[-1]["update"] == 3
+
+
+@pytest.mark.parametrize("clip_norm", [-1.0, 0.0, float("nan"), float("inf"), "1"])
+def test_a_bound_of_gradients_is_a_positive_number(clip_norm):
+    with pytest.raises((TypeError, ValueError), match="clip_norm must be a"):
+        LoopSettings(clip_norm=clip_norm)
+
+
+@pytest.mark.parametrize("log_every", [1, 10, 1000])
+def test_a_run_that_diverges_is_an_error(data, log_every, tmp_path):
+    settings = LoopSettings(log_every=log_every, max_updates=40)
+    rows = []
+    options = {"settings": settings, "log": rows.append, "checkpoint": tmp_path / "run.pt"}
+    model = make_model()
+    with torch.no_grad():
+        model[0].bias[0] = float("nan")
+    with pytest.raises(Diverged, match=r"the loss of update \d+ is nan\. Lower the learning rate"):
+        finetune_loop(model, "standard", data, lr=0.01, task="classification", progress=False,
+                      **options)  # fmt: skip
+    assert not rows
+    assert not (tmp_path / "run.pt").exists()
+
+
+def test_weights_that_diverge_in_the_last_update_are_an_error():
+    model = nn.Linear(4, 3)
+    nn.init.zeros_(model.weight)  # the loss is finite, its gradient is huge
+    data = TensorDataset(torch.full((8, 4), 1e38), torch.arange(8) % 2)
+    with pytest.raises(Diverged, match=r"there is NaN or infinity in weight"):
+        tune(model, "sgd", data, lr=1e3, max_updates=1)

@@ -35,6 +35,7 @@ from holdfast.cli._options import (
 from holdfast.cli._progress import Progress
 from holdfast.evaluate.watch import watch_distance
 from holdfast.hosts.job import Training, train
+from holdfast.io.codec import to_json
 from holdfast.io.encoding import TrainingData
 from holdfast.io.files import locked
 from holdfast.io.models import Loader
@@ -111,14 +112,15 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     if task.tokenizer is not None:
         task.tokenizer.save_pretrained(out)
     Place.at(out / FILE).write_text(trained.to_yaml())
-    Place.at(out / "training.json").write_text(json.dumps(history, indent=1))
+    Place.at(out / "training.json").write_text(to_json(history))
     for left in reversed(UNFINISHED):
         (out / left).unlink(missing_ok=True)
     losses = [row["loss"] for row in history if "loss" in row]
     if options.json:
         about = {"recipe": name, "out": str(out), "updates": history[-1]["update"]}
         about |= {"resolved": trained.to_dict()}
-        tell(json.dumps({**about, "loss": {"first": losses[0], "last": losses[-1]}}))
+        about |= {"loss": {"first": losses[0], "last": losses[-1]}}
+        tell(json.dumps(about, allow_nan=False))
     else:
         tell_line(
             f"{name}: loss {losses[0]:.3f} (first updates) → {losses[-1]:.3f} (last), learning "

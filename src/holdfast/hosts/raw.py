@@ -15,6 +15,7 @@ from torch import nn
 
 from holdfast._torch.batch import to_device
 from holdfast._torch.checks import NamedSettings, above_zero, whole_number
+from holdfast._torch.finite import check_loss
 from holdfast._torch.progress import progress_bar
 from holdfast.hosts import _checkpoints as checkpoints
 from holdfast.hosts._updates import (
@@ -230,11 +231,14 @@ def train_loop(
             optimizer.zero_grad()
             bar.update(1)
             seen = watch(update, run.model) if watch else {}
-            if log and (seen or update % settings.log_every == 0 or update == total):
+            is_logged = bool(seen) or update % settings.log_every == 0 or update == total
+            is_saved = checkpoint is not None and due(update)
+            if is_logged or is_saved:  # reading the loss waits for a GPU
+                total_loss = check_loss(float(sum(losses)), update)
+            if log and is_logged:
                 rate = optimizer.param_groups[0]["lr"]
-                values = {"update": update, "loss": float(sum(losses)), "lr": rate}
-                log(values | run.log() | seen)
-            if checkpoint and due(update):
+                log({"update": update, "loss": total_loss, "lr": rate} | run.log() | seen)
+            if checkpoint and is_saved:
                 checkpoints.save(checkpoint, run, update, identity)
 
 
