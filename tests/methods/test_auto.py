@@ -146,8 +146,19 @@ def test_a_head_of_several_layers_is_not_fitted_first():
             lambda: make_hf("TimesformerForVideoClassification", image_size=16, num_frames=2), None,
             "TimesformerForVideoClassification: it is no model of texts, and no image model",
         ),
+        (
+            lambda: make_hf("BertForMaskedLM"), None,
+            "BertForMaskedLM: its task is not known",
+        ),
+        (
+            lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)), "causal_lm",
+            "Sequential: it is no language model of transformers",
+        ),
     ],
-    ids=["vectors", "a loss function", "no head", "sequence to sequence", "audio", "video"],
+    ids=[
+        "vectors", "a loss function", "no head", "sequence to sequence", "audio", "video", "masked",
+        "of one's own",
+    ],
 )  # fmt: skip
 def test_models_without_a_recall(model, task, reason, caplog):
     recipe, lr = of(model(), task=task)

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
@@ -262,6 +263,17 @@ def test_nan_is_not_within_it():
     run = make_run(replay(0.1), model)
     model.lm_head.weight.data.fill_(math.nan)
     assert run.recall.measure(model, torch.arange(4)) == (math.inf, math.inf)
+
+
+def test_a_divergence_measured_as_zero_ends_the_search():
+    """Rounding may make a small divergence 0 or less."""
+    model, base = nn.Linear(2, 2), nn.Linear(2, 2)
+    found = iter([Estimate(1.0, 0.1)])
+    alpha, kl = keep_within(
+        0.5, model, Reference.of(base), lambda _: next(found, Estimate(-0.1, 0.1))
+    )
+    assert 0 < alpha < 1
+    assert kl <= 0
 
 
 def test_schedules_do_not_see_the_factor():

@@ -335,6 +335,15 @@ class TestRefused:
         term = make_run(replay(texts=str(file), budget=0.1), **options).recall
         assert (len(term.pool), len(term.held_out)) == (9, 2)
 
+    def test_all_texts_of_ones_own_are_used(self, tmp_path, caplog):
+        """Nothing is drawn, so that the training need not be longer."""
+        file = tmp_path / "texts.txt"
+        file.write_text("the cat sat on the mat and the dog ran " * 400)
+        options = {"tokenizer": make_tokenizer(), "model": base(torch.float32)}
+        run = make_run(replay(texts=str(file), share=200.0), **options)
+        assert len(run.recall.pool) > 64
+        assert "would take longer" not in caplog.text
+
     def test_a_new_head(self):
         with pytest.raises(ValueError, match=r"lm_head\.weight is new and predicts at random"):
             make_run(replay(), new=("lm_head",))

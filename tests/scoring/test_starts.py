@@ -78,9 +78,10 @@ def test_the_date_of_a_template_is_fixed(date):
         None,
     ],
 )
-def test_other_templates_leave_bos_alone(template):
+def test_other_templates_leave_bos_alone(template, caplog):
     tokenizer = make_tokenizer(chat_template=template)
     assert default_starts(base(), tokenizer) == [Start([START])]
+    assert ("no drawn text starts like a chat" in caplog.text) == (template is not None)
 
 
 @pytest.mark.parametrize(

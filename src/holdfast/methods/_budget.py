@@ -188,7 +188,7 @@ def keep_within(
     low, alpha, high = 0.0, 1.0, 1.0
     for _ in range(_STEPS):
         # The divergence is nearly quadratic in α, so this comes close at once.
-        alpha *= math.sqrt((1 - _CLOSE / 2) * budget / sum(found))
+        alpha *= math.sqrt((1 - _CLOSE / 2) * budget / max(sum(found), 1e-12))
         alpha = alpha if low < alpha < high else (low + high) / 2
         found = at(alpha)
         if (1 - _CLOSE) * budget <= sum(found) <= budget:

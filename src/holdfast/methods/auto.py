@@ -129,12 +129,16 @@ def default_lr(parameters: int, *, adapters: bool = False, kind: Kind = "languag
 def kind_of(model: nn.Module, new: Sequence[str], task: Task | LossFunction | None) -> Kind:
     """The kind of a model. ValueError, with the reason, if there is no recall for it."""
     if task == "causal_lm":
+        if not hasattr(model, "get_output_embeddings"):
+            raise ValueError("it is no language model of transformers")
         return "language"
     if not (task is None or isinstance(task, str)):
         raise ValueError("a loss function as task= hides the outputs")
     if (encoder := text_encoder(model)) is not None:
         if getattr(getattr(encoder, "config", None), "is_encoder_decoder", False):
             raise ValueError("it is an encoder-decoder model")
+        if task is None:
+            raise ValueError("its task is not known, so neither are the samples' targets")
         return "encoder"
     if not _takes_images(model):
         raise ValueError(

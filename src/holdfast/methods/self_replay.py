@@ -191,7 +191,7 @@ class SelfReplay(Recall):
         """The number of texts to train on: those that the run will use; at least a block.
 
         A text takes about as long to draw as one of its length to train on. No more are drawn than
-        training takes.
+        training takes; texts of the user need no drawing.
         """
         data = run.data.dataset if isinstance(run.data, DataLoader) else run.data
         most = MOST_TOKENS // self.length
@@ -201,6 +201,8 @@ class SelfReplay(Recall):
         updates = visits / run.update_size if run.update_size else 0
         used = min(most, math.ceil(max(self.share * visits, updates * self.fewest)))
         affordable = max(BLOCK, visits * _mean_length(data) / self.length)
+        if self.texts is not None:
+            affordable = math.inf
         if affordable < used:
             logger.warning(
                 f"drawing {used} texts would take longer than the training: "

@@ -109,6 +109,7 @@ def _user_turn(tokenizer: Any, end: Sequence[int]) -> tuple[list[int], int]:
     """
     if getattr(tokenizer, "chat_template", None) is None:
         return [], 0
+    found: tuple[list[int], int] = [], 0
     try:
         message = [{"role": "user", "content": _MARK}]
         template = re.sub(
@@ -118,12 +119,17 @@ def _user_turn(tokenizer: Any, end: Sequence[int]) -> tuple[list[int], int]:
         )
         text = tokenizer.apply_chat_template(message, chat_template=template, tokenize=False)
         before, *after = text.split(_MARK)
-        if len(after) != 1:
-            return [], 0
-        before, after = (
-            tokenizer(part, add_special_tokens=False)["input_ids"]
-            for part in (before.rstrip(" "), after[0])
+        if len(after) == 1:
+            before, after = (
+                tokenizer(part, add_special_tokens=False)["input_ids"]
+                for part in (before.rstrip(" "), after[0])
+            )
+            found = list(before), sum(token in end for token in after)
+    except Exception as error:  # a template is a program
+        logger.debug("the chat template failed", exc_info=error)
+    if not found[0]:
+        logger.warning(
+            "no drawn text starts like a chat: the chat template has no place for a user's first "
+            "message alone"
         )
-        return list(before), sum(token in end for token in after)
-    except Exception:  # a template is a program
-        return [], 0
+    return found
