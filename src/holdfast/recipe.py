@@ -249,7 +249,7 @@ def read_recipe(name: str) -> tuple[str, Recipe]:
     >>> read_recipe("recadam+flow")[0]
     'recadam+flow'
     """
-    if not name.endswith((".yaml", ".yml")):
+    if not is_recipe_file(name):
         return name, Recipe.preset(name)
     path = Path(name)
     if not path.is_file():
@@ -258,6 +258,11 @@ def read_recipe(name: str) -> tuple[str, Recipe]:
         return path.stem, Recipe.from_yaml(path.read_text(encoding="utf-8"))
     except (TypeError, ValueError) as error:  # invalid UTF-8 is a ValueError too
         raise ValueError(f"{name}: {error}") from error
+
+
+def is_recipe_file(name: str) -> bool:
+    """Whether a recipe is a YAML file, not a preset."""
+    return name.endswith((".yaml", ".yml"))
 
 
 #: The recipe of ``holdfast finetune``.

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from holdfast._optim.penalties import AttachedPenalties, attach_penalties
 from holdfast._torch.adapters import has_adapters, is_drawn_at_random
 from holdfast._torch.checks import at_least_zero
-from holdfast._torch.fingerprint import fingerprint, same_content, sampled_fingerprint
+from holdfast._torch.fingerprint import data_fingerprint, fingerprint, same_content
 from holdfast._torch.finite import check_weights
 from holdfast._torch.layers import discriminative_groups, within
 from holdfast._torch.layout import gathered
@@ -131,7 +131,7 @@ class Run:
         self.importance: dict[Update | Penalty, Reference | None] = {}
         self.optimizer: Optimizer | None = None
         self.penalties: AttachedPenalties | None = None
-        self.total_updates = 0
+        self.total_updates, self._finished = 0, False
         if data is not None:
             self.prepare_data(data, collate)
 
@@ -230,14 +230,17 @@ class Run:
     def finish(self) -> nn.Module:
         """Stage 4: merge, let the recall keep what it promises, and return the model to keep.
 
-        Weights that are not finite are an error: the training diverged.
+        Weights that are not finite are an error: the training diverged. A second call does nothing.
         """
+        if self._finished:
+            return self.model
         check_weights(self._trained())
         merged = self.recipe.merging.merge(
             self.model, self.anchors, data=self.data, collate=self.collate
         )
         self.recall.on_merged(merged, self.anchors)
         self.model = self.recipe.trainable.finish(merged)
+        self._finished = True
         return self.model
 
     def state_dict(self) -> dict[str, Any]:
@@ -296,7 +299,7 @@ class Run:
         """Fingerprints of the data and the old data, computed on first use."""
         given = {"data": self.data, "old_data": self.old_data}
         return {
-            name: sampled_fingerprint(x.dataset if isinstance(x, DataLoader) else x)
+            name: data_fingerprint(x.dataset if isinstance(x, DataLoader) else x)
             for name, x in given.items()
         }
 

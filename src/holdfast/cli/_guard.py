@@ -1,4 +1,4 @@
-"""Shared by all commands: check where they write, write and print their results."""
+"""Shared by all commands: write and print their results."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import argparse
 import contextlib
 import importlib.util
 import logging
-import os
 import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from holdfast.report.printing import printable, tell, tell_line
@@ -55,36 +53,10 @@ def log_lines() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def claim(
-    folder: Path, inputs: Iterable[str] = (), *, page: bool = False, option: str = "--out"
-) -> None:
-    """Check before the work that its results can be written, and that they overwrite no input.
-
-    Inputs that are neither files nor directories are ignored. ``page`` is whether an HTML page will
-    be drawn, which needs plotly.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{option} must be a directory, but {folder} is a file")
-    above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(f"{option} {folder} cannot be written: no permission in {above}")
-    for given in map(Path, inputs):
-        if given.is_dir() and given.resolve() in (folder.resolve(), *folder.resolve().parents):
-            raise ValueError(f"{option} {folder} must be outside the input {given}")
-    if page and importlib.util.find_spec("plotly") is None:
+def check_page() -> None:
+    """Check before the work that an HTML page can be drawn, which needs plotly."""
+    if importlib.util.find_spec("plotly") is None:
         raise ImportError('the HTML page needs the package plotly: pip install "holdfast[eval]"')
-
-
-@contextlib.contextmanager
-def removed_if_empty(folder: Path) -> Iterator[None]:
-    """Remove a new output directory at the end if the work wrote nothing into it."""
-    existed = folder.exists()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # it does not exist, or is not empty
-            if not existed:
-                folder.rmdir()
 
 
 def show(shown: Shown, options: argparse.Namespace, out: Place | None, *files: str) -> None:

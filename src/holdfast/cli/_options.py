@@ -269,6 +269,18 @@ def config_text(options: argparse.Namespace) -> str:
     return str(yaml.safe_dump(saved, sort_keys=False, allow_unicode=True))
 
 
+def config_input(options: argparse.Namespace) -> list[str]:
+    """The file of --config, as an input that must not be written over.
+
+    A file with exactly these options, such as that of a stopped run, is not written again.
+    """
+    if options.config is None:
+        return []
+    yaml = require("yaml", extra="cli", what="--config")
+    given = yaml.safe_load(Path(options.config).read_text(encoding="utf-8"))
+    return [] if given == yaml.safe_load(config_text(options)) else [options.config]
+
+
 def add(group: argparse._ActionsContainer, *names: str, **changes: Any) -> None:
     """Add options of ``SHARED``, with changes, to a parser or a group of one."""
     for name in names:

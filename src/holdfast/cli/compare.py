@@ -18,15 +18,24 @@ from typing import Any
 import torch
 
 from holdfast.cli import _options
-from holdfast.cli._guard import claim, show
-from holdfast.cli._options import Parser, add, add_settings, config_text, settings_from
+from holdfast.cli._guard import check_page, show
+from holdfast.cli._options import (
+    Parser,
+    add,
+    add_settings,
+    config_input,
+    config_text,
+    settings_from,
+)
 from holdfast.cli._progress import Progress
 from holdfast.comparison import default
-from holdfast.comparison.inputs import check_inputs
+from holdfast.comparison.inputs import check_inputs, paths_of
 from holdfast.comparison.plan import Measuring, Plan, RunSpec
 from holdfast.comparison.rates import with_rates
-from holdfast.comparison.scheduler import compare, finished_runs
+from holdfast.comparison.results import Results
+from holdfast.comparison.scheduler import compare_in, finished_runs
 from holdfast.hosts.job import Training
+from holdfast.io.outputs import claim, named
 from holdfast.io.storage import Place
 
 
@@ -67,9 +76,20 @@ def demo_settings() -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> None:
-    plan, out = settings_from(Plan, options), Place.at(options.out)
-    claim(out.folder, inputs_of(plan), page=True)
+    plan, out = settings_from(Plan, options), Place.at(named(options.out))
+    check_page()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # Progress shows all of it
+    with claim(out, "compare", [*paths_of(plan), *config_input(options)]):
+        results = run_all(plan, out, options)
+        if not results.runs:
+            raise failure(results, out)
+        show(results, options, out, "report.md", "report.html")
+        if results.failed:
+            raise failure(results, out)
+
+
+def run_all(plan: Plan, out: Place, options: argparse.Namespace) -> Results:
+    """Do the runs of a plan, with their progress on the terminal."""
     plan = with_rates(plan)
     done, total = len(finished_runs(plan, out)), len(plan.runs)
     if done < total:
@@ -83,21 +103,17 @@ def run(options: argparse.Namespace) -> None:
             last = (error or "").strip().rpartition("\n")[2]
             progress.finished(_name(spec), f"failed: {last[:200]}" if error else "done")
 
-        results = compare(
-            plan, out.name, jobs=jobs_of(options), engine=options.engine, gpus=options.gpus,
+        return compare_in(
+            out, plan, jobs=jobs_of(options), engine=options.engine, gpus=options.gpus,
             address=options.address, config=config_text(options), on_finished=finished,
             on_progress=under_way,
         )  # fmt: skip
-    if not results.runs:
-        reason = next(iter(results.failed.values()), "")
-        raise ValueError(f"all runs failed; the first: {reason} ({(out / 'failed').name})")
-    show(results, options, out, "report.md", "report.html")
 
 
-def inputs_of(plan: Plan) -> list[str]:
-    tests = plan.measuring
-    rows = [plan.data, plan.target, *filter(None, [plan.old_data])]
-    return [plan.model, *rows, *tests.text, *tests.data, *tests.similarity]
+def failure(results: Results, out: Place) -> ValueError:
+    first, total = next(iter(results.failed.values()), ""), len(results.runs) + len(results.failed)
+    runs = f"{len(results.failed)} of {total} runs failed" if results.runs else "all runs failed"
+    return ValueError(f"{runs}; the first: {first} ({(out / 'failed').name})")
 
 
 def jobs_of(options: argparse.Namespace) -> int:

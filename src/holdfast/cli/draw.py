@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from holdfast.cli._guard import claim
 from holdfast.cli._options import WHOLE, Parser, add
 from holdfast.io.models import Loader
+from holdfast.io.outputs import claim
 from holdfast.io.storage import Place
 from holdfast.report.printing import tell, tell_line
 from holdfast.report.words import plain
@@ -38,8 +38,11 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    if options.out:
-        claim(Path(options.out), [options.model])
+    with claim(options.out, "draw", [options.model], files=["texts.jsonl"]):
+        draw(options)
+
+
+def draw(options: argparse.Namespace) -> None:
     trust = options.trust_remote_code
     loader = Loader(dtype=torch.float32, trust_remote_code=trust)  # as finetune does
     with loader.open(options.model) as loaded:
@@ -56,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
         for number, text in enumerate(texts, 1):
             tell(f"{number:>3}  {plain(str(text))}")
     tell_line(describe_starts(starts, tokenizer), file=sys.stderr)
-    if options.out:
+    if options.out is not None:
         lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
         Place.at(Path(options.out) / "texts.jsonl").write_text("".join(lines))
         tell_line(f"Written: {options.out}", file=sys.stderr)

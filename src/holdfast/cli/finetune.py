@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._torch.adapters import has_adapters, without_peft
-from holdfast.cli._guard import claim, removed_if_empty, say
+from holdfast.cli._guard import say
 from holdfast.cli._options import (
     DATA,
     NOT_SAVED,
     Parser,
     add,
     add_settings,
+    config_input,
     config_text,
     settings_from,
 )
@@ -37,10 +38,11 @@ from holdfast.evaluate.watch import watch_distance
 from holdfast.hosts.job import Training, train
 from holdfast.io.codec import to_json
 from holdfast.io.encoding import TrainingData
-from holdfast.io.files import locked
+from holdfast.io.files import write_text
 from holdfast.io.models import Loader
+from holdfast.io.outputs import claim, finished, named, write_changed, written_aside
 from holdfast.io.storage import Place
-from holdfast.recipe import DEFAULT_RECIPE, FILE, read_recipe
+from holdfast.recipe import DEFAULT_RECIPE, FILE, is_recipe_file, read_recipe
 from holdfast.report.printing import tell, tell_line
 
 #: Files that only an unfinished run has; the first one is its checkpoint.
@@ -60,19 +62,19 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    out = Path(options.out)
-    claim(out, [options.model, options.data, *filter(None, [options.old_data])])
-    with removed_if_empty(out), locked(out):
-        try:
-            train_into(out, options)
-        finally:
-            with contextlib.suppress(OSError):  # Windows keeps a locked file
-                (out / ".lock").unlink(missing_ok=True)
+    out = Path(named(options.out))
+    with claim(out, "finetune", inputs_of(options)) as stopped:
+        check_unfinished(out, options, stopped)
+        train_into(out, options)
+
+
+def inputs_of(options: argparse.Namespace) -> list[str]:
+    files = [*filter(is_recipe_file, [options.recipe]), *config_input(options)]
+    return [options.model, options.data, *filter(None, [options.old_data]), *files]
 
 
 def train_into(out: Path, options: argparse.Namespace) -> None:
     """Train in a folder that no other process uses."""
-    check_unfinished(out, options)
     training, config = settings_from(Training, options), config_text(options)
     name, recipe = read_recipe(options.recipe)
     loader = Loader(max_length=training.max_length, trust_remote_code=options.trust_remote_code)
@@ -83,11 +85,10 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     recipe.check_head(new)
     samples = task.samples(model)
     old = None if options.old_data is None else task.samples(model, other=options.old_data)
-    out.mkdir(parents=True, exist_ok=True)
-    if (out / "config.yaml").exists() and not (out / UNFINISHED[0]).exists():
+    if not (out / UNFINISHED[0]).exists():
         for left in UNFINISHED:  # of a run that was stopped before its first checkpoint
             (out / left).unlink(missing_ok=True)
-    Place.at(out / "config.yaml").write_text(config)
+    write_changed(Place.at(out / "config.yaml"), config)
     head = f", new head ({task.head}): {', '.join(new)}" if task.head else ""
     # The run logs what the recipe is resolved to.
     tell_line(f"{name}: {len(samples)} samples{head}", file=sys.stderr)
@@ -103,18 +104,20 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
             progress=lambda doing, done, total: bars().update(name, done, total, doing),
         )  # fmt: skip
     tuned: Any = model
-    tuned.save_pretrained(out)
-    if task.head is not None and has_adapters(tuned):
-        # An adapter's files do not describe the new head of its base.
-        base = without_peft(tuned)
-        base.config.architectures = [type(base).__name__]
-        base.config.save_pretrained(out)
-    if task.tokenizer is not None:
-        task.tokenizer.save_pretrained(out)
-    Place.at(out / FILE).write_text(trained.to_yaml())
-    Place.at(out / "training.json").write_text(to_json(history))
-    for left in reversed(UNFINISHED):
+    with written_aside(out) as aside:
+        tuned.save_pretrained(aside)
+        if task.head is not None and has_adapters(tuned):
+            # An adapter's files do not describe the new head of its base.
+            base = without_peft(tuned)
+            base.config.architectures = [type(base).__name__]
+            base.config.save_pretrained(aside)
+        if task.tokenizer is not None:
+            task.tokenizer.save_pretrained(aside)
+        write_text(aside / FILE, trained.to_yaml())
+        write_text(aside / "training.json", to_json(history))
+    for left in UNFINISHED:  # without its checkpoint, a run starts again
         (out / left).unlink(missing_ok=True)
+    finished(out)
     losses = [row["loss"] for row in history if "loss" in row]
     if options.json:
         about = {"recipe": name, "out": str(out), "updates": history[-1]["update"]}
@@ -129,20 +132,20 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
         )
 
 
-def check_unfinished(out: Path, options: argparse.Namespace) -> None:
-    """Refuse a folder with a model, or with an unfinished run of other settings."""
+def check_unfinished(out: Path, options: argparse.Namespace, stopped: bool) -> None:
+    """Refuse a folder with a model, or with an unfinished run of other settings.
+
+    ``stopped`` is whether a run was stopped in it, perhaps in its last moments.
+    """
     import yaml
 
     try:
         before = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         before = None
-    ours = isinstance(before, dict) and {"recipe", "data", "lr"} <= before.keys()
-    if not ours or (out / "training.json").exists():  # which is written last
-        if (out / "config.json").exists() or (out / "adapter_config.json").exists():
-            raise ValueError(f"{out} already contains a model: give another --out")
-        return
-    if not (out / UNFINISHED[0]).exists():
+    if (out / "training.json").exists() and not stopped:
+        raise ValueError(f"{out} already contains a model: give another --out")
+    if not isinstance(before, dict) or not (out / UNFINISHED[0]).exists():
         return  # nothing to continue from
     now = vars(options)
     for name in sorted((before.keys() | now.keys()) - {"out", *NOT_SAVED}):

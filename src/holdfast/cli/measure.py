@@ -21,13 +21,16 @@ from typing import Any
 
 import torch
 
-from holdfast.cli._guard import claim, show
+from holdfast.cli._guard import check_page, show
 from holdfast.cli._options import Parser, add, add_settings, one_of
 from holdfast.comparison.plan import Measuring
 from holdfast.evaluate.kl import ContextFreeKL
 from holdfast.evaluate.measure import measure
 from holdfast.io.models import Loader
+from holdfast.io.outputs import claim, named
 from holdfast.io.storage import Place
+
+FILES = ("report.json", "report.md", "report.html")
 
 
 def add_options(parser: Parser) -> None:
@@ -79,8 +82,14 @@ def measure_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> None:
-    out = None if options.out is None else Place.at(Path(options.out))
+    out = None if options.out is None else Place.at(Path(named(options.out)))
     if out is not None:
-        claim(out.folder, page=True)
-    report = measure(options.base, options.tuned, **measure_arguments(options))
-    show(report, options, out, "report.json", "report.md", "report.html")
+        check_page()
+    with claim(out, "measure", inputs_of(options), files=FILES):
+        report = measure(options.base, options.tuned, **measure_arguments(options))
+        show(report, options, out, *FILES)
+
+
+def inputs_of(options: argparse.Namespace) -> list[str]:
+    tests = [*options.text, *options.retained, *options.target, *options.similarity]
+    return [options.base, options.tuned, *tests, *filter(None, [options.include_path])]

@@ -16,12 +16,13 @@ import json
 import sys
 from pathlib import Path
 
-from holdfast.cli._guard import claim, removed_if_empty, show
+from holdfast.cli._guard import check_page, show
 from holdfast.cli._options import NUMBER, Parser, UsageError, add
-from holdfast.cli.measure import add_models, add_tests, measure_arguments
+from holdfast.cli.measure import add_models, add_tests, inputs_of, measure_arguments
 from holdfast.evaluate.drift import drift
 from holdfast.evaluate.sweep import sweep
 from holdfast.io.merge import merge_on_disk
+from holdfast.io.outputs import claim, named
 from holdfast.io.storage import Place
 from holdfast.report.printing import tell, tell_line
 
@@ -61,7 +62,12 @@ def merge(options: argparse.Namespace) -> None:
     shared = {"allow_pickle": options.allow_pickle, "progress": sys.stderr.isatty()}
     alpha = 0.5 if options.alpha is None else options.alpha
     out = merge_on_disk(
-        options.base, options.tuned, options.out, alpha, overwrite=options.overwrite, **shared
+        options.base,
+        options.tuned,
+        named(options.out),
+        alpha,
+        overwrite=options.overwrite,
+        **shared,
     )
     moved = drift(options.base, out, **shared)
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
@@ -82,10 +88,10 @@ def measure_merged(options: argparse.Namespace) -> None:
     if not all(0 <= alpha <= 1 for alpha in options.sweep):
         given = " ".join(f"{alpha:g}" for alpha in options.sweep)
         raise UsageError(f"--sweep must be numbers from 0 to 1, got {given}")
-    out = Path(options.out)
-    claim(out, page=True)
+    check_page()
+    out = Path(named(options.out))
     places = {"out": out, "keep": options.keep, "overwrite": options.overwrite}
-    with removed_if_empty(out):
+    with claim(out, "merge --sweep", inputs_of(options)):
         arguments = {**places, **measure_arguments(options)}
         found = sweep(options.base, options.tuned, options.sweep, **arguments)
-    show(found, options, Place.at(out), "sweep.json", "sweep.md", "sweep.html")
+        show(found, options, Place.at(out), "sweep.json", "sweep.md", "sweep.html")

@@ -16,16 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli import compare
-from holdfast.cli._guard import claim, say, show
+from holdfast.cli._guard import check_page, say, show
 from holdfast.cli._options import Parser, UsageError, add, settings_from
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.results import Results, finished_in, together
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.sweep import Sweep
 from holdfast.io.files import read_json
+from holdfast.io.outputs import claim, claim_file, maker_of, named
 from holdfast.io.storage import Place
 from holdfast.report.shown import Shown
 
+#: Commands whose results are shown.
+WRITERS = ("compare", "tune", "measure", "merge --sweep")
 FILES = ("results.json", "report.json", "sweep.json")
 
 
@@ -46,14 +49,25 @@ def run(options: argparse.Namespace) -> None:
         raise UsageError("several comparisons become a new one: give its directory with --out DIR")
     found = {source: read(Path(source)) for source in options.sources}
     first, folder = next(iter(found.values()))
-    out = folder if options.out is None else Path(options.out)
-    claim(out, page=True)
+    check_page()
     shown: Any = first
     if several:
         shown = together({source: saved for source, (saved, _) in found.items()})
     name = "sweep" if hasattr(shown, "points") else "report"
-    data = ["results.json"] if several else []
-    show(shown, options, Place.at(out), *data, f"{name}.md", f"{name}.html")
+    files = [*["results.json"] * several, f"{name}.md", f"{name}.html"]
+    if options.out is None:  # beside the results, whose directory need not be ours
+        for file in files:
+            claim_file(
+                folder / file, options.sources, ours=lambda file: bool(maker_of_parent(file))
+            )
+        show(shown, options, Place.at(folder), *files)
+        return
+    with claim(named(options.out), "report", options.sources, files=files, also=WRITERS):
+        show(shown, options, Place.at(Path(options.out)), *files)
+
+
+def maker_of_parent(file: Path) -> str | None:
+    return maker_of(Place.at(file.parent))
 
 
 def read(source: Path) -> tuple[Shown, Path]:

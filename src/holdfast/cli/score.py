@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from holdfast import registry
-from holdfast.cli._guard import claim
 from holdfast.cli._options import Parser, UsageError, add, add_settings, settings_from
 from holdfast.hosts.job import Training
 from holdfast.io.encoding import TrainingData, training_samples
 from holdfast.io.models import Loader
+from holdfast.io.outputs import claim, claim_file
 from holdfast.io.rows import Rows
 from holdfast.io.storage import Place
 from holdfast.recipe import preset_that
@@ -33,6 +33,8 @@ from holdfast.report.printing import tell, tell_line
 from holdfast.report.scored import Sample, Scored
 from holdfast.report.text import to_terminal
 from holdfast.scoring.scorer import score
+
+FILES = ("scores.safetensors", "scores.json", "weights.jsonl")
 
 
 def add_options(parser: Parser) -> None:
@@ -56,7 +58,12 @@ def weighting() -> type[Any]:
 
 def run(options: argparse.Namespace) -> None:
     method, training = settings_from(weighting(), options), settings_from(Training, options)
-    check_places(options)
+    check_weighted(options)
+    with claim(options.out, "score", inputs_of(options), files=FILES):
+        score_rows(method, training, options)
+
+
+def score_rows(method: Any, training: Training, options: argparse.Namespace) -> None:
     trust, length = options.trust_remote_code, training.max_length
     loader = Loader(  # as finetune does
         max_length=length, dtype=torch.float32, trust_remote_code=trust
@@ -71,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
     model, _ = task.load()
     rows = task.rows
     owners, samples = training_samples(loader.ready(model, task.tokenizer), rows, task.data)
-    if options.weighted:
+    if options.weighted is not None:
         check_rows(rows, owners, options)
     tokens = options.level == "token"
     shown, size = sys.stderr.isatty(), training.batch_size
@@ -85,10 +92,10 @@ def run(options: argparse.Namespace) -> None:
     ]
     tau, texts = method.temperature(scores), texts_of(task, samples)
     scored = Scored(options.model, options.data, len(rows), tau, found, texts)
-    if options.out:
+    if options.out is not None:
         scores.save(options.out)
         write_lines(Path(options.out) / "weights.jsonl", map(asdict, found))
-    if options.weighted:
+    if options.weighted is not None:
         by_row = dict(zip(owners, weights, strict=True))
         weighted = ({**row, "weight": by_row.get(i, 0.0)} for i, row in enumerate(rows))
         write_lines(Path(options.weighted), weighted)
@@ -100,22 +107,29 @@ def run(options: argparse.Namespace) -> None:
         tell_line(f"Written: {place}", file=sys.stderr)
 
 
-def check_places(options: argparse.Namespace) -> None:
-    """Check before the work that the results can be written, and that they overwrite no input."""
-    if options.out:
-        claim(Path(options.out), [options.model, options.data])
-    if not options.weighted:
+def inputs_of(options: argparse.Namespace) -> list[str]:
+    return [options.model, options.data, *filter(None, [options.config])]
+
+
+def check_weighted(options: argparse.Namespace) -> None:
+    """Check before the work that the weighted rows can be written, and that they are no input."""
+    if options.weighted is None:
         return
-    file = Path(options.weighted)
     if options.level == "token":
         raise UsageError("--weighted writes one weight per row: use --level sequence, or --out")
-    if file.suffix != ".jsonl":
-        raise UsageError(f"--weighted must end in .jsonl, got {file}")
-    if file.is_dir():
-        raise UsageError(f"--weighted must be a file, but {file} is a directory")
-    if file.exists() and Path(options.data).exists() and file.samefile(options.data):
-        raise UsageError(f"--weighted would overwrite the data, {file}: give another name")
-    claim(file.absolute().parent, option="--weighted")
+    if options.weighted and not options.weighted.endswith(".jsonl"):
+        raise UsageError(f"--weighted must end in .jsonl, got {options.weighted}")
+    claim_file(options.weighted, inputs_of(options), ours=is_weighted, option="--weighted")
+
+
+def is_weighted(file: Path) -> bool:
+    """Whether the rows of a file have a weight."""
+    with open(file, "rb") as rows:
+        first = rows.readline(1 << 20)
+    try:
+        return not first or "weight" in json.loads(first)
+    except (ValueError, TypeError, RecursionError):
+        return False
 
 
 def check_rows(rows: Rows, owners: Sequence[int], options: argparse.Namespace) -> None:

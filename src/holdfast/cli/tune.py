@@ -15,18 +15,25 @@ search; machines that share --storage work on one search.
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli._guard import claim
-from holdfast.cli._options import Parser, add, add_settings, config_text, settings_from
+from holdfast.cli._guard import check_page
+from holdfast.cli._options import (
+    Parser,
+    add,
+    add_settings,
+    config_input,
+    config_text,
+    settings_from,
+)
 from holdfast.cli._progress import Progress
-from holdfast.cli.compare import add_plan_options, demo_settings, inputs_of, jobs_of
-from holdfast.comparison.inputs import check_inputs
+from holdfast.cli.compare import add_plan_options, demo_settings, jobs_of
+from holdfast.comparison.inputs import check_inputs, paths_of
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.search import Tuning
-from holdfast.comparison.tuning import tune
+from holdfast.comparison.tuning import Tuned, tune_in
+from holdfast.io.outputs import claim, named
 from holdfast.io.storage import Place
 from holdfast.report.printing import tell, tell_line
 
@@ -52,10 +59,15 @@ def add_options(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     tuning = settings_from(Tuning, options)
     plan = settings_from(Plan, options, recipes=(tuning.recipe,), seeds=(tuning.seed,))
-    out = Place.at(Path(options.out))
-    claim(out.folder, inputs_of(plan), page=True)
-    check_inputs(plan)
-    (out / "config.yaml").write_text(config_text(options))
+    out = Place.at(Path(named(options.out)))
+    check_page()
+    with claim(out, "tune", [*paths_of(plan), *config_input(options)]):
+        check_inputs(plan)
+        show(search_all(plan, tuning, out, options), plan, out, options)
+
+
+def search_all(plan: Plan, tuning: Tuning, out: Place, options: argparse.Namespace) -> Tuned:
+    """Search, with the progress on the terminal."""
     names: dict[int, str] = {}
     ended: set[int] = set()
     with Progress(tuning.trials, "trials") as progress:
@@ -71,8 +83,15 @@ def run(options: argparse.Namespace) -> None:
             if number in names and number not in ended:
                 progress.update(names[number], done, total, doing)
 
-        study = partial(tune, storage=options.storage, name=options.name, jobs=jobs_of(options))
-        found = study(plan, tuning, out.folder, on_trials=on_trials, on_progress=under_way)
+        return tune_in(
+            out.folder, plan, tuning, storage=options.storage, name=options.name,
+            jobs=jobs_of(options), config=config_text(options), on_trials=on_trials,
+            on_progress=under_way,
+        )  # fmt: skip
+
+
+def show(found: Tuned, plan: Plan, out: Place, options: argparse.Namespace) -> None:
+    """Write the results of a search, and print them."""
     results = found.results(plan)
     for file, text in {
         "recipe.yaml": found.to_yaml(),

@@ -14,6 +14,7 @@ from holdfast.io.encoding import TrainingData
 from holdfast.io.heads import target_of
 from holdfast.io.models import Loader
 from holdfast.io.rows import is_text, labels_of, open_rows, read_text, read_texts
+from holdfast.recipe import is_recipe_file
 
 
 def measure_options(plan: Plan) -> dict[str, Any]:
@@ -32,6 +33,14 @@ def measure_options(plan: Plan) -> dict[str, Any]:
         "text": text, **rows, "tasks": asked.tasks, "include_path": asked.include_path,
         "limit": asked.limit, "context_free": asked.context_free,
     }  # fmt: skip
+
+
+def paths_of(plan: Plan) -> list[str]:
+    """All files and directories that a plan reads; names of the hub are among them."""
+    tests = plan.measuring
+    rows = [plan.data, plan.target, *filter(None, [plan.old_data, tests.include_path])]
+    recipes = filter(is_recipe_file, plan.recipes)
+    return [plan.model, *rows, *tests.text, *tests.data, *tests.similarity, *recipes]
 
 
 def check_inputs(plan: Plan) -> None:

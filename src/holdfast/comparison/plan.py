@@ -11,7 +11,9 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from holdfast._torch.version import __version__
 from holdfast.hosts.job import Training
 from holdfast.io import codec as _codec
 from holdfast.io.heads import check_head
+from holdfast.io.outputs import local_path
 from holdfast.recipe import Recipe, read_recipe
 from holdfast.registry import find, methods
 
@@ -116,6 +119,8 @@ class Plan:
             add one, ``"none"`` never does.
         rates: learning rates of recipes by name, where neither ``training`` nor the recipe has one.
             :func:`holdfast.compare` fills in what is missing, by the model.
+        resolved: by name, the recipes that depend on the model, as they are resolved for it;
+            :func:`holdfast.compare` fills them in.
         trust_remote_code: run Python code that comes with the model.
     """
 
@@ -132,6 +137,7 @@ class Plan:
     head: str = "auto"
     old_data: str | None = None
     rates: dict[str, float] = field(default_factory=dict)
+    resolved: dict[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
@@ -190,45 +196,47 @@ class Plan:
         trained = {k: v for k, v in _codec.encode(training).items() if k != "save_seconds"}
         known = [
             self.model, self.data, self.old_data, self.target, self.new, self.head, settings, seed,
-            trained, _codec.encode(self.measuring), self._contents, __version__,
+            trained, _codec.encode(self.measuring), self.contents,
+            self.resolved.get(label), __version__,
         ]  # fmt: skip
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
         return RunSpec(label, settings, seed, applied, training, f"{label}-{seed}-{digest}")
 
     @functools.cached_property
-    def _contents(self) -> list[str | None]:
-        """Digests of all local inputs: a run on changed data is another run."""
-        tests = (*self.measuring.text, *self.measuring.data, *self.measuring.similarity)
+    def contents(self) -> list[str | None]:
+        """Digests of all local inputs: a run of changed weights or on changed data is another."""
+        asked = self.measuring
+        tests = (*asked.text, *asked.data, *asked.similarity, asked.include_path)
         given = (self.model, self.data, self.old_data, self.target, *tests)
         return [contents_of(source) for source in given if source is not None]
 
 
 def contents_of(source: str) -> str | None:
-    """A digest of a file, or of the names and sizes in a folder; None if it is not local.
-
-    Of a folder, small JSON files (configurations) are hashed; weights and images are not.
-    """
-    path = Path(source)
-    if not path.exists() and ":" in source:  # a split of a saved dataset
-        path = Path(source.rpartition(":")[0])
-    if path.is_file():
-        return _digest(str(path), path.stat().st_size, path.stat().st_mtime_ns)
-    if not path.is_dir():
+    """A digest of the content of a file, or of all files in a folder; None if it is not local."""
+    path = local_path(source)
+    if path is None:
         return None
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     found = hashlib.sha256()
-    for file in sorted(p for p in path.rglob("*") if p.is_file()):
-        size = file.stat().st_size
-        found.update(f"{file.relative_to(path).as_posix()}:{size}\n".encode())
-        if file.suffix == ".json" and size < 1 << 20:
-            found.update(file.read_bytes())
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        for file, digest in zip(files, threads.map(_digest_of, files), strict=True):
+            name = file.relative_to(path).as_posix() if path.is_dir() else ""
+            found.update(f"{name}:{digest}\n".encode())
     return found.hexdigest()[:12]
 
 
-@functools.lru_cache(maxsize=256)
-def _digest(path: str, size: int, changed: int) -> str:
-    if size > 1 << 28:  # it would take too long
-        return f"{size} bytes"
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+def _digest_of(file: Path) -> str:
+    about = file.stat()
+    return _digest(str(file.resolve()), about.st_size, about.st_mtime_ns, about.st_ino)
+
+
+@functools.lru_cache(maxsize=4096)  # many plans of one process have the same model
+def _digest(path: str, *about: int) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            found.update(block)
+    return found.hexdigest()
 
 
 def _with_option(

@@ -1,7 +1,8 @@
-"""Learning rates where neither the plan nor the recipe has one: those of the default recipe.
+"""What a plan leaves to the model: learning rates, and recipes that depend on the model.
 
 A comparison must not give one recipe the learning rate that fits the model, and the others a lower
-one. So all recipes get the rate that the default recipe would have with the same trainable set.
+one. So where neither the plan nor the recipe has one, all recipes get the rate that the default
+recipe would have with the same trainable set.
 """
 
 from dataclasses import replace
@@ -10,20 +11,31 @@ import torch
 
 from holdfast.comparison.inputs import check_inputs
 from holdfast.comparison.plan import Plan
-from holdfast.hosts.job import default_lr
+from holdfast.hosts.job import default_lr, resolved_quietly
+from holdfast.io import codec as _codec
 from holdfast.io.encoding import TrainingData
 from holdfast.io.models import Loader
 from holdfast.recipe import Recipe
+from holdfast.stages import Recall
 
 
 def with_rates(plan: Plan) -> Plan:
-    """The plan with a learning rate for every recipe; reads the model if one has none."""
+    """The plan with a learning rate for every recipe, and with all recipes resolved.
+
+    Reads the model if it is needed for this.
+    """
+    recipes = {spec.recipe: Recipe.from_dict(spec.settings) for spec in plan.runs}
     lacking = {
-        spec.recipe: Recipe.from_dict(spec.settings)
+        spec.recipe: recipes[spec.recipe]
         for spec in plan.runs
         if spec.training.lr is None and spec.settings["update"]["lr"] is None
     }
-    if not lacking:
+    open_ones = {
+        name: recipe
+        for name, recipe in recipes.items()
+        if type(recipe.recall).resolve is not Recall.resolve and name not in plan.resolved
+    }
+    if not lacking and not open_ones:
         return plan
     check_inputs(plan)
     # Only the names and sizes of the weights are used; the worker processes need the GPU.
@@ -31,4 +43,8 @@ def with_rates(plan: Plan) -> Plan:
     data = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
     model, new = data.load()
     rates = {name: default_lr(recipe, model, new) for name, recipe in lacking.items()}
-    return replace(plan, rates={**plan.rates, **rates})
+    found = {
+        name: _codec.encode(resolved_quietly(recipe, model, new)[0].to_dict())
+        for name, recipe in open_ones.items()
+    }
+    return replace(plan, rates={**plan.rates, **rates}, resolved={**plan.resolved, **found})

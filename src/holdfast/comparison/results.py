@@ -7,7 +7,9 @@ results.save("report.html")  # or .md, or .json
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -25,6 +27,8 @@ from holdfast.report import comparison as _shown
 from holdfast.report.document import Document
 from holdfast.report.recommend import Recommendation, recommend
 from holdfast.report.shown import Shown
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -118,11 +122,18 @@ class RunResult:
     schema_version: int = 1
 
     def to_json(self) -> str:
-        return _codec.to_json(self)
+        """The JSON text, with a digest of everything else in it."""
+        value = json.loads(_codec.to_json(self))
+        return json.dumps({**value, "digest": _digest(value)}, indent=2, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> RunResult:
-        return _codec.decode(cls, json.loads(text), "the result")
+        """Read the text that :meth:`to_json` wrote. Earlier versions wrote no digest."""
+        value = json.loads(text)
+        given = value.pop("digest", None) if isinstance(value, dict) else None
+        if given not in (None, _digest(value)):
+            raise ValueError("the result was changed after it was written")
+        return _codec.decode(cls, value, "the result")
 
     @property
     def label(self) -> str:
@@ -194,12 +205,29 @@ def measured(score: Score) -> Measured:
     )
 
 
-def read_result(file: Place) -> RunResult | None:
-    """Read the result of a finished run; None if there is no valid one."""
+def read_result(file: Place, spec: RunSpec) -> RunResult | None:
+    """Read the result of a finished run; None if there is none, or if it is another run's."""
     try:
-        return RunResult.from_json(file.read_text())
-    except (FileNotFoundError, ValueError):
+        text = file.read_text()
+        found = RunResult.from_json(text)
+        if '"digest"' not in text or not _is_of(spec, found):
+            raise ValueError("it is the result of another run")
+    except FileNotFoundError:
         return None
+    except (ValueError, RecursionError) as error:
+        logger.warning(f"the run is repeated, because {file.name} cannot be used: {error}")
+        return None
+    return found
+
+
+def _is_of(spec: RunSpec, found: RunResult) -> bool:
+    asked = spec.id, spec.recipe, spec.seed, _codec.encode(spec.settings)
+    same = (found.id, found.recipe, found.seed, found.settings) == asked
+    return same and found.values == _codec.encode(spec.values)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -15,11 +15,12 @@ import torch
 from holdfast._torch.checks import whole_number
 from holdfast._torch.imports import require
 from holdfast.comparison import processes
+from holdfast.comparison.inputs import paths_of
 from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.rates import with_rates
 from holdfast.comparison.results import Results, RunResult, collect, read_result
 from holdfast.comparison.worker import Worker
-from holdfast.io.files import locked
+from holdfast.io.outputs import claim, named, write_changed
 from holdfast.io.storage import Place
 
 #: A run that has ended, with its result or with a traceback.
@@ -65,39 +66,59 @@ def compare(
         on_progress: called with a run, the name of its activity, the amount done and the total
             amount (local engine only).
     """
+    with claim(place := Place.at(named(out)), "compare", paths_of(plan)):
+        return compare_in(
+            place, plan, jobs=jobs, engine=engine, gpus=gpus, address=address, config=config,
+            on_finished=on_finished, on_progress=on_progress,
+        )  # fmt: skip
+
+
+def compare_in(
+    place: Place,
+    plan: Plan,
+    *,
+    jobs: int,
+    engine: str,
+    gpus: float,
+    address: str | None,
+    config: str | None,
+    on_finished: Callable[[RunSpec, RunResult | None, str | None], None] | None,
+    on_progress: Callable[[RunSpec, str, int, int], None] | None,
+) -> Results:
+    """:func:`compare` in a place that is claimed."""
     processes.refuse_in_import("compare")
     whole_number("jobs", jobs, 1)
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be local or ray, got {engine!r}")
-    place, plan = Place.at(out), with_rates(plan)
-    with locked(place.folder, place.name):
-        if config is not None:
-            (place / "config.yaml").write_text(config)
-        results = finished_runs(plan, place)
-        left = [spec for spec in plan.runs if spec.id not in results]
-        failed: dict[str, str] = {}
-        if engine == "ray" and left:
-            ended = _run_on_ray(plan, left, place, gpus, address)
-        else:
-            ended = _run_locally(plan, left, place, jobs, on_progress)
-        with contextlib.closing(ended):
-            for spec, result, error in ended:
-                note = place / "failed" / f"{spec.id}.txt"
-                if result is not None:
-                    results[spec.id] = result
-                    note.remove()
-                else:
-                    failed[spec.id] = error or ""
-                    note.write_text(failed[spec.id])
-                if on_finished:
-                    on_finished(spec, result, error)
-        everything = collect(results, failed, plan)
-        (place / "results.json").write_text(everything.to_json())
+    plan = with_rates(plan)
+    if config is not None:
+        write_changed(place / "config.yaml", config)
+    results = finished_runs(plan, place)
+    left = [spec for spec in plan.runs if spec.id not in results]
+    failed: dict[str, str] = {}
+    if engine == "ray" and left:
+        ended = _run_on_ray(plan, left, place, gpus, address)
+    else:
+        ended = _run_locally(plan, left, place, jobs, on_progress)
+    with contextlib.closing(ended):
+        for spec, result, error in ended:
+            note = place / "failed" / f"{spec.id}.txt"
+            if result is not None:
+                results[spec.id] = result
+                note.remove()
+            else:
+                failed[spec.id] = error or ""
+                note.write_text(failed[spec.id])
+            if on_finished:
+                on_finished(spec, result, error)
+    everything = collect(results, failed, plan)
+    (place / "results.json").write_text(everything.to_json())
     return everything
 
 
 def finished_runs(plan: Plan, place: Place) -> dict[str, RunResult]:
-    read = {spec.id: read_result(place / "runs" / spec.id / "result.json") for spec in plan.runs}
+    files = {spec.id: place / "runs" / spec.id / "result.json" for spec in plan.runs}
+    read = {spec.id: read_result(files[spec.id], spec) for spec in plan.runs}
     return {name: result for name, result in read.items() if result is not None}
 
 

@@ -34,7 +34,7 @@ from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance
 from holdfast.hosts.job import default_lr
 from holdfast.hosts.watching import Observer
 from holdfast.io import codec as _codec
-from holdfast.io.files import write_whole
+from holdfast.io.files import first_line, remove_cut_line, write_text
 from holdfast.io.models import Loader
 from holdfast.recipe import Recipe, read_recipe
 from holdfast.run import Run, resolved
@@ -349,23 +349,42 @@ def goals_in(result: RunResult) -> tuple[float, float]:
 def open_study(storage: str, name: str) -> Any:
     """Open or create a study at the path of a journal file, or at the URL of a database."""
     optuna = require("optuna", extra="cli", what="the search")
-    from optuna.storages.journal import JournalFileBackend, JournalStorage
-
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    kept: Any = storage
-    if "://" not in storage:
-        Path(storage).parent.mkdir(parents=True, exist_ok=True)
-        # The path is absolute because the lock is a symbolic link to it. Optuna breaks the lock of
-        # a dead process after half a minute, but waits forever if the link is broken.
-        kept = JournalStorage(JournalFileBackend(str(Path(storage).absolute())))
     try:
+        kept: Any = storage if "://" in storage else _journal(Path(storage).resolve())
         return optuna.create_study(
             storage=kept, study_name=name, directions=["minimize", "minimize"], load_if_exists=True
         )
-    except (ImportError, ValueError, OSError):
+    except (ImportError, OSError):
         raise
-    except Exception as error:  # database drivers have their own errors
-        raise ValueError(f"cannot open the storage {storage}: {error}") from error
+    except Exception as error:  # a damaged journal makes Optuna raise many types, as databases do
+        raise ValueError(
+            f"cannot open the study in {storage}, is it damaged? ({type(error).__name__}: "
+            f"{first_line(error)})"
+        ) from error
+
+
+def _journal(path: Path) -> Any:
+    """The journal of a study in a file.
+
+    The path is absolute because the lock is a symbolic link to it. Optuna breaks the lock of a dead
+    process after half a minute, but waits forever if the link is broken.
+    """
+    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock, JournalStorage
+
+    lock = JournalFileSymlinkLock(str(path))
+
+    class Journal(JournalFileBackend):
+        def append_logs(self, logs: Any) -> None:
+            lock.acquire()
+            try:
+                remove_cut_line(path)
+            finally:
+                lock.release()
+            super().append_logs(logs)
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return JournalStorage(Journal(str(path), lock))
 
 
 def counted(study: Any) -> list[Any]:
@@ -386,7 +405,7 @@ def place_of(folder: Path) -> str:
     file = folder / ".place"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(file, lambda path: path.write_text(secrets.token_hex(8)))
+        write_text(file, secrets.token_hex(8))
     return file.read_text()
 
 

@@ -10,18 +10,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from holdfast._torch.checks import whole_number
 from holdfast.comparison import processes, search
+from holdfast.comparison.inputs import paths_of
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.results import Results, RunResult
 from holdfast.comparison.search import Tuning
 from holdfast.io import codec as _codec
-from holdfast.io.files import locked
+from holdfast.io.files import first_line
+from holdfast.io.outputs import claim, refuse_link, write_changed
+from holdfast.io.storage import Place
 from holdfast.recipe import Recipe
 from holdfast.report.words import percent, plain, score_text
 
@@ -145,6 +148,26 @@ def tune(
         on_trials: called once per second with the trials so far.
         on_progress: called with the number of a trial on this machine, and how far it is.
     """
+    with claim(out, "tune", paths_of(plan)):
+        return tune_in(
+            out, plan, tuning, storage=storage, name=name, jobs=jobs, config=None,
+            on_trials=on_trials, on_progress=on_progress,
+        )  # fmt: skip
+
+
+def tune_in(
+    out: Path,
+    plan: Plan,
+    tuning: Tuning,
+    *,
+    storage: str | None,
+    name: str,
+    jobs: int,
+    config: str | None,
+    on_trials: Callable[[list[Any]], None] | None,
+    on_progress: Callable[[int, str, int, int], None] | None,
+) -> Tuned:
+    """:func:`tune` in a folder that is claimed; ``config`` is the text of ``config.yaml``."""
     processes.refuse_in_import("tune")
     whole_number("jobs", jobs, 1)
     asked = plan.measuring
@@ -154,14 +177,30 @@ def tune(
             "be halved: add text or data"
         )
     kept, folder = storage or str(out / "study.log"), out / "trials"
-    with locked(out):
-        study = search.open_study(kept, name)
+    refuse_link(out / "study.log")
+    study = search.open_study(kept, name)
+    with _naming_damage(kept):
         _check_same(study, plan, tuning)
         search.revive(study, search.place_of(folder))
-        if len(search.counted(study)) < tuning.trials:
-            given = plan, tuning, folder, kept, name
-            _search_in_processes(study, jobs, given, on_trials, on_progress)
+        left = tuning.trials - len(search.counted(study))
+    if config is not None:
+        write_changed(Place.at(out / "config.yaml"), config)
+    if left > 0:
+        given = plan, tuning, folder, kept, name
+        _search_in_processes(study, jobs, given, on_trials, on_progress)
+    with _naming_damage(kept):
         return tuned_of(study, tuning, plan)
+
+
+@contextlib.contextmanager
+def _naming_damage(storage: str) -> Iterator[None]:
+    """Raise a ValueError that names the storage of a study if its records do not fit."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"the study in {storage} is damaged: {type(error).__name__} {first_line(error)}"
+        ) from error
 
 
 def _search_in_processes(
@@ -222,7 +261,10 @@ def _check_same(study: Any, plan: Plan, tuning: Tuning) -> None:
     """Refuse a study of another search; only the number of trials may change."""
     plan = replace(plan, training=replace(plan.training, save_seconds=0.0))
     mine = {**_codec.encode(plan), **_codec.encode(replace(tuning, trials=1))}
+    mine["contents"] = plan.contents
     theirs = study.user_attrs.get("search", mine)
+    if not isinstance(theirs, dict):
+        raise TypeError(f"search is {theirs!r}")
     if other := [name for name in mine if mine[name] != theirs.get(name)]:
         raise ValueError(
             f"the study holds another search ({other[0]} differs): choose another --out or --name"

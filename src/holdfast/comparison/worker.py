@@ -49,7 +49,7 @@ class Worker:
     ) -> RunResult:
         """Return the result in ``results`` (by default the folder); without one, train and test."""
         file = (results or Place.at(self.folder)) / spec.id / "result.json"
-        if (found := read_result(file)) is not None:
+        if (found := read_result(file, spec)) is not None:
             return found
         folder = self.folder / spec.id
         begin = time.monotonic() - spent_before(folder)
@@ -62,10 +62,10 @@ class Worker:
             report = replace(self.measure(spec.id, model, recipe), curves=curves_of(history))
         except Exception:
             # Another attempt, on a node that Ray believed dead, may have finished and cleaned up.
-            if (found := read_result(file)) is not None:
+            if (found := read_result(file, spec)) is not None:
                 return found
             raise
-        if (found := read_result(file)) is None:
+        if (found := read_result(file, spec)) is None:
             spent = time.monotonic() - begin
             found = result_of(spec, recipe, report, self.new, spent, peak_memory())
             file.write_text(found.to_json())

@@ -22,6 +22,7 @@ from holdfast._torch.checks import share
 from holdfast.evaluate.measure import Meter
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.suite import Suite
+from holdfast.io.files import temporary
 from holdfast.io.heads import ModelSource
 from holdfast.io.merge import merge_on_disk
 from holdfast.io.models import Loader
@@ -128,12 +129,13 @@ def sweep(
             if alpha in (0, 1):
                 report = meter(str(tuned), tuned) if alpha else meter(str(base), None)
             else:
-                name = f"alpha-{alpha}" if keep else f".alpha-{alpha}.{os.getpid()}.tmp"
+                kept = Path(out, f"alpha-{alpha}")
+                merged = kept if keep else temporary(kept)
                 try:
-                    merge_on_disk(base, tuned, Path(out, name), alpha, progress=progress, **merging)
-                    report = meter(f"{tuned}, α = {alpha:g}", Path(out, name), recipe)
+                    merge_on_disk(base, tuned, merged, alpha, progress=progress, **merging)
+                    report = meter(f"{tuned}, α = {alpha:g}", merged, recipe)
                 finally:
                     if not keep:
-                        shutil.rmtree(Path(out, name), ignore_errors=True)
+                        shutil.rmtree(merged, ignore_errors=True)
             points.append(SweepPoint(alpha, report))
     return Sweep(str(base), str(tuned), tuple(sorted(points, key=lambda point: point.alpha)))

@@ -1,7 +1,6 @@
 """The state from which a run resumes: what every host saves, and the file of finetune_loop."""
 
 import os
-import pickle
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from holdfast._torch.layout import gathered, rank_and_world
-from holdfast.io.files import write_whole
+from holdfast.io.files import first_line, write_whole
 from holdfast.run import Run
 
 STATE_FILE = "holdfast.pt"  # beside the files of a host
@@ -76,10 +75,7 @@ def save(path: str | os.PathLike[str], run: Run, update: int, settings: dict[str
         "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    try:
-        write_whole(Path(path), lambda beside: torch.save(state, beside))
-    except RuntimeError as error:  # torch reports a position in the file, not the reason
-        raise OSError(f"cannot write {path}: is the disk full?") from error
+    write_whole(Path(path), lambda beside: torch.save(state, beside))
 
 
 def load(path: str | os.PathLike[str], run: Run, settings: dict[str, Any]) -> int:
@@ -88,15 +84,32 @@ def load(path: str | os.PathLike[str], run: Run, settings: dict[str, Any]) -> in
         return 0
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        before, saved = state["settings"], state["model"]
-    except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is not a checkpoint of finetune_loop: {error}") from error
-    load_run_state(run, state, str(path))
-    check_settings(before, settings, str(path))
-    own = _tensors(run)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file makes torch raise many types
+        raise _damaged(path, first_line(error)) from error
+    try:
+        return _load(state, run, settings, str(path))
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if str(path) in str(error) or isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise _damaged(path, f"{type(error).__name__} {first_line(error)}") from error
+
+
+def _damaged(path: str | os.PathLike[str], why: str) -> ValueError:
+    return ValueError(
+        f"{path} is no checkpoint of finetune_loop, or damaged ({why}): remove it to start the run "
+        "again"
+    )
+
+
+def _load(state: dict[str, Any], run: Run, settings: dict[str, Any], where: str) -> int:
+    load_run_state(run, state, where)
+    check_settings(state["settings"], settings, where)
+    own, saved = _tensors(run), state["model"]
     if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in saved.items()}:
         raise ValueError(
-            f"{path} was saved by a run of another model, or with other trained parameters"
+            f"{where} was saved by a run of another model, or with other trained parameters"
         )
     if run.optimizer is not None:
         run.optimizer.load_state_dict(state["optimizer"])

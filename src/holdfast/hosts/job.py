@@ -1,10 +1,9 @@
 """Train a model into a folder by a recipe. A run may be stopped at any time and resumed later."""
 
-import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from holdfast._torch.checks import above_zero, at_least_zero, share, whole_numbe
 from holdfast.hosts._updates import as_samples, number_of_updates, warm_up_and_decay
 from holdfast.hosts.raw import LoopSettings, plain_if_interrupted, train_loop
 from holdfast.hosts.watching import Observer
+from holdfast.io.files import naming_errors, open_here, remove_cut_line, write_text
 from holdfast.recipe import DEFAULT_RECIPE, Recipe
 from holdfast.run import Run, resolved
 
@@ -150,17 +150,15 @@ def default_lr(recipe: Recipe, model: nn.Module, new: Sequence[str]) -> float:
     """
     # Without the settings of stage 1: they may not fit what the default recipe adds.
     default = replace(Recipe.preset(DEFAULT_RECIPE), trainable=type(recipe.trainable)())
-    with _quiet():
-        return resolved(default, model, default_lr=DEFAULT_LR, new=new)[1]
+    return resolved_quietly(default, model, new)[1]
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Log nothing: the default recipe is not the one that is trained."""
+def resolved_quietly(recipe: Recipe, model: nn.Module, new: Sequence[str]) -> tuple[Recipe, float]:
+    """The recipe for a model and its learning rate, without a line in the log: none is trained."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        yield
+        return resolved(recipe, model, default_lr=DEFAULT_LR, new=new)
     finally:
         logging.disable(before)
 
@@ -172,25 +170,41 @@ class _Log:
         self.file, self.total, self.progress = folder / "history.jsonl", total, progress
         self.clock, self.start = folder / "seconds", time.monotonic()
         self.before = spent_before(folder)
+        if self.file.exists():
+            remove_cut_line(self.file)
+        self.rows()  # raises before the training if a line is damaged
 
     def __call__(self, values: dict[str, float]) -> None:
-        with open(self.file, "a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
-        self.clock.write_text(str(self.before + time.monotonic() - self.start))
+        row = json.dumps(values) + "\n"
+        with naming_errors(self.file), open(self.file, "ab", opener=open_here) as file:
+            file.write(row.encode())
+        write_text(self.clock, str(self.before + time.monotonic() - self.start))
         if self.progress:
             self.progress("training", int(values["update"]), self.total)
 
     def rows(self) -> list[dict[str, float]]:
         """One row per update; a row that was logged again after a resume has the same values."""
         found: dict[float, dict[str, float]] = {}
-        lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else ()
-        for line in lines:
+        for number, line in enumerate(self._lines(), 1):
             try:
                 row = json.loads(line)
-            except ValueError:  # a kill cut the line short
-                continue
-            found[row["update"]] = found.get(row["update"], {}) | row
+                found[row["update"]] = found.get(row["update"], {}) | row
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise ValueError(
+                    f"{self.file}, line {number} is damaged: remove {self.file.parent} to start "
+                    "the run again"
+                ) from error
         return [found[update] for update in sorted(found)]
+
+    def _lines(self) -> list[str]:
+        try:
+            return self.file.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{self.file} is damaged: remove {self.file.parent} to start the run again"
+            ) from error
 
 
 def spent_before(folder: Path) -> float:

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.utils.data import Dataset
 
+from holdfast._torch.fingerprint import arrow_fingerprint, content_fingerprint
 from holdfast._torch.imports import require
 from holdfast.io.files import first_line
 from holdfast.io.heads import NewHead, head_for, target_of
 from holdfast.io.models import Loaded, Loader
 from holdfast.io.render import Reader
 from holdfast.io.rows import (
+    DatasetRows,
     Rows,
     check_unicode,
     image_column,
@@ -234,10 +236,28 @@ class Images(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def fingerprint(self) -> str | None:
+        """A fingerprint of all rows and of the processor, for which no image is decoded."""
+        rows: Any = self.rows
+        if isinstance(rows, DatasetRows):
+            return content_fingerprint([arrow_fingerprint(rows.dataset), str(self.processor)])
+        stored = (
+            (_stored(row[self.column]), label) for row, label in zip(rows, self.labels, strict=True)
+        )
+        return content_fingerprint([*stored, str(self.processor)])
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         image = open_image(self.rows[index][self.column], f"{self.name}, row {index}")
         made = self.processor(images=image, return_tensors="pt")
         return {"pixel_values": made["pixel_values"][0], "labels": self.labels[index]}
+
+
+def _stored(image: Any) -> Any:
+    """An image as it is stored; of a file, its name, size and time."""
+    if not isinstance(image, str | os.PathLike):
+        return image
+    about = os.stat(image)
+    return os.fspath(image), about.st_size, about.st_mtime_ns
 
 
 def open_image(given: Any, name: str) -> Any:

@@ -1,23 +1,26 @@
 """Interpolate two checkpoints on disk, θ = α·θ₁ + (1−α)·θ*, in constant memory.
 
 The merged checkpoint has the files of the tuned one, or of the base if an adapter was tuned. It is
-written completely or not at all.
+written aside and then moved into place: a directory with ``config.json`` is complete.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from holdfast._torch.checks import share
+from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar
 from holdfast.io.adapter import AdaptedWeights
 from holdfast.io.checkpoint import PICKLES, WeightsSource, open_weights
+from holdfast.io.outputs import claim, finished, written_aside
 from holdfast.io.pairing import check_complete, pair
 from holdfast.io.safetensors_files import header_for
 from holdfast.io.weights import Scratch, Weights, in_parallel, slices, widened
@@ -25,6 +28,13 @@ from holdfast.io.weights import Scratch, Weights, in_parallel, slices, widened
 #: Weights of any format and their indices are not copied, nor are files of trainers.
 _NOT_COPIED = (".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json", *PICKLES)
 _NOT_COPIED_NAMES = ("trainer_state.json", "adapter_config.json", "README.md")
+
+#: Files of a checkpoint, which may be replaced by those of another.
+_CHECKPOINT = (
+    *(f"*{suffix}" for suffix in _NOT_COPIED), "config.json", "*_config.json", "training.json",
+    "tokenizer*", "*token*.json", "vocab.*", "merges.txt", "*.model", "chat_template.*",
+    "holdfast_recipe.yaml", "config.yaml", "README.md", ".gitattributes", "trainer_state.json",
+)  # fmt: skip
 
 
 def merge_on_disk(
@@ -48,7 +58,7 @@ def merge_on_disk(
         tuned: a directory, a file or a LoRA adapter, whose effective weights are interpolated.
         out: the output directory. Configuration and tokenizer are copied into it.
         alpha: the share of the tuned weights, between 0 and 1.
-        overwrite: replace the contents of ``out``.
+        overwrite: replace the checkpoint in ``out``.
         allow_pickle: also read pickled weights; the output is always safetensors.
         progress: show a progress bar.
     """
@@ -59,7 +69,6 @@ def merge_on_disk(
         raise ValueError(
             f"{after.label} has no files to write again: save it with save_pretrained first"
         )
-    _check_place(out, [before, after], overwrite)
     pairing = pair(before, after)
     check_complete(before, after, pairing)
     # The first pair of a tensor counts; a second one is a head that the tuned model ties.
@@ -69,23 +78,20 @@ def merge_on_disk(
     if len(files) == 1:
         files = {"model.safetensors": next(iter(files.values()))}
 
-    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    _check_room(out.parent, size)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    try:
-        _copy_companions(after, aside)
-        with progress_bar(size, "merge", shown=progress, unit="B") as bar:
-            for file, names in files.items():
-                for written in merge.write(aside / file, names):
-                    bar.update(written)
-        if len(files) > 1:
-            _write_index(aside, files, size)
-        _move(aside, out)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+    companions = _companions(after)
+    ours = partial(_check_replaced, overwrite, companions)
+    with claim(out, "merge", _paths([before, after]), ours=ours):
+        _check_room(out, size)
+        with written_aside(out, partial(_remove_replaced, out)) as aside:
+            for name, companion in companions.items():
+                shutil.copyfile(companion, aside / name)
+            with progress_bar(size, "merge", shown=progress, unit="B") as bar:
+                for file, names in files.items():
+                    for written in merge.write(aside / file, names):
+                        bar.update(written)
+            if len(files) > 1:
+                _write_index(aside, files, size)
+        finished(out)
     return out
 
 
@@ -135,18 +141,38 @@ class _Merge:
         return self.scratch.cast("stored", between, dtype)
 
 
-def _check_place(out: Path, sources: list[Weights], overwrite: bool) -> None:
+def _paths(sources: list[Weights]) -> list[str]:
     sources = [*sources, *(s.base for s in sources if isinstance(s, AdaptedWeights))]
-    for path in {source.path.resolve() for source in sources if source.path is not None}:
-        if out == path or out in path.parents or path in out.parents:
-            raise ValueError(f"the output directory {out} must be outside the model {path}")
-    if out.exists() and not out.is_dir():
-        raise FileExistsError(f"the output {out} must be a directory, but it is a file")
-    if out.is_dir() and any(out.iterdir()) and not overwrite:
+    return [str(source.path) for source in sources if source.path is not None]
+
+
+def _check_replaced(overwrite: bool, companions: Collection[str], out: Path) -> bool:
+    """Whether the output directory may be written: it is empty, or a checkpoint to replace."""
+    inside = sorted(out.iterdir())
+    if inside and not overwrite:
         raise FileExistsError(
             f"{out} is not empty: choose another directory, or replace it with --overwrite "
             "(overwrite=True)"
         )
+    known = {p.name for p in inside if p.name in companions or _is_of_checkpoint(p.name)}
+    other = [p.name for p in inside if p.is_dir() or p.name not in known]
+    if other:
+        raise FileExistsError(
+            f"{out} contains {shorten(other)}, which is not part of a checkpoint, and would be "
+            "deleted: choose another directory"
+        )
+    return True
+
+
+def _is_of_checkpoint(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in _CHECKPOINT)
+
+
+def _remove_replaced(out: Path) -> None:
+    """Remove the previous checkpoint, its configuration first: what is left is no model."""
+    old = [p for p in out.iterdir() if p.is_file() and _is_of_checkpoint(p.name)]
+    for file in sorted(old, key=lambda file: file.name != "config.json"):
+        file.unlink()
 
 
 def _check_room(directory: Path, needed: int) -> None:
@@ -158,14 +184,19 @@ def _check_room(directory: Path, needed: int) -> None:
         )
 
 
-def _copy_companions(tuned: Weights, to: Path) -> None:
-    """Copy configuration and tokenizer; those of an adapter replace those of its base."""
+def _companions(tuned: Weights) -> dict[str, Path]:
+    """Configuration and tokenizer by name; those of an adapter replace those of its base."""
     chain = [tuned.base, tuned] if isinstance(tuned, AdaptedWeights) else [tuned]
     directories = [w.path for w in chain if w.path is not None and w.path.is_dir()]
-    for file in (file for directory in directories for file in directory.iterdir()):
-        skipped = file.name in _NOT_COPIED_NAMES or file.name.endswith(_NOT_COPIED)
-        if file.is_file() and not skipped and not file.name.startswith("."):
-            shutil.copyfile(file, to / file.name)
+    return {
+        file.name: file
+        for directory in directories
+        for file in directory.iterdir()
+        if file.is_file()
+        and not file.name.startswith(".")
+        and file.name not in _NOT_COPIED_NAMES
+        and not file.name.endswith(_NOT_COPIED)
+    }
 
 
 def _write_index(directory: Path, files: Mapping[str, list[str]], size: int) -> None:
@@ -173,18 +204,3 @@ def _write_index(directory: Path, files: Mapping[str, list[str]], size: int) -> 
     index = {"metadata": {"total_size": size}, "weight_map": dict(weight_map)}
     text = json.dumps(index, indent=2, ensure_ascii=False) + "\n"
     (directory / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-
-
-def _move(aside: Path, out: Path) -> None:
-    """Move the finished directory to its place, and remove the previous one."""
-    if not out.exists():
-        os.rename(aside, out)
-        return
-    old = aside.with_suffix(".old")
-    os.rename(out, old)
-    try:
-        os.rename(aside, out)
-    except BaseException:
-        os.rename(old, out)
-        raise
-    shutil.rmtree(old)

@@ -13,7 +13,7 @@ from typing import Any
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from holdfast.io.files import write_whole
+from holdfast.io.files import write_text
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,21 @@ class Place:
         if self.is_local:
             file = Path(self.path)
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, lambda path: path.write_text(text, encoding="utf-8", newline="\n"))
+            write_text(file, text)
             return
         with self._naming_errors("write"):
             self.files.makedirs(self.path.rpartition("/")[0], exist_ok=True)
             self.files.pipe_file(self.path, text.encode("utf-8"))
+
+    def names(self) -> list[str]:
+        """The names in a folder; none if it does not exist."""
+        if self.is_local:
+            return sorted(os.listdir(self.path)) if os.path.isdir(self.path) else []
+        with contextlib.suppress(FileNotFoundError), self._naming_errors("list"):
+            self.files.invalidate_cache()
+            found = self.files.ls(self.path, detail=False)
+            return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+        return []
 
     def remove(self) -> None:
         with contextlib.suppress(FileNotFoundError), self._naming_errors("remove"):

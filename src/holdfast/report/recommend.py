@@ -142,6 +142,10 @@ def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
         alpha = _gentlest(close).moved
         take = {0.0: "Keep the base", 1.0: "Keep the tuned model"}.get(alpha, f"Take α = {alpha:g}")
         reason = _reason(close, "α", "α", scores[0][1].name, "stays closest to the base")
+        if len(found) == 1:
+            reason = "it is the only α that was measured"
+        elif len(finite) == 1:
+            reason = f"no other α has a finite score on {plain(scores[0][1].name)}"
         advice.append(_CONFIRM)
     else:
         alpha, take = None, "No α is recommended"
