@@ -96,7 +96,7 @@ def test_a_recipe_without_a_learning_rate_of_its_own(capsys):
 
 
 def test_data_of_an_old_task(capsys):
-    assert finetune("--recipe=rehearsal") == 1
+    assert finetune("--recipe=rehearsal") == 2
     assert "pass it as old_data= (--old-data on the command line)" in capsys.readouterr().err
     write("old.jsonl", [{"text": "the cat sat on the mat"}] * 4)
     assert finetune("--recipe=rehearsal", "--old-data=old.jsonl") == 0
@@ -145,7 +145,7 @@ def test_bad_input_is_one_sentence(given, words, tmp_path, capsys, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "odd.jsonl").write_text('{"x": 1}')
     (tmp_path / "empty.jsonl").write_text("\n")
-    assert finetune(*given) == 1
+    assert finetune(*given) == 2
     said = capsys.readouterr().err
     assert words in said.splitlines()[-1]
     assert "Traceback" not in said
@@ -153,7 +153,7 @@ def test_bad_input_is_one_sentence(given, words, tmp_path, capsys, monkeypatch):
 
 def test_a_model_is_not_written_over(capsys):
     assert finetune() == 0
-    assert finetune() == 1
+    assert finetune() == 2
     assert "already contains a model" in capsys.readouterr().err
 
 

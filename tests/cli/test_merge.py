@@ -36,9 +36,9 @@ def test_not_finite_is_told(tmp_path, pair, capsys):
 
 
 def test_errors_are_one_line(tmp_path, pair, capsys):
-    assert run(*pair, "--alpha", "2", "--out", tmp_path / "out") == 1
+    assert run(*pair, "--alpha", "2", "--out", tmp_path / "out") == 2
     assert "alpha must be in [0, 1]" in capsys.readouterr().err
-    assert run(pair[0], tmp_path / "nowhere", "--out", tmp_path / "out") == 1
+    assert run(pair[0], tmp_path / "nowhere", "--out", tmp_path / "out") == 2
     err = capsys.readouterr().err
     assert "no such file or directory" in err
     assert len(err.splitlines()) == 1
@@ -77,7 +77,7 @@ def test_sweep(models, capsys):
     assert "rows (target)" in told.out
     assert [point.alpha for point in found.points] == [0, 0.5, 1]
     files = sorted(file.name for file in (models / "out").iterdir())
-    assert files == ["sweep.html", "sweep.json", "sweep.md"]
+    assert files == [".holdfast", "sweep.html", "sweep.json", "sweep.md"]
 
 
 def test_a_sweep_without_tests_shows_the_distance(models, capsys):
@@ -88,7 +88,7 @@ def test_a_sweep_without_tests_shows_the_distance(models, capsys):
     assert "predictions, context-free" in out
     assert "weights" in out
     assert (models / "out" / "alpha-0.5" / "model.safetensors").is_file()
-    assert run(*arguments, "--keep") == 1
+    assert run(*arguments, "--keep") == 2
     assert "not empty" in capsys.readouterr().err
     assert run(*arguments, "--keep", "--overwrite") == 0
 
@@ -110,7 +110,7 @@ def test_bare_weights_can_be_swept(tmp_path, pair, capsys):
         (["--sweep"], "expected at least one argument"),
         (["--sweep", "0.5", "--text", "nothing.txt"], "no such file: nothing.txt"),
         (["--sweep", "0.5", "--out", "text.txt"], "must be a directory"),
-        (["--sweep", "0.5", "--out", "base/in"], "must be outside the model"),
+        (["--sweep", "0.5", "--out", "base/in"], "must be outside the input"),
         (["--text", "text.txt"], "--text needs a sweep"),
         (["--context-free", "2"], "--context-free needs a sweep"),
         (["--keep"], "--keep needs a sweep"),

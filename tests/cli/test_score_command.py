@@ -103,7 +103,7 @@ def test_text_is_cut_and_has_no_weight_a_row(capsys, tmp_path):
     assert len(lines) > 3
     assert {line["row"] for line in lines} == {0}
     assert "of 1 row, cut to length" in capsys.readouterr().out
-    assert score("--max-length=32", "--weighted=w.jsonl") == 1
+    assert score("--max-length=32", "--weighted=w.jsonl") == 2
     said = capsys.readouterr().err
     assert f"row 1 of train.jsonl is cut into {len(lines)} samples" in said
     assert not (tmp_path / "w.jsonl").exists()
@@ -111,7 +111,7 @@ def test_text_is_cut_and_has_no_weight_a_row(capsys, tmp_path):
 
 def test_a_weight_column_is_not_replaced(capsys):
     write("train.jsonl", [{**row, "weight": 1} for row in ROWS])
-    assert score("--weighted=w.jsonl") == 1
+    assert score("--weighted=w.jsonl") == 2
     assert "already has a column 'weight'" in capsys.readouterr().err
 
 

@@ -22,7 +22,7 @@ from holdfast import Recipe
 from holdfast.comparison import worker as runs
 from holdfast.comparison.results import Results
 from holdfast.comparison.scheduler import compare, run_one
-from holdfast.io.files import locked
+from holdfast.io.outputs import claim
 from holdfast.io.storage import Place
 
 
@@ -107,11 +107,11 @@ def test_a_result_holds_all_settings_of_its_recipe(plan, whole):
 
 def test_a_second_plan_in_the_same_folder_is_refused(plan, tmp_path):
     with (
-        locked(tmp_path),
+        claim(tmp_path, "compare"),
         pytest.raises(ValueError, match=f"another holdfast process is writing to {tmp_path}"),
     ):
         compare(plan, tmp_path, config="model: x")
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.soak

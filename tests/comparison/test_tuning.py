@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,7 +87,8 @@ def test_a_search_and_what_it_leaves(tmp_path, capsys, monkeypatch):
     assert main(["tune", "--config=out/config.yaml", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == found
     # Another search is not put into the same study.
-    assert main(["tune", "--config=out/config.yaml", "--recipe=mofo"]) == 2
+    shutil.copy("out/config.yaml", "search.yaml")
+    assert main(["tune", "--config=search.yaml", "--recipe=mofo"]) == 2
     assert "holds another search" in capsys.readouterr().err
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from holdfast import Recipe, Rehearsal, Run
-from holdfast._torch.fingerprint import sampled_fingerprint
+from holdfast._torch.fingerprint import data_fingerprint
 from matrices import sampled
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
@@ -135,9 +135,9 @@ def test_random_and_iterable_data_has_no_fingerprint():
         return float(torch.rand(())), np.random.rand(), random.random()
 
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    assert sampled_fingerprint(Augmented()) is None
-    assert sampled_fingerprint(Stream()) is None
-    assert sampled_fingerprint(iter([1])) is None
+    assert data_fingerprint(Augmented()) is None
+    assert data_fingerprint(Stream()) is None
+    assert data_fingerprint(iter([1])) is None
     found = draw()
     for restore, state in zip(
         (torch.set_rng_state, np.random.set_state, random.setstate), states, strict=True
@@ -146,19 +146,16 @@ def test_random_and_iterable_data_has_no_fingerprint():
     assert draw() == found  # reading it has drawn nothing
 
 
-def test_large_data_is_sampled():
-    class Counted(list):
-        read = 0
-
-        def __getitem__(self, i):
-            self.read += 1
-            return super().__getitem__(i)
-
-    data = Counted(range(100_000))
-    assert sampled_fingerprint(data) != sampled_fingerprint(data[::-1])
-    assert data.read < 1000
-    assert sampled_fingerprint([]) == sampled_fingerprint([])
-    assert sampled_fingerprint([1]) != sampled_fingerprint([1, 1])
+def test_every_row_counts():
+    data = [{"input_ids": [i, i + 1]} for i in range(3000)]
+    changed = [*data[:1001], {"input_ids": [7, 7]}, *data[1002:]]
+    assert data_fingerprint(data) == data_fingerprint(list(data))
+    assert data_fingerprint(data) != data_fingerprint(changed)
+    tables = [datasets.Dataset.from_list(rows) for rows in (data, list(data), changed)]
+    assert data_fingerprint(tables[0]) == data_fingerprint(tables[1])
+    assert data_fingerprint(tables[0]) != data_fingerprint(tables[2])
+    assert data_fingerprint([]) == data_fingerprint([])
+    assert data_fingerprint([1]) != data_fingerprint([1, 1])
 
 
 def test_subsets_have_their_own_fingerprint(tmp_path):

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 import torch
@@ -177,16 +178,37 @@ class TestPlace:
         out = tmp_path / "out"
         out.mkdir()
         merge_on_disk(*pair, out, 1)  # an empty directory is welcome
-        (out / "mine").write_text("")
         with pytest.raises(FileExistsError, match="is not empty"):
             merge_on_disk(*pair, out)
         merge_on_disk(*pair, out, overwrite=True)
         assert {f.name for f in out.iterdir()} == {"config.json", "model.safetensors"}
         assert {f.name for f in tmp_path.iterdir()} == {"base", "tuned", "out"}
 
+    @pytest.mark.parametrize("name", ["thesis.tex", "data/train.jsonl", "train.json"])
+    def test_only_a_checkpoint_is_replaced(self, tmp_path, pair, name):
+        out = merge_on_disk(*pair, tmp_path / "out", 1)
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("mine")
+        with pytest.raises(FileExistsError, match="not part of a checkpoint"):
+            merge_on_disk(*pair, out, overwrite=True)
+        assert (out / name).read_text() == "mine"
+        assert (out / "model.safetensors").is_file()
+
+    def test_what_a_kill_left_is_removed(self, tmp_path, pair):
+        """A kill leaves the marker of the unfinished directory, and what was written so far."""
+        out = tmp_path / "out"
+        (out / ".model.0123abcd.tmp").mkdir(parents=True)
+        (out / ".model.0123abcd.tmp" / "model.safetensors").write_text("cut")
+        (out / "model.safetensors").write_text("cut")
+        (out / ".holdfast").write_text("merge\n")
+        merge_on_disk(*pair, out, 1)
+        whole = merge_on_disk(*pair, tmp_path / "whole", 1)
+        left, right = ({f.name: f.read_bytes() for f in d.iterdir()} for d in (out, whole))
+        assert left == right
+
     @pytest.mark.parametrize("inside", ["", "base", "tuned", "base/new"])
     def test_among_the_sources(self, tmp_path, pair, inside):
-        with pytest.raises(ValueError, match="must be outside the model"):
+        with pytest.raises(ValueError, match=r"outside the input|overwrite the input"):
             merge_on_disk(*pair, tmp_path / inside, overwrite=True)
         assert (pair[0] / "model.safetensors").is_file()
 
@@ -194,7 +216,7 @@ class TestPlace:
         def fail(*_):
             raise OSError("the disk is full")
 
-        monkeypatch.setattr(on_disk, "_move", fail)
+        monkeypatch.setattr(os, "replace", fail)
         with pytest.raises(OSError, match="the disk is full"):
             merge_on_disk(*pair, tmp_path / "out")
         assert {f.name for f in tmp_path.iterdir()} == {"base", "tuned"}

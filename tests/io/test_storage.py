@@ -81,4 +81,4 @@ def test_a_plan_elsewhere_gives_the_same(tmp_path, monkeypatch):
     assert ours == theirs
     assert told == []
     written = {path.name for path in (tmp_path / "there").rglob("*.*")}
-    assert written == {"results.json", "result.json", "config.yaml"}
+    assert written == {".holdfast", "results.json", "result.json", "config.yaml"}

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from holdfast.report.shown import Shown
 
 
+class Failed(Exception):  # noqa: N818 (what was done is kept)
+    """A command has failed in part, not because of its input; the message is one sentence."""
+
+
 def say(message: object, start: str = "holdfast") -> None:
     """Print one line on stderr, without control characters, over a progress bar in its way."""
     if sys.stderr.isatty():

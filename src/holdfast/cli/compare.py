@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from holdfast.cli import _options
-from holdfast.cli._guard import check_page, show
+from holdfast.cli._guard import Failed, check_page, show
 from holdfast.cli._options import (
     Parser,
     add,
@@ -82,10 +82,10 @@ def run(options: argparse.Namespace) -> None:
     with claim(out, "compare", [*paths_of(plan), *config_input(options)]):
         results = run_all(plan, out, options)
         if not results.runs:
-            raise failure(results, out)
+            raise ValueError(failure(results, out))
         show(results, options, out, "report.md", "report.html")
         if results.failed:
-            raise failure(results, out)
+            raise Failed(failure(results, out))
 
 
 def run_all(plan: Plan, out: Place, options: argparse.Namespace) -> Results:
@@ -110,10 +110,10 @@ def run_all(plan: Plan, out: Place, options: argparse.Namespace) -> Results:
         )  # fmt: skip
 
 
-def failure(results: Results, out: Place) -> ValueError:
+def failure(results: Results, out: Place) -> str:
     first, total = next(iter(results.failed.values()), ""), len(results.runs) + len(results.failed)
     runs = f"{len(results.failed)} of {total} runs failed" if results.runs else "all runs failed"
-    return ValueError(f"{runs}; the first: {first} ({(out / 'failed').name})")
+    return f"{runs}; the first: {first} ({(out / 'failed').name})"
 
 
 def jobs_of(options: argparse.Namespace) -> int:

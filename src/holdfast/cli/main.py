@@ -13,7 +13,7 @@ from importlib import import_module
 
 import holdfast
 from holdfast._torch.checks import did_you_mean
-from holdfast.cli._guard import log_lines, say
+from holdfast.cli._guard import Failed, log_lines, say
 from holdfast.cli._options import Parser, UsageError, config_text
 from holdfast.report.printing import tell
 
@@ -132,7 +132,7 @@ def _sentence(error: Exception) -> str:
         text = ": ".join([" → ".join(where), error.strerror]) if where else error.strerror
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} …"
-    if isinstance(error, ValueError | OSError | ImportError) and text:
+    if isinstance(error, ValueError | OSError | ImportError | Failed) and text:
         return text
     kind = type(error).__name__
     return f"{kind}: {text or 'no message'} (--traceback shows where it was raised)"

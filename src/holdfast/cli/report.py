@@ -55,19 +55,26 @@ def run(options: argparse.Namespace) -> None:
         shown = together({source: saved for source, (saved, _) in found.items()})
     name = "sweep" if hasattr(shown, "points") else "report"
     files = [*["results.json"] * several, f"{name}.md", f"{name}.html"]
+    inputs = [str(file) for source in options.sources for file in files_of(Path(source))]
     if options.out is None:  # beside the results, whose directory need not be ours
         for file in files:
-            claim_file(
-                folder / file, options.sources, ours=lambda file: bool(maker_of_parent(file))
-            )
+            claim_file(folder / file, inputs, ours=lambda file: may_be_replaced(file, shown))
         show(shown, options, Place.at(folder), *files)
         return
-    with claim(named(options.out), "report", options.sources, files=files, also=WRITERS):
+    with claim(named(options.out), "report", inputs, files=files, also=WRITERS):
         show(shown, options, Place.at(Path(options.out)), *files)
 
 
-def maker_of_parent(file: Path) -> str | None:
-    return maker_of(Place.at(file.parent))
+def may_be_replaced(file: Path, shown: Shown) -> bool:
+    """Whether a command of holdfast wrote the directory of a file, or the file would not change."""
+    if maker_of(Place.at(file.parent)) is not None:
+        return True
+    text = shown.to_html() if file.suffix == ".html" else shown.to_markdown()
+    return file.read_bytes() == text.encode()
+
+
+def files_of(source: Path) -> list[Path]:
+    return [source / name for name in FILES] if source.is_dir() else [source]
 
 
 def read(source: Path) -> tuple[Shown, Path]:

@@ -1,6 +1,7 @@
 """Files: atomic writing, and JSON."""
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -66,10 +67,11 @@ def naming_errors(path: Path) -> Iterator[None]:
     except (RuntimeError, SafetensorError) as error:
         if not re.search("os error|PytorchStreamWriter|unexpected pos", str(error)):
             raise
-        said = re.search(r"[^:(]+(?= \(os error)", str(error))
+        said = re.search(r"os error (\d+)", str(error))
+        number = int(said[1]) if said else errno.EIO
         # torch reports a position in the file, not the reason.
-        reason = said[0].strip() if said else "is the disk full?"
-        raise OSError(f"cannot write {path}: {reason}") from error
+        reason = os.strerror(number) if said else "cannot be written: is the disk full?"
+        raise OSError(number, reason, os.fspath(path)) from error
 
 
 def read_json(file: Path) -> Any:
