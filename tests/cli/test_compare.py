@@ -12,6 +12,7 @@ import yaml
 from holdfast.cli import main
 from holdfast.comparison.results import Results
 from holdfast.io.storage import Place
+from report.sample_results import sample_results
 
 FEW = [
     "--recipes", "standard", "recadam+wise-ft", "--seeds", "0", "--max-updates=2",
@@ -72,6 +73,19 @@ def test_without_a_learning_rate_all_recipes_train_alike(tmp_path, capsys):
     # The same command finds its results.
     assert main(["compare", "--config=out/config.yaml", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(results.to_json())
+
+
+def test_failed_runs_are_an_error(tmp_path, capsys, monkeypatch):
+    found = sample_results(seeds=(0,), failed={"mofo-0-1": "ValueError: no"})
+    monkeypatch.setattr("holdfast.cli.compare.compare_in", lambda *_, **__: found)
+    assert main(["compare", "--out=out", *FEW]) == 1
+    told = capsys.readouterr()
+    assert found.recommendation().headline.partition(":")[0] in told.out
+    total = len(found.runs) + 1
+    assert told.err.splitlines()[-1] == (
+        f"holdfast: 1 of {total} runs failed; the first: ValueError: no (out/failed)"
+    )
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 def test_an_address_of_results(tmp_path, capsys):

@@ -100,7 +100,7 @@ def test_no_input_is_overwritten(given, place, capsys):
         ("mine", "is not empty"),
         ("", "must name a place"),
         ("a\udcff", "must be valid UTF-8"),
-        ("linked", "is a symbolic link"),
+        ("linked", "link"),
         ("elsewhere", "contains results of holdfast other"),
     ],
 )

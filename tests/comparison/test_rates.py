@@ -46,13 +46,29 @@ def test_another_rate_is_another_run(plan, monkeypatch):
 
 
 def test_a_rate_that_is_given_counts(plan, tmp_path):
-    given = replace(plan, training=replace(plan.training, lr=1e-4))
+    fixed = replace(plan, recipes=("standard", "lora"))
+    given = replace(fixed, training=replace(plan.training, lr=1e-4))
     assert with_rates(given) is given
-    grid = replace(plan, grid={"lr": (1e-4, 1e-3)})
+    grid = replace(fixed, grid={"lr": (1e-4, 1e-3)})
     assert with_rates(grid) is grid
     (tmp_path / "own.yaml").write_text("update: {name: adamw, lr: 1.0e-4}\n")
     mixed = with_rates(replace(plan, recipes=("standard", str(tmp_path / "own.yaml"))))
     assert list(mixed.rates) == ["standard"]
+
+
+def test_a_recipe_that_depends_on_the_model_is_resolved(plan, monkeypatch):
+    """Other defaults of a recipe, after an upgrade, are other runs."""
+    plan = replace(plan, training=replace(plan.training, lr=1e-4), recipes=("standard", "holdfast"))
+    before = with_rates(plan)
+    assert list(before.resolved) == ["holdfast"]
+    assert before.resolved["holdfast"]["recall"]["name"] == "self-replay"
+    assert with_rates(before) is before
+    other = Recipe.preset("rehearsal").recall
+    recipe = type(Recipe.preset("holdfast").recall)
+    monkeypatch.setattr(recipe, "resolve", lambda self, found, *_: replace(found, recall=other))
+    after = with_rates(plan)
+    same = {spec.id for spec in before.runs} & {spec.id for spec in after.runs}
+    assert [name.partition("-")[0] for name in same] == ["standard"]
 
 
 def test_the_inputs_are_checked_before_the_model_is_loaded(plan, monkeypatch):

@@ -20,7 +20,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast import Recipe
 from holdfast.comparison import worker as runs
-from holdfast.comparison.results import Results
+from holdfast.comparison.results import Results, read_result
 from holdfast.comparison.scheduler import compare, run_one
 from holdfast.io.outputs import claim
 from holdfast.io.storage import Place
@@ -97,6 +97,46 @@ def test_only_unfinished_runs_are_done_and_a_run_that_raises_has_failed(plan, wh
     assert "Traceback" in (tmp_path / "failed" / f"{wrong}.txt").read_text()
     assert [run.id for run in results.runs] == [finished, cut]
     assert agrees(results, whole)
+
+
+def test_a_result_that_was_changed_is_not_used(plan, whole):
+    """Another id, recipe, score or setting, also with a digest that fits."""
+    one, other = plan.runs
+    place = Place.at(whole[2]) / "runs"
+    kept = place / one.id / "result.json"
+    text, found = kept.read_text(), read_result(kept, one)
+    assert found is not None
+    assert read_result(place / other.id / "result.json", one) is None
+    changed = [
+        text.replace('"seed": 0', '"seed": 1'),
+        text.replace(f'"before": {found.target.before}', '"before": 0.5'),
+        text.replace('"digest"', '"seconds2"'),
+        replace(found, recipe="mofo").to_json(),
+        replace(found, settings={}).to_json(),
+        "[" * 100_000,
+    ]
+    try:
+        for row in changed:
+            assert row != text
+            kept.write_text(row)
+            assert read_result(kept, one) is None
+    finally:
+        kept.write_text(text)
+
+
+def test_another_model_in_the_same_place_is_another_run(plan, tmp_path):
+    """Its weights have the same names and sizes, and its files the same times."""
+    model = tmp_path / "model"
+    shutil.copytree(plan.model, model)
+    before = replace(plan, model=str(model))
+    file = model / "model.safetensors"
+    about = file.stat()
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    after = replace(plan, model=str(model))
+    assert file.stat().st_size == about.st_size
+    assert not {spec.id for spec in before.runs} & {spec.id for spec in after.runs}
 
 
 def test_a_result_holds_all_settings_of_its_recipe(plan, whole):

@@ -35,8 +35,9 @@ from holdfast.comparison.search import (
     place_of,
     revive,
 )
-from holdfast.comparison.tuning import tune, tuned_of
+from holdfast.comparison.tuning import tune, tune_in, tuned_of
 from holdfast.comparison.worker import Worker
+from holdfast.io import codec
 from report.sample_results import measured
 from report.sample_results import run as sample
 
@@ -61,9 +62,9 @@ def test_a_search_and_what_it_leaves(tmp_path, capsys, monkeypatch):
             heard.append(message)
             on_progress(*message)
 
-        return tune(*given, on_progress=on_message, **options)
+        return tune_in(*given, on_progress=on_message, **options)
 
-    monkeypatch.setattr("holdfast.cli.tune.tune", listening)
+    monkeypatch.setattr("holdfast.cli.tune.tune_in", listening)
     assert main(["tune", "--out=out", *FEW]) == 0
     assert {(0, "training", 1, 2), (0, "training", 2, 2), (0, "testing", 0, 1)} <= {*heard}
     said = capsys.readouterr().out
@@ -212,7 +213,7 @@ def study_of(*rows):
         trial.suggest_float("lr", 1e-4, 1e-1)
         trial.set_user_attr("default", number == 0)
         halves = {"chosen": run(*chosen), "reported": run(*reported)}
-        told = {name: json.loads(half.to_json()) for name, half in halves.items()}
+        told = {name: codec.encode(half) for name, half in halves.items()}
         trial.set_user_attr("halves", told)
         study.tell(trial, chosen)
     return study

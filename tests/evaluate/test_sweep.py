@@ -239,6 +239,8 @@ def test_the_rule():
     far = changed(found, 0.75, "GSM8K", 0.814)
     assert far.recommendation().alpha == 1  # 1.1 % off, and no interval
     assert "no other α comes close on GSM8K" in far.recommendation().headline
+    alone = replace(far, points=far.points[-1:])
+    assert "it is the only α that was measured" in alone.recommendation().headline
     near = changed(far, 0.5, "GSM8K", 0.812)
     assert near.recommendation().alpha == 0.5  # 0.9 % off, and loses less
     reached = changed(far, 0.5, "GSM8K", 0.9, (-0.6, -0.4))

@@ -1,8 +1,9 @@
 """Claims of output directories: inputs and foreign files are never written over."""
 
 import json
-import multiprocessing
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -129,21 +130,21 @@ def test_a_link_is_not_followed(tmp_path, name):
     assert (tmp_path / "data.jsonl").read_text() == "mine"
 
 
-def hold(out, begun, enough):
-    with claim(out, "score"):
-        begun.set()
-        enough.wait(60)
+HOLD = """
+from holdfast.io.outputs import claim
+with claim("out", "score"):
+    print(flush=True)
+    input()
+"""
 
 
 def test_two_processes(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    begun, enough = context.Event(), context.Event()
-    process = context.Process(target=hold, args=("out", begun, enough))
-    process.start()
-    assert begun.wait(60)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", HOLD], **pipes)
+    process.stdout.readline()
     refused("another holdfast process is writing to out", "out")
     process.kill()  # then the lock is free, and what it left is removed
-    process.join()
+    process.communicate()
     (tmp_path / "out" / ".a.json.0123abcd.tmp").write_text("cut")
     (tmp_path / "out" / ".model.0123abcd.tmp").mkdir()
     (tmp_path / "out" / ".model.0123abcd.tmp" / "model.safetensors").write_text("cut")

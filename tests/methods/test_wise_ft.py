@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast import Reference, WiseFT
+from holdfast import Reference, Run, WiseFT
+from holdfast.hosts.raw import train_loop
 from methods.problems import far, make_net
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
@@ -29,6 +30,18 @@ def test_float64_equals_its_definition(alpha):
     assert WiseFT(alpha).merge(net, reference) is net
     for n, p in net.named_parameters():
         assert torch.allclose(p, expected[n], rtol=0, atol=1e-14)
+
+
+def test_a_run_is_finished_once():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
+    run = Run("wise-ft", model, data, lr=0.1, task="classification", progress=False)
+    train_loop(run)
+    once = {name: tensor.clone() for name, tensor in run.finish().state_dict().items()}
+    assert all(
+        torch.equal(once[name], tensor) for name, tensor in run.finish().state_dict().items()
+    )
 
 
 def test_negative_zeros_are_kept_at_the_ends():

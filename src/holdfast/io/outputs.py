@@ -63,7 +63,7 @@ def claim(
         yield False
         return
     place = out if isinstance(out, Place) else Place.at(named(out, option))
-    folder = place.folder
+    folder = Path(place.name) if place.is_local else place.folder
     check_writable(folder, option)
     check_inputs(folder, inputs, files, option)
     before, was_there = place.names(), folder.exists()
