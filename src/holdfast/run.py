@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from holdfast._optim.penalties import AttachedPenalties, attach_penalties
 from holdfast._torch.adapters import has_adapters, is_drawn_at_random
-from holdfast._torch.checks import at_least_zero
+from holdfast._torch.checks import at_least_zero, natural_number
 from holdfast._torch.fingerprint import data_fingerprint, fingerprint, same_content
 from holdfast._torch.finite import check_weights
 from holdfast._torch.layers import discriminative_groups, within
@@ -109,7 +109,7 @@ class Run:
         self.old_data, self.old_head = old_data, old_head
         self.tokenizer, self.autocast = tokenizer, autocast
         self.visits, self.update_size = visits, update_size
-        self.seed, self.cache, self.progress = seed, cache, progress
+        self.seed, self.cache, self.progress = natural_number("seed", seed), cache, progress
         self.recipe, self.lr = resolved(recipe, model, lr, default_lr, new=self.new, task=task)
         is_given = lr is not None or recipe.update.lr is not None
         self._chose_lr = not is_given and self.lr != default_lr

@@ -10,7 +10,9 @@ import torch
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
+from holdfast.comparison.plan import Measuring
 from holdfast.evaluate.kl import ContextFreeKL, token_kl
+from holdfast.evaluate.suite import Suite
 from holdfast.io.models import Loader
 from holdfast.scoring import likelihood
 from holdfast.scoring.kl import kl_divergence
@@ -143,3 +145,15 @@ def test_zero_probabilities():
     assert kl_divergence(certain, even).item() == pytest.approx(0.6931, abs=1e-3)
     assert kl_divergence(even, certain).item() == float("inf")
     assert kl_divergence(even, even * float("nan")).isnan()
+
+
+@pytest.mark.parametrize("texts", [10**12, 10**23])
+def test_more_texts_than_can_be_drawn(texts):
+    words = "context_free must be at most 100,000, got 10000"
+    with pytest.raises(ValueError, match=words):
+        ContextFreeKL(texts)
+    for cls in (Suite, Measuring):
+        with pytest.raises(ValueError, match=words):
+            cls(context_free=texts)
+    with pytest.raises(ValueError, match="seed must be at most 2,147,483,647"):
+        ContextFreeKL(seed=texts)

@@ -25,7 +25,7 @@ from holdfast import (
     WiseFT,
     finetune_loop,
 )
-from holdfast._torch.finite import Diverged
+from holdfast._torch.finite import DivergedError
 from holdfast.anneal import Sigmoid
 from holdfast.optim import slanted_triangular
 from loops import tune as tune_anything
@@ -345,7 +345,7 @@ def test_a_run_that_diverges_is_an_error(data, log_every, tmp_path):
     model = make_model()
     with torch.no_grad():
         model[0].bias[0] = float("nan")
-    with pytest.raises(Diverged, match=r"the loss of update \d+ is nan\. Lower the learning rate"):
+    with pytest.raises(DivergedError, match=r"the loss of update \d+ is nan\. Lower the learning"):
         finetune_loop(model, "standard", data, lr=0.01, task="classification", progress=False,
                       **options)  # fmt: skip
     assert not rows
@@ -356,5 +356,23 @@ def test_weights_that_diverge_in_the_last_update_are_an_error():
     model = nn.Linear(4, 3)
     nn.init.zeros_(model.weight)  # the loss is finite, its gradient is huge
     data = TensorDataset(torch.full((8, 4), 1e38), torch.arange(8) % 2)
-    with pytest.raises(Diverged, match=r"there is NaN or infinity in weight"):
+    with pytest.raises(DivergedError, match=r"there is NaN or infinity in weight"):
         tune(model, "sgd", data, lr=1e3, max_updates=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_updates": 10**23}, "max_updates must be at most 100,000,000"),
+        ({"epochs": 1e20}, "the number of updates must be at most 100,000,000"),
+        ({"accumulate": 10**23}, "accumulate must be at most 2,147,483,647"),
+        ({"batch_size": 10**23}, "batch_size must be at most 2,147,483,647"),
+        ({"seed": 10**23}, "seed must be at most 2,147,483,647"),
+        ({"seed": -1}, "seed must be at least 0"),
+    ],
+)
+def test_numbers_that_are_too_large(data, options, message):
+    settings = {n: options.pop(n) for n in ("max_updates", "accumulate") if n in options}
+    with pytest.raises(ValueError, match=message):
+        finetune_loop(make_model(), "standard", data, lr=0.1, task="classification", **options,
+                      settings=LoopSettings(**settings))  # fmt: skip

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor
 
@@ -9,7 +10,7 @@ from holdfast._torch.layout import gathered, is_sharded
 from holdfast._torch.names import shorten
 
 
-class Diverged(ValueError):
+class DivergedError(ValueError):
     """The loss or the weights of a training are no longer finite."""
 
     def __init__(self, found: str) -> None:
@@ -45,16 +46,16 @@ def matches(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def check_loss(loss: float, update: int) -> float:
-    """Return the loss of an update; raise :class:`Diverged` if it is not finite."""
+    """Return the loss of an update; raise :class:`DivergedError` if it is not finite."""
     if not is_finite(loss):
-        raise Diverged(f"the loss of update {update} is {loss}")
+        raise DivergedError(f"the loss of update {update} is {loss}")
     return loss
 
 
-def check_weights(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise :class:`Diverged` on all ranks if trained weights are not finite."""
+def check_weights(named: Iterable[tuple[str, Any]]) -> None:
+    """Raise :class:`DivergedError` on all ranks if trained weights are not finite."""
     local = ((name, p.to_local() if is_sharded(p) else p) for name, p in named)
     found = gathered([name for name, p in local if not is_finite(p)])
     names = list(dict.fromkeys(name for some in found for name in some))
     if names:
-        raise Diverged(f"there is NaN or infinity in {shorten(names, most=3)}")
+        raise DivergedError(f"there is NaN or infinity in {shorten(names, most=3)}")

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast._torch.checks import did_you_mean, whole_number
+from holdfast._torch.checks import did_you_mean, natural_number, whole_number
 from holdfast._torch.version import __version__
+from holdfast.evaluate.kl import MOST_TEXTS
 from holdfast.hosts.job import Training
 from holdfast.io import codec as _codec
 from holdfast.io.heads import check_head
@@ -72,7 +73,7 @@ class Measuring:
             raise ValueError(f"half must be 0, 1 or None, got {self.half!r}")
         if self.limit is not None:
             whole_number("limit", self.limit, 1)
-        whole_number("context_free", self.context_free, 0)
+        whole_number("context_free", self.context_free, 0, MOST_TEXTS)
         whole_number("max_length", self.max_length, 2)
 
 
@@ -144,6 +145,8 @@ class Plan:
         check_head(self.head)
         if not self.recipes or not self.seeds:
             raise ValueError("a plan needs at least one recipe and one seed")
+        for seed in self.seeds:
+            natural_number("seeds", seed)
         for name, given in (("recipes", self.recipes), ("seeds", self.seeds)):
             if len(set(given)) < len(given):
                 raise ValueError(f"{name} contains {_twice(given)!r} twice")

@@ -24,7 +24,7 @@ import numpy as np
 from torch import nn
 
 from holdfast._torch.checks import did_you_mean, share, whole_number
-from holdfast._torch.finite import Diverged
+from holdfast._torch.finite import DivergedError
 from holdfast._torch.imports import require
 from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
@@ -173,7 +173,7 @@ class Search:
                 return
             try:
                 self._do(trial)
-            except (_Pruned, Diverged):
+            except (_Pruned, DivergedError):
                 self.study.tell(trial, state=TrialState.PRUNED)
             except Exception as error:
                 trial.set_user_attr("error", "".join(traceback.format_exception(error)))

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from holdfast._torch.checks import natural_number, whole_number
 from holdfast._torch.progress import progress_bar
 from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.report import Divergence
@@ -23,6 +24,8 @@ from holdfast.scoring.draw import draw_texts
 from holdfast.scoring.kl import StoredPredictions, masked_log_probs, next_token_log_probs
 
 Tables = Iterable[Tensor]
+#: Of the data-free divergence.
+MOST_TEXTS = 100_000
 
 
 class KL:
@@ -101,6 +104,8 @@ class ContextFreeKL(KL):
     on_drawn_texts: ClassVar[bool] = True
 
     def __init__(self, texts: int = 64, tokens: int = 64, seed: int = 0) -> None:
+        whole_number("context_free", texts, 1, MOST_TEXTS)
+        whole_number("tokens", tokens, 1), natural_number("seed", seed)
         how = f"{texts} texts of at most {tokens} tokens, drawn from the base"
         super().__init__("context-free", self._log_probs, "token", how)
         self.texts, self.tokens, self.seed = texts, tokens, seed

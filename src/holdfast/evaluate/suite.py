@@ -9,7 +9,7 @@ from typing import Any
 from holdfast._torch.checks import whole_number
 from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.harness import Harness
-from holdfast.evaluate.kl import KL, ContextFreeKL, class_kl, masked_kl, token_kl
+from holdfast.evaluate.kl import KL, MOST_TEXTS, ContextFreeKL, class_kl, masked_kl, token_kl
 from holdfast.evaluate.probes import Completions, MultipleChoice, Probe, Role, Similarity, Text
 from holdfast.io import encoding, rows
 from holdfast.io.heads import is_regression
@@ -44,7 +44,7 @@ class Suite:
 
     def __post_init__(self) -> None:
         if not isinstance(self.context_free, ContextFreeKL):
-            whole_number("context_free", self.context_free, 0)
+            whole_number("context_free", self.context_free, 0, MOST_TEXTS)
         whole_number("kl_samples", self.kl_samples, 0)
         if self.limit is not None:
             whole_number("limit", self.limit, 1)

@@ -25,6 +25,9 @@ Schedule = Callable[[int, int], float]
 WARM_UP, CLIP_NORM = 0.05, 1.0
 
 
+MOST_UPDATES = 10**8
+
+
 class Updates:
     """The samples and the learning rate of each update.
 
@@ -66,8 +69,9 @@ class Updates:
 def number_of_updates(samples: int, size: int, epochs: float, max_updates: int | None) -> int:
     """The length of a run with ``size`` samples per update, rounded up like transformers."""
     if max_updates is not None:
-        return whole_number("max_updates", max_updates, 1)
-    return math.ceil(above_zero("epochs", epochs) * math.ceil(samples / size))
+        return whole_number("max_updates", max_updates, 1, MOST_UPDATES)
+    updates = math.ceil(above_zero("epochs", epochs) * math.ceil(samples / size))
+    return whole_number("the number of updates", updates, 1, MOST_UPDATES)
 
 
 def warm_up_and_decay(update: int, total: int, *, warm_up: float = WARM_UP) -> float:

@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from holdfast._torch.checks import above_zero, at_least_zero, share, whole_number
+from holdfast._torch.checks import (
+    above_zero,
+    at_least_zero,
+    natural_number,
+    share,
+    whole_number,
+)
 from holdfast.hosts._updates import as_samples, number_of_updates, warm_up_and_decay
 from holdfast.hosts.raw import LoopSettings, plain_if_interrupted, train_loop
 from holdfast.hosts.watching import Observer
@@ -105,7 +111,7 @@ def train(
     builds a watch from the pretrained model and the total number of updates; its values go into the
     log. ``on_trained`` is called with the run and its log instead of stage 4.
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(natural_number("seed", seed))
     was_training = model.training
     model.to(torch.float32)
     source = as_samples(samples, None, training.batch_size, model)

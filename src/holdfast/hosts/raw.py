@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from holdfast._torch.batch import to_device
-from holdfast._torch.checks import NamedSettings, above_zero, whole_number
+from holdfast._torch.checks import NamedSettings, above_zero, natural_number, whole_number
 from holdfast._torch.finite import check_loss
 from holdfast._torch.progress import progress_bar
 from holdfast.hosts import _checkpoints as checkpoints
 from holdfast.hosts._updates import (
     CLIP_NORM,
+    MOST_UPDATES,
     Schedule,
     Updates,
     as_samples,
@@ -63,7 +64,7 @@ class LoopSettings(NamedSettings):
 
     def __post_init__(self) -> None:
         if self.max_updates is not None:
-            whole_number("max_updates", self.max_updates, 1)
+            whole_number("max_updates", self.max_updates, 1, MOST_UPDATES)
         whole_number("accumulate", self.accumulate, 1)
         if self.clip_norm is not None:
             above_zero("clip_norm", self.clip_norm)
@@ -134,7 +135,7 @@ def finetune_loop(
     """
     _check_watch(watch, log)
     was_training = model.training
-    torch.manual_seed(seed)
+    torch.manual_seed(natural_number("seed", seed))
     source = as_samples(data, None, batch_size, model)
     size = source.batch_size * settings.accumulate
     total = number_of_updates(len(source.data), size, epochs, settings.max_updates)

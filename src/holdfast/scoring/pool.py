@@ -170,7 +170,7 @@ def draw_pool(
 
     The predictions are computed in the precision that is active: in autocast, if the caller is.
     """
-    count = whole_number("count", count, 1)
+    count = whole_number("count", count, 1, 10**7)
     natural_number("seed", seed)
     limit = loaded(model, length).limit
     _check_starts(starts, model, limit)
