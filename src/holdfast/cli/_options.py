@@ -193,6 +193,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the command line; a config, or the demo, gives the defaults."""
+        if empty := next((word for word in words if re.fullmatch("--.+=--", word)), None):
+            self.error(f"{empty[:-3]} expected a value")  # which argparse reads as an empty list
         try:
             self.set_defaults(**self._given_before(words))
             options, unknown = self.parse_known_args(words)

@@ -121,6 +121,15 @@ class RunResult:
     resolved: dict[str, Any] = field(default_factory=dict)
     schema_version: int = 1
 
+    def __post_init__(self) -> None:
+        for stage, given in (*self.settings.items(), *self.resolved.items()):
+            many = isinstance(given, list)
+            for method in given if many else [given]:
+                if many != (stage == "penalties") or not isinstance(method, dict):
+                    raise ValueError(f"{stage} is not a method with its settings")
+                if not isinstance(method.get("name"), str):
+                    raise ValueError(f"the method of {stage} has no name")
+
     def to_json(self) -> str:
         """The JSON text, with a digest of everything else in it."""
         value = json.loads(_codec.to_json(self))

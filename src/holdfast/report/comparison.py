@@ -251,8 +251,9 @@ def _flat(plan: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def _chosen(summary: Summary) -> str:
     """The names of methods that were chosen for the model; empty if there are none."""
     before, after = summary.runs[0].settings, summary.resolved
+    methods = {stage: method for stage, method in after.items() if stage in before}
     return words.listed(
-        [m["name"] for s, m in after.items() if "name" in m and m["name"] != before[s]["name"]]
+        [m["name"] for s, m in methods.items() if "name" in m and m["name"] != before[s]["name"]]
     )
 
 
