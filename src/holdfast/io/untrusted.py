@@ -63,6 +63,8 @@ def from_pretrained(
     """
     if Path(where).is_dir():
         check_model_files(Path(where))
+    elif Path(where).exists():
+        raise ValueError(f"{where} is not a model: it is a file, not a directory")
     elif not is_hub_name(where):
         raise FileNotFoundError(f"no such model directory: {where}")
     elif not check_hub(where, "model"):
@@ -85,6 +87,9 @@ def _check_values(file: Path, found: dict[str, Any]) -> None:
     is_list = isinstance(named, list) and all(isinstance(name, str) for name in named)
     if named is not None and not is_list:
         raise ValueError(f"{file}: architectures must be a list of names, got {_kind(named)}")
+    longest = found.get("model_max_length")
+    if longest is not None and type(longest) not in (int, float):
+        raise ValueError(f"{file}: model_max_length must be a number, got {_kind(longest)}")
     pairs = (part for part in _parts(found) if isinstance(part, tuple))
     for key, value in pairs:
         is_count = "layer" in key and isinstance(value, int | float)
@@ -102,4 +107,5 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _kind(value: Any) -> str:
-    return {list: "a list", str: "text", type(None): "null"}.get(type(value), "a number")
+    words = {bool: "true or false", dict: "an object", list: "a list", str: "text"}
+    return words.get(type(value), "null" if value is None else "a number")

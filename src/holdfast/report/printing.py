@@ -5,8 +5,6 @@ import re
 import sys
 from typing import TextIO
 
-from holdfast.report.words import plain
-
 #: Spaces of other scripts are not printable for Python, but do nothing to a terminal.
 _CHECKED = re.compile(r"[^\n\t\x20-\x7e\u00a0\u2000-\u200a\u202f\u205f\u3000]")
 
@@ -29,6 +27,16 @@ def tell(text: object, *, file: TextIO | None = None, end: str = "\n") -> None:
 def tell_line(text: object, *, file: TextIO | None = None) -> None:
     """Print text on one line, so that it cannot look like several messages."""
     tell(plain(str(text)), file=file)
+
+
+def plain(name: str) -> str:
+    """A name on one line, without control characters.
+
+    >>> plain("a\\n\\x1b[31mb")
+    'a ␛[31mb'
+    """
+    shown = "".join(c if c.isprintable() else "␛" if c == "\x1b" else " " for c in name)
+    return " ".join(shown.split()) or "(no name)"
 
 
 def _escaped(character: str) -> str:

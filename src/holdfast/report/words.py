@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from holdfast._torch.finite import is_finite
+from holdfast.report.printing import plain as plain
 
 if TYPE_CHECKING:
     from holdfast.comparison.results import Measured
@@ -230,16 +231,6 @@ def listed(items: Sequence[str], most: int = 4) -> str:
     if len(items) > most:
         items = [*items[: most - 1], f"{len(items) - most + 1} others"]
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
-
-
-def plain(name: str) -> str:
-    """A name on one line, without control characters.
-
-    >>> plain("a\\n\\x1b[31mb")
-    'a ␛[31mb'
-    """
-    shown = "".join(c if c.isprintable() else "␛" if c == "\x1b" else " " for c in name)
-    return " ".join(shown.split()) or "(no name)"
 
 
 def cut(text: str, most: int) -> str:
