@@ -13,6 +13,7 @@ from holdfast.methods.lora import LoRA
 from holdfast.methods.lp_ft import LPFT
 from holdfast.optim import MoFO, fisher_importance, mas_importance
 from holdfast.recipe import Recipe
+from holdfast.registry import methods
 from holdfast.run import Run
 from methods.problems import backward, far, make_net
 
@@ -305,3 +306,17 @@ def test_refused(make, message):
 
 def test_recadams_shift_is_that_of_a_sigmoid_by_default():
     assert Sigmoid.over(1000) == Sigmoid.over(1000, t0=RecAdamUpdate.t0, width=RecAdamUpdate.width)
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in methods("update")])
+def test_a_nan_gradient_shows_in_the_weights(name):
+    torch.manual_seed(0)
+    model, some = torch.nn.Linear(6, 3), data()
+    run = Run(name, model, some, lr=1e-2, task="classification", progress=False, cache=False)
+    optimizer = run.make_optimizer(total_updates=4)
+    run.loss(some.tensors, num_targets=24, update=1).backward()
+    model.weight.grad[2, 3] = torch.nan
+    optimizer.step()
+    assert bool(model.weight.isnan()[2, 3])
+    with pytest.raises(ValueError, match="the training diverged: there is NaN .* in weight"):
+        run.finish()
