@@ -35,7 +35,7 @@ from holdfast.comparison.rates import with_rates
 from holdfast.comparison.results import Results
 from holdfast.comparison.scheduler import compare_in, finished_runs
 from holdfast.hosts.job import Training
-from holdfast.io.outputs import claim, named
+from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
 
 
@@ -76,7 +76,7 @@ def demo_settings() -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> None:
-    plan, out = settings_from(Plan, options), Place.at(named(options.out))
+    plan, out = settings_from(Plan, options), Place.at(output_name(options.out))
     check_page()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # Progress shows all of it
     with claim(out, "compare", [*paths_of(plan), *config_input(options)]):

@@ -40,7 +40,7 @@ from holdfast.io.codec import to_json
 from holdfast.io.encoding import TrainingData
 from holdfast.io.files import write_text
 from holdfast.io.models import Loader
-from holdfast.io.outputs import claim, finished, named, write_changed, written_aside
+from holdfast.io.outputs import claim, finished, output_name, write_changed, written_aside
 from holdfast.io.storage import Place
 from holdfast.recipe import DEFAULT_RECIPE, FILE, is_recipe_file, read_recipe
 from holdfast.report.printing import tell, tell_line
@@ -62,7 +62,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    out = Path(named(options.out))
+    out = Path(output_name(options.out))
     with claim(out, "finetune", inputs_of(options)) as stopped:
         check_unfinished(out, options, stopped)
         train_into(out, options)

@@ -27,7 +27,7 @@ from holdfast.comparison.plan import Measuring
 from holdfast.evaluate.kl import ContextFreeKL
 from holdfast.evaluate.measure import measure
 from holdfast.io.models import Loader
-from holdfast.io.outputs import claim, named
+from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
 
 FILES = ("report.json", "report.md", "report.html")
@@ -82,7 +82,7 @@ def measure_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> None:
-    out = None if options.out is None else Place.at(Path(named(options.out)))
+    out = None if options.out is None else Place.at(Path(output_name(options.out)))
     if out is not None:
         check_page()
     with claim(out, "measure", inputs_of(options), files=FILES):

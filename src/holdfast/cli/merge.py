@@ -22,7 +22,7 @@ from holdfast.cli.measure import add_models, add_tests, inputs_of, measure_argum
 from holdfast.evaluate.drift import drift
 from holdfast.evaluate.sweep import sweep
 from holdfast.io.merge import merge_on_disk
-from holdfast.io.outputs import claim, named
+from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
 from holdfast.report.printing import tell, tell_line
 
@@ -64,7 +64,7 @@ def merge(options: argparse.Namespace) -> None:
     out = merge_on_disk(
         options.base,
         options.tuned,
-        named(options.out),
+        output_name(options.out),
         alpha,
         overwrite=options.overwrite,
         **shared,
@@ -89,7 +89,7 @@ def measure_merged(options: argparse.Namespace) -> None:
         given = " ".join(f"{alpha:g}" for alpha in options.sweep)
         raise UsageError(f"--sweep must be numbers from 0 to 1, got {given}")
     check_page()
-    out = Path(named(options.out))
+    out = Path(output_name(options.out))
     places = {"out": out, "keep": options.keep, "overwrite": options.overwrite}
     with claim(out, "merge --sweep", inputs_of(options)):
         arguments = {**places, **measure_arguments(options)}

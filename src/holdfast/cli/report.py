@@ -23,7 +23,7 @@ from holdfast.comparison.results import Results, finished_in, together
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.sweep import Sweep
 from holdfast.io.files import read_json
-from holdfast.io.outputs import claim, claim_file, maker_of, named
+from holdfast.io.outputs import claim, claim_file, maker_of, output_name
 from holdfast.io.storage import Place
 from holdfast.report.shown import Shown
 
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> None:
             claim_file(folder / file, inputs, ours=lambda file: may_be_replaced(file, shown))
         show(shown, options, Place.at(folder), *files)
         return
-    with claim(named(options.out), "report", inputs, files=files, also=WRITERS):
+    with claim(output_name(options.out), "report", inputs, files=files, also=WRITERS):
         show(shown, options, Place.at(Path(options.out)), *files)
 
 

@@ -33,7 +33,7 @@ from holdfast.comparison.inputs import check_inputs, paths_of
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.search import Tuning
 from holdfast.comparison.tuning import Tuned, tune_in
-from holdfast.io.outputs import claim, named
+from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
 from holdfast.report.printing import tell, tell_line
 
@@ -59,7 +59,7 @@ def add_options(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     tuning = settings_from(Tuning, options)
     plan = settings_from(Plan, options, recipes=(tuning.recipe,), seeds=(tuning.seed,))
-    out = Place.at(Path(named(options.out)))
+    out = Place.at(Path(output_name(options.out)))
     check_page()
     with claim(out, "tune", [*paths_of(plan), *config_input(options)]):
         check_inputs(plan)

@@ -20,7 +20,7 @@ from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.rates import with_rates
 from holdfast.comparison.results import Results, RunResult, collect, read_result
 from holdfast.comparison.worker import Worker
-from holdfast.io.outputs import claim, named, write_changed
+from holdfast.io.outputs import claim, output_name, write_changed
 from holdfast.io.storage import Place
 
 #: A run that has ended, with its result or with a traceback.
@@ -66,7 +66,7 @@ def compare(
         on_progress: called with a run, the name of its activity, the amount done and the total
             amount (local engine only).
     """
-    with claim(place := Place.at(named(out)), "compare", paths_of(plan)):
+    with claim(place := Place.at(output_name(out)), "compare", paths_of(plan)):
         return compare_in(
             place, plan, jobs=jobs, engine=engine, gpus=gpus, address=address, config=config,
             on_finished=on_finished, on_progress=on_progress,

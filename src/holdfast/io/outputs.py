@@ -19,7 +19,7 @@ from holdfast.io.files import naming_errors, open_here, synced, temporary
 from holdfast.io.storage import Place
 
 MARKER = ".holdfast"
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
 
 #: Files that show which command wrote a directory before there were markers, and keys in them.
 _EARLIER: tuple[tuple[str, str, frozenset[str]], ...] = (
@@ -62,7 +62,7 @@ def claim(
     if out is None:
         yield False
         return
-    place = out if isinstance(out, Place) else Place.at(named(out, option))
+    place = out if isinstance(out, Place) else Place.at(output_name(out, option))
     folder = Path(place.name) if place.is_local else place.folder
     check_writable(folder, option)
     check_inputs(folder, inputs, files, option)
@@ -103,7 +103,7 @@ def claim_file(
     option: str = "--out",
 ) -> Path:
     """Check that a file can be written: it is no input, and if it exists it is ours."""
-    path = Path(named(file, option))
+    path = Path(output_name(file, option))
     if path.is_dir():
         raise ValueError(f"{option} must be a file, but {path} is a directory")
     check_writable(path.absolute().parent, option)
@@ -112,10 +112,11 @@ def claim_file(
         raise ValueError(
             f"{option} {path} exists, and holdfast did not write it: give another name"
         )
+    _remove_temporaries(path.parent, of=path.name)
     return path
 
 
-def named(out: str | os.PathLike[str], option: str = "--out") -> str:
+def output_name(out: str | os.PathLike[str], option: str = "--out") -> str:
     """Return the name of an output if files can be written under it."""
     name = os.fspath(out)
     if not name.strip():
@@ -171,7 +172,7 @@ def maker_of(place: Place) -> str | None:
     names = place.names()
     if MARKER in names:
         text = (place / MARKER).read_text() if _is_plain(place / MARKER) else ""
-        return text.strip()[:40]
+        return text.strip()[:40] if text.endswith("\n") else ""
     for command, pattern, keys in _EARLIER:
         if pattern.partition("/")[0] not in names:
             continue
@@ -250,9 +251,10 @@ def _locked(file: Path, text: str, name: str) -> Iterator[None]:
             raise ValueError(
                 f"another holdfast process is writing to {name}: choose another --out"
             ) from None
-        if not os.fstat(held).st_size:
+        if not os.read(held, 1 << 10).endswith(b"\n"):  # it is new, or was cut short
             with naming_errors(file):
-                os.write(held, f"{text}\n".encode())
+                os.ftruncate(held, 0)
+                os.pwrite(held, f"{text}\n".encode(), 0)
         yield
     finally:
         os.close(held)
@@ -274,9 +276,11 @@ def _lock(file: int) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _remove_temporaries(folder: Path) -> None:
-    for path in folder.iterdir():
-        if _TEMPORARY.fullmatch(path.name):
+def _remove_temporaries(folder: Path, of: str | None = None) -> None:
+    """Remove what dead processes left: everything temporary, or that of one file."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        found = _TEMPORARY.fullmatch(path.name)
+        if found and of in (None, found[1]):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
