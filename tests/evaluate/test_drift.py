@@ -164,6 +164,7 @@ def test_not_finite(tmp_path, bad):
     base["lm_head.weight"][0, 0] = bad
     found = drift(saved(tmp_path / "base", base), saved(tmp_path / "tuned", tuned))
     assert set(found.not_finite) == {"model.norm.weight", "lm_head.weight"}
+    assert found.base_not_finite == ("lm_head.weight",)
     rows = {row.name: row for row in found.tensors}
     assert rows["model.norm.weight"].distance == rows["lm_head.weight"].distance == 0
     assert rows["model.norm.weight"].norm == pytest.approx(base["model.norm.weight"].norm().item())

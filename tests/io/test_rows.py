@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from holdfast.io.rows import DatasetRows, labels_of, open_rows, read_texts
+from holdfast.io.render import read_texts
+from holdfast.io.rows import DatasetRows, labels_of, open_rows
 
 ROWS = [{"text": f"row {i}", "label": i % 2} for i in range(6)]
 
@@ -40,8 +41,14 @@ def test_texts_of_a_file_of_rows(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"text": "one\\n"}\n{"text": "two", "label": 1}\n')
     assert read_texts(tmp_path / "b.jsonl") == "one\n\n\ntwo"
     (tmp_path / "c.jsonl").write_text('{"text": "one"}\n{"prompt": "two"}\n')
-    with pytest.raises(ValueError, match="have the column text in each row"):
+    with pytest.raises(ValueError, match=r"c.jsonl: row 1 needs one of the columns text"):
         read_texts(tmp_path / "c.jsonl")
+    (tmp_path / "d.jsonl").write_text('{"text": "one"}\n{"text": null}\n')
+    with pytest.raises(ValueError, match=r"d.jsonl: text of row 1 must be text, got null"):
+        read_texts(tmp_path / "d.jsonl")
+    (tmp_path / "e.jsonl").write_text('{"prompt": "two"}\n')
+    with pytest.raises(ValueError, match="have the column text in each row"):
+        read_texts(tmp_path / "e.jsonl")
 
 
 def test_a_saved_dataset_and_its_splits(tmp_path, datasets):

@@ -176,3 +176,13 @@ def test_huge_labels_are_names_of_classes(tmp_path):
     task = open_task(save_bert(tmp_path / "bert"), write(tmp_path / "d.jsonl", rows))
     assert task.head.classes == tuple(str(row["label"]) for row in rows)
     assert [sample["labels"] for sample in task.samples(task.load()[0])] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "rows", [[{"x": "a"}], [{"text": "a cat"}, {"text": None}], [{"messages": "a cat"}]]
+)
+def test_rows_are_refused_before_a_model_is_loaded(rows, tmp_path):
+    source = save_llama(tmp_path / "llama")
+    (tmp_path / "llama" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"d.jsonl.*(training needs|of row)"):
+        open_task(source, write(tmp_path / "d.jsonl", rows))

@@ -318,5 +318,5 @@ def test_a_nan_gradient_shows_in_the_weights(name):
     model.weight.grad[2, 3] = torch.nan
     optimizer.step()
     assert bool(model.weight.isnan()[2, 3])
-    with pytest.raises(ValueError, match="the training diverged: there is NaN .* in weight"):
+    with pytest.raises(ValueError, match=r"the training diverged: there is NaN .* in weight"):
         run.finish()

@@ -21,6 +21,7 @@ from holdfast.cli._options import NUMBER, Parser, UsageError, add
 from holdfast.cli.measure import add_models, add_tests, inputs_of, measure_arguments
 from holdfast.evaluate.drift import drift
 from holdfast.evaluate.sweep import sweep
+from holdfast.io.codec import encode
 from holdfast.io.merge import merge_on_disk
 from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
@@ -73,7 +74,7 @@ def merge(options: argparse.Namespace) -> None:
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     if options.json:
         about = {"out": str(out), "alpha": alpha, "bytes": size, "relative": moved.total.relative}
-        tell(json.dumps({**about, "not_finite": list(moved.not_finite)}))
+        tell(json.dumps(encode({**about, "not_finite": moved.not_finite}), allow_nan=False))
         return
     shown = f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
     tell_line(

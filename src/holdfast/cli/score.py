@@ -23,6 +23,7 @@ import torch
 from holdfast import registry
 from holdfast.cli._options import Parser, UsageError, add, add_settings, settings_from
 from holdfast.hosts.job import Training
+from holdfast.io.codec import to_json
 from holdfast.io.encoding import TrainingData, training_samples
 from holdfast.io.models import Loader
 from holdfast.io.outputs import claim, claim_file
@@ -100,7 +101,7 @@ def score_rows(method: Any, training: Training, options: argparse.Namespace) -> 
         weighted = ({**row, "weight": by_row.get(i, 0.0)} for i, row in enumerate(rows))
         write_lines(Path(options.weighted), weighted)
     if options.json:
-        tell(json.dumps(scored.summary(), indent=1, ensure_ascii=False))
+        tell(to_json(scored.summary()))
     else:
         to_terminal(scored.document())
     for place in filter(None, (options.out, options.weighted)):

@@ -13,7 +13,8 @@ from holdfast.io.checkpoint import open_weights
 from holdfast.io.encoding import TrainingData
 from holdfast.io.heads import target_of
 from holdfast.io.models import Loader
-from holdfast.io.rows import is_text, labels_of, open_rows, read_text, read_texts
+from holdfast.io.render import read_texts
+from holdfast.io.rows import is_text, labels_of, open_rows, read_text
 from holdfast.recipe import is_recipe_file
 
 

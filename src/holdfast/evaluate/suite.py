@@ -14,7 +14,7 @@ from holdfast.evaluate.probes import Completions, MultipleChoice, Probe, Role, S
 from holdfast.io import encoding, rows
 from holdfast.io.heads import is_regression
 from holdfast.io.models import Loaded
-from holdfast.io.render import Reader
+from holdfast.io.render import Reader, read_texts
 
 PathLike = str | os.PathLike[str]
 Data = PathLike | Sequence[Mapping[str, Any]]
@@ -93,7 +93,7 @@ def named(given: Any, default: str) -> dict[str, Any]:
 def _texts(text: Any) -> list[Probe]:
     if isinstance(text, Mapping):
         return [Text(name, words) for name, words in text.items()]
-    return [Text(name, rows.read_texts(Path(path))) for name, path in named(text, "text").items()]
+    return [Text(name, read_texts(Path(path))) for name, path in named(text, "text").items()]
 
 
 def _probe_of(name: str, data: Any, role: Role, limit: int | None) -> Probe:

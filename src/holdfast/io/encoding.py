@@ -17,8 +17,9 @@ from torch.utils.data import Dataset
 
 from holdfast._torch.fingerprint import arrow_fingerprint, content_fingerprint
 from holdfast._torch.imports import require
+from holdfast.io.adapter import is_adapter
 from holdfast.io.files import first_line
-from holdfast.io.heads import NewHead, head_for, target_of
+from holdfast.io.heads import NewHead, config_of, head_for, model_kind, target_of
 from holdfast.io.models import Loaded, Loader
 from holdfast.io.render import Reader
 from holdfast.io.rows import (
@@ -149,21 +150,14 @@ def _causal_samples(
     A row without a target within the maximum length gives no sample, a long text gives several.
     """
     reader = Reader(name)
-    kind = reader.kind(rows[0], "conversation", "completion", "text")
-    if kind is None:
-        raise ValueError(
-            f"{name} has the columns {', '.join(map(str, rows[0]))}, but training needs messages, "
-            "prompt and completion, or text"
-        )
+    kind, words = reader.training_words(rows)
     if kind == "conversation":
-        chats = [reader.messages(row, i) for i, row in enumerate(rows)]
-        samples = [(i, _conversation(loaded, c, f"{name}: row {i}")) for i, c in enumerate(chats)]
+        samples = [(i, _conversation(loaded, c, f"{name}: row {i}")) for i, c in enumerate(words)]
     elif kind == "completion":
-        pairs = [reader.pair(row, i) for i, row in enumerate(rows)]
-        samples = [(i, _completion(loaded, *pair)) for i, pair in enumerate(pairs)]
+        samples = [(i, _completion(loaded, *pair)) for i, pair in enumerate(words)]
     else:
         tokenizer = loaded.need_tokenizer("training")
-        texts = [tokenize(tokenizer, reader.text(row, i)) for i, row in enumerate(rows)]
+        texts = [tokenize(tokenizer, text) for text in words]
         cut = [(i, piece) for i, ids in enumerate(texts) for piece in pieces(ids, loaded.limit)]
         samples = [(i, {"input_ids": piece, "labels": list(piece)}) for i, piece in cut]
     reader.warn_of_unused(rows, kind)
@@ -295,10 +289,18 @@ class TrainingData:
     def open(
         cls, source: str, data: str, loader: Loader, *, head: str = "auto", new: Sequence[str] = ()
     ) -> TrainingData:
-        """Read the rows, and decide with ``head_for`` whether the model needs a new head."""
+        """Read the rows, and decide with ``head_for`` whether the model needs a new head.
+
+        Rows that do not fit a causal language model are an error before it is loaded.
+        """
         rows = open_rows(data)
         trust = loader.trust_remote_code
         needed = head_for(head, source, rows, data, trust_remote_code=trust)
+        plain = not (source.endswith(".gguf") or is_adapter(source) or image_column(rows[0]))
+        if needed is None and plain:
+            config = config_of(source, trust_remote_code=trust)
+            if model_kind(config) == "causal_lm":
+                Reader(data).training_words(rows)
         tokenizer = loader.tokenizer_of(source)
         if needed is not None and not needed.images and tokenizer is not None:
             if tokenizer.pad_token is None:

@@ -6,11 +6,21 @@ Training, scores and tests read rows here, so that all of them see the same word
 import json
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from holdfast.io.rows import LABEL_COLUMNS, Rows, as_number, check_unicode, text_columns
+from holdfast.io.rows import (
+    LABEL_COLUMNS,
+    Rows,
+    as_number,
+    check_unicode,
+    is_rows,
+    read_rows,
+    read_text,
+    text_columns,
+)
 
 Part = Literal[
     "messages", "system", "context", "question", "input", "answer", "choices", "label", "class",
@@ -141,6 +151,19 @@ class Reader:
         """Return the text of a row."""
         return self._text(row, self._needed(row, "text", number), number)
 
+    def training_words(self, rows: Rows) -> tuple[Kind, list[Any]]:
+        """Return what a causal language model learns from each row, and the kind of all rows."""
+        kind = self.kind(rows[0], "conversation", "completion", "text")
+        if kind is None:
+            raise ValueError(
+                f"{self.name} has the columns {', '.join(map(str, rows[0]))}, but training needs "
+                "messages, prompt and completion, or text"
+            )
+        readers: dict[str, Callable[[Mapping[str, Any], int], Any]] = {
+            "conversation": self.messages, "completion": self.pair, "text": self.text,
+        }  # fmt: skip
+        return kind, [readers[kind](row, number) for number, row in enumerate(rows)]
+
     def warn_of_unused(self, rows: Rows, kind: Kind) -> None:
         """Warn of columns with words that rows of a kind do not use."""
         unused = dict.fromkeys(
@@ -206,3 +229,19 @@ def _is_turn(turn: Any) -> bool:
     if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
         return False
     return turn.get("content") is not None or bool(turn.get("tool_calls"))
+
+
+def read_texts(path: Path) -> str:
+    """Read a text file, or the texts in a file of rows, with a blank line between them."""
+    if not is_rows(path):
+        return read_text(path)
+    rows, reader = read_rows(path), Reader(str(path))
+    if reader.kind(rows[0], "text") is None:
+        raise ValueError(
+            f"{path} must be a text file, or have the column text in each row, but its first row "
+            f"has {', '.join(map(str, rows[0]))}. Other tests are data= (--retained on the command "
+            "line)"
+        )
+    texts = [reader.text(row, number) for number, row in enumerate(rows)]
+    reader.warn_of_unused(rows, "text")
+    return "\n\n".join(texts)

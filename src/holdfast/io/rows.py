@@ -150,6 +150,10 @@ def is_text(path: Path) -> bool:
     return _suffix(path) in _TEXT_SUFFIXES
 
 
+def is_rows(path: Path) -> bool:
+    return _suffix(path) in _ROW_SUFFIXES
+
+
 def read_text(path: Path) -> str:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
@@ -161,20 +165,6 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise ValueError(f"{path} is empty")
     return text
-
-
-def read_texts(path: Path) -> str:
-    """Read a text file, or the texts in a file of rows, with a blank line between them."""
-    if _suffix(path) not in _ROW_SUFFIXES:
-        return read_text(path)
-    rows = read_rows(path)
-    if not all(isinstance(row.get("text"), str) for row in rows):
-        raise ValueError(
-            f"{path} must be a text file, or have the column text in each row, but its first row "
-            f"has {', '.join(map(str, rows[0]))}. Other tests are data= (--retained on the command "
-            "line)"
-        )
-    return "\n\n".join(row["text"] for row in rows)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
