@@ -278,9 +278,8 @@ def config_input(options: argparse.Namespace) -> list[str]:
     """
     if options.config is None:
         return []
-    yaml = require("yaml", extra="cli", what="--config")
-    given = yaml.safe_load(Path(options.config).read_text(encoding="utf-8"))
-    return [] if given == yaml.safe_load(config_text(options)) else [options.config]
+    given = parse_yaml(Path(options.config).read_text(encoding="utf-8"), options.config)
+    return [] if given == parse_yaml(config_text(options), "the options") else [options.config]
 
 
 def add(group: argparse._ActionsContainer, *names: str, **changes: Any) -> None:

@@ -42,6 +42,7 @@ from holdfast.io.files import write_text
 from holdfast.io.models import Loader
 from holdfast.io.outputs import claim, finished, output_name, write_changed, written_aside
 from holdfast.io.storage import Place
+from holdfast.io.untrusted import parse_yaml
 from holdfast.recipe import DEFAULT_RECIPE, FILE, is_recipe_file, read_recipe
 from holdfast.report.printing import tell, tell_line
 
@@ -137,18 +138,15 @@ def check_unfinished(out: Path, options: argparse.Namespace, stopped: bool) -> N
 
     ``stopped`` is whether a run was stopped in it, perhaps in its last moments.
     """
-    import yaml
-
-    try:
-        before = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        before = None
+    config = out / "config.yaml"
     if (out / "training.json").exists() and not stopped:
         raise ValueError(f"{out} already contains a model: give another --out")
-    if not isinstance(before, dict) or not (out / UNFINISHED[0]).exists():
+    if not config.exists() or not (out / UNFINISHED[0]).exists():
         return  # nothing to continue from
-    now = vars(options)
-    for name in sorted((before.keys() | now.keys()) - {"out", *NOT_SAVED}):
+    before, now = parse_yaml(config.read_text(encoding="utf-8"), str(config)), vars(options)
+    if not isinstance(before, dict):
+        raise ValueError(f"{config} is damaged: remove {out} to start the run again")
+    for name in sorted({str(name) for name in before} - {"out", *NOT_SAVED}):
         if before.get(name) != now.get(name):
             raise ValueError(
                 f"{out} contains an unfinished run with {name} {before.get(name)}, not "

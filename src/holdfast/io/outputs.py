@@ -17,6 +17,7 @@ from typing import Any
 
 from holdfast.io.files import naming_errors, open_here, synced, temporary
 from holdfast.io.storage import Place
+from holdfast.io.untrusted import parse_yaml
 
 MARKER = ".holdfast"
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
@@ -205,10 +206,8 @@ def written_aside(folder: Path, on_ready: Callable[[], object] = lambda: None) -
 
 def write_changed(file: Place, text: str) -> None:
     """Write a YAML file, unless it has the same values: it may be an input, with comments."""
-    import yaml
-
-    with contextlib.suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
-        if yaml.safe_load(file.read_text()) == yaml.safe_load(text):
+    with contextlib.suppress(OSError, ValueError):
+        if parse_yaml(file.read_text(), file.name) == parse_yaml(text, file.name):
             return
     file.write_text(text)
 
@@ -323,16 +322,9 @@ def _below(place: Place, pattern: Sequence[str]) -> Iterator[Place]:
 
 def _keys_of(file: Place) -> set[str]:
     """The keys of a JSON or YAML file; none if it is not one."""
-    try:
-        value: Any = _parsed(file)
-    except Exception:  # of the parsers, which raise many types
-        return set()
+    value: Any = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        text = file.read_text()
+        is_json = file.name.endswith(".json")
+        value = json.loads(text) if is_json else parse_yaml(text, file.name)
     return set(value) if isinstance(value, dict) else set()
-
-
-def _parsed(file: Place) -> Any:
-    if file.name.endswith(".json"):
-        return json.loads(file.read_text())
-    import yaml
-
-    return yaml.safe_load(file.read_text())
