@@ -286,3 +286,15 @@ def test_two_ranks_resume(kind, tmp_path):
     for file in ("", out):
         run_on_ranks(2, stop_or_resume, kind, names, tmp_path / "s", file, folder=tmp_path)
     assert_close(torch.load(out, weights_only=True), expected(names, 4), 1e-9)
+
+
+def test_a_run_that_diverges_is_an_error():
+    loop = make_loop(accelerate.Accelerator(cpu=True), "standard")
+    for _ in loop:
+        loss = loop.backward()
+        loop.model[0].weight.grad[0, 0] = torch.nan
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+    assert bool(loss.isnan())
+    with pytest.raises(ValueError, match=r"the training diverged: there is NaN .* in 0.weight"):
+        loop.finish()

@@ -411,3 +411,12 @@ def test_a_checkpoint_without_an_optimizer_is_refused(tmp_path):
         make_trainer(Recipe.preset("recadam"), tmp_path, options=options).train(
             resume_from_checkpoint=str(tmp_path / "checkpoint-2")
         )
+
+
+def test_a_run_that_diverges_is_an_error(tmp_path):
+    """The Trainer's own log hides a loss that is NaN."""
+    model = make_model()
+    with torch.no_grad():
+        model.classifier.bias[0] = torch.nan
+    with pytest.raises(ValueError, match="the training diverged: there is NaN or infinity in"):
+        make_trainer(Recipe(), tmp_path, model, options={"num_train_epochs": 1}).train()
