@@ -20,6 +20,8 @@ from pathlib import Path
 from reprlib import repr as short  # aliases in YAML can make a value huge
 from typing import Any
 
+from torch import nn
+
 from holdfast import registry
 from holdfast._torch.checks import NamedSettings, did_you_mean
 from holdfast._torch.imports import require
@@ -104,6 +106,12 @@ class Recipe(NamedSettings):
             f"{', '.join(new)} is new and predicts at random. Fit it first: {first}train it alone "
             f"with the preset {preset_that('trains_only_head')}, then leave out new="
         )
+
+    def check_model(self, model: nn.Module, has_old_data: bool) -> None:
+        """Raise ValueError if a method cannot be used with a model, judged by its structure."""
+        for _, method in self:
+            if reason := method.unfit(model, has_old_data):
+                raise ValueError(reason)
 
     @property
     def name(self) -> str:

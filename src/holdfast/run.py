@@ -165,6 +165,7 @@ class Run:
         """Run stage 2, and measure everything that methods need at θ*."""
         self.data, self.collate = data, collate
         self.recipe.check_head(self.new)
+        self.recipe.check_model(self.model, self.old_data is not None)
         self.recipe.trainable.fit(self)
         self.anchors = self.recipe.trainable.anchors(self)
         self.criterion = self.recipe.objective.prepare(self)

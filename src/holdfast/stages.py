@@ -128,6 +128,13 @@ class Method(NamedSettings):
         """Return why the method cannot be used in a recipe, or None if it can."""
         return None
 
+    def unfit(self, model: nn.Module, has_old_data: bool) -> str | None:
+        """Return why the method cannot be used with a model, or None if it can.
+
+        Hosts call it before they load weights, if they can: the parameters may have no values.
+        """
+        return None
+
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         """Return the settings that ``tune`` searches, by name.
 

@@ -297,7 +297,7 @@ class TestRefused:
         sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
         config = transformers.BertConfig(vocab_size=40, num_hidden_layers=1, **sizes)
         model = transformers.BertForSequenceClassification(config)
-        with pytest.raises(ValueError, match="BertForSequenceClassification does not generate"):
+        with pytest.raises(ValueError, match="language model, got BertForSequenceClass"):
             make_run(Recipe.preset("self-replay"), model, [{"input_ids": [5, 6], "label": 0}])
 
     def test_no_first_token(self):

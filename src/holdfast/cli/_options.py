@@ -324,7 +324,10 @@ def settings_from(cls: type[T], options: argparse.Namespace, **given: Any) -> T:
             values[field.name] = settings_from(kinds[field.name], options)
         elif hasattr(options, name):
             values[field.name] = _frozen(getattr(options, name))
-    return cls(**{**values, **given})
+    try:
+        return cls(**{**values, **given})
+    except TypeError as error:  # a value of the wrong type, for which the class has its sentence
+        raise UsageError(str(error)) from error
 
 
 def _frozen(value: Any) -> Any:

@@ -35,7 +35,7 @@ from holdfast.cli._options import (
 )
 from holdfast.cli._progress import Progress
 from holdfast.evaluate.watch import watch_distance
-from holdfast.hosts.job import Training, train
+from holdfast.hosts.job import Training, encode, train
 from holdfast.io.codec import to_json
 from holdfast.io.encoding import TrainingData
 from holdfast.io.files import write_text
@@ -82,10 +82,8 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     task = TrainingData.open(
         options.model, options.data, loader, head=options.head, new=options.new
     )
+    samples, old = encode(task, [recipe], options.old_data)
     model, new = task.load()
-    recipe.check_head(new)
-    samples = task.samples(model)
-    old = None if options.old_data is None else task.samples(model, other=options.old_data)
     if not (out / UNFINISHED[0]).exists():
         for left in UNFINISHED:  # of a run that was stopped before its first checkpoint
             (out / left).unlink(missing_ok=True)

@@ -76,13 +76,13 @@ def score_rows(method: Any, training: Training, options: argparse.Namespace) -> 
             "head mean nothing: fit one first with holdfast finetune --recipe "
             f"{preset_that('trains_only_head')}"
         )
-    model, _ = task.load()
-    rows = task.rows
-    owners, samples = training_samples(loader.ready(model, task.tokenizer), rows, task.data)
+    rows, skeleton = task.rows, loader.skeleton(options.model)
+    owners, samples = training_samples(loader.ready(skeleton, task.tokenizer), rows, task.data)
     if options.weighted is not None:
         check_rows(rows, owners, options)
     tokens = options.level == "token"
     shown, size = sys.stderr.isatty(), training.batch_size
+    model, _ = task.load()
     scores = score(model, samples, tokens=tokens, batch_size=size, progress=shown)
     weights: Any = method.weigh(scores)
     weights = [w.tolist() for w in (scores.split(weights) if tokens else weights)]

@@ -5,17 +5,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from holdfast.comparison.plan import Plan
+from holdfast.comparison.plan import RECIPES, Plan
 from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.suite import Suite, named
+from holdfast.hosts.job import encode
 from holdfast.io.checkpoint import open_weights
 from holdfast.io.encoding import TrainingData
 from holdfast.io.heads import target_of
 from holdfast.io.models import Loader
 from holdfast.io.render import read_texts
 from holdfast.io.rows import is_text, labels_of, open_rows, read_text
-from holdfast.recipe import is_recipe_file
+from holdfast.recipe import is_recipe_file, read_recipe
 
 
 def measure_options(plan: Plan) -> dict[str, Any]:
@@ -56,10 +57,10 @@ def check_inputs(plan: Plan) -> None:
         )
     loader = Loader(max_length=plan.training.max_length, trust_remote_code=plan.trust_remote_code)
     training = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
-    if plan.old_data is not None:
-        open_rows(plan.old_data)
+    # Of the default recipes, those that do not fit the model fail by themselves.
+    asked = () if plan.recipes == RECIPES else plan.recipes
+    encode(training, [read_recipe(name)[1] for name in asked], plan.old_data)
     where, _ = loader.location(plan.model)
-    loader.config_of(plan.model)
     if Path(where).is_dir():
         open_weights(plan.model)
     probes, _ = Suite(**measure_options(plan)).build()

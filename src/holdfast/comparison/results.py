@@ -324,6 +324,11 @@ class Results(Shown):
     schema_version: int = 1
     what: ClassVar[str] = "comparison"
 
+    def __post_init__(self) -> None:
+        rates = self.plan.get("rates") or {}
+        if not isinstance(rates, dict) or {*map(type, rates.values())} - {int, float}:
+            raise ValueError("plan.rates must be numbers by name")
+
     def summaries(self) -> list[Summary]:
         """Summarize each recipe over its seeds, in the order of the plan."""
         groups: dict[str, list[RunResult]] = {}

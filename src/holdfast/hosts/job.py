@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +22,7 @@ from holdfast._torch.checks import (
 from holdfast.hosts._updates import as_samples, number_of_updates, warm_up_and_decay
 from holdfast.hosts.raw import LoopSettings, plain_if_interrupted, train_loop
 from holdfast.hosts.watching import Observer
+from holdfast.io.encoding import TrainingData
 from holdfast.io.files import naming_errors, open_here, remove_cut_line, write_text
 from holdfast.recipe import DEFAULT_RECIPE, Recipe
 from holdfast.run import Run, resolved
@@ -79,6 +80,22 @@ class Training:
     def schedule(self, update: int, total: int) -> float:
         """The factor of the learning rate: linear warm-up, then linear decay to 0."""
         return warm_up_and_decay(update, total, warm_up=self.warmup)
+
+
+def encode(
+    task: TrainingData, recipes: Iterable[Recipe], old_data: str | None = None
+) -> tuple[Sequence[Any], Sequence[Any] | None]:
+    """Encode the data and the old data, before any weights are loaded.
+
+    Raise ValueError if the columns do not fit the model, or a recipe does not fit either.
+    """
+    model = task.loader.skeleton(task.source, task.head)
+    new = task.given or (("the head",) if task.head else ())
+    for recipe in recipes:
+        recipe.check_head(new)
+        recipe.check_model(model, old_data is not None)
+    old = None if old_data is None else task.samples(model, other=old_data)
+    return task.samples(model), old
 
 
 class Trained(NamedTuple):

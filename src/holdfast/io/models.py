@@ -188,6 +188,27 @@ class Loader:
         _refuse_random(source, model, [*info["missing_keys"], *info["mismatched_keys"]])
         return model.to(device).eval()
 
+    def skeleton(self, source: str, head: NewHead | None = None) -> nn.Module:
+        """Return a model without the values of its weights, as its configuration describes it."""
+        transformers = heads.import_transformers()
+        if is_adapter(source):
+            source = base_of(Path(source))
+        config, (_, options) = self.config_of(source), self.location(source)
+        cls = self._class_for(config, options)
+        if head is not None:
+            config.update(head.settings())
+            cls = transformers.AutoModelForSequenceClassification
+            if head.images:
+                cls = transformers.AutoModelForImageClassification
+        try:
+            trust = {"trust_remote_code": self.trust_remote_code}
+            with torch.device("meta"):
+                made = getattr(cls, "from_config", None)  # of the classes that choose another one
+                model: nn.Module = made(config, **trust) if made else cls(config)
+            return model
+        except Exception as error:  # values that do not fit each other raise many types
+            raise ValueError(f"{source} cannot be built: {first_line(error)}") from error
+
     def load_with_head(self, source: str, head: NewHead) -> tuple[nn.Module, tuple[str, ...]]:
         """Load a model with a new head; also return the names of its new modules."""
         transformers = heads.import_transformers()

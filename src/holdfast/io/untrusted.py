@@ -92,9 +92,16 @@ def _check_values(file: Path, found: dict[str, Any]) -> None:
         raise ValueError(f"{file}: model_max_length must be a number, got {_kind(longest)}")
     pairs = (part for part in _parts(found) if isinstance(part, tuple))
     for key, value in pairs:
+        if key.endswith("_token_id") and not _is_token(value):
+            raise ValueError(f"{file}: {key} must be the id of a token, got {_kind(value)}")
         is_count = "layer" in key and isinstance(value, int | float)
         if is_count and not 0 <= value <= _MOST_LAYERS:
             raise ValueError(f"{file}: {key} must be from 0 to {_MOST_LAYERS}, got {value}")
+
+
+def _is_token(value: Any) -> bool:
+    ids = value if isinstance(value, list) else [value]
+    return value is None or all(type(one) is int and 0 <= one < 1 << 31 for one in ids)
 
 
 def _parts(value: Any) -> Iterator[Any]:

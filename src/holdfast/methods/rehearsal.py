@@ -61,14 +61,19 @@ class Rehearsal(Recall):
     ratio: float = 0.25
     anneal: Anneal | None = None
 
+    def unfit(self, model: nn.Module, has_old_data: bool) -> str | None:
+        if has_old_data or self.ratio == 0:
+            return None
+        return (
+            "Rehearsal needs data of the old task: pass it as old_data= (--old-data on the command "
+            "line), or use a method that needs none"
+        )
+
     def prepare(self, run: Run) -> RecallTerm:
         if self.ratio == 0:
             return RecallTerm()
-        if run.old_data is None:
-            raise ValueError(
-                "Rehearsal needs data of the old task: pass it as old_data= (--old-data on the "
-                "command line), or use a method that needs none"
-            )
+        if reason := self.unfit(run.model, run.old_data is not None):
+            raise ValueError(reason)
         criterion, column = run.criterion, run.criterion.column
         new = samples_of(self, run, run.data)
         old = samples_of(self, run, run.old_data, "old_data")

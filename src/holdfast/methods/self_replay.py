@@ -42,6 +42,7 @@ from holdfast._torch.layers import within
 from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.rng import generator_of
 from holdfast._torch.teachers import AllTokens, KeptTokens
+from holdfast.io.heads import model_kind
 from holdfast.methods._base_model import BaseModel, base_model_of
 from holdfast.methods._budget import (
     BudgetController,
@@ -210,17 +211,19 @@ class SelfReplay(Recall):
             )
         return max(BLOCK, math.ceil(min(used, affordable)))
 
+    def unfit(self, model: nn.Module, has_old_data: bool) -> str | None:
+        if self.strength == 0 or model_kind(model) == "causal_lm":
+            return None
+        return (
+            "SelfReplay draws texts from the model, so it needs a causal language model, got "
+            f"{type(without_peft(model)).__name__}"
+        )
+
     def _pool(self, run: Run) -> Pool:
         """The texts of the run.
 
         The seed of the run does not matter, so that all seeds share one cached pool.
         """
-        inner = without_peft(run.model)
-        if not hasattr(inner, "get_output_embeddings"):
-            raise ValueError(
-                "SelfReplay draws texts from the model, so it needs a causal language model, got "
-                f"{type(inner).__name__}"
-            )
         if getattr(getattr(run.model, "active_peft_config", None), "is_prompt_learning", False):
             raise ValueError(
                 "SelfReplay needs predictions for the tokens of a text only, but prompt learning "
