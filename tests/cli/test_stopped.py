@@ -81,6 +81,7 @@ def test_no_permission_is_said_before_the_work(place):
 def test_a_full_disk_leaves_no_part_of_a_file(place):
     sizes = {"merge": 100_000, "finetune": 100_000, "report": 1000}
     (place / "good").mkdir()
+    (place / "good" / ".holdfast").write_text("report\n")
     (place / "good" / "report.md").write_text("from before")
     lines = [[sizes.get(name, 20), name, *GOOD[name], f"--out=out/{name}"] for name in WRITING]
     lines += [[10, "report", *GOOD["report"], "--out=good"]]

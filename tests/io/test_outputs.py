@@ -72,6 +72,7 @@ def test_foreign_files(tmp_path, command, name):
         ("measure", "report.json", ["base", "tuned", "schema_version"]),
         ("merge --sweep", "sweep.json", ["points", "tuned", "schema_version"]),
         ("score", "scores.json", ["task", "tokens"]),
+        ("report", "report.html", ["schema_version"]),
     ],
 )
 def test_results_of_earlier_versions(tmp_path, command, name, keys):

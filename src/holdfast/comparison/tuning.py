@@ -8,6 +8,7 @@ found is the candidate that the report of a comparison would recommend.
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -178,6 +179,8 @@ def tune_in(
         )
     kept, folder = storage or str(out / "study.log"), out / "trials"
     refuse_link(out / "study.log")
+    if storage is None:  # in a claimed folder, a lock is that of a dead process
+        (out / "study.log.lock").unlink(missing_ok=True)
     study = search.open_study(kept, name)
     with _naming_damage(kept):
         _check_same(study, plan, tuning)
@@ -230,7 +233,8 @@ def _search_in_processes(
     with contextlib.closing(ended):
         for one in ended:
             if one.error:
-                raise RuntimeError(one.error)
+                last = one.error.strip().rpartition("\n")[2]
+                raise OSError(errno.EIO, f"a worker process failed: {last}")
             if one.value is not None:
                 kind, text = one.value
                 raise _PLAN_ERRORS[kind](text)

@@ -32,6 +32,8 @@ _EARLIER: tuple[tuple[str, str, frozenset[str]], ...] = (
     ("measure", "report.json", frozenset({"tuned", "schema_version"})),
     ("merge --sweep", "sweep.json", frozenset({"points", "schema_version"})),
     ("score", "scores.json", frozenset({"task", "tokens"})),
+    ("report", "report.html", frozenset({"schema_version"})),
+    ("report", "sweep.html", frozenset({"schema_version"})),
 )
 
 
@@ -321,10 +323,12 @@ def _below(place: Place, pattern: Sequence[str]) -> Iterator[Place]:
 
 
 def _keys_of(file: Place) -> set[str]:
-    """The keys of a JSON or YAML file; none if it is not one."""
+    """The keys of a JSON or YAML file, or of the JSON in a page; none if it is not one."""
     value: Any = None
     with contextlib.suppress(OSError, ValueError, RecursionError):
         text = file.read_text()
+        if file.name.endswith(".html"):
+            return {"schema_version"} if '"schema_version"' in text else set()
         is_json = file.name.endswith(".json")
         value = json.loads(text) if is_json else parse_yaml(text, file.name)
     return set(value) if isinstance(value, dict) else set()
