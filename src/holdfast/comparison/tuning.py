@@ -233,8 +233,8 @@ def _search_in_processes(
     with contextlib.closing(ended):
         for one in ended:
             if one.error:
-                last = one.error.strip().rpartition("\n")[2]
-                raise OSError(errno.EIO, f"a worker process failed: {last}")
+                reason = one.error.strip().rpartition("\n")[2]
+                raise OSError(errno.EIO, f"a worker process failed: {reason}")
             if one.value is not None:
                 kind, text = one.value
                 raise _PLAN_ERRORS[kind](text)
