@@ -234,9 +234,15 @@ def test_one_sentence_and_nothing_written(name, change, words, place, capsys):
 
 
 def test_what_every_run_fails_of_is_said(place, capsys):
-    assert main(["compare", *GOOD["compare"], "--data=odd.jsonl"]) == 2
-    check_sentence(capsys.readouterr().err, "the columns x")
+    assert main(["compare", *GOOD["compare"], "--lr=1e30", "--max-updates=3"]) == 2
+    check_sentence(capsys.readouterr().err, "the training diverged: the loss of update")
     assert "Traceback" in next((place / "out" / "failed").iterdir()).read_text()
+
+
+def test_wrong_columns_are_said_before_the_first_run(place, capsys):
+    assert main(["compare", *GOOD["compare"], "--data=odd.jsonl"]) == 2
+    check_sentence(capsys.readouterr().err, "odd.jsonl has the columns x, but training needs")
+    assert not (place / "out" / "failed").exists()
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -186,3 +186,13 @@ def test_rows_are_refused_before_a_model_is_loaded(rows, tmp_path):
     (tmp_path / "llama" / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"d.jsonl.*(training needs|of row)"):
         open_task(source, write(tmp_path / "d.jsonl", rows))
+
+
+def test_a_class_without_a_text(tmp_path):
+    source = save_bert(tmp_path / "bert")
+    task = open_task(
+        source, write(tmp_path / "d.jsonl", [*CLASSES, {"text": None, "label": "cat"}])
+    )
+    model, _ = task.load()
+    with pytest.raises(ValueError, match="row 12 needs a text and a label, but it has label"):
+        task.samples(model)

@@ -101,9 +101,10 @@ def encode_labeled(
 ) -> dict[str, Any]:
     columns, label = text_columns(row), label_of(row)
     if not columns or label is None:
+        there = [str(column) for column, value in row.items() if value is not None]
         raise ValueError(
             f"{name}: row {number} needs a text and a label, but it has "
-            f"{', '.join(map(str, row)) or 'no columns'}"
+            f"{', '.join(there) or 'no columns'}"
         )
     target = target_of(getattr(loaded.model, "config", None), label, name)
     where = f"{name}: row {number}"

@@ -166,13 +166,10 @@ class Reader:
 
     def warn_of_unused(self, rows: Rows, kind: Kind) -> None:
         """Warn of columns with words that rows of a kind do not use."""
-        unused = dict.fromkeys(
-            column
-            for row in rows
-            for column, value in row.items()
-            if isinstance(value, str | list | Mapping) and value
-            if column not in self._used(row, kind)
-        )
+        unused: dict[str, None] = {}
+        for row in rows:
+            used = self._used(row, kind)
+            unused |= {c: None for c, x in row.items() if c not in used and _holds_words(x)}
         if unused:
             warnings.warn(
                 f"{self.name}: columns that are not used: {', '.join(map(str, unused))}",
@@ -223,6 +220,10 @@ def _words(value: Any, what: str) -> str:
         raise ValueError(f"{what} must be text, got {given}")
     check_unicode(value, what)
     return value
+
+
+def _holds_words(value: Any) -> bool:
+    return isinstance(value, str | list | Mapping) and bool(value)
 
 
 def _is_turn(turn: Any) -> bool:
