@@ -295,6 +295,20 @@ def test_a_new_head_is_merged_as_a_run_merges_it(tmp_path, monkeypatch):
         assert torch.equal(p, seen[0][name]), name
 
 
+def test_a_trial_that_diverges_is_pruned(tmp_path):
+    rows = [{"text": "the cat", "label": "a"}, {"text": "a dog ran", "label": "b"}] * 4
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    plan = Plan(
+        save_bert(tmp_path / "bert"), "rows.jsonl", "rows.jsonl", recipes=("standard",),
+        training=Training(lr=1e30, max_updates=3), measuring=Measuring(context_free=0),
+    )  # fmt: skip
+    tuning = Tuning("standard", trials=1, prune=False)
+    search = Search(plan, tuning, tmp_path / "trials", str(tmp_path / "study.log"), "one")
+    search.run()
+    (trial,) = counted(search.study)
+    assert trial.state.name == "PRUNED", trial.user_attrs.get("error")
+
+
 def image_plan(tmp_path):
     return Plan(
         save_resnet(tmp_path / "resnet"), save_images(tmp_path / "train"),
