@@ -96,14 +96,17 @@ RECALLS: dict[str, Callable[[float], Any]] = {
 }
 #: What the recall of ``holdfast`` is chosen from.
 CHOICES: dict[str, Plan | None] = {
-    f"{name}-{strength:g}-{lr:g}{'-held' if held else ''}": careful(
-        held, lr, recall=recall(strength)
-    )
-    for held in (False, True)
-    for lr in (5e-4, 1e-3)
-    for strength in (1.0, 0.3)
-    for name, recall in RECALLS.items()
-} | PLAIN
+    **{
+        f"{name}-{strength:g}-{lr:g}{'-held' if held else ''}": careful(
+            held, lr, recall=recall(strength)
+        )
+        for held in (False, True)
+        for lr in (5e-4, 1e-3)
+        for strength in (1.0, 0.3)
+        for name, recall in RECALLS.items()
+    },
+    **PLAIN,
+}
 HOLDFAST: dict[str, Plan | None] = {
     "probe": None, "holdfast": Plan(hf.Recipe.preset("holdfast"), None, careful=True), **PLAIN
 }  # fmt: skip
