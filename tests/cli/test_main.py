@@ -3,8 +3,10 @@
 import ast
 import logging
 import os
+import signal
 import subprocess
 import sys
+import time
 import types
 import warnings
 from pathlib import Path
@@ -102,6 +104,21 @@ sys.meta_path.insert(0, Interrupting())
 sys.argv = ["holdfast", "methods"]
 sys.exit(main())
 """
+
+
+def test_control_c_that_an_import_turns_into_another_error(doing, capsys):
+    def interrupted():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            raise ImportError("cannot load module more than once per process") from None
+
+    doing(interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["methods"]) == 130
+    assert capsys.readouterr().err == "holdfast: stopped; what was finished is kept\n"
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_control_c_in_the_first_seconds():

@@ -1,5 +1,6 @@
 """The entry point: finds the command, runs it, and reports an error in one sentence."""
 
+import contextlib
 import errno
 import io
 import os
@@ -42,8 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status: 0, 1 (failed), 2 (wrong input) or 130 (Ctrl-C)."""
     if sys.stderr is None:  # it was closed
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    interrupts = _Interrupts()
     try:
-        return _main(list(sys.argv[1:] if arguments is None else arguments))
+        with interrupts:
+            return _main(list(sys.argv[1:] if arguments is None else arguments), interrupts)
     except KeyboardInterrupt:
         if arguments is None:  # a second one would only disturb the end of the process
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -51,7 +54,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _main(words: list[str]) -> int:
+class _Interrupts:
+    """Remember Ctrl-C, because imports may turn the exception into another one."""
+
+    seen = False
+
+    def __enter__(self) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            with contextlib.suppress(ValueError):  # not the main thread
+                signal.signal(signal.SIGINT, self._interrupt)
+
+    def __exit__(self, *_: object) -> None:
+        if signal.getsignal(signal.SIGINT) == self._interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _interrupt(self, *_: object) -> None:
+        self.seen = True
+        raise KeyboardInterrupt
+
+
+def _main(words: list[str], interrupts: _Interrupts) -> int:
     show_traceback = "--traceback" in words or bool(os.environ.get("HOLDFAST_TRACEBACK"))
     words = [word for word in words if word != "--traceback"] or ["--help"]
     if sys.stdout is None:  # the next file to be opened would take its number
@@ -73,6 +95,8 @@ def _main(words: list[str]) -> int:
         say(error)
         return 2
     except Exception as error:
+        if interrupts.seen:
+            raise KeyboardInterrupt from error
         if show_traceback:
             tell(traceback.format_exc(), file=sys.stderr, end="")
         else:
