@@ -176,8 +176,9 @@ def test_integers_do_not_count(tmp_path):
     base, tuned = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     tuned.num_batches_tracked += 1000
     assert drift(base, tuned).total.distance == 0
-    packed = saved(tmp_path / "packed", {"w": torch.ones(9, dtype=torch.uint8), "s": torch.ones(1)})
-    with pytest.raises(ValueError, match="quantized weights"):
+    codes = torch.ones(9, dtype=torch.uint8)
+    packed = saved(tmp_path / "packed", {"fc.weight": codes, "s": torch.ones(1)})
+    with pytest.raises(ValueError, match=r"1 quantized tensors \(uint8\).*: fc.weight"):
         drift(packed, packed)
 
 

@@ -17,9 +17,8 @@ from torch.utils.data import Dataset
 
 from holdfast._torch.fingerprint import arrow_fingerprint, content_fingerprint
 from holdfast._torch.imports import require
-from holdfast.io.adapter import is_adapter
 from holdfast.io.files import first_line
-from holdfast.io.heads import NewHead, config_of, head_for, model_kind, target_of
+from holdfast.io.heads import NewHead, head_for, target_of
 from holdfast.io.models import Loaded, Loader
 from holdfast.io.render import Reader
 from holdfast.io.rows import (
@@ -290,18 +289,10 @@ class TrainingData:
     def open(
         cls, source: str, data: str, loader: Loader, *, head: str = "auto", new: Sequence[str] = ()
     ) -> TrainingData:
-        """Read the rows, and decide with ``head_for`` whether the model needs a new head.
-
-        Rows that do not fit a causal language model are an error before it is loaded.
-        """
+        """Read the rows, and decide with ``head_for`` whether the model needs a new head."""
         rows = open_rows(data)
         trust = loader.trust_remote_code
         needed = head_for(head, source, rows, data, trust_remote_code=trust)
-        plain = not (source.endswith(".gguf") or is_adapter(source) or image_column(rows[0]))
-        if needed is None and plain:
-            config = config_of(source, trust_remote_code=trust)
-            if model_kind(config) == "causal_lm":
-                Reader(data).training_words(rows)
         tokenizer = loader.tokenizer_of(source)
         if needed is not None and not needed.images and tokenizer is not None:
             if tokenizer.pad_token is None:
