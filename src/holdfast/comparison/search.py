@@ -34,7 +34,7 @@ from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance
 from holdfast.hosts.job import default_lr
 from holdfast.hosts.watching import Observer
 from holdfast.io import codec as _codec
-from holdfast.io.files import first_line, remove_cut_line, write_text
+from holdfast.io.files import first_line, naming_errors, remove_cut_line, write_text
 from holdfast.io.models import Loader
 from holdfast.recipe import Recipe, read_recipe
 from holdfast.run import Run, resolved
@@ -381,7 +381,8 @@ def _journal(path: Path) -> Any:
                 remove_cut_line(path)
             finally:
                 lock.release()
-            super().append_logs(logs)
+            with naming_errors(path):
+                super().append_logs(logs)
 
     path.parent.mkdir(parents=True, exist_ok=True)
     return JournalStorage(Journal(str(path), lock))
@@ -409,19 +410,20 @@ def place_of(folder: Path) -> str:
     return file.read_text()
 
 
-def revive(study: Any, place: str, worker: int | None = None) -> None:
+def revive(study: Any, place: str, worker: int | None = None, *, alone: bool = False) -> None:
     """Put the trials that were stopped in a place back in the queue.
 
     ``worker`` is the number of the process that died; None if no process runs in this place. A
     trial whose process has died twice has failed. A trial that was stopped before it could record
-    its place is put back after a minute.
+    its place is put back after a minute, or at once if no other process uses the study (``alone``).
     """
     from optuna.trial import TrialState
 
     now = datetime.now()
     for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
         attrs = trial.user_attrs
-        unclaimed = "place" not in attrs and now - trial.datetime_start > timedelta(minutes=1)
+        old = now - trial.datetime_start > timedelta(minutes=1)
+        unclaimed = "place" not in attrs and (alone or old)
         ours = attrs.get("place") == place and worker in (None, attrs.get("worker"))
         if not (ours or unclaimed):
             continue

@@ -184,7 +184,7 @@ def tune_in(
     study = search.open_study(kept, name)
     with _naming_damage(kept):
         _check_same(study, plan, tuning)
-        search.revive(study, search.place_of(folder))
+        search.revive(study, search.place_of(folder), alone=storage is None)
         left = tuning.trials - len(search.counted(study))
     if config is not None:
         write_changed(Place.at(out / "config.yaml"), config)

@@ -20,7 +20,7 @@ from holdfast.io.storage import Place
 from holdfast.io.untrusted import parse_yaml
 
 MARKER = ".holdfast"
-_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp|\.tmp\w{6}")  # safetensors names its own
 
 #: Files that show which command wrote a directory before there were markers, and keys in them.
 _EARLIER: tuple[tuple[str, str, frozenset[str]], ...] = (
@@ -279,7 +279,7 @@ def _lock(file: int) -> None:
 
 def _remove_temporaries(folder: Path, of: str | None = None) -> None:
     """Remove what dead processes left: everything temporary, or that of one file."""
-    for path in folder.iterdir() if folder.is_dir() else ():
+    for path in sorted(folder.glob("**/.*tmp*" if of is None else ".*.tmp")):
         found = _TEMPORARY.fullmatch(path.name)
         if found and of in (None, found[1]):
             if path.is_dir() and not path.is_symlink():
