@@ -130,7 +130,7 @@ CASES = [
     ("score", ["--level=word"], "--level must be 'sequence' or 'token', got 'word'"),
     ("score", ["--max-length=1"], "max_length must be"),
     ("score", ["--weighted=rows.csv"], "must end in .jsonl"),
-    ("score", ["--weighted=train.jsonl"], "would overwrite the data"),
+    ("score", ["--weighted=train.jsonl"], "would overwrite the input train.jsonl"),
     ("score", ["--weighted=folder"], "folder"),
     ("score", ["--weighted=w.jsonl", "--level=token"], "one weight per row"),
     ("tune", ["--space", "update.lrr", "0.1", "1"], "has no setting 'update.lrr' to search"),

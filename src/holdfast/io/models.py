@@ -207,6 +207,8 @@ class Loader:
                 model: nn.Module = made(config, **trust) if made else cls(config)
             return model
         except Exception as error:  # values that do not fit each other raise many types
+            if head is not None:
+                raise _no_head(source, head, config, error) from error
             raise ValueError(f"{source} cannot be built: {first_line(error)}") from error
 
     def load_with_head(self, source: str, head: NewHead) -> tuple[nn.Module, tuple[str, ...]]:
@@ -224,11 +226,7 @@ class Loader:
             with _no_warnings(transformers):
                 model, info = from_pretrained(auto, where, **options)
         except ValueError as error:
-            reason = first_line(error)
-            if "Unrecognized configuration class" in reason:
-                what = "image" if head.images else "text"
-                reason = f"transformers has no {what} classifier for {config.model_type} models"
-            raise ValueError(f"{source} cannot get a new head ({head}): {reason}") from error
+            raise _no_head(source, head, config, error) from error
         missing = [str(key) for key in info["missing_keys"]]
         missing += [str(k[0] if isinstance(k, tuple) else k) for k in info["mismatched_keys"]]
         body = f"{model.base_model_prefix}."
@@ -342,3 +340,11 @@ def _no_warnings(transformers: Any) -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
+
+
+def _no_head(source: str, head: NewHead, config: Any, error: Exception) -> ValueError:
+    reason = first_line(error)
+    if "Unrecognized configuration class" in reason:
+        what = "image" if head.images else "text"
+        reason = f"transformers has no {what} classifier for {config.model_type} models"
+    return ValueError(f"{source} cannot get a new head ({head}): {reason}")
