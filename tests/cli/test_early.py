@@ -55,6 +55,20 @@ def test_what_does_not_fit_is_said_first(command, model, given, words, capsys):
     assert not Path("out").exists()
 
 
+@pytest.mark.parametrize(
+    ("model", "given", "words"),
+    [
+        (save_llama, "--target=labels.jsonl", "LlamaForCausalLM predicts tokens"),
+        (save_bert, "--target=pairs.jsonl", "BertModel, which has no head"),
+    ],
+)
+def test_measure_says_first_that_a_head_is_missing(model, given, words, capsys, monkeypatch):
+    model("base"), model("tuned")
+    monkeypatch.setattr("holdfast.evaluate.measure.measure_drift", lambda *_, **__: 1 / 0)
+    assert main(["measure", "base", "tuned", given]) == 2
+    assert words in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_score_says_first_what_does_not_fit(capsys):
     save_llama("model"), save_bert("bert")
     assert main(["score", "--model=model", "--data=odd.jsonl", "--out=out"]) == 2

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.batch import inputs_and_labels, logits_of, pad_id_of, to_device
@@ -18,7 +18,7 @@ from holdfast.data import Collate, Source, as_source, pad_collate
 from holdfast.evaluate.report import Score
 from holdfast.evaluate.stats import Numbers, Outcomes, compare, correlation
 from holdfast.io.encoding import Images, encode_labeled
-from holdfast.io.heads import is_regression
+from holdfast.io.heads import is_regression, model_kind
 from holdfast.io.models import Loaded
 from holdfast.io.rows import image_column, text_columns
 
@@ -94,13 +94,17 @@ class Classification:
             inputs, labels = inputs_and_labels(loaded.model, batch)
             yield indices, logits_of(loaded.model, inputs), labels
 
-    def _source(self, loaded: Loaded) -> Source:
-        data = self.data
-        if loaded.kind in ("causal_lm", "masked_lm"):
+    def check_kind(self, model: nn.Module) -> None:
+        """Refuse a model that predicts tokens; its weights are not needed."""
+        if model_kind(model) in ("causal_lm", "masked_lm"):
             raise ValueError(
-                f"{self.name} has classes, but {type(loaded.model).__name__} predicts tokens: give "
+                f"{self.name} has classes, but {type(model).__name__} predicts tokens: give "
                 "both models a classification head, or leave it out"
             )
+
+    def _source(self, loaded: Loaded) -> Source:
+        data = self.data
+        self.check_kind(loaded.model)
         if hasattr(data, "__len__") and not len(data):
             raise ValueError(f"{self.name} has no rows")
         first = data[0] if hasattr(data, "__getitem__") else None

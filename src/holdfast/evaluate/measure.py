@@ -220,6 +220,9 @@ class Meter:
 
         ``recipe`` is the recipe of the model; if None, the one beside the model counts.
         """
+        if self.exam.tests and not self.started and not isinstance(self.base, nn.Module):
+            with contextlib.suppress(ImportError):  # the drift alone does not need transformers
+                self._check_head(self.loader.skeleton(str(self.base), self._head(tuned)))
         moved = None
         if self.drift:
             after, pickle = self.base if tuned is None else tuned, self.loader.allow_pickle
@@ -249,21 +252,33 @@ class Meter:
 
     def _start(self, base: ModelSource, tuned: ModelSource | None) -> None:
         self.loader = self.loader.shared_by(base, base if tuned is None else tuned)
-        head = None
-        if tuned is not None and any(isinstance(t, Classification) for t in self.exam.tests):
-            head = head_like(base, tuned, trust_remote_code=self.loader.trust_remote_code)
+        head = self._head(tuned)
         with self.loader.open(base, head=head) as loaded:
-            predicting = [test for test in self.exam.tests if not isinstance(test, Similarity)]
-            if predicting and hasattr(loaded.model, "config") and is_headless(loaded.model):
-                raise ValueError(
-                    f"the base is a {type(loaded.model).__name__}, which has no head and makes no "
-                    "predictions: use a base with a head, or measure only the drift and "
-                    "similarity, without text, data, target and tasks"
-                )
+            self._check_head(loaded.model)
             self.exam.start(loaded, head)
             # Both models use one tokenizer: other tokens would be another test.
             self.loader = replace(self.loader, tokenizer=loaded.tokenizer)
         self.started = True
+
+    def _head(self, tuned: ModelSource | None) -> NewHead | None:
+        """The new head that the base needs to take the tests of the tuned model."""
+        if tuned is None or not any(isinstance(t, Classification) for t in self.exam.tests):
+            return None
+        trust = self.loader.trust_remote_code
+        return head_like(self.base, tuned, trust_remote_code=trust)
+
+    def _check_head(self, model: nn.Module) -> None:
+        """Refuse a base that cannot take the tests, judged by its structure."""
+        predicting = [test for test in self.exam.tests if not isinstance(test, Similarity)]
+        if predicting and hasattr(model, "config") and is_headless(model):
+            raise ValueError(
+                f"the base is a {type(model).__name__}, which has no head and makes no "
+                "predictions: use a base with a head, or measure only the drift and "
+                "similarity, without text, data, target and tasks"
+            )
+        for test in self.exam.tests:
+            if isinstance(test, Classification):
+                test.check_kind(model)
 
 
 def _name(source: ModelSource) -> str:
