@@ -372,7 +372,14 @@ def _journal(path: Path) -> Any:
     """
     from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock, JournalStorage
 
-    lock = JournalFileSymlinkLock(str(path))
+    class Lock(JournalFileSymlinkLock):
+        def release(self) -> None:
+            try:
+                super().release()
+            except RuntimeError:  # it renames the link first, and tries forever if that fails
+                path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+
+    lock = Lock(str(path))
 
     class Journal(JournalFileBackend):
         def append_logs(self, logs: Any) -> None:
