@@ -175,6 +175,8 @@ class Search:
                 self._do(trial)
             except (_Pruned, DivergedError):
                 self.study.tell(trial, state=TrialState.PRUNED)
+            except OSError:  # of the disk, not of the settings: the next search repeats the trial
+                raise
             except Exception as error:
                 trial.set_user_attr("error", "".join(traceback.format_exception(error)))
                 self.study.tell(trial, state=TrialState.FAIL)
