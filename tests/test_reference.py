@@ -217,7 +217,7 @@ class TestBadFiles:
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}'])
     def test_index_that_is_none(self, tmp_path, text):
         (tmp_path / "model.safetensors.index.json").write_text(text)
-        with pytest.raises(ValueError, match="is not an index of shards"):
+        with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json (is|must)"):
             Reference.open(tmp_path)
 
     def test_pickle_is_not_read(self, net, tmp_path):

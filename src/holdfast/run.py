@@ -131,7 +131,8 @@ class Run:
         self.importance: dict[Update | Penalty, Reference | None] = {}
         self.optimizer: Optimizer | None = None
         self.penalties: AttachedPenalties | None = None
-        self.total_updates, self._finished = 0, False
+        self.total_updates = 0
+        self._finished: dict[str, tuple[int, int]] | None = None  # the weights of the model to keep
         if data is not None:
             self.prepare_data(data, collate)
 
@@ -207,6 +208,7 @@ class Run:
 
     def advance(self, update: int) -> None:
         """Freeze and unfreeze parameters. Call it before each update, counted from 1."""
+        self._finished = None
         self.recipe.trainable.advance(self.model, update, self.total_updates)
 
     def loss(self, batch: Any, num_targets: Tensor | float, update: int) -> Tensor:
@@ -231,9 +233,10 @@ class Run:
     def finish(self) -> nn.Module:
         """Stage 4: merge, let the recall keep what it promises, and return the model to keep.
 
-        Weights that are not finite are an error: the training diverged. A second call does nothing.
+        Weights that are not finite are an error: the training diverged. A second call does nothing,
+        unless other weights were loaded or trained since.
         """
-        if self._finished:
+        if self._finished == _versions(self.model):
             return self.model
         check_weights(self._trained())
         merged = self.recipe.merging.merge(
@@ -241,7 +244,7 @@ class Run:
         )
         self.recall.on_merged(merged, self.anchors)
         self.model = self.recipe.trainable.finish(merged)
-        self._finished = True
+        self._finished = _versions(self.model)
         return self.model
 
     def state_dict(self) -> dict[str, Any]:
@@ -380,3 +383,8 @@ def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
         else one[name] == other[name]
         for name in one
     )
+
+
+def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Tells whether weights were written since, without reading them."""
+    return {name: (id(p), p._version) for name, p in model.named_parameters()}

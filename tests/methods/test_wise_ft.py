@@ -42,6 +42,9 @@ def test_a_run_is_finished_once():
     assert all(
         torch.equal(once[name], tensor) for name, tensor in run.finish().state_dict().items()
     )
+    other = {name: tensor + 1 for name, tensor in once.items()}
+    run.model.load_state_dict(other)  # those of a checkpoint, for example
+    assert not any(torch.equal(other[n], tensor) for n, tensor in run.finish().state_dict().items())
 
 
 def test_negative_zeros_are_kept_at_the_ends():
