@@ -320,6 +320,8 @@ def image_plan(tmp_path):
 def test_methods_that_are_chosen_for_the_model_are_searched_too(tmp_path):
     tuning = Tuning("holdfast", trials=2, alphas=(1.0,), space={"merging.alpha": (0.3, 1.0)})
     plan = image_plan(tmp_path)
+    (tmp_path / "trials").mkdir()
+    (tmp_path / "trials" / ".place").write_text("here")  # seeds the draws: α is not almost 1
     search = Search(plan, tuning, tmp_path / "trials", str(tmp_path / "study.log"), "one")
     assert sorted(search.space) == ["lr", "merging.alpha", "recall.strength"]
     search.run()
