@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from holdfast._torch.finite import is_finite
 from holdfast._torch.layers import within
 from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.evaluate.report import Curve, Drift, DriftRow, ForgettingReport, Score
@@ -67,9 +68,9 @@ class Measured:
 
         −∞ if the value after is not finite.
         """
-        if not math.isfinite(self.after):
+        if not is_finite(self.after):
             return -math.inf
-        if not math.isfinite(self.before):
+        if not is_finite(self.before):
             return 0.0
         return self.gain / abs(self.before or 1.0)
 

@@ -7,7 +7,6 @@ on the other half, for the report. Machines that share the storage of a study sh
 """
 
 import copy
-import math
 import secrets
 import shutil
 import time
@@ -24,7 +23,7 @@ import numpy as np
 from torch import nn
 
 from holdfast._torch.checks import did_you_mean, share, whole_number
-from holdfast._torch.finite import DivergedError
+from holdfast._torch.finite import DivergedError, is_finite
 from holdfast._torch.imports import require
 from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
@@ -259,7 +258,7 @@ class Search:
             distance = effective_distance(model, few.reference)
             looks[str(update)] = goals = goals_of(target, retained, distance)
             trial.set_user_attr("looks", looks)
-            if not all(map(math.isfinite, goals)) or hopeless(self.study, update, goals):
+            if not is_finite(*goals) or hopeless(self.study, update, goals):
                 raise _Pruned
             return {f"{PREFIX}distance": distance}
 
@@ -273,11 +272,11 @@ class Search:
             chosen, reported = _codec.encode(halves)
             both, goals = {"chosen": chosen, "reported": reported}, goals_in(halves[0])
             if value == drawn:
-                if not all(map(math.isfinite, goals)):
+                if not is_finite(*goals):
                     raise _Pruned
                 trial.set_user_attr("halves", both)
                 self.study.tell(trial, goals)
-            elif self.swept and all(map(math.isfinite, goals)):
+            elif self.swept and is_finite(*goals):
                 other = optuna.trial.create_trial(
                     params={**trial.params, self.swept: value},
                     distributions=trial.distributions,

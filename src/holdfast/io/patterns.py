@@ -16,10 +16,7 @@ _HARMLESS = re.compile(r"\^?[\w.-]*\$?")  # nothing is repeated: most patterns a
 _CODE = """
 import json, re, sys
 patterns, names = json.load(sys.stdin)
-found = {}
-for pattern in patterns:
-    whole = [name for name in names if re.fullmatch(pattern, name)]
-    found[pattern] = [name for name in names if re.match(rf"(.*\\.)?({pattern})$", name)]
+found = {p: [n for n in names if re.match(rf"(.*\\.)?({p})$", n)] for p in patterns}
 json.dump(found, sys.stdout)
 """
 
