@@ -97,15 +97,17 @@ RECALLS: dict[str, Callable[[float], Any]] = {
 #: What the recall of ``holdfast`` is chosen from.
 CHOICES: dict[str, Plan | None] = {
     **{
-        f"{name}-{strength:g}-{lr:g}{'-held' if held else ''}": careful(
-            held, lr, recall=recall(strength)
-        )
-        for held in (False, True)
-        for lr in (5e-4, 1e-3)
+        f"{name}-{strength:g}-{lr:g}": careful(False, lr, recall=recall(strength))
+        for lr in (5e-4, 1e-3, 2e-3)
         for strength in (1.0, 0.3)
         for name, recall in RECALLS.items()
     },
+    **{
+        f"{name}-1-0.0005-held": careful(True, 5e-4, recall=recall(1.0))
+        for name, recall in RECALLS.items()
+    },
     **PLAIN,
+    "standard-0.002": careful(False, 2e-3),
 }
 HOLDFAST: dict[str, Plan | None] = {
     "probe": None, "holdfast": Plan(hf.Recipe.preset("holdfast"), None, careful=True), **PLAIN
