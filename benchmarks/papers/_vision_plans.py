@@ -103,7 +103,8 @@ CHOICES: dict[str, Plan | None] = {
         for name, recall in RECALLS.items()
     },
     **{
-        f"{name}-1-0.0005-held": careful(True, 5e-4, recall=recall(1.0))
+        f"{name}-{strength:g}-{lr:g}-held": careful(True, lr, recall=recall(strength))
+        for strength, lr in ((1.0, 5e-4), (0.3, 5e-4), (1.0, 1e-3))
         for name, recall in RECALLS.items()
     },
     **PLAIN,

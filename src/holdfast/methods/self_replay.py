@@ -126,7 +126,7 @@ class SelfReplay(Recall):
     plotted: ClassVar[tuple[str, ...]] = ("kl",)
 
     strength: float = 1.0
-    share: float = 0.25
+    share: float = 0.5
     fewest: int = 8
     length: int = 128
     top: int | None = 64
