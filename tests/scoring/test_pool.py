@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 import transformers
+from safetensors import safe_open
 
 from holdfast._torch.fingerprint import base_fingerprint, model_fingerprint
 from holdfast.scoring import blocks, pool
@@ -268,6 +269,23 @@ class TestCache:
         with pytest.warns(UserWarning, match="block-000000.* damaged"):
             assert equal(drawn(), whole)
         assert equal(drawn(), whole)  # it has been replaced
+
+    def test_predictions_are_those_of_the_texts_that_another_process_has_drawn(self):
+        """On a GPU, two processes can draw different texts: their batches round differently."""
+        mine = drawn(base(), 2 * BLOCK)
+        (file,) = mine.path.glob("block-000000*")
+        with safe_open(file, "pt") as opened:
+            block = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        block["tokens"][:, 3] = START + 2
+        about = json.loads((mine.path / "about.json").read_text())
+        blocks.BlockStore(mine.path.parent, about).write({0: block})
+        with pytest.warns(UserWarning, match="block-000000.* other data"):
+            theirs = drawn(base(), 2 * BLOCK)
+        assert not torch.equal(theirs.tokens, mine.tokens)
+        known = truth(base(), theirs.texts()[0])
+        count = int(theirs.counts[0])
+        kept = known[:count].gather(1, theirs.ids[0, :count].long())
+        assert torch.allclose(theirs.log_probs[0, :count], kept.float(), atol=1e-4)
 
     @pytest.mark.parametrize("after", [0, 1, 4])
     def test_a_full_disk_loses_no_texts(self, after, monkeypatch):

@@ -30,7 +30,7 @@ _RATES: dict[Kind, tuple[float, float]] = {
 _SLOPE, _HIGHEST = 0.8, 1e-3
 _ADAPTERS = 6.0  # times the learning rate of full fine-tuning
 _ONLY_HEAD = 1e-3  # the learning rate of a head on frozen features
-_FEATURES = {"encoder": 0.1, "image": 1.0}  # the strength of the recall
+_FEATURES = {"encoder": 0.1, "image": 0.3}  # the strength of the recall
 _ALPHA = 0.7  # the share of the tuned weights of an image model
 
 

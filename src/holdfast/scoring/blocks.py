@@ -10,7 +10,7 @@ import json
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -28,9 +28,15 @@ Value = TypeVar("Value")
 
 
 class BlockStore:
-    """The directory of all blocks that depend on the same things, ``about``."""
+    """The directory of all blocks that depend on the same things, ``about``.
 
-    def __init__(self, folder: Path | None, about: dict[str, Any]) -> None:
+    If block i also depends on a block of other data, ``data[i]`` is the checksum of that block.
+    """
+
+    def __init__(
+        self, folder: Path | None, about: dict[str, Any], data: Sequence[int] = ()
+    ) -> None:
+        self.data = data
         self.about = json.dumps(about, sort_keys=True)
         key = hashlib.sha256(self.about.encode()).hexdigest()[:32]
         self.folder = None if folder is None else folder / key
@@ -56,15 +62,15 @@ class BlockStore:
             try:
                 with safe_open(self._file(self.folder, number), "pt") as file:
                     block = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                    if (file.metadata() or {}).get("checksum") != _checksum(block):
+                    if (file.metadata() or {}).get("checksum") != self._checksum(number, block):
                         raise ValueError("its checksum differs")
                 found[number] = block
             except FileNotFoundError:
                 continue
             except (OSError, SafetensorError, ValueError) as error:
                 warnings.warn(
-                    f"{self._file(self.folder, number)} is damaged and is made again: "
-                    f"{first_line(error)}",
+                    f"{self._file(self.folder, number)} is damaged, or belongs to other data, and "
+                    f"is made again: {first_line(error)}",
                     stacklevel=4,
                 )
         return found
@@ -78,7 +84,7 @@ class BlockStore:
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / "about.json", lambda path: path.write_text(self.about))
             for number, block in blocks.items():
-                note = {"checksum": _checksum(block)}
+                note = {"checksum": self._checksum(number, block)}
                 write_whole(
                     self._file(folder, number),
                     lambda path, block=block, note=note: save_file(block, path, note),  # type: ignore[misc]
@@ -90,16 +96,19 @@ class BlockStore:
             )
             self.folder = None
 
+    def _checksum(self, number: int, block: Block) -> str:
+        return f"{checksum(block, self.data[number] if self.data else 0):08x}"
+
     @staticmethod
     def _file(folder: Path, number: int) -> Path:
         return folder / f"block-{number:06d}.safetensors"
 
 
-def _checksum(block: Block) -> str:
-    value = 0
+def checksum(block: Block, value: int = 0) -> int:
+    """The checksum of a block, which continues that of other data."""
     for name in sorted(block):
         value = zlib.crc32(block[name].contiguous().numpy().data, value)
-    return f"{value:08x}"
+    return value
 
 
 class Make(Protocol):

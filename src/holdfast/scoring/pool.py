@@ -1,8 +1,9 @@
 """Texts of the base model with its predictions: drawn once, or the user's own.
 
-Text i is a function of the weights, the settings and i. A killed draw therefore continues with the
-finished blocks, and a larger pool begins with the texts of a smaller one. Drawn texts may contain
-memorized text: delete the directory :attr:`Pool.path` to remove them.
+Text i is a function of the weights, the settings and i (on a GPU, also of how the batch rounds). A
+killed draw therefore continues with the finished blocks, and a larger pool begins with the texts of
+a smaller one. Drawn texts may contain memorized text: delete the directory :attr:`Pool.path` to
+remove them.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from holdfast._torch.rng import generator_of
 from holdfast.io.encoding import pieces, tokenize
 from holdfast.io.render import Reader
 from holdfast.io.rows import open_rows
-from holdfast.scoring.blocks import Block, BlockStore, all_blocks
+from holdfast.scoring.blocks import Block, BlockStore, all_blocks, checksum
 from holdfast.scoring.draw import (
     BLOCK,
     Drawer,
@@ -39,7 +40,7 @@ from holdfast.scoring.starts import Start, first_token, loaded, text_tokenizer
 
 Cache = bool | str | os.PathLike[str]
 
-_FORMAT = 3  # of the files, and of how texts are drawn and predicted: part of the key
+_FORMAT = 4  # of the files, and of how texts are drawn and predicted: part of the key
 _TEXTS = ("tokens", "lengths", "starts")
 _PREDICTIONS = ("ids", "log_probs", "rest")
 
@@ -321,7 +322,12 @@ def _predicted(
     blocks = all_blocks(
         make,
         -(-count // BLOCK),
-        BlockStore(folder, {"top": top, "dtype": str(dtype), "seed": seed}),
+        # Another process may have drawn the same texts with other roundings.
+        BlockStore(
+            folder,
+            {"top": top, "dtype": str(dtype), "seed": seed},
+            [checksum(block) for block in _in_blocks(texts)],
+        ),
         at_a_time=lambda: max(1, predictor.batches.size // BLOCK),
         together=is_spread(model),
         tokens=int((texts["lengths"] - texts["starts"]).sum()) * BLOCK // count,
