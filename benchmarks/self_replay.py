@@ -6,9 +6,10 @@ SmolLM2-135M learns GSM8K, eagerly in :func:`holdfast.train_loop`, where the hos
 more slowly than the GPU runs them, and in the loop of papers/language.py, where a forward and
 backward pass is one CUDA graph and nothing but the GPU takes time. The runs take turns, an update
 of each on the same samples, in another order each time. ``adamw`` is plain fine-tuning,
-``self_replay`` has the defaults, ``self_replay_share_…`` another share, and ``self_replay_full``
-compares the whole vocabulary with that of a frozen copy of the model. A run's peak memory is what
-it holds between its updates plus the most that an update adds; with CUDA graphs, all of its memory.
+``self_replay`` replays a text per four samples, ``self_replay_share_0.5`` (the default) and
+``self_replay_share_1`` more, and ``self_replay_full`` compares the whole vocabulary with that of a
+frozen copy of the model. A run's peak memory is what it holds between its updates plus the most
+that an update adds; with CUDA graphs, all of its memory.
 
 DIR may hold the configuration and the tokenizer only. The weights are then random: the times are
 the same, but no text ends before its last token.
@@ -46,10 +47,10 @@ from holdfast.scoring.starts import Start, default_starts
 
 RECIPES = {
     "adamw": Recipe(),
-    "self_replay": Recipe(recall=SelfReplay()),
+    "self_replay": Recipe(recall=SelfReplay(share=0.25)),
     "self_replay_share_0.5": Recipe(recall=SelfReplay(share=0.5)),
     "self_replay_share_1": Recipe(recall=SelfReplay(share=1.0)),
-    "self_replay_full": Recipe(recall=SelfReplay(top=None)),
+    "self_replay_full": Recipe(recall=SelfReplay(share=0.25, top=None)),
 }
 BATCH, WARM_UP = 32, 5
 CASE = "smollm2, gsm8k"

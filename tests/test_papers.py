@@ -281,9 +281,9 @@ def test_context_free_kl_predicts_only_what_was_not_trained_on_it(monkeypatch):
     after = tables.predictors().splitlines()
     *_, alone = before[-3].strip("| ").split(" | ")
     first, *_, cell = after[-3].strip("| ").split(" | ")
-    assert first == "SmolLM2: WikiText-2 loss (30 recipes)"
+    assert first.startswith("SmolLM2: WikiText-2 loss (")
+    assert first != before[-3].strip("| ").split(" | ")[0]  # one more recipe
     assert cell == alone
-    assert cell.endswith("(28 recipes)")
 
 
 def test_sources_name_the_script_and_its_options(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from typing import Any
 
 from _markdown import SPEC, number, signed, table
@@ -213,6 +214,31 @@ def encoders() -> str:
     return table(["", *(head for name in names for head in (name, "– STS-B"))], rows)
 
 
+def images() -> str:
+    """Every recipe at α = 1, model by model, with the model's own statistics."""
+    rows = []
+    by_model = [mean_points(runs_of("vision_holdfast", model=m), "alpha") for m in MODELS]
+    for recipe, title in SPEC["images"].items():
+        cells = [
+            number(points[recipe, "1"].means[field], 1)
+            for points in by_model
+            for field in COMPARED["vision_holdfast"][1]
+        ]
+        rows.append([title, *cells])
+    heads = [f"{model}: {name}" for model in MODELS.values() for name in ("Flowers102", "ImageNet")]
+    return table(["", *heads], rows)
+
+
+def rates() -> str:
+    """What the defaults of self-replay were chosen from, at α = 1."""
+    points, fields = mean_points(runs_of("language_rates")), SPEC["rates_fields"]
+    rows = [
+        [title, *(number(points[recipe, "1"].means[f"{field}_nll"], 3) for field in fields)]
+        for recipe, title in SPEC["rates"].items()
+    ]
+    return table(["", *fields.values()], rows)
+
+
 #: Of a results file: where the points of its runs are, and the fields to be better in.
 COMPARED = {
     "encoders": ("points", ENCODER_FIELDS),
@@ -230,7 +256,13 @@ def compared(name: str, part: str = "") -> str:
         runs = [run for run in runs if part == run.get("task", run.get("model", part))]
     elif name == "encoders":
         runs = over_tasks(runs, fields)
-    return comparison(mean_points(runs, key), fields)
+    points = {
+        place: replace(
+            mean, means={field: mean.means[field] for field in fields if field in mean.means}
+        )
+        for place, mean in mean_points(runs, key).items()
+    }
+    return comparison(points, fields)
 
 
 #: Of results whose names are not those of their scripts: how the script is called.
@@ -277,5 +309,5 @@ def headlines() -> str:
 #: What the pages use.
 TABLES = (
     glue_chosen, glue_settings, glue_coupled, vision, language, language_goals, accuracies,
-    encoders, compared, flow_added, predictors, source, headlines,
+    encoders, images, rates, compared, flow_added, predictors, source, headlines,
 )  # fmt: skip

@@ -56,9 +56,9 @@ def plans() -> dict[str, Plan]:
     """Their learning rates are the rates themselves, not multiples."""
 
     def replay(**settings: Any) -> Plan:
-        return Plan(Recipe(recall=SelfReplay(**settings)), LR)
+        return Plan(Recipe(recall=SelfReplay(**{"share": 0.25, **settings})), LR)
 
-    both = Recipe(trainable=LoRA(r=16), recall=SelfReplay())
+    both = Recipe(trainable=LoRA(r=16), recall=SelfReplay(share=0.25))
     return {
         **{f"self-replay-{lr:g}": replay()._replace(lr=lr) for lr in RATES},
         **{f"standard-{lr:g}": Plan(Recipe(), lr) for lr in RATES},

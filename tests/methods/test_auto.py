@@ -72,7 +72,7 @@ def test_a_language_model():
 def test_a_classifier_of_texts(name, kind, monkeypatch):
     monkeypatch.setattr(auto, "_size", lambda model: 1_000_000_000)
     recipe, lr = of(make_hf(name), new=("classifier",))
-    assert recipe == Recipe(recall=Features(0.3))
+    assert recipe == Recipe(recall=Features(0.1))
     assert lr == default_lr(1_000_000_000, kind=kind)
 
 
