@@ -6,6 +6,12 @@ import pytest
 
 import holdfast
 
+#: The packages of all extras.
+EXTRAS = (
+    "accelerate", "bitsandbytes", "cattrs", "datasets", "deepspeed", "gguf", "jinja2", "lightning",
+    "lm_eval", "matplotlib", "optuna", "peft", "PIL", "plotly", "ray", "rich", "scipy", "shtab",
+    "sklearn", "transformers", "triton", "trl", "yaml",
+)  # fmt: skip
 CODE = """
 import sys, holdfast
 heavy = ["transformers", "accelerate", "peft", "trl", "datasets", "lightning", "optuna", "plotly",
@@ -24,15 +30,27 @@ def test_the_core_imports_no_host_and_no_command_line():
     assert done.stdout.splitlines() == ["[]", "True"]
 
 
+def test_the_main_names_import_no_distributed_tensors():
+    """Their module takes longer to import than all of holdfast."""
+    code = "import sys; from holdfast import Recipe, finetune_loop; print('sympy' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_public_names_exist_and_are_documented():
     assert {*holdfast.__all__} == {*holdfast._LAZY}
     for name in {*holdfast._LAZY, *holdfast._HOSTS}:
         assert getattr(holdfast, name).__doc__, name
-        assert name in dir(holdfast)
 
 
-def test_help_without_the_package_of_a_host():
-    code = "import sys; sys.modules['trl'] = None; import holdfast; help(holdfast)"
+def test_dir_shows_public_names_only():
+    assert [name for name in dir(holdfast) if not name.startswith("__")] == sorted(holdfast.__all__)
+    assert "__version__" in dir(holdfast)
+
+
+def test_help_without_any_extra():
+    code = f"import sys; sys.modules |= dict.fromkeys({EXTRAS}); import holdfast; help(holdfast)"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert "class Recipe" in done.stdout, done.stderr

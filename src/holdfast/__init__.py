@@ -1,7 +1,6 @@
 """Fine-tune a pretrained model without making it forget, when all you have is its weights."""
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from holdfast._torch.version import __version__ as __version__
@@ -111,18 +110,18 @@ _PUBLIC = {
     "holdfast.scoring.scores": "Scores",
 }
 _LAZY = {name: module for module, names in _PUBLIC.items() for name in names.split()}
-#: Hosts need a framework, so they are not part of ``__all__``.
+#: Hosts need a framework, so they are neither part of ``__all__`` nor imported by ``help``.
 _HOSTS = {
-    "AccelerateLoop": ("holdfast.hosts.accelerate", "accelerate"),
-    "HoldfastSFTTrainer": ("holdfast.hosts.trl", "trl"),
-    "HoldfastTrainer": ("holdfast.hosts.hf", "transformers"),
-    "RecipeCallback": ("holdfast.hosts.lightning", "lightning"),
-    "WithRecipe": ("holdfast.hosts.hf", "transformers"),
+    "AccelerateLoop": "holdfast.hosts.accelerate",
+    "HoldfastSFTTrainer": "holdfast.hosts.trl",
+    "HoldfastTrainer": "holdfast.hosts.hf",
+    "RecipeCallback": "holdfast.hosts.lightning",
+    "WithRecipe": "holdfast.hosts.hf",
 }
 
 
 def __getattr__(name: str) -> Any:
-    module = _HOSTS[name][0] if name in _HOSTS else _LAZY.get(name)
+    module = {**_LAZY, **_HOSTS}.get(name)
     if module is None:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     found = import_module(module)
@@ -130,8 +129,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    installed = (name for name, (_, package) in _HOSTS.items() if find_spec(package))
-    return sorted({*globals(), *_LAZY, *installed})
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
 __all__ = [

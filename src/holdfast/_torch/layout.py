@@ -5,16 +5,12 @@ sharded in the same way; measurements need the full tensor.
 """
 
 import operator
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
-
-try:
-    from torch.distributed.tensor import DTensor, distribute_tensor
-except ImportError:  # a torch without torch.distributed
-    DTensor = distribute_tensor = None  # type: ignore[assignment,misc]
 
 Value = TypeVar("Value")
 
@@ -43,7 +39,9 @@ def all_agree(answer: bool, device: torch.device) -> bool:
 
 
 def is_sharded(tensor: Any) -> bool:
-    return DTensor is not None and isinstance(tensor, DTensor)
+    # Importing the module takes nearly a second. Where it was not imported, no tensor is sharded.
+    sharding = sys.modules.get("torch.distributed.tensor")
+    return sharding is not None and isinstance(tensor, sharding.DTensor)
 
 
 def like(tensor: Tensor, p: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -54,6 +52,8 @@ def like(tensor: Tensor, p: Any, dtype: torch.dtype | None = None) -> Tensor:
     """
     dtype = p.dtype if dtype is None else dtype
     if is_sharded(p) and not is_sharded(tensor):
+        from torch.distributed.tensor import distribute_tensor
+
         full = tensor.to(p.device_mesh.device_type)
         tensor = distribute_tensor(full, p.device_mesh, p.placements, src_data_rank=None)
     if tensor.dtype == dtype and tensor.device == p.device:
