@@ -203,6 +203,17 @@ def test_parameters_in_four_bits(tmp_path):
     assert auto._size(packed) == auto._size(model)
 
 
+def test_parameters_that_are_packed_as_in_gptq():
+    model, packed = make_llama(vocab=30), make_llama(vocab=30)
+    packed.config.quantization_config, packed.is_quantized = {"quant_method": "gptq"}, True
+    for layer in packed.model.layers:
+        weight = layer.mlp.up_proj.weight  # eight to a number, in a buffer
+        del layer.mlp.up_proj.weight
+        layer.mlp.up_proj.register_buffer("qweight", torch.zeros(weight.numel() // 8).int())
+    assert auto._size(packed) == auto._size(model)
+    assert packed.config.quantization_config  # unchanged
+
+
 def test_the_name_of_a_preset_is_its_own():
     for name in ("holdfast", "holdfast+lora", "standard", "flow+recadam"):
         assert Recipe.preset(name).name == name

@@ -1,11 +1,13 @@
 """The recall of the preset ``holdfast``: chosen by the kind of model, with a learning rate."""
 
+import copy
 import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
 
+import torch
 from torch import nn
 
 from holdfast._torch.adapters import has_adapters, without_peft
@@ -181,8 +183,11 @@ def _is_decoder(model: nn.Module) -> bool:
 
 def _size(model: nn.Module) -> int:
     """The number of parameters; DeepSpeed empties those that it shares among ranks."""
-    if getattr(model, "is_loaded_in_4bit", False):  # two parameters per byte
-        return int(cast(Any, model).num_parameters())
+    if getattr(model, "is_quantized", False):  # several parameters may be packed into one number
+        config = copy.deepcopy(cast(Any, model).config)
+        del config.quantization_config
+        with torch.device("meta"):
+            model = type(model)(config)
     return sum(cast(int, getattr(p, "ds_numel", p.numel())) for p in model.parameters())
 
 
