@@ -35,6 +35,15 @@ def test_not_finite_is_told(tmp_path, pair, capsys):
     assert "1 tensors contain NaN or infinity, the first is a.weight" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("more", [[], ["--json"], ["--alpha", "2"]])
+def test_names_control_no_terminal(tmp_path, pair, more, capsys):
+    named = pair[1].rename(tmp_path / "\x1b[31mred\x9b2J.safetensors")
+    run(pair[0], named, "--out", tmp_path / "\x1b[2Jout", *more)
+    told = capsys.readouterr()
+    assert "2Jout" in told.out or "alpha must be" in told.err
+    assert not {"\x1b", "\x9b"} & {*told.out, *told.err}
+
+
 def test_errors_are_one_line(tmp_path, pair, capsys):
     assert run(*pair, "--alpha", "2", "--out", tmp_path / "out") == 2
     assert "alpha must be in [0, 1]" in capsys.readouterr().err

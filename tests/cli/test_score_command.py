@@ -56,6 +56,16 @@ def test_scores_and_weights_on_disk(capsys):
     assert hardest in out.partition("Hardest")[2].splitlines()[3]
 
 
+@pytest.mark.parametrize("more", [[], ["--json"], ["--out=\x1b[2Jout"], ["--\x1b[2J=1"]])
+def test_words_of_rows_control_no_terminal(more, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    write("train.jsonl", [*ROWS, {"prompt": "\x1b[31mred\x9b2J", "completion": "\x1b]0;t\x07"}])
+    score(*more)
+    told = capsys.readouterr()
+    assert "red" in told.out or more
+    assert not {"\x1b", "\x9b", "\x07"} & {*told.out, *told.err}
+
+
 def test_rows_with_weights_for_any_trainer(capsys):
     assert score("--weighted=new/weighted.jsonl", "--normalize", "--json") == 0
     rows = read("new/weighted.jsonl")
