@@ -129,7 +129,7 @@ def test_other_rows(row, tmp_path):
         (["--lr=0"], "lr must be a finite number > 0"),
         (["--data=gone.jsonl"], "no such file: gone.jsonl"),
         (["--data=some/dataset:train"], "is neither a local file or directory nor a dataset on"),
-        (["--data=folder"], "neither a dataset saved by datasets.save_to_disk nor a folder"),
+        (["--data=folder"], "neither a dataset saved by datasets.save_to_disk, nor a dir"),
         (["--head=regression"], "needs rows with a text or an image and a label"),
         (["--data=odd.jsonl"], "has the columns x, but training needs"),
         (["--data=empty.jsonl"], "empty.jsonl is empty"),

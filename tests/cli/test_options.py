@@ -211,3 +211,22 @@ def test_bash_completes_commands_options_files_and_recipes(tmp_path, monkeypatch
         assert completions("./script", "holdfast", *words.split()) == [expected]
     assert main(["completion", "zsh"]) == 0
     assert "#compdef holdfast" in capsys.readouterr().out
+
+
+def test_a_column_map_on_the_command_line_and_in_a_config(tmp_path):
+    made = Parser(prog="p")
+    add(made, "config", "data", "columns")
+    options = made.parse(["--data", "a", "b", "--columns", "text1=a=b", "label=c d"])
+    assert (options.data, options.columns) == (["a", "b"], {"text1": "a=b", "label": "c d"})
+    (tmp_path / "config.yaml").write_text(config_text(options))
+    assert vars(made.parse([f"--config={tmp_path}/config.yaml"])).items() >= {
+        "data": ["a", "b"], "columns": {"text1": "a=b", "label": "c d"},
+    }.items()  # fmt: skip
+    (tmp_path / "one.yaml").write_text("data: a\ncolumns: {text: 1}\n")
+    options = made.parse([f"--config={tmp_path}/one.yaml"])
+    assert (options.data, options.columns) == (["a"], {"text": "1"})
+    with pytest.raises(UsageError, match="--columns must be NAME=COLUMN, got 'text body'"):
+        made.parse(["--columns", "text", "body"])
+    (tmp_path / "bad.yaml").write_text("columns: [text=body]\n")
+    with pytest.raises(UsageError, match="columns must be names and values"):
+        made.parse([f"--config={tmp_path}/bad.yaml"])

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from holdfast.io.render import Reader
+from holdfast.io.render import Reader, rename
+from holdfast.io.rows import DatasetRows
 
 READER = Reader("d")
 HALF = json.loads('"a \\ud800 b"')
@@ -54,6 +55,91 @@ def test_a_system_prompt_beside_a_conversation():
     own = {"role": "system", "content": "T"}
     assert READER.messages({"messages": [own, *turns], "system": "S"}, 0) == [own, *turns]
     READER.warn_of_unused([{"messages": turns, "system": "S"}], "conversation")
+
+
+ASK, SAY = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+CALL = {"name": "add", "arguments": {"x": 2}}
+
+
+@pytest.mark.parametrize(
+    ("row", "turns"),
+    [
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+         [ASK, SAY]),
+        ({"conversations": [ASK, SAY]}, [ASK, SAY]),
+        ({"messages": json.dumps([ASK, SAY])}, [ASK, SAY]),  # a cell of a CSV file
+        ({"messages": [{**ASK, "name": None}, SAY]}, [ASK, SAY]),  # a null of Arrow
+        ({"prompt": [ASK], "completion": [SAY]}, [ASK, SAY]),  # of TRL
+        ({"conversations": [{"from": "observation", "value": "4"}]},
+         [{"role": "tool", "content": "4"}]),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [
+            {"type": "function", "function": {**CALL, "arguments": '{"x": 2}'}}]}]},
+         [{"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]}]),
+    ],
+)  # fmt: skip
+def test_conversations_of_other_formats(row, turns):
+    assert READER.kind(row, "completion", "conversation") == "conversation"
+    assert READER.messages(row, 0) == turns
+    READER.warn_of_unused([row], "conversation")
+
+
+def test_tools_of_a_conversation():
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    for given in (tools, json.dumps(tools), [{**tools[0], "strict": None}]):
+        assert READER.conversation({"messages": [ASK, SAY], "tools": given}, 0).tools == tools
+    for none in (None, [], ""):
+        assert READER.conversation({"messages": [ASK, SAY], "tools": none}, 0).tools is None
+    with pytest.raises(ValueError, match="d: tools of row 2 must be a list of tools"):
+        READER.conversation({"messages": [ASK, SAY], "tools": "add"}, 2)
+
+
+RENAMED = [
+    ({"question": "Q", "passage": "P", "answer": True, "n": 1},
+     {"text1": "question", "text2": "passage", "label": "answer"}, "labeled",
+     {"text1": "Q", "text2": "P", "label": True, "n": 1}),
+    ({"problem": "Q", "solution": "A", "messages": [], "prompt": "no"},
+     {"question": "problem", "answer": "solution"}, "completion", {"question": "Q", "answer": "A"}),
+    ({"task": "Add.", "input": "2, 2", "output": "4"}, {"instruction": "task"}, "completion",
+     {"instruction": "Add.", "input": "2, 2", "output": "4"}),
+    ({"body": "B", "text": "no", "question": "Q", "answer": "A", "label": 1}, {"text": "body"},
+     "labeled", {"text": "B", "label": 1}),
+    ({"a": "B", "sentence1": "x", "sentence2": "y", "gold": "z"}, {"text": "a", "label": "gold"},
+     "labeled", {"text": "B", "label": "z"}),
+    ({"chat": [ASK], "text": "no"}, {"messages": "chat"}, "conversation", {"messages": [ASK]}),
+    ({"question": "A", "answer": "Q"}, {"question": "answer", "answer": "question"}, "completion",
+     {"question": "Q", "answer": "A"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "columns", "kind", "renamed"), RENAMED)
+def test_a_column_map_decides_the_kind(row, columns, kind, renamed):
+    (found,) = rename([row], columns, "d")
+    assert found == renamed
+    assert READER.kind(found, "conversation", "choice", "completion", "labeled", "text") == kind
+    datasets = pytest.importorskip("datasets", reason="the hf extra is not installed")
+    (table,) = rename(DatasetRows(datasets.Dataset.from_list([row])), columns, "d")
+    assert table == found
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"txt": "a"}, "a column map has no name 'txt'; did you mean 'text'"),
+        ({"text": "aa"}, "d has no column 'aa'; did you mean 'a'"),
+        ({"question": "a", "answer": "a"}, "gives a column two names: question=a answer=a"),
+        ({"text1": "a"}, "no kind of row consists of text1: give a question and an answer"),
+        ({"text": "a", "messages": "b"}, "no kind of row consists of text, messages"),
+    ],
+)
+def test_column_maps_that_do_not_fit(columns, message):
+    with pytest.raises(ValueError, match=message):
+        rename([{"a": "x", "b": "y"}], columns, "d")
+
+
+def test_other_data_need_not_have_the_columns_of_a_map():
+    rows = [{"question": "Q", "answer": "A"}]
+    columns = {"text1": "question", "text2": "passage", "label": "answer"}
+    assert rename(rows, columns, "d", optional=True) == rows
 
 
 def test_words_that_are_not_used_are_named():

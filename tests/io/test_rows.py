@@ -35,6 +35,63 @@ def test_files(tmp_path):
     assert list(open_rows(str(tmp_path / "a.csv"))) == [{"text": "row", "label": "1"}]
 
 
+def test_parquet_and_arrow(tmp_path, datasets):
+    import pyarrow.feather
+
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])}
+    )
+    table = datasets.Dataset.from_list(ROWS, features=features)
+    table.to_parquet(tmp_path / "a.parquet")
+    table.save_to_disk(tmp_path / "saved")
+    (tmp_path / "saved" / "data-00000-of-00001.arrow").rename(tmp_path / "a.arrow")  # a stream
+    pyarrow.feather.write_feather(table.data.table, tmp_path / "a.feather")  # a file
+    for name in ("a.parquet", "a.arrow", "a.feather"):
+        found = open_rows(tmp_path / name)
+        assert list(found) == [found[i] for i in range(6)] == ROWS
+        assert found.names == ["neg", "pos"]
+    for name in ("b.parquet", "b.arrow"):
+        (tmp_path / name).write_text("no table")
+        form = name[2:].capitalize()
+        with pytest.raises(ValueError, match=rf"b\.\w+ is not {form}: ") as error:
+            open_rows(tmp_path / name)
+        assert "\n" not in str(error.value)
+
+
+def test_several_files_and_patterns(tmp_path, datasets, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for i in range(3):
+        (tmp_path / f"{i}.jsonl").write_text(json.dumps(ROWS[i]))
+        datasets.Dataset.from_list([ROWS[i]]).to_parquet(f"{i}.parquet")
+    assert open_rows(["2.jsonl", "0.jsonl"]) == [ROWS[2], ROWS[0]]
+    assert open_rows("*.jsonl") == open_rows(["[01].jsonl", "2.jsonl"]) == ROWS[:3]
+    assert list(open_rows("*.parquet")) == list(open_rows(["0.jsonl", "[12].parquet"])) == ROWS[:3]
+    (tmp_path / "[x].jsonl").write_text('{"text": "not a pattern"}')
+    assert open_rows("[x].jsonl") == [{"text": "not a pattern"}]
+    with pytest.raises(FileNotFoundError, match=r"no file matches gone\*\.jsonl"):
+        open_rows(["0.jsonl", "gone*.jsonl"])
+    with pytest.raises(ValueError, match="at least one file"):
+        open_rows([])
+    datasets.Dataset.from_list([{"text": 1}]).to_parquet("3.parquet")
+    with pytest.raises(ValueError, match=r"0.parquet, 1.parquet … and 2 more have columns of diff"):
+        open_rows("*.parquet")
+
+
+def test_a_directory_with_the_files_of_a_dataset(tmp_path, datasets, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "d" / "data").mkdir(parents=True)
+    for split, rows in (("train", ROWS), ("test", ROWS[:2])):
+        datasets.Dataset.from_list(rows).to_parquet(
+            tmp_path / "d" / "data" / f"{split}-00000-of-00001.parquet"
+        )
+    assert list(open_rows(f"{tmp_path}/d:train")) == ROWS
+    assert list(open_rows(f"{tmp_path}/d:test")) == ROWS[:2]
+    with pytest.raises(ValueError, match="has several splits: choose one of train, test"):
+        open_rows(tmp_path / "d")
+    with pytest.raises(ValueError, match=r"d cannot be read as a dataset: Unknown split \"dev\""):
+        open_rows(f"{tmp_path}/d:dev")
+
+
 def test_texts_of_a_file_of_rows(tmp_path):
     (tmp_path / "a.txt").write_text('{"text": 1}\n')
     assert read_texts(tmp_path / "a.txt") == '{"text": 1}\n'
@@ -49,6 +106,8 @@ def test_texts_of_a_file_of_rows(tmp_path):
     (tmp_path / "e.jsonl").write_text('{"prompt": "two"}\n')
     with pytest.raises(ValueError, match="have the column text in each row"):
         read_texts(tmp_path / "e.jsonl")
+    assert read_texts(tmp_path / "e.jsonl", {"text": "prompt"}) == "two"
+    assert read_texts(tmp_path / "b.jsonl", {"text": "prompt"}) == "one\n\n\ntwo"
 
 
 def test_a_saved_dataset_and_its_splits(tmp_path, datasets):

@@ -115,7 +115,9 @@ def test_a_prompt_is_the_same_in_training_and_in_tests(tmp_path):
     trained = words_of(source, ALPACA, tmp_path)
     assert trained == ["two plus three five </s>", "a cat sat </s>"]
     test = Suite(data={"a": ALPACA}, context_free=0).build()[0][0]
-    tested = ["".join(test.texts(i)).replace("\n\n", " ") for i in range(2)]
+    with Loader().open(source) as loaded:
+        answers = [answer for (answer,) in test.answers(loaded)]
+        tested = [loaded.tokenizer.decode([*a.context, *a.target]) for a in answers]
     assert [f"{text} </s>" for text in tested] == trained
 
 
@@ -135,6 +137,95 @@ def test_a_system_prompt_is_a_turn(tmp_path):
 
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "cat"}]
+MORE = [{"role": "user", "content": "dog"}, {"role": "assistant", "content": "ran"}]
+
+
+def chat_model(folder, template):
+    tokenizer = make_tokenizer("user assistant tool : the a cat dog sat ran on mat plus")
+    tokenizer.chat_template = template
+    save_llama(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+#: Only the last answer is marked, as templates of reasoning models do.
+REWRITING = (
+    "{% for m in messages %}{{ m['role'] }} "
+    "{% if loop.last and m['role'] == 'assistant' %}: {% endif %}{{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+
+
+def trained_parts(source, rows, tmp_path):
+    task = open_task(source, write(tmp_path / "rows.jsonl", rows))
+    decode = task.tokenizer.decode
+    samples = task.samples(task.load()[0])
+    parts = [[i for i in sample["labels"] if i >= 0] for sample in samples]
+    return [(decode(s["input_ids"]), decode(p)) for s, p in zip(samples, parts, strict=True)]
+
+
+def test_each_answer_is_learned_after_what_the_template_shows_before_it(tmp_path):
+    source = chat_model(tmp_path / "one", TEMPLATE)
+    rows = [{"messages": [*TURNS, *MORE]}]
+    # The template has no prompt for an answer, so that the name of the role is learned too.
+    whole = "user a assistant cat user dog assistant ran"
+    assert trained_parts(source, rows, tmp_path) == [(whole, "assistant cat assistant ran")]
+    source = chat_model(tmp_path / "other", REWRITING)
+    assert trained_parts(source, rows, tmp_path) == [
+        ("user a assistant : cat", ": cat"),
+        ("user a assistant cat user dog assistant : ran", ": ran"),
+    ]
+    first = [{"messages": [TURNS[1], *MORE]}]  # it starts with the assistant
+    assert trained_parts(source, first, tmp_path) == [("assistant cat user dog assistant : ran",
+                                                       ": ran")]  # fmt: skip
+
+
+def test_tools_are_passed_to_the_chat_template(tmp_path):
+    shown = "{% for t in tools or [] %}tool {{ t['function']['name'] }} {% endfor %}"
+    source = chat_model(tmp_path / "llama", shown + REWRITING)
+    tools = [{"type": "function", "function": {"name": "plus"}}]
+    rows = [{"messages": TURNS, "tools": tools}, {"messages": TURNS, "tools": None}]
+    assert [text for text, _ in trained_parts(source, rows, tmp_path)] == [
+        "tool plus user a assistant : cat", "user a assistant : cat",
+    ]  # fmt: skip
+
+
+def test_conversations_are_tested_as_they_are_trained(tmp_path):
+    source = chat_model(tmp_path / "llama", REWRITING)
+    rows = [{"messages": [*TURNS, *MORE]}, {"messages": TURNS}]
+    test = Suite(target={"t": rows}).build()[0][0]
+    with Loader().open(source) as loaded:
+        decode = loaded.tokenizer.decode
+        tested = [
+            (decode([*a.context, *a.target]), decode(a.target))
+            for answers in test.answers(loaded)
+            for a in answers
+        ]
+        assert tested == trained_parts(source, rows, tmp_path)
+        losses, matches = test.run(loaded, progress=False)
+    assert (len(losses.values), list(losses.counts)) == (2, [4, 2])
+    assert set(matches.values) <= {0.0, 1.0}
+    with pytest.raises(ValueError, match="t: row 1 has no turn of the assistant"):
+        Suite(target={"t": [*rows[:1], {"messages": TURNS[:1]}]}).build()
+
+
+def test_a_column_map(tmp_path):
+    source = save_llama(tmp_path / "llama")
+    data = write(tmp_path / "d.jsonl", [{"ask": "two plus", "say": "three", "text": "no"}])
+    old = write(tmp_path / "old.jsonl", [{"text": "a cat"}])
+    task = open_task(source, [data], columns={"question": "ask", "answer": "say"})
+    model, _ = task.load()
+    (sample,), (other,) = task.samples(model), task.samples(model, other=old)
+    assert task.tokenizer.decode(sample["input_ids"]) == "two plus three </s>"
+    assert task.tokenizer.decode(other["input_ids"]) == "a cat"  # without the columns of the map
+    pairs = [{"q": "the cat", "p": "a dog", "a": label} for label in (True, False)]
+    columns = {"text1": "q", "text2": "p", "label": "a"}
+    task = open_task(
+        save_bert(tmp_path / "bert"), write(tmp_path / "p.jsonl", pairs), columns=columns
+    )
+    assert task.head.classes == ("0", "1")
+    first = task.samples(task.load()[0])[0]
+    assert (task.tokenizer.decode(first["input_ids"]), first["labels"]) == ("the cat a dog", 1)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +234,10 @@ TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "cat
         ([{"text": "a cat"}, {"text": None}], "text of row 1 must be text, got null"),
         ([{"text": "a cat"}, {"prompt": "a"}], "row 1 needs one of the columns text, sentence"),
         ([{"prompt": "a", "completion": "b"}, {"text": "a"}], "row 1 needs one of the columns"),
-        ([{"messages": TURNS}, {"text": "a"}], "row 1 needs one of the columns messages, but"),
+        (
+            [{"messages": TURNS}, {"text": "a"}],
+            "row 1 needs one of the columns messages, conversations, but",
+        ),
         ([{"messages": TURNS}, {"messages": None}], "messages of row 1 must be a list of turns"),
         ([{"messages": "a cat"}], "messages of row 0 must be a list of turns"),
         ([{"sentence1": "a", "sentence2": "cat"}], "but training needs messages"),

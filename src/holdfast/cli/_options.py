@@ -97,6 +97,16 @@ def one_of(*words: str) -> dict[str, Any]:
     return {"type": Convert(words), "choices": words}
 
 
+class Assigned(argparse.Action):
+    """Collect words such as ``text=body`` in a dictionary."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        found = dict(word.partition("=")[::2] for word in values)
+        if "" in found or "" in found.values():
+            raise argparse.ArgumentError(self, f"must be NAME=COLUMN, got {' '.join(values)!r}")
+        setattr(namespace, self.dest, found)
+
+
 #: What options of a dataclass take, where their own name says less.
 METAVARS = {
     "text": "FILE", "retained": "FILE", "similarity": "FILE", "include_path": "DIR",
@@ -108,8 +118,13 @@ SHARED: dict[str, dict[str, Any]] = {
     "print_config": {"action": "store_true", "help": "print all options as YAML, and exit"},
     "model": {"help": "pretrained model: a directory or a hub name"},
     "data": {
-        "help": "training data: a file of rows or text, a directory of datasets.save_to_disk, "
+        "nargs": "+",
+        "help": "training data: files of rows or text, a directory of datasets.save_to_disk, "
         "a folder of images, or a hub dataset",
+    },
+    "columns": {
+        "action": Assigned, "nargs": "+", "default": {}, "metavar": "NAME=COLUMN",
+        "help": "read columns under names that holdfast knows: question=problem answer=solution",
     },
     "old_data": {
         "metavar": "DATA", "help": "data of an old task, for recipes that train on it as well",
@@ -141,7 +156,7 @@ SHARED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 #: The shared options about a model and its training data.
-DATA = ("model", "data", "old_data", "head", "new", "trust_remote_code")
+DATA = ("model", "data", "columns", "old_data", "head", "new", "trust_remote_code")
 
 
 class Pairs(argparse.Action):
@@ -254,8 +269,8 @@ def _from_yaml(action: argparse.Action, value: Any) -> Any:
     def many(items: Any) -> list[Any]:
         return [one(item) for item in (items if isinstance(items, list) else [items])]
 
-    some = many if action.nargs == "+" else one
-    if isinstance(action, Pairs):
+    some = many if action.nargs == "+" and not isinstance(action, Assigned) else one
+    if isinstance(action, Pairs | Assigned):
         if not isinstance(value, dict):
             raise argparse.ArgumentTypeError(f"must be names and values, got {value!r}")
         if empty := [name for name, item in value.items() if item == []]:

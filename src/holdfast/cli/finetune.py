@@ -41,6 +41,7 @@ from holdfast.io.encoding import TrainingData
 from holdfast.io.files import write_text
 from holdfast.io.models import Loader
 from holdfast.io.outputs import claim, finished, output_name, write_changed, written_aside
+from holdfast.io.rows import names_of
 from holdfast.io.storage import Place
 from holdfast.io.untrusted import parse_yaml
 from holdfast.recipe import DEFAULT_RECIPE, FILE, is_recipe_file, read_recipe
@@ -71,7 +72,8 @@ def run(options: argparse.Namespace) -> None:
 
 def inputs_of(options: argparse.Namespace) -> list[str]:
     files = [*filter(is_recipe_file, [options.recipe]), *config_input(options)]
-    return [options.model, options.data, *filter(None, [options.old_data]), *files]
+    data = [*names_of(options.data), *filter(None, [options.old_data])]
+    return [options.model, *data, *files]
 
 
 def train_into(out: Path, options: argparse.Namespace) -> None:
@@ -80,8 +82,9 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
     name, recipe = read_recipe(options.recipe)
     loader = Loader(max_length=training.max_length, trust_remote_code=options.trust_remote_code)
     task = TrainingData.open(
-        options.model, options.data, loader, head=options.head, new=options.new
-    )
+        options.model, options.data, loader, head=options.head, new=options.new,
+        columns=options.columns,
+    )  # fmt: skip
     samples, old = encode(task, [recipe], options.old_data)
     model, new = task.load()
     if not (out / UNFINISHED[0]).exists():

@@ -8,10 +8,11 @@ examples:
   holdfast measure BASE ADAPTER --tasks piqa arc_easy --limit 500
 
 BASE and TUNED are directories, hub names or GGUF files of transformers models; TUNED may be a LoRA
-adapter. --retained and --target take rows (JSON lines, CSV, Parquet), a directory written by
+adapter. --retained and --target take rows (JSON lines, CSV, Parquet, Arrow), a directory written by
 datasets.save_to_disk (DIR:SPLIT), a folder of images, or a hub dataset (NAME:SPLIT,
 NAME:CONFIGURATION:SPLIT). Their columns decide the test: question, choices and label (multiple
-choice), prompt and completion, text or image and label, or text.
+choice), messages, prompt and completion, text or image and label, or text. --columns
+question=problem answer=solution names the columns of other rows.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from holdfast.evaluate.kl import ContextFreeKL
 from holdfast.evaluate.measure import measure
 from holdfast.io.models import Loader
 from holdfast.io.outputs import claim, output_name
+from holdfast.io.rows import names_of
 from holdfast.io.storage import Place
 
 FILES = ("report.json", "report.md", "report.html")
@@ -50,6 +52,7 @@ def add_models(parser: Parser) -> None:
 def add_tests(parser: argparse.ArgumentParser, title: str = "tests") -> None:
     tests = parser.add_argument_group(title)
     add(tests, "target", nargs="+", default=[])
+    add(tests, "columns")
     add_settings(tests, Measuring, skip=("half",))
     tests.add_argument(
         "--drift", action=argparse.BooleanOptionalAction, default=True, help="compare the weights"
@@ -64,7 +67,7 @@ def add_tests(parser: argparse.ArgumentParser, title: str = "tests") -> None:
 
 
 def measure_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    same = ("text", "target", "similarity", "tasks", "include_path", "drift", "limit")
+    same = ("text", "target", "similarity", "tasks", "include_path", "columns", "drift", "limit")
     texts = options.context_free
     return {
         **{name: getattr(options, name) for name in same},
@@ -92,4 +95,5 @@ def run(options: argparse.Namespace) -> None:
 
 def inputs_of(options: argparse.Namespace) -> list[str]:
     tests = [*options.text, *options.retained, *options.target, *options.similarity]
+    tests = [name for test in tests for name in names_of(test)]
     return [options.base, options.tuned, *tests, *filter(None, [options.include_path])]

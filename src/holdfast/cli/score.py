@@ -27,7 +27,7 @@ from holdfast.io.codec import to_json
 from holdfast.io.encoding import TrainingData, training_samples
 from holdfast.io.models import Loader
 from holdfast.io.outputs import claim, claim_file
-from holdfast.io.rows import Rows
+from holdfast.io.rows import Rows, names_of, open_rows
 from holdfast.io.storage import Place
 from holdfast.recipe import preset_that
 from holdfast.report.printing import tell, tell_line
@@ -41,7 +41,9 @@ FILES = ("scores.safetensors", "scores.json", "weights.jsonl")
 def add_options(parser: Parser) -> None:
     parser.describe(__doc__, "--model MODEL --data DATA [options]", needed=("model", "data"))
     add(parser, "config", "print_config")
-    add(parser.add_argument_group("model and data"), "model", "data", "trust_remote_code")
+    add(
+        parser.add_argument_group("model and data"), "model", "data", "columns", "trust_remote_code"
+    )
     scoring = parser.add_argument_group("scoring")
     add_settings(scoring, weighting())
     add_settings(scoring, Training, only=("max_length", "batch_size"))
@@ -69,17 +71,18 @@ def score_rows(method: Any, training: Training, options: argparse.Namespace) -> 
     loader = Loader(  # as finetune does
         max_length=length, dtype=torch.float32, trust_remote_code=trust
     )
-    task = TrainingData.open(options.model, options.data, loader)
+    task = TrainingData.open(options.model, options.data, loader, columns=options.columns)
     if task.head is not None:
         raise ValueError(
-            f"{options.model} has no head for the labels of {options.data}, and losses under a new "
+            f"{options.model} has no head for the labels of {task.data}, and losses under a new "
             "head mean nothing: fit one first with holdfast finetune --recipe "
             f"{preset_that('trains_only_head')}"
         )
-    rows, skeleton = task.rows, loader.skeleton(options.model)
-    owners, samples = training_samples(loader.ready(skeleton, task.tokenizer), rows, task.data)
+    skeleton = loader.skeleton(options.model)
+    owners, samples = training_samples(loader.ready(skeleton, task.tokenizer), task.rows, task.data)
+    rows = open_rows(options.data) if options.columns else task.rows  # with their own names
     if options.weighted is not None:
-        check_rows(rows, owners, options)
+        check_rows(rows, owners, task.data, options)
     tokens = options.level == "token"
     shown, size = sys.stderr.isatty(), training.batch_size
     model, _ = task.load()
@@ -92,7 +95,7 @@ def score_rows(method: Any, training: Training, options: argparse.Namespace) -> 
         for i, (row, loss, weight, count) in enumerate(figures)
     ]
     tau, texts = method.temperature(scores), texts_of(task, samples)
-    scored = Scored(options.model, options.data, len(rows), tau, found, texts)
+    scored = Scored(options.model, task.data, len(rows), tau, found, texts)
     if options.out is not None:
         scores.save(options.out)
         write_lines(Path(options.out) / "weights.jsonl", map(asdict, found))
@@ -109,7 +112,7 @@ def score_rows(method: Any, training: Training, options: argparse.Namespace) -> 
 
 
 def inputs_of(options: argparse.Namespace) -> list[str]:
-    return [options.model, options.data, *filter(None, [options.config])]
+    return [options.model, *names_of(options.data), *filter(None, [options.config])]
 
 
 def check_weighted(options: argparse.Namespace) -> None:
@@ -133,22 +136,22 @@ def is_weighted(file: Path) -> bool:
         return False
 
 
-def check_rows(rows: Rows, owners: Sequence[int], options: argparse.Namespace) -> None:
+def check_rows(rows: Rows, owners: Sequence[int], name: str, options: argparse.Namespace) -> None:
     """Check before the work that every row can be written with one weight."""
     twice = next((i for i, j in itertools.pairwise(owners) if i == j), None)
     if twice is not None:
         raise ValueError(
-            f"--weighted writes one weight per row, but row {twice + 1} of {options.data} is cut "
+            f"--weighted writes one weight per row, but row {twice + 1} of {name} is cut "
             f"into {owners.count(twice)} samples of at most {options.max_length} tokens: use --out,"
             " or a larger --max-length"
         )
     if "weight" in rows[0]:
-        raise ValueError(f"{options.data} already has a column 'weight': rename it")
+        raise ValueError(f"{name} already has a column 'weight': rename it")
     for i, row in enumerate(rows):
         try:
             json.dumps(row)
         except TypeError as error:
-            raise ValueError(f"row {i + 1} of {options.data} cannot be JSON: {error}") from None
+            raise ValueError(f"row {i + 1} of {name} cannot be JSON: {error}") from None
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from holdfast.io.encoding import TrainingData
 from holdfast.io.heads import target_of
 from holdfast.io.models import Loader
 from holdfast.io.render import read_texts
-from holdfast.io.rows import is_text, labels_of, open_rows, read_text
+from holdfast.io.rows import is_text, labels_of, names_of, open_rows, read_text
 from holdfast.recipe import is_recipe_file, read_recipe
 
 
@@ -29,20 +29,22 @@ def measure_options(plan: Plan) -> dict[str, Any]:
         "similarity": named(asked.similarity, "similarity"),
     }
     if half is not None:
-        text = {n: half_of_text(read_texts(Path(p)), half) for n, p in named(text, "text").items()}
+        texts = {n: read_texts(p, plan.columns) for n, p in named(text, "text").items()}
+        text = {name: half_of_text(whole, half) for name, whole in texts.items()}
         rows = {k: {n: _half(p, half) for n, p in some.items()} for k, some in rows.items()}
     return {
         "text": text, **rows, "tasks": asked.tasks, "include_path": asked.include_path,
-        "limit": asked.limit, "context_free": asked.context_free,
+        "limit": asked.limit, "context_free": asked.context_free, "columns": plan.columns,
     }  # fmt: skip
 
 
 def paths_of(plan: Plan) -> list[str]:
     """All files and directories that a plan reads; names of the hub are among them."""
     tests = plan.measuring
-    rows = [plan.data, plan.target, *filter(None, [plan.old_data, tests.include_path])]
+    data = [plan.target, *filter(None, [plan.old_data]), *tests.text, *tests.data]
+    rows = [name for source in (plan.data, *data, *tests.similarity) for name in names_of(source)]
     recipes = filter(is_recipe_file, plan.recipes)
-    return [plan.model, *rows, *tests.text, *tests.data, *tests.similarity, *recipes]
+    return [plan.model, *rows, *filter(None, [tests.include_path]), *recipes]
 
 
 def check_inputs(plan: Plan) -> None:
@@ -56,7 +58,9 @@ def check_inputs(plan: Plan) -> None:
             f"holdfast merge BASE {plan.model} --alpha 1 --out DIR"
         )
     loader = Loader(max_length=plan.training.max_length, trust_remote_code=plan.trust_remote_code)
-    training = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
+    training = TrainingData.open(
+        plan.model, plan.data, loader, head=plan.head, new=plan.new, columns=plan.columns
+    )
     # Of the default recipes, those that do not fit the model fail by themselves.
     asked = () if plan.recipes == RECIPES else plan.recipes
     encode(training, [read_recipe(name)[1] for name in asked], plan.old_data)

@@ -25,6 +25,8 @@ from holdfast.hosts.job import Training
 from holdfast.io import codec as _codec
 from holdfast.io.heads import check_head
 from holdfast.io.outputs import local_path
+from holdfast.io.render import check_columns
+from holdfast.io.rows import names_of
 from holdfast.recipe import Recipe, read_recipe
 from holdfast.registry import find, methods
 
@@ -101,11 +103,15 @@ class Plan:
 
     Attributes:
         model: directory or hub name of a transformers model.
-        data: the training data: a file of rows (JSON lines, CSV, Parquet), a directory of
-            ``datasets.save_to_disk`` (``dir:split``), a folder with one subfolder of images per
-            class, or a dataset of the hub (``name:split``, ``name:configuration:split``).
+        data: the training data: files of rows (JSON lines, CSV, Parquet, Arrow) or a pattern of
+            such files, a directory of ``datasets.save_to_disk`` (``dir:split``), a folder with one
+            subfolder of images per class, or a dataset of the hub (``name:split``,
+            ``name:configuration:split``).
         target: rows to test the new task on.
         old_data: data of an old task, for recipes that train on it as well.
+        columns: a column map for rows with other columns: ``{"question": "problem", "answer":
+            "solution"}``. ``data`` and ``target`` must have its columns; other data that lacks
+            one of them is read without the map.
         measuring: further tests, of what should be retained.
         recipes: presets (``"recadam+flow"``) or YAML files. ``standard`` is plain fine-tuning.
         seeds: each recipe is run once per seed; results are medians over seeds.
@@ -126,7 +132,7 @@ class Plan:
     """
 
     model: str
-    data: str
+    data: str | tuple[str, ...]
     target: str
     measuring: Measuring = field(default_factory=Measuring)
     recipes: tuple[str, ...] = RECIPES
@@ -137,12 +143,14 @@ class Plan:
     new: tuple[str, ...] = ()
     head: str = "auto"
     old_data: str | None = None
+    columns: dict[str, str] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
     resolved: dict[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         check_head(self.head)
+        check_columns(self.columns)
         if not self.recipes or not self.seeds:
             raise ValueError("a plan needs at least one recipe and one seed")
         for seed in self.seeds:
@@ -198,8 +206,8 @@ class Plan:
             training = replace(training, lr=self.rates.get(label))
         trained = {k: v for k, v in _codec.encode(training).items() if k != "save_seconds"}
         known = [
-            self.model, self.data, self.old_data, self.target, self.new, self.head, settings, seed,
-            trained, _codec.encode(self.measuring), self.contents,
+            self.model, names_of(self.data), self.old_data, self.target, self.columns, self.new,
+            self.head, settings, seed, trained, _codec.encode(self.measuring), self.contents,
             self.resolved.get(label), __version__,
         ]  # fmt: skip
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
@@ -211,7 +219,8 @@ class Plan:
         asked = self.measuring
         tests = (*asked.text, *asked.data, *asked.similarity, asked.include_path)
         given = (self.model, self.data, self.old_data, self.target, *tests)
-        return [contents_of(source) for source in given if source is not None]
+        names = [name for source in given if source is not None for name in names_of(source)]
+        return [contents_of(name) for name in names]
 
 
 def contents_of(source: str) -> str | None:

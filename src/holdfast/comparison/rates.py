@@ -40,7 +40,9 @@ def with_rates(plan: Plan) -> Plan:
     check_inputs(plan)
     # Only the names and sizes of the weights are used; the worker processes need the GPU.
     loader = Loader(device="cpu", dtype=torch.bfloat16, trust_remote_code=plan.trust_remote_code)
-    data = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
+    data = TrainingData.open(
+        plan.model, plan.data, loader, head=plan.head, new=plan.new, columns=plan.columns
+    )
     model, new = data.load()
     rates = {name: default_lr(recipe, model, new) for name, recipe in lacking.items()}
     found = {

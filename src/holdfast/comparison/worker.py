@@ -38,7 +38,9 @@ class Worker:
         loader = Loader(
             max_length=plan.training.max_length, trust_remote_code=plan.trust_remote_code
         )
-        self.data = TrainingData.open(plan.model, plan.data, loader, head=plan.head, new=plan.new)
+        self.data = TrainingData.open(
+            plan.model, plan.data, loader, head=plan.head, new=plan.new, columns=plan.columns
+        )
         self.tokenizer = self.data.tokenizer
         self.new: tuple[str, ...] = plan.new  # load() adds the new head
         self._meter: Meter | None = None

@@ -43,6 +43,7 @@ def measure(
     limit: int | None = None,
     context_free: int | ContextFreeKL = 64,
     kl_samples: int = 64,
+    columns: Mapping[str, str] | None = None,
     drift: bool = True,
     recipe: Recipe | str | None = None,
     loader: Loader | None = None,
@@ -59,10 +60,11 @@ def measure(
         text: texts to compute the perplexity of: paths, or name → text.
         data: rows of tasks to retain: paths, or name → path or rows. The columns decide the test:
             ``choices`` and ``label`` are multiple choice, a question and an answer are completions,
-            a text or an image and a ``label`` are classification (regression if the model predicts
-            a number). A path is a file, a directory that ``datasets.save_to_disk`` wrote
-            (``dir:split``), a folder with one folder of images per class, or a dataset on the hub
-            (``name:split``, ``name:configuration:split``).
+            ``messages`` are conversations (the answers are the assistant's turns), a text or an
+            image and a ``label`` are classification (regression if the model predicts a number). A
+            path is a file, a pattern of files (``dir/*.jsonl``), a directory that
+            ``datasets.save_to_disk`` wrote (``dir:split``), a folder with one folder of images per
+            class, or a dataset on the hub (``name:split``, ``name:configuration:split``).
         target: rows of the task that the model was tuned for, like ``data``. The divergence of the
             predictions is computed on its inputs. A base without a head for it gets a new head with
             the same initial weights as in ``holdfast finetune``.
@@ -75,6 +77,9 @@ def measure(
         context_free: the number of texts that the base generates for the data-free divergence, or
             a :class:`~holdfast.evaluate.kl.ContextFreeKL` with its own settings; 0 for none.
         kl_samples: the number of target rows that the divergence is computed on.
+        columns: a column map for rows with other columns: ``{"question": "problem", "answer":
+            "solution"}``. The target must have its columns; other data that lacks one of them is
+            read without the map.
         drift: whether to compare the weights.
         recipe: the recipe of the tuned model. The report then says which figures were a training
             signal. If None, ``holdfast_recipe.yaml`` in the directory of the tuned model is read,
@@ -90,8 +95,9 @@ def measure(
         0.0
     """
     suite = Suite(
-        text, data, target, similarity, tasks, include_path, probes, limit, context_free, kl_samples
-    )
+        text, data, target, similarity, tasks, include_path, probes, limit, context_free,
+        kl_samples, columns or {},
+    )  # fmt: skip
     given = None if recipe is None else as_recipe(recipe)
     return Meter(base, suite, drift, loader, progress)(_name(tuned), tuned, given)
 

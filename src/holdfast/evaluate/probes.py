@@ -20,7 +20,7 @@ from holdfast.evaluate.report import Score
 from holdfast.evaluate.stats import Numbers, Outcomes, compare, correlation
 from holdfast.io import encoding
 from holdfast.io.models import Loaded
-from holdfast.io.render import Reader
+from holdfast.io.render import Conversation, Reader
 from holdfast.io.rows import Rows, as_number, check_unicode, text_columns
 from holdfast.scoring.kl import masked_log_probs
 from holdfast.scoring.likelihood import log_likelihoods
@@ -104,7 +104,8 @@ class Completions:
 
     Each row has a prompt (``prompt``, ``question``, …) and a ``completion`` (``answer``, …).
     ``system``, ``context`` and ``input`` are parts of the prompt. ``template`` is the prompt with
-    columns in braces: ``"Question: {question}\\nAnswer:"``.
+    columns in braces: ``"Question: {question}\\nAnswer:"``. Or each row is a conversation
+    (``messages``), whose answers are the turns of the assistant.
     """
 
     name: str
@@ -115,17 +116,30 @@ class Completions:
     def __post_init__(self) -> None:
         _check_rows(self.name, self.rows)
         for number in range(len(self.rows)):
-            self.texts(number)
+            words = self._words(number)
+            if isinstance(words, Conversation) and not words.has_answer:
+                raise ValueError(f"{self.name}: row {number} has no turn of the assistant")
 
     def run(self, loaded: Loaded, *, progress: bool) -> tuple[Outcomes, Outcomes]:
-        requests = [encoding.encode_pair(loaded, *self.texts(i)) for i in range(len(self.rows))]
-        found = log_likelihoods(loaded, requests, self.name, progress=progress)
-        losses = Outcomes([f.nll for f in found], [f.tokens for f in found])
-        return losses, Outcomes([f.greedy for f in found])
+        answers = self.answers(loaded)
+        requests = [answer for some in answers for answer in some]
+        found = iter(log_likelihoods(loaded, requests, self.name, progress=progress))
+        rows = [[next(found) for _ in some] for some in answers]
+        losses = [math.fsum(f.nll for f in row) for row in rows]
+        counts = [sum(f.tokens for f in row) for row in rows]
+        return Outcomes(losses, counts), Outcomes(
+            [math.prod(f.greedy for f in row) for row in rows]
+        )
 
-    def texts(self, number: int) -> tuple[str, str]:
-        """Return the prompt and the answer of a row, with a space between them."""
-        return Reader(self.name).pair(self.rows[number], number, self.template)
+    def answers(self, loaded: Loaded, most: int | None = None) -> list[list[encoding.Continuation]]:
+        """Encode the answers of each row, or of the first ones."""
+        return [
+            encoding.encode_answers(loaded, self._words(i), f"{self.name}: row {i}")
+            for i in range(len(self.rows))[:most]
+        ]
+
+    def _words(self, number: int) -> Conversation | tuple[str, str]:
+        return Reader(self.name).answered(self.rows[number], number, self.template)
 
     def scores(self, before: Sequence[Outcomes], after: Sequence[Outcomes]) -> list[Score]:
         nll, match = zip(before, after, strict=True)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from holdfast.evaluate.probes import Completions, MultipleChoice, Probe, Role, S
 from holdfast.io import encoding, rows
 from holdfast.io.heads import is_regression
 from holdfast.io.models import Loaded
-from holdfast.io.render import Reader, read_texts
+from holdfast.io.render import Reader, check_columns, read_texts, rename
 
 PathLike = str | os.PathLike[str]
 Data = PathLike | Sequence[Mapping[str, Any]]
@@ -41,6 +41,7 @@ class Suite:
     limit: int | None = None
     context_free: int | ContextFreeKL = 64
     kl_samples: int = 64
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.context_free, ContextFreeKL):
@@ -48,12 +49,13 @@ class Suite:
         whole_number("kl_samples", self.kl_samples, 0)
         if self.limit is not None:
             whole_number("limit", self.limit, 1)
+        check_columns(self.columns)
 
     def build(self) -> tuple[list[Probe], list[Probe]]:
         """Read the data; return all tests, and those of ``target`` among them."""
-        tests: list[Probe] = [*_texts(self.text), *self._read(self.data, "data", "retained")]
+        tests: list[Probe] = [*self._texts(), *self._read(self.data, "data", "retained")]
         for name, data in named(self.similarity, "similarity").items():
-            tests.append(Similarity(name, _first_rows(name, data, self.limit)))
+            tests.append(Similarity(name, self._rows(name, data)))
         targets = self._read(self.target, "target", "target")
         tests += targets
         if self.tasks:
@@ -67,8 +69,31 @@ class Suite:
         return ContextFreeKL(self.context_free, tokens) if self.context_free else None
 
     def _read(self, given: Any, default: str, role: Role) -> list[Probe]:
-        sources = named(given, default)
-        return [_probe_of(name, data, role, self.limit) for name, data in sources.items()]
+        found: list[Probe] = []
+        for name, data in named(given, default).items():
+            path = Path(data) if isinstance(data, str | os.PathLike) else None
+            if path is not None and rows.is_text(path) and path.is_file():
+                found.append(Text(name, rows.read_text(path), role=role))
+            else:
+                found.append(_probe_of(name, self._rows(name, data, role), role))
+        return found
+
+    def _texts(self) -> list[Probe]:
+        if isinstance(self.text, Mapping):
+            return [Text(name, words) for name, words in self.text.items()]
+        files = named(self.text, "text").items()
+        return [Text(name, read_texts(file, self.columns)) for name, file in files]
+
+    def _rows(self, name: str, data: Any, role: Role = "retained") -> rows.Rows:
+        """Return the first rows, with the names of the column map.
+
+        The target must have its columns. Other data may have other columns.
+        """
+        some = _first_rows(name, data, self.limit)
+        first: Any = some[0]
+        if not isinstance(first, Mapping):
+            return some
+        return rename(some, self.columns, name, optional=role != "target")
 
 
 def named(given: Any, default: str) -> dict[str, Any]:
@@ -90,27 +115,18 @@ def named(given: Any, default: str) -> dict[str, Any]:
     return found
 
 
-def _texts(text: Any) -> list[Probe]:
-    if isinstance(text, Mapping):
-        return [Text(name, words) for name, words in text.items()]
-    return [Text(name, read_texts(Path(path))) for name, path in named(text, "text").items()]
-
-
-def _probe_of(name: str, data: Any, role: Role, limit: int | None) -> Probe:
+def _probe_of(name: str, data: rows.Rows, role: Role) -> Probe:
     """Return the test that fits the columns of the data."""
-    if isinstance(data, str | os.PathLike) and rows.is_text(path := Path(data)) and path.is_file():
-        return Text(name, rows.read_text(path), role=role)
-    data = _first_rows(name, data, limit)
     first: Any = data[0]
     if not isinstance(first, Mapping):
         return Classification(name, data, role=role)
     reader = Reader(name)
-    kind = reader.kind(first, "choice", "completion", "labeled", "text")
+    kind = reader.kind(first, "choice", "conversation", "completion", "labeled", "text")
     if kind is not None and not rows.image_column(first):
         reader.warn_of_unused(data, kind)
     if kind == "choice":
         return MultipleChoice(name, data, role=role)
-    if kind == "completion":
+    if kind in ("conversation", "completion"):
         return Completions(name, data, role=role)
     if kind == "labeled":
         return Classification(name, data, role=role)
@@ -119,8 +135,9 @@ def _probe_of(name: str, data: Any, role: Role, limit: int | None) -> Probe:
         return Text(name, "\n\n".join(texts), role=role)
     raise ValueError(
         f"{name} has the columns {', '.join(map(str, first))}, which fit no test. Rows hold "
-        "multiple choice (question, choices, label), completions (prompt, completion), "
-        "classification (text or image, label) or text"
+        "multiple choice (question, choices, label), conversations (messages), completions (prompt,"
+        " completion), classification (text or image, label) or text; --columns (columns= in "
+        "Python) gives other columns these names"
     )
 
 
@@ -155,8 +172,7 @@ def kl_of(probe: Probe, loaded: Loaded, samples: int) -> KL | None:
         some = encoding.pieces(encoding.tokenize(tokenizer, probe.text), loaded.limit)[:samples]
         return token_kl(probe.name, some, "the next token, after each token of the text")
     if isinstance(probe, Completions):
-        texts = (probe.texts(i) for i in range(min(samples, len(probe.rows))))
-        pairs = [encoding.encode_pair(loaded, *text) for text in texts]
+        last = [answers[-1] for answers in probe.answers(loaded, samples)]
         how = "the next token, after each token of the prompts and their answers"
-        return token_kl(probe.name, [[*pair.context, *pair.target] for pair in pairs], how)
+        return token_kl(probe.name, [[*one.context, *one.target] for one in last], how)
     return None

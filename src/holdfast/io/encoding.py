@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -20,14 +20,16 @@ from holdfast._torch.imports import require
 from holdfast.io.files import first_line
 from holdfast.io.heads import NewHead, head_for, target_of
 from holdfast.io.models import Loaded, Loader
-from holdfast.io.render import Reader
+from holdfast.io.render import Conversation, Reader, Words, rename
 from holdfast.io.rows import (
     DatasetRows,
     Rows,
+    Sources,
     check_unicode,
     image_column,
     label_of,
     labels_of,
+    name_of,
     open_rows,
     text_columns,
 )
@@ -151,15 +153,9 @@ def _causal_samples(
     """
     reader = Reader(name)
     kind, words = reader.training_words(rows)
-    if kind == "conversation":
-        samples = [(i, _conversation(loaded, c, f"{name}: row {i}")) for i, c in enumerate(words)]
-    elif kind == "completion":
-        samples = [(i, _completion(loaded, *pair)) for i, pair in enumerate(words)]
-    else:
-        tokenizer = loaded.need_tokenizer("training")
-        texts = [tokenize(tokenizer, text) for text in words]
-        cut = [(i, piece) for i, ids in enumerate(texts) for piece in pieces(ids, loaded.limit)]
-        samples = [(i, {"input_ids": piece, "labels": list(piece)}) for i, piece in cut]
+    samples: list[tuple[int, dict[str, list[int]]]] = []
+    for i, said in enumerate(words):
+        samples += [(i, sample) for sample in _samples(loaded, said, f"{name}: row {i}")]
     reader.warn_of_unused(rows, kind)
     kept = [(i, s) for i, s in samples if any(label != IGNORED for label in s["labels"][1:])]
     if not kept:
@@ -167,45 +163,62 @@ def _causal_samples(
     return kept
 
 
-def _completion(loaded: Loaded, prompt: str, answer: str) -> dict[str, list[int]]:
-    context, target = encode_pair(loaded, prompt, answer)
-    end = loaded.need_tokenizer("training").eos_token_id
-    target = target if end is None else [*target, end]
-    labels = [*[IGNORED] * len(context), *target]
-    return {"input_ids": [*context, *target][: loaded.limit], "labels": labels[: loaded.limit]}
+def _samples(loaded: Loaded, words: Words, where: str) -> list[dict[str, list[int]]]:
+    """Encode the words of a row as samples: the answers, or all of a text, are the targets."""
+    tokenizer = loaded.need_tokenizer("training")
+    if isinstance(words, str):
+        cut = pieces(tokenize(tokenizer, words), loaded.limit)
+        return [{"input_ids": piece, "labels": list(piece)} for piece in cut]
+    end = [] if isinstance(words, Conversation) else [tokenizer.eos_token_id]
+    samples: list[dict[str, list[int]]] = []
+    ids: list[int] = []
+    for context, target in encode_answers(loaded, words, where):
+        target = [*target, *(token for token in end if token is not None)]
+        if not samples or context[: len(ids)] != ids:  # the template rewrites earlier turns
+            samples.append({"input_ids": [], "labels": []})
+            ids = []
+        samples[-1]["labels"] += [*[IGNORED] * (len(context) - len(ids)), *target]
+        samples[-1]["input_ids"] = ids = [*context, *target]
+    return [{name: x[: loaded.limit] for name, x in sample.items()} for sample in samples]
 
 
-def _conversation(
-    loaded: Loaded, messages: Sequence[Mapping[str, Any]], where: str
-) -> dict[str, list[int]]:
-    """Encode all turns with the chat template; the assistant's turns are the targets."""
+def encode_answers(
+    loaded: Loaded, words: Conversation | tuple[str, str], where: str
+) -> list[Continuation]:
+    """Encode the answer to a prompt, or each turn of the assistant, with all that comes before."""
+    if not isinstance(words, Conversation):
+        return [encode_pair(loaded, *words)]
     tokenizer = loaded.need_tokenizer("a conversation")
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(f"{where} is a conversation, but the tokenizer has no chat template")
+        raise ValueError(
+            f"{where} is a conversation, but the tokenizer has no chat template: use a model with "
+            "one, or prompt and completion rows"
+        )
 
     def ids_of(turns: Sequence[Mapping[str, Any]], *, ask: bool = False) -> list[int]:
         try:
             made = tokenizer.apply_chat_template(
-                list(turns), add_generation_prompt=ask, tokenize=True, return_dict=True
-            )
+                list(turns), tools=words.tools, add_generation_prompt=ask, tokenize=True,
+                return_dict=True,
+            )  # fmt: skip
         except Exception as error:  # templates raise many types, also on purpose
             reason = first_line(error)
             raise ValueError(f"{where} does not fit the chat template: {reason}") from error
         return list(made["input_ids"])
 
-    ids: list[int] = []
-    labels: list[int] = []
-    for i, turn in enumerate(messages):
-        if turn["role"] != "assistant":
-            continue
-        before, after = ids_of(messages[:i], ask=True), ids_of(messages[: i + 1])
-        if after[: len(before)] != before or before[: len(ids)] != ids:
-            raise ValueError(
-                f"{where}: the chat template rewrites earlier turns: use prompt and completion rows"
-            )
-        labels += [IGNORED] * (len(before) - len(ids)) + after[len(before) :]
-        ids = after
-    return {"input_ids": ids[: loaded.limit], "labels": labels[: loaded.limit]}
+    found = []
+    for i, turn in enumerate(words.messages):
+        if i and turn["role"] == "assistant":  # templates render no empty conversations
+            before, after = words.messages[:i], ids_of(words.messages[: i + 1])
+            contexts = (ids_of(before, ask=ask) for ask in (True, False))
+            known = next((len(c) for c in contexts if after[: len(c)] == c), None)
+            if known is None:
+                raise ValueError(
+                    f"{where}: the chat template changes what comes before an answer: use prompt "
+                    "and completion rows"
+                )
+            found.append(Continuation(after[:known], after[known:]))
+    return found
 
 
 class Images(Dataset[dict[str, Any]]):
@@ -284,21 +297,30 @@ class TrainingData:
     tokenizer: Any  # or the image processor
     head: NewHead | None = None  # if the rows have labels that the model has no head for
     given: tuple[str, ...] = ()  # parts of the model that the user declared new
+    columns: Mapping[str, str] = field(default_factory=dict)  # the column map
 
     @classmethod
     def open(
-        cls, source: str, data: str, loader: Loader, *, head: str = "auto", new: Sequence[str] = ()
+        cls,
+        source: str,
+        data: Sources,
+        loader: Loader,
+        *,
+        head: str = "auto",
+        new: Sequence[str] = (),
+        columns: Mapping[str, str] | None = None,
     ) -> TrainingData:
         """Read the rows, and decide with ``head_for`` whether the model needs a new head."""
-        rows = open_rows(data)
+        name, columns = name_of(data), columns or {}
+        rows = rename(open_rows(data), columns, name)
         trust = loader.trust_remote_code
-        needed = head_for(head, source, rows, data, trust_remote_code=trust)
+        needed = head_for(head, source, rows, name, trust_remote_code=trust)
         tokenizer = loader.tokenizer_of(source)
         if needed is not None and not needed.images and tokenizer is not None:
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
             needed = replace(needed, pad=tokenizer.pad_token_id)
-        return cls(source, data, rows, loader, tokenizer, needed, tuple(new))
+        return cls(source, name, rows, loader, tokenizer, needed, tuple(new), columns)
 
     def load(self) -> tuple[nn.Module, tuple[str, ...]]:
         """Load the pretrained model; also return its new parts, the new head among them."""
@@ -317,5 +339,7 @@ class TrainingData:
         the labels of texts or images.
         """
         loader = replace(self.loader, max_length=max_length or self.loader.max_length)
-        rows, name = (self.rows, self.data) if other is None else (open_rows(other), other)
+        rows, name = self.rows, self.data
+        if other is not None:
+            rows, name = rename(open_rows(other), self.columns, other, optional=True), other
         return training_samples(loader.ready(model, self.tokenizer), rows, name)[1]

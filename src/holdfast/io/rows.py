@@ -1,12 +1,14 @@
 """Rows of data from files, saved datasets, image folders and the Hugging Face hub.
 
 open_rows("train.jsonl.gz")
+open_rows(["a.jsonl", "more/*.parquet"])   # several files, as one
 open_rows("saved:train")                   # a split of a dataset that save_to_disk wrote
 open_rows("flowers/train")                 # one folder of images per class
 open_rows("openai/gsm8k:main:train")       # a hub dataset: name, configuration, split
 """
 
 import csv
+import glob
 import gzip
 import io
 import json
@@ -15,7 +17,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -25,12 +27,18 @@ from holdfast.io.files import first_line
 from holdfast.io.hub import check_hub, is_hub_name
 
 Rows = Sequence[Mapping[str, Any]]
+#: The name of rows, or several names whose rows follow each other.
+Sources = str | os.PathLike[str] | Sequence[str]
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels")
 #: Pairs of columns that hold the two texts of one sample.
-_PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "sentence"))
+PAIRS = (
+    ("text1", "text2"), ("sentence1", "sentence2"), ("premise", "hypothesis"),
+    ("question1", "question2"), ("question", "sentence"),
+)  # fmt: skip
 _TEXT_SUFFIXES = (".txt", ".md", ".text", "")
-_ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+_TABLE_SUFFIXES = (".parquet", ".arrow", ".feather")
+_ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", *_TABLE_SUFFIXES)
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # a surrogate as JSON spells it
 
@@ -68,6 +76,12 @@ class DatasetRows(Sequence[Mapping[str, Any]]):
             row[self.column] = self._named(row[self.column])
         return row
 
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        for row in self.dataset:  # reads many rows at a time
+            if self.column is not None:
+                row[self.column] = self._named(row[self.column])
+            yield row
+
     def labels(self) -> list[Any]:
         """Return the labels of all rows without decoding any image."""
         if self.column is None:
@@ -82,7 +96,7 @@ class DatasetRows(Sequence[Mapping[str, Any]]):
 
 def text_columns(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the text columns of a row: a pair, one column, or none."""
-    for pair in _PAIRS:
+    for pair in PAIRS:
         if all(isinstance(row.get(column), str) for column in pair):
             return pair
     return next(((c,) for c in ("text", "sentence") if isinstance(row.get(c), str)), ())
@@ -122,19 +136,65 @@ def labels_of(rows: Rows, name: str) -> list[Any] | None:
     return labels
 
 
-def open_rows(data: str | os.PathLike[str]) -> Rows:
-    """Open the rows that a name stands for. A text file is one row.
+def open_rows(data: Sources) -> Rows:
+    """Open the rows that a name, or several names, stand for. A text file is one row.
 
     Args:
-        data: a file (JSON lines, JSON, CSV, TSV, Parquet or text), a directory that
-            ``datasets.save_to_disk`` wrote (``dir:split``), a folder with one folder of images per
-            class, or a dataset on the Hugging Face hub (``name``, ``name:split`` or
+        data: a file (JSON lines, JSON, CSV, TSV, Parquet, Arrow or text), a pattern of files
+            (``data/*.jsonl``), a directory that ``datasets.save_to_disk`` wrote or that holds the
+            files of a dataset (``dir:split``), a folder with one folder of images per class, or a
+            dataset on the Hugging Face hub (``name``, ``name:split`` or
             ``name:configuration:split``). Local files take precedence over the hub.
     """
-    name, path = str(data), Path(data)
+    opened = {name: _open(name) for name in names_of(data)}
+    first, *others = opened.values()
+    if not others:
+        return first
+    if not all(isinstance(rows, DatasetRows) for rows in opened.values()):
+        return [row for rows in opened.values() for row in rows]
+    datasets = require("datasets", extra="hf", what=name_of(data))
+    try:
+        tables = [rows.dataset for rows in opened.values() if isinstance(rows, DatasetRows)]
+        return DatasetRows(datasets.concatenate_datasets(tables))
+    except ValueError as error:
+        raise ValueError(
+            f"{shorten(list(opened), most=2)} have columns of different types: {first_line(error)}"
+        ) from error
+
+
+def names_of(data: Sources) -> list[str]:
+    """Return the names that data stand for: a pattern is replaced by the files that match it."""
+    names = [os.fspath(data)] if isinstance(data, str | os.PathLike) else list(map(str, data))
+    if not names:
+        raise ValueError("the data must be at least one file")
+    found: list[str] = []
+    for name in names:
+        if os.path.exists(name) or not glob.has_magic(name):
+            found.append(name)
+            continue
+        matches = sorted(glob.glob(name, recursive=True))
+        if not matches:
+            raise FileNotFoundError(f"no file matches {name}")
+        found += matches
+    return found
+
+
+def name_of(data: Sources) -> str:
+    """Return one name of data, for errors.
+
+    >>> name_of(["a.jsonl", "b.jsonl", "c.jsonl"])
+    'a.jsonl … and 2 more'
+    """
+    return str(data) if isinstance(data, str | os.PathLike) else shorten(list(data), most=1)
+
+
+def _open(name: str) -> Rows:
+    path = Path(name)
     if path.is_dir():
         return _open_directory(path, None)
     if path.exists():
+        if _suffix(path) in _TABLE_SUFFIXES:
+            return _open_table(path)
         return [{"text": read_text(path)}] if is_text(path) else read_rows(path)
     folder, _, split = name.rpartition(":")
     if folder and Path(folder).is_dir():
@@ -143,7 +203,9 @@ def open_rows(data: str | os.PathLike[str]) -> Rows:
     is_file_name = _suffix(path) in _ROW_SUFFIXES or (path.suffix != "" and is_text(path))
     if is_file_name or not is_hub_name(plain) or len(more) > 2:
         raise FileNotFoundError(f"no such file: {name}")
-    return _open_hub(name, plain, *more)
+    configuration, part = more if len(more) == 2 else (None, *more, None)[:2]
+    check_hub(plain, "dataset")
+    return _load(name, plain, configuration, split=part)
 
 
 def is_text(path: Path) -> bool:
@@ -168,21 +230,18 @@ def read_text(path: Path) -> str:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a file as dictionaries by column. An error names the file and the line."""
+    """Read the rows of a text-based file. An error names the file and the line."""
     suffix = _suffix(path)
     if suffix not in _ROW_SUFFIXES:
         raise ValueError(
             f"{path}: unsupported file type {path.suffix}; supported types: "
             f"{', '.join(_ROW_SUFFIXES)}"
         )
-    text = "" if suffix == ".parquet" else read_text(path)
+    text = read_text(path)
     rows: list[dict[str, Any]] = []
     where, form = str(path), "JSON" if "json" in suffix else suffix[1:].upper()
     try:
-        if suffix == ".parquet":
-            parquet = require("pyarrow.parquet", extra="hf", what=where)
-            rows = parquet.read_table(path).to_pylist()
-        elif suffix in (".csv", ".tsv"):
+        if suffix in (".csv", ".tsv"):
             csv.field_size_limit(sys.maxsize)
             delimiter = "\t" if suffix == ".tsv" else ","
             rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
@@ -227,6 +286,26 @@ def _suffix(path: Path) -> str:
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
 
 
+def _open_table(path: Path) -> DatasetRows:
+    """Open a Parquet or Arrow file; the names of its classes, if datasets wrote it, are kept."""
+    datasets = require("datasets", extra="hf", what=str(path))
+    arrow = require("pyarrow", extra="hf", what=str(path))
+    try:
+        if _suffix(path) == ".parquet":
+            table = require("pyarrow.parquet", extra="hf", what=str(path)).read_table(path)
+        else:
+            with arrow.memory_map(str(path)) as file:
+                try:  # as datasets writes it
+                    table = arrow.ipc.open_stream(file).read_all()
+                except arrow.ArrowInvalid:
+                    table = arrow.ipc.open_file(file).read_all()
+        found = datasets.Dataset(table)
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        form = _suffix(path)[1:].capitalize()
+        raise ValueError(f"{path} is not {form}: {first_line(error)}") from error
+    return _select_split(found, None, str(path))
+
+
 def _open_directory(path: Path, split: str | None) -> Rows:
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         datasets = require("datasets", extra="hf", what=str(path))
@@ -235,37 +314,46 @@ def _open_directory(path: Path, split: str | None) -> Rows:
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(f"{path} cannot be read as a saved dataset: {error}") from error
         return _select_split(found, split, str(path))
-    if split is not None:
-        path = path / split
-        if not path.is_dir():
-            raise FileNotFoundError(f"no such directory: {path}")
-    return _open_image_folder(path)
+    inner = path / (split or "")
+    if not any(_images_in(inner)) and any(_holds_rows(file) for file in path.rglob("[!.]*")):
+        return _load(str(path), str(path), split=split)
+    if not inner.is_dir():
+        raise FileNotFoundError(f"no such directory: {inner}")
+    return _open_image_folder(inner)
+
+
+def _holds_rows(path: Path) -> bool:
+    return is_rows(path) and _suffix(path) != ".json"  # which also holds settings
+
+
+def _images_in(path: Path) -> Iterator[Path]:
+    visible = path.glob("[!.]*/[!.]*")  # not .ipynb_checkpoints/1.png, nor cat/._1.png
+    return (file for file in visible if file.suffix.lower() in _IMAGE_SUFFIXES)
 
 
 def _open_image_folder(path: Path) -> Rows:
-    visible = path.glob("[!.]*/[!.]*")  # not .ipynb_checkpoints/1.png, nor cat/._1.png
-    files = sorted(file for file in visible if file.suffix.lower() in _IMAGE_SUFFIXES)
+    files = sorted(_images_in(path))
     if not files:
         deeper = {str(p.parent.parent) for p in path.glob("*/*/*") if p.suffix in _IMAGE_SUFFIXES}
         hint = f"; do you mean {' or '.join(sorted(deeper))}?" if deeper else ""
         raise ValueError(
-            f"{path} is neither a dataset saved by datasets.save_to_disk nor a folder with one "
-            f"folder of images per class{hint}"
+            f"{path} is neither a dataset saved by datasets.save_to_disk, nor a directory with "
+            f"files of rows, nor a folder with one folder of images per class{hint}"
         )
     return [{"image": str(file), "label": file.parent.name} for file in files]
 
 
-def _open_hub(name: str, dataset: str, *more: str) -> Rows:
-    configuration, split = more if len(more) == 2 else (None, *more, None)[:2]
-    check_hub(dataset, "dataset")
+def _load(name: str, *dataset: str | None, split: str | None) -> Rows:
+    """Load a dataset of the hub, or the files of one in a directory."""
     datasets = require("datasets", extra="hf", what=name)
     try:
-        found = datasets.load_dataset(dataset, configuration, split=split)
+        found = datasets.load_dataset(*dataset, split=split)
     except Exception as error:  # datasets raises many types: no network, no such name or split
-        raise ValueError(
-            f"{name} is neither a local file or directory nor a dataset on the hub: "
-            f"{first_line(error)}"
-        ) from error
+        local = Path(name).is_dir()
+        problem = "cannot be read as a dataset" if local else (
+            "is neither a local file or directory nor a dataset on the hub"
+        )  # fmt: skip
+        raise ValueError(f"{name} {problem}: {first_line(error)}") from error
     return _select_split(found, None, name)
 
 
