@@ -168,15 +168,20 @@ def test_cross_stage_checks_say_why():
 
 def test_a_new_head_must_be_fitted_before_its_predictions_are_used():
     for name in ("flow", "distill", "ewc", "mas", "recadam+flow"):
-        with pytest.raises(ValueError, match=r"classifier is new .* add the preset lp-ft"):
-            Recipe.preset(name).check_head(("classifier",))
-        Recipe.preset(name).check_head(())
-    with pytest.raises(ValueError, match=r"Flow uses .* first: train it alone with the preset"):
+        recipe = Recipe.preset(name)
+        recipe.check_head(("classifier",))
+        assert recipe.fitting_head(("classifier",)) == dataclasses.replace(recipe, trainable=LPFT())
+        assert recipe.fitting_head(()) == recipe
+    held = Recipe(Full(hold_statistics=True), objective=Flow())
+    assert held.fitting_head(("fc",)).trainable == LPFT(hold_statistics=True)
+    message = r"classifier is new .* alone first, with the preset linear-probe, and start from"
+    with pytest.raises(ValueError, match=f"Flow uses .* {message}"):
         Recipe.preset("lora+flow").check_head(("classifier",))
     for name in ("lp-ft+flow", "recadam", "lora"):
         Recipe.preset(name).check_head(("classifier",))
+    recadam = RecAdamUpdate(importance="mas")
     with pytest.raises(ValueError, match="RecAdamUpdate uses the pretrained"):
-        Recipe(update=RecAdamUpdate(importance="mas")).check_head(("classifier",))
+        Recipe(trainable=LoRA(), update=recadam).check_head(("classifier",))
 
 
 @pytest.mark.parametrize("entry", registry.methods(), ids=lambda entry: entry.name)

@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.adapters import without_peft
 from holdfast._torch.layout import rank_and_world
+from holdfast._torch.multimodal import is_text_generator
 
 Task = Literal["causal_lm", "classification", "regression", "multi_label", "token_classification"]
 Count = Tensor | float  # a number of targets, perhaps on the device
@@ -217,7 +218,8 @@ def infer_task(model: Any) -> Task:
     """The task of a transformers model, from its class and configuration."""
     model = without_peft(model)
     name, config = type(model).__name__, getattr(model, "config", None)
-    if "ForCausalLM" in name or name in ("GPT2LMHeadModel", "BertLMHeadModel"):
+    known = "ForCausalLM" in name or name in ("GPT2LMHeadModel", "BertLMHeadModel")
+    if known or is_text_generator(type(model), config):
         return "causal_lm"
     if "ForTokenClassification" in name:
         return "token_classification"

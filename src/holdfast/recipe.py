@@ -89,23 +89,37 @@ class Recipe(NamedSettings):
         """Whether a method reads the training data before training."""
         return any(method.reads_data for _, method in self)
 
+    def fitting_head(self, new: Sequence[str]) -> Recipe:
+        """Return the recipe that fits a new head first, if a method needs its predictions.
+
+        A recipe with a method of its own in the stage trainable stays as it is.
+        """
+        plain = type(Recipe().trainable)
+        if not new or not self._needing_a_fitted_head() or type(self.trainable) is not plain:
+            return self
+        cls: Any = registry.find(preset_that("fits_head")).cls
+        known = {field.name for field in dataclasses.fields(cls)}
+        kept = {name: x for name, x in _settings(self.trainable).items() if name in known}
+        return dataclasses.replace(self, trainable=cls(**kept))
+
     def check_head(self, new: Sequence[str]) -> None:
-        """Raise ValueError if a method needs predictions and a part of the model is new.
+        """Raise ValueError if a method needs predictions of a new part that cannot be fitted first.
 
         Args:
             new: the names of the model's new parts, such as ``("classifier",)``.
         """
-        asking = [type(method).__name__ for _, method in self if method.needs_fitted_head]
-        if not new or not asking or self.trainable.fits_head:
+        asking = self._needing_a_fitted_head()
+        if not new or not asking or self.fitting_head(new).trainable.fits_head:
             return
-        first = ""
-        if self.trainable == Recipe().trainable:
-            first = f"add the preset {preset_that('fits_head')}, or "
         raise ValueError(
             f"{', '.join(asking)} uses the pretrained model's predictions on the data, but "
-            f"{', '.join(new)} is new and predicts at random. Fit it first: {first}train it alone "
-            f"with the preset {preset_that('trains_only_head')}, then leave out new="
+            f"{', '.join(new)} is new and predicts at random. Train it alone first, with the "
+            f"preset {preset_that('trains_only_head')}, and start from the trained model without "
+            "new= (on the command line: give the --out of the first training as --model)"
         )
+
+    def _needing_a_fitted_head(self) -> list[str]:
+        return [type(method).__name__ for _, method in self if method.needs_fitted_head]
 
     def check_model(self, model: nn.Module, has_old_data: bool) -> None:
         """Raise ValueError if a method cannot be used with a model, judged by its structure."""

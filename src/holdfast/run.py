@@ -28,6 +28,7 @@ from holdfast._torch.layout import gathered
 from holdfast._torch.names import shorten
 from holdfast._torch.pretrained_head import PretrainedHead
 from holdfast.data import Collate
+from holdfast.io.heads import mark_trained, new_in
 from holdfast.losses import LossFunction, Task, infer_task
 from holdfast.recipe import Recipe, as_recipe, difference
 from holdfast.reference import Reference, check_parts
@@ -49,7 +50,8 @@ class Run:
         weight_decay: the weight decay, unless the recipe sets it.
         task: as for :func:`holdfast.score`.
         new: names of new parts of the model, such as ``"classifier"``. They have no pretrained
-            weights, so nothing pulls them.
+            weights, so nothing pulls them. If None, they are the parts of the head for which
+            ``from_pretrained`` of transformers found no weights.
         reference: the pretrained weights, such as ``Reference.open(path)``. If None, those of the
             model are copied if a method needs them.
         old_data: data of the old task, for methods that train on it as well.
@@ -85,7 +87,7 @@ class Run:
         weight_decay: float = 0.0,
         task: Task | LossFunction | None = None,
         collate: Collate | None = None,
-        new: str | Sequence[str] = (),
+        new: str | Sequence[str] | None = None,
         reference: Reference | None = None,
         old_data: Any = None,
         old_head: PretrainedHead | None = None,
@@ -104,6 +106,13 @@ class Run:
                 'Reference.open("path")'
             )
         self.model, self.data, self.collate, self.given_task = model, data, collate, task
+        if new is None:
+            new = new_in(model)
+            if new:
+                logger.info(
+                    f"{', '.join(new)} is new: the checkpoint has no weights for it (new=() if you "
+                    "have trained it since)"
+                )
         self.new = (new,) if isinstance(new, str) else tuple(new)
         check_parts(self.new, [name for name, _ in model.named_parameters()], "new")
         self.old_data, self.old_head = old_data, old_head
@@ -244,6 +253,7 @@ class Run:
         )
         self.recall.on_merged(merged, self.anchors)
         self.model = self.recipe.trainable.finish(merged)
+        mark_trained(self.model)
         self._finished = _versions(self.model)
         return self.model
 
@@ -366,6 +376,9 @@ def resolved(
             f"lr is {own:g} in the recipe and {lr:g} in the trainer or loop: set it in one place"
         )
     chosen = recipe.recall.resolve(recipe, model, new, task)
+    if (fitting := chosen.fitting_head(new)) != chosen:
+        chosen = fitting
+        logger.info(f"the new head is fitted first, by {chosen.trainable}")
     lr = own if lr is None else lr
     if lr is None:
         lr = default_lr if chosen.update.lr is None else chosen.update.lr

@@ -1,7 +1,7 @@
 import pytest
 from torch import nn
 
-from holdfast._torch.layers import block_of, head_of, layer_of, within
+from holdfast._torch.layers import block_of, head_of, head_parts, layer_of, output_layer, within
 from methods.stand_ins import ResNet, bert, gpt2, llama
 
 
@@ -65,3 +65,23 @@ def test_timm_models_know_their_head():
             return self.last
 
     assert head_of(Timm()) == "last"
+
+
+def test_the_head_of_a_transformer_is_all_outside_of_its_body():
+    transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+    config = transformers.DistilBertConfig(vocab_size=9, dim=4, hidden_dim=4, n_layers=1, n_heads=1)
+    model = transformers.DistilBertForSequenceClassification(config)
+    assert head_of(model) == "classifier"
+    assert head_parts(model) == ("pre_classifier", "classifier")
+    assert head_parts(bert()) == ("classifier",)
+    assert head_parts(llama()) == ("lm_head",)
+    assert head_parts(ResNet()) == ("fc",)
+    assert head_parts(nn.Linear(2, 2)) == ()
+
+
+def test_the_output_layer_is_the_last_linear_one():
+    head = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Softmax(1))
+    model = nn.ModuleDict({"head": head, "body": nn.Linear(3, 3)})
+    assert output_layer(model, ["head"]) == "head.2"
+    assert output_layer(model, ["head", "body"]) == "body"
+    assert output_layer(model, ["head.1"]) is None

@@ -33,7 +33,7 @@ def _place(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("model", "given", "words"),
     [
-        (save_bert, ["--data=labels.jsonl", "flow"], "the head is new and predicts at random"),
+        (save_bert, ["--data=labels.jsonl", "lora+flow"], "the head is new and predicts at random"),
         (save_bert, ["--data=labels.jsonl", "self-replay"], "needs a causal language model"),
         (save_bert, ["--data=labels.jsonl", "rehearsal"], "needs data of the old task"),
         (save_bert, ["--data=pairs.jsonl", "standard"], "has no head for pairs.jsonl"),

@@ -278,7 +278,6 @@ def test_images_in_folders(saved, capsys):
     ("given", "words"),
     [
         (["--data=part.jsonl"], "part.jsonl: 1 rows have no label; the first is row 12"),
-        (["--recipe=recadam+flow"], "lp-ft"),
         (["--recipe=lora+flow"], "preset linear-probe"),
         (["--head=none"], "BertModel has no head for rows.jsonl"),
         (["--data=images"], "transformers has no image classifier for bert"),

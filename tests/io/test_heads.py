@@ -9,7 +9,7 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 
 import holdfast  # noqa: E402
 from comparison.tiny import save_bert, save_llama, save_vit  # noqa: E402
-from holdfast.io.heads import NewHead, head_for, head_like, target_of  # noqa: E402
+from holdfast.io.heads import NewHead, head_for, head_like, mark_trained, new_in, target_of  # noqa: E402
 from holdfast.io.models import Loader  # noqa: E402
 from holdfast.io.rows import DatasetRows  # noqa: E402
 
@@ -159,6 +159,33 @@ def test_the_body_is_the_pretrained_one_and_the_head_is_drawn_alike(kind, tmp_pa
         assert 0.5 * 0.02 < weight.std() < 2 * 0.02
         old = dict(pretrained.named_parameters()).get(f"{part}.weight")
         assert old is None or old.shape != weight.shape or not torch.equal(old, weight)
+
+
+def test_transformers_tells_which_head_is_new(tmp_path):
+    source = save_bert(tmp_path, transformers.BertForMaskedLM)
+    model = transformers.BertForSequenceClassification.from_pretrained(source)
+    assert new_in(model) == ("bert.pooler.dense", "classifier")
+    assert new_in(transformers.BertForMaskedLM.from_pretrained(source)) == ()
+    made = transformers.BertForSequenceClassification(model.config)
+    assert new_in(made) == ()  # nothing is known of a model that was not loaded
+    assert new_in(torch.nn.Linear(2, 2)) == ()
+    mark_trained(model.classifier)
+    assert new_in(model) == ("bert.pooler.dense",)
+
+
+def test_a_run_finds_the_new_head_and_fits_it_before_its_predictions_are_used(tmp_path):
+    model = transformers.BertForSequenceClassification.from_pretrained(save_bert(tmp_path))
+    samples = [{"input_ids": [5, 7, 8, 6], "labels": i % 2} for i in range(4)]
+    run = holdfast.Run("recadam+flow", model, samples, lr=1e-3, progress=False, cache=False)
+    assert run.new == ("classifier",)
+    assert run.recipe.trainable == holdfast.LPFT()
+    assert "classifier.weight" not in run.anchors
+    run.finish()
+    again = holdfast.Run("recadam", model, samples, lr=1e-3, progress=False)
+    assert again.new == ()
+    assert "classifier.weight" in again.anchors
+    named = holdfast.Run("recadam", model, samples, lr=1e-3, progress=False, new="classifier")
+    assert named.new == ("classifier",)
 
 
 def test_what_is_no_head_may_not_be_missing(tmp_path):

@@ -139,13 +139,47 @@ class TestLPFT:
         changed = {n for n, t in state(model).items() if not torch.equal(t, before[n])}
         assert changed == {"classifier.weight", "classifier.bias"}
 
+    def test_the_last_layer_of_a_head_of_several(self):
+        transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+        config = transformers.RobertaConfig(
+            vocab_size=30, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+            num_attention_heads=2, num_labels=2,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = transformers.RobertaForSequenceClassification(config)
+        before = state(model)
+        generator = torch.Generator().manual_seed(0)
+        batches = [
+            {"input_ids": torch.randint(2, 30, (8, 6), generator=generator),
+             "labels": torch.randint(2, (8,), generator=generator)}
+            for _ in range(2)
+        ]  # fmt: skip
+        LPFT().fit(make_run(model, data=batches, new=("classifier",)))
+        changed = {n for n, t in state(model).items() if not torch.equal(t, before[n])}
+        assert changed == {"classifier.out_proj.weight", "classifier.out_proj.bias"}
+        logits = torch.cat([model.eval()(b["input_ids"]).logits for b in batches])
+        loss = F.cross_entropy(logits, torch.cat([b["labels"] for b in batches]))
+        (gradient,) = torch.autograd.grad(loss, model.classifier.out_proj.bias)
+        assert gradient.abs().max() < 1e-4  # at the minimum
+
+    def test_new_parts_beside_the_head_stay_as_they_are(self):
+        model, data = ResNet(), TensorDataset(*images(30))
+        before = state(model)
+        LPFT().fit(make_run(model, data=data, new=("layer2", "fc")))
+        changed = {n for n, t in state(model).items() if not torch.equal(t, before[n])}
+        assert changed == {"fc.weight", "fc.bias"}
+
+    def test_a_layer_that_does_not_compute_the_outputs(self):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+        data = TensorDataset(torch.randn(6, 4), torch.arange(6) % 3)
+        with pytest.raises(ValueError, match="the outputs of Sequential are not those of the part"):
+            LPFT(head="0").fit(make_run(model, data=data))
+
     def test_bad_input(self):
-        with pytest.raises(ValueError, match=r"the task is causal_lm\. Use another"):
+        with pytest.raises(ValueError, match=r"the task is causal_lm\. Leave it out"):
             LPFT().fit(make_run(llama(), task="causal_lm"))
         with pytest.raises(ValueError, match="the task is a function"):
             LPFT().fit(make_run(ResNet(), task=lambda model, batch: batch))
-        with pytest.raises(ValueError, match="LPFT fits one head, but fc, layer2 are new"):
-            LPFT().fit(make_run(ResNet(), new=("fc", "layer2")))
         with pytest.raises(ValueError, match="l2 must be a finite number"):
             LPFT(l2=-1)
         model = ResNet()

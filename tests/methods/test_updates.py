@@ -208,11 +208,12 @@ class TestImportance:
         run.make_optimizer(3)
 
     @pytest.mark.parametrize("importance", ["fisher", "mas"])
-    def test_a_new_head_is_refused_in_the_name_of_who_asks(self, importance):
-        with pytest.raises(ValueError, match=r"^RecAdamUpdate uses .* add the preset lp-ft"):
-            make_run(RecAdamUpdate(importance=importance), new="head")
-        with pytest.raises(ValueError, match=r"^EWC uses .* head is new .* preset lp-ft"):
-            make_run(AdamWUpdate(), [EWC()], new="head")
+    def test_a_new_head_is_fitted_first(self, importance):
+        for run in (
+            make_run(RecAdamUpdate(importance=importance), new="head"),
+            make_run(AdamWUpdate(), [EWC()], new="head"),
+        ):
+            assert run.recipe.trainable == LPFT()
 
     @pytest.mark.parametrize("kind", ["dataset", "loader", "hf"])
     def test_so_many_samples_drawn_by_the_seed(self, kind):

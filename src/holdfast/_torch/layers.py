@@ -56,11 +56,31 @@ def head_of(model: nn.Module) -> str | None:
         ask: Any = getattr(model, method, None)
         if isinstance(found := ask() if callable(ask) else None, nn.Module):
             return next((n for n, m in model.named_modules() if m is found), None)
-    children = [n for n, c in model.named_children() if any(True for _ in c.parameters())]
+    if after := _after_body(model):
+        return after[-1]
+    children = _parts(model)
     if isinstance(model, nn.Sequential):
         last = children[-1] if len(children) > 1 else None
         return last if last and isinstance(model.get_submodule(last), nn.Linear) else None
     return next((name for name in reversed(children) if name in _HEADS), None)
+
+
+def head_parts(model: nn.Module) -> tuple[str, ...]:
+    """The names of all parts of the head, from input to output; empty if none can be found.
+
+    The head of a transformers model is everything outside of its base model: DistilBERT's has the
+    parts ``pre_classifier`` and ``classifier``.
+    """
+    head = head_of(model)
+    if (after := _after_body(model)) and (head is None or within(head, after)):
+        return after
+    return () if head is None else (head,)
+
+
+def output_layer(model: nn.Module, parts: Collection[str]) -> str | None:
+    """The last linear layer of some parts of a model, in the order of definition."""
+    linear = (name for name, m in model.named_modules() if isinstance(m, nn.Linear))
+    return next((name for name in reversed([*linear]) if within(name, parts)), None)
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:
@@ -95,6 +115,17 @@ def discriminative_groups(
             rate = group.get("lr", lr) / layer_decay ** (top - layer)
             split.append({**group, "params": params, "lr": rate})
     return split
+
+
+def _parts(model: nn.Module) -> list[str]:
+    """The names of the children that have parameters."""
+    return [name for name, child in model.named_children() if any(True for _ in child.parameters())]
+
+
+def _after_body(model: nn.Module) -> tuple[str, ...]:
+    """The parts of a transformers model outside of its base model."""
+    body, parts = getattr(model, "base_model_prefix", None), _parts(model)
+    return tuple(name for name in parts if name != body) if body in parts else ()
 
 
 def _outermost_containers(model: nn.Module, prefix: str = "") -> list[str]:

@@ -63,7 +63,7 @@ class WithRecipe(Trainer):
         self,
         *args: Any,
         recipe: Recipe | str,
-        new: str | Sequence[str] = (),
+        new: str | Sequence[str] | None = None,
         reference: Reference | None = None,
         old_data: Any = None,
         old_head: PretrainedHead | None = None,

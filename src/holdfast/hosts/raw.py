@@ -87,7 +87,7 @@ def finetune_loop(
     epochs: float = 1.0,
     batch_size: int = 16,
     task: Task | LossFunction | None = None,
-    new: str | tuple[str, ...] | list[str] = (),
+    new: str | tuple[str, ...] | list[str] | None = None,
     tokenizer: Any = None,
     seed: int = 0,
     settings: LoopSettings = LoopSettings(),  # noqa: B008 (frozen)
@@ -108,7 +108,8 @@ def finetune_loop(
         batch_size: samples per micro-batch.
         task: how labels are interpreted, as for :func:`holdfast.score`. If None, it is inferred
             from a transformers model.
-        new: parts of the model without pretrained weights, such as ``"classifier"``.
+        new: parts of the model without pretrained weights, such as ``"classifier"``. If None, they
+            are the parts of the head for which ``from_pretrained`` of transformers found none.
         tokenizer: the tokenizer of a language model, for recipes that draw texts from it.
         seed: the seed of the data order, of dropout and of everything that methods draw.
         settings: accumulation, schedule, clipping, precision, and how often to log and save.

@@ -16,9 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from holdfast._torch.adapters import without_peft
+from holdfast._torch.adapters import has_adapters, without_peft
 from holdfast._torch.imports import require
-from holdfast._torch.layers import head_of
+from holdfast._torch.layers import head_parts, output_layer
+from holdfast._torch.multimodal import is_text_generator
 from holdfast._torch.names import shorten
 from holdfast.io.adapter import is_adapter
 from holdfast.io.rows import DatasetRows, Rows, as_number, image_column, labels_of, text_columns
@@ -36,16 +37,22 @@ _KINDS: dict[str, ModelKind] = {
 }
 _CHOICES = ("auto", "classification", "regression", "none")
 _CLASSIFIERS = ("classifier", "image_classifier")
+_MULTIMODAL = "ForConditionalGeneration"
 _SEED = 0
+_READ = "_is_hf_initialized"
 
 
 def model_kind(model: Any) -> ModelKind:
     """Return what a model predicts, judged by its class, or by the class that a config names."""
     if not isinstance(model, nn.Module):
-        return _kind_named((model.architectures or [""])[0])
+        name = (model.architectures or [""])[0]
+        cls = getattr(import_transformers(), name, None) if name.endswith(_MULTIMODAL) else None
+        return "causal_lm" if cls and is_text_generator(cls, model) else _kind_named(name)
     inner = without_peft(model)
     kind = _kind_named(type(inner).__name__)
     config = getattr(inner, "config", None)
+    if is_text_generator(type(inner), config):
+        return "causal_lm"
     encodes = hasattr(inner, "bert") or hasattr(inner, "roberta")
     if kind == "causal_lm" and encodes and not getattr(config, "is_decoder", True):
         return "other"  # its attention is bidirectional
@@ -53,7 +60,7 @@ def model_kind(model: Any) -> ModelKind:
 
 
 def _kind_named(name: str) -> ModelKind:
-    if name.startswith("XLNet"):  # it does not read from left to right
+    if name == "XLNetLMHeadModel":  # it does not read from left to right
         return "other"
     return next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), "other")
 
@@ -309,12 +316,35 @@ def new_parts(model: nn.Module, missing: Sequence[str], body: str) -> tuple[str,
         groups.setdefault(group, []).append("/".join(path))
     if groups:
         return tuple(sorted(commonpath(paths).replace("/", ".") for paths in groups.values()))
-    head = head_of(model)
-    inside = [] if head is None else list(model.get_submodule(head).named_modules(prefix=head))
-    for name, module in reversed(inside):
-        if isinstance(module, nn.Linear):
-            return (name,)
+    if layer := output_layer(model, head_parts(model)):
+        return (layer,)
     raise ValueError(f"cannot find the head of {type(model).__name__}")
+
+
+def new_in(model: nn.Module) -> tuple[str, ...]:
+    """Return the modules of a head that transformers initialized when it loaded a checkpoint.
+
+    transformers marks the parameters that it has read. A model without marks, such as a copy of
+    another, is not known to have a new head.
+    """
+    body = f"{getattr(model, 'base_model_prefix', '')}."
+    read = {n: getattr(p, _READ, False) for n, p in model.named_parameters()}
+    inside = [is_read for name, is_read in read.items() if name.startswith(body)]
+    if body == "." or has_adapters(model) or not any(inside):
+        return ()
+    missing = [name for name, is_read in read.items() if not (is_read or in_body(name, body))]
+    return new_parts(model, missing, body) if missing else ()
+
+
+def mark_trained(model: nn.Module) -> None:
+    """Mark all parameters like those that were read from a checkpoint."""
+    for parameter in model.parameters():
+        setattr(parameter, _READ, True)
+
+
+def in_body(name: str, body: str) -> bool:
+    """Whether a parameter belongs to the body, whose prefix is ``body``, and not to its pooler."""
+    return name.startswith(body) and "pooler" not in name
 
 
 @torch.no_grad()

@@ -230,8 +230,7 @@ class Loader:
         missing = [str(key) for key in info["missing_keys"]]
         missing += [str(k[0] if isinstance(k, tuple) else k) for k in info["mismatched_keys"]]
         body = f"{model.base_model_prefix}."
-        in_body = [k for k in missing if k.startswith(body) and "pooler" not in k]
-        _refuse_random(source, model, in_body)
+        _refuse_random(source, model, [key for key in missing if heads.in_body(key, body)])
         new = heads.new_parts(model, missing, body)
         heads.draw_weights(model, new)
         return model.to(self.target_device()).eval(), new

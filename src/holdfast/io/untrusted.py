@@ -94,7 +94,8 @@ def _check_values(file: Path, found: dict[str, Any]) -> None:
     for key, value in pairs:
         if key.endswith("_token_id") and not _is_token(value):
             raise ValueError(f"{file}: {key} must be the id of a token, got {_kind(value)}")
-        is_count = "layer" in key and isinstance(value, int | float)
+        # LLaVA's vision_feature_layer counts from the end if it is negative.
+        is_count = "layer" in key and "feature_layer" not in key and isinstance(value, int | float)
         if is_count and not 0 <= value <= _MOST_LAYERS:
             raise ValueError(f"{file}: {key} must be from 0 to {_MOST_LAYERS}, got {value}")
 

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, pad_id_of, to_device
 from holdfast._torch.checks import at_least_zero
-from holdfast._torch.layers import head_of, submodule, within
+from holdfast._torch.layers import head_parts, submodule, within
 from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar
 from holdfast.data import Collate, Source, as_source
+from holdfast.io.heads import mark_trained
 from holdfast.losses import Task, weighted_loss
 from holdfast.methods._freezing import Freezing, set_phases, stay_in_eval
 from holdfast.stages import Run
@@ -62,13 +63,14 @@ class LinearProbe(Freezing):
         if shared:
             raise ValueError(
                 f"the head {', '.join(heads)} shares weights with {shorten(shared)}: training it "
-                "would change the body. Give the head its own weights, or choose another with "
-                "head="
+                "would change the body. Give the head its own weights, or name another part in the "
+                "setting head of the recipe"
             )
         if left := [part for part in run.new if not within(part, heads)]:
             raise ValueError(
                 f"{shorten(left)} is new, but is not part of the head {', '.join(heads)}: it "
-                "would be frozen at random values. Choose a head= that contains it"
+                "would be frozen at random values. Name a part that contains both in the "
+                "setting head of the recipe"
             )
         set_phases(model, [[n for n, _ in model.named_parameters() if not within(n, heads)]])
         stay_in_eval(model, [n for n, _ in model.named_modules() if not within(n, heads)])
@@ -149,6 +151,7 @@ def linear_probe(
             stacklevel=2,
         )
     head.load_state_dict(fitted.state_dict())
+    mark_trained(head)
     return final
 
 
@@ -201,7 +204,8 @@ def _features(
     def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         caught.append(args[0] if args else next(iter(kwargs.values())))
 
-    features, labels = [], []
+    features: list[Tensor] = []
+    labels: list[Tensor] = []
     bar = progress_bar(source.total, "features", shown=progress)
     with bar, evaluating(model), head.register_forward_pre_hook(catch, with_kwargs=True):
         for indices, read in source:
@@ -212,6 +216,11 @@ def _features(
             found = caught.pop() if inside else outputs
             if isinstance(head, nn.Linear) and found.dim() == 3 and isinstance(inputs, Mapping):
                 found = _last(found, inputs)
+            if inside and not features and found.dim() == 2 and not _computes(head, found, outputs):
+                raise ValueError(
+                    f"the outputs of {type(model).__name__} are not those of the part that is to "
+                    "be fitted: name the layer that computes them in the setting head of the recipe"
+                )
             features.append(found.cpu())
             labels.append(targets)
             bar.update(len(indices))
@@ -229,6 +238,15 @@ def _features(
     return found, targets
 
 
+def _computes(head: nn.Module, features: Tensor, outputs: Tensor) -> bool:
+    """Whether a head makes the outputs of its model from these features, or both are not finite."""
+    made = head.forward(features)  # without the hook
+    if made.shape != outputs.shape:
+        return False
+    tolerance = 1e-4 if made.dtype.itemsize >= 4 else 1e-1
+    return not (made - outputs).norm() > tolerance * outputs.norm()
+
+
 def _last(features: Tensor, inputs: Mapping[str, Any]) -> Tensor:
     """The last position of each sequence that is not padding, which a decoder's head uses."""
     mask = inputs.get("attention_mask")
@@ -239,15 +257,14 @@ def _last(features: Tensor, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def heads_of(run: Run, head: str | None) -> tuple[str, ...]:
-    """The names of the heads: the given one, the new parts, or the one found by structure."""
-    found = (head,) if head is not None else run.new or head_of(run.model)
-    if not found:
+    """The parts of the head: the given one, the new ones, or those found by structure."""
+    heads = (head,) if head is not None else run.new or head_parts(run.model)
+    if not heads:
         children = ", ".join(n for n, _ in run.model.named_children())
         raise ValueError(
-            f"the head of {type(run.model).__name__} is not known: pass one of its parts as head= "
-            f"(or new= if it is new): {children}"
+            f"the head of {type(run.model).__name__} is not known: name it in new= (--new on the "
+            f"command line) if it is new, else in the setting head of the recipe: {children}"
         )
-    heads = (found,) if isinstance(found, str) else tuple(found)
     for name in heads:
         if not any(True for _ in submodule(run.model, name).parameters()) or not name:
             raise ValueError(f"the head {name!r} must be a part of the model with parameters")

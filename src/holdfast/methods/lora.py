@@ -155,7 +155,10 @@ def linear_layers(model: nn.Module, new: Sequence[str] = ()) -> list[str]:
         and not within(name, new)
     ]
     if not names:
-        raise ValueError(f"{type(model).__name__} has no linear layer for LoRA: pass target=")
+        raise ValueError(
+            f"{type(model).__name__} has no linear layer for LoRA: name other layers in the "
+            "setting target of the recipe"
+        )
     return names
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from holdfast._torch.checks import at_least_zero
+from holdfast._torch.layers import head_parts, output_layer
 from holdfast.methods._batch_norm import HoldsStatistics
 from holdfast.methods.linear_probe import heads_of, linear_probe
 from holdfast.stages import Checks, Run
@@ -18,9 +19,12 @@ from holdfast.stages import Checks, Run
 class LPFT(HoldsStatistics):
     """Fit the head with :func:`holdfast.linear_probe`, then train everything.
 
+    Of a head with several layers, the last linear layer is fitted, on what the others make of the
+    features. The problem stays convex.
+
     Args:
-        head: the name of the head. If None, the head is the new part of the model (``new=`` of the
-            run), or is found by the model's structure.
+        head: the name of the part to fit. If None, it is the last linear layer of the model's new
+            parts (``new=`` of the run) and of the head found by its structure.
         l2: the strength of the ridge penalty.
         hold_statistics: as in :class:`~holdfast.Full`.
 
@@ -44,22 +48,19 @@ class LPFT(HoldsStatistics):
             what = f"the task is {task}" if isinstance(task, str) else "the task is a function"
             raise ValueError(
                 "LPFT fits a head to one row of features per sample, for classification, "
-                f"regression or multi_label, but {what}. Use another trainable, such as the preset "
-                "full or gradual-unfreezing"
+                f"regression or multi_label, but {what}. Leave it out, or if another method "
+                "needs a fitted head, train the head alone first"
             )
         heads = heads_of(run, self.head)
-        if len(heads) > 1:
-            raise ValueError(
-                f"LPFT fits one head, but {', '.join(heads)} are new: choose one with head="
-            )
+        layer = self.head or output_layer(run.model, (*heads, *head_parts(run.model))) or heads[-1]
         linear_probe(
             run.model,
-            heads[0],
+            layer,
             run.data,
             task=task,
             collate=run.collate,
             l2=self.l2,
             progress=run.progress,
         )
-        if run.reference is not None:  # the fitted head is a part of θ*
-            run.reference = run.reference.with_part(run.model, heads[0])
+        if run.reference is not None:  # the fitted layer is a part of θ*
+            run.reference = run.reference.with_part(run.model, layer)
