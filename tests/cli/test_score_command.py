@@ -181,5 +181,17 @@ def test_a_classifier_and_one_without_a_head(tmp_path, capsys):
     assert read("weighted.jsonl") == [
         {**row, "weight": weight} for row, weight in zip(rows, weights, strict=True)
     ]
-    assert main(["score", "--model=body", *given]) == 2
-    assert "body has no head for the labels of train.jsonl" in capsys.readouterr().err
+    capsys.readouterr()
+    assert main(["score", "--model=body", *given, "--out=fitted"]) == 0
+    assert "new head (2 classes), fitted first: classifier" in capsys.readouterr().err
+    assert all(line["loss"] < 0.1 for line in read("fitted/weights.jsonl"))  # not log 2
+
+
+def test_images(tmp_path):
+    from comparison.tiny import save_images, save_resnet
+
+    images, model = save_images(tmp_path / "images", n=2), save_resnet(tmp_path / "resnet")
+    assert main(["score", f"--model={model}", f"--data={images}", "--out=scores"]) == 0
+    losses = [line["loss"] for line in read("scores/weights.jsonl")]
+    assert len(losses) == 6
+    assert sum(losses) / 6 < 0.5

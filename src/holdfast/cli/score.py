@@ -5,8 +5,9 @@ examples:
   holdfast score --model DIR --data train.jsonl --weighted weighted.jsonl --normalize
 
 The weight of a sample with loss f is exp(−f/τ), so that samples that are hard for the model count
-less. Give the pretrained model, not a tuned one. --out writes losses and weights, --weighted the
-rows with a column 'weight' for any trainer. `holdfast finetune --recipe flow` scores by itself.
+less. Give the pretrained model, not a tuned one; a new head for labels is fitted first. --out
+writes losses and weights, --weighted the rows with a column 'weight' for any trainer. `holdfast
+finetune --recipe flow` scores by itself.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from holdfast.recipe import preset_that
 from holdfast.report.printing import tell, tell_line
 from holdfast.report.scored import Sample, Scored
 from holdfast.report.text import to_terminal
+from holdfast.run import Run
 from holdfast.scoring.scorer import score
 
 FILES = ("scores.safetensors", "scores.json", "weights.jsonl")
@@ -42,7 +44,8 @@ def add_options(parser: Parser) -> None:
     parser.describe(__doc__, "--model MODEL --data DATA [options]", needed=("model", "data"))
     add(parser, "config", "print_config")
     add(
-        parser.add_argument_group("model and data"), "model", "data", "columns", "trust_remote_code"
+        parser.add_argument_group("model and data"),
+        *("model", "data", "columns", "head", "trust_remote_code"),
     )
     scoring = parser.add_argument_group("scoring")
     add_settings(scoring, weighting())
@@ -71,21 +74,21 @@ def score_rows(method: Any, training: Training, options: argparse.Namespace) -> 
     loader = Loader(  # as finetune does
         max_length=length, dtype=torch.float32, trust_remote_code=trust
     )
-    task = TrainingData.open(options.model, options.data, loader, columns=options.columns)
-    if task.head is not None:
-        raise ValueError(
-            f"{options.model} has no head for the labels of {task.data}, and losses under a new "
-            "head mean nothing: fit one first with holdfast finetune --recipe "
-            f"{preset_that('trains_only_head')}"
-        )
-    skeleton = loader.skeleton(options.model)
+    task = TrainingData.open(
+        options.model, options.data, loader, head=options.head, columns=options.columns
+    )
+    skeleton = loader.skeleton(options.model, task.head)
     owners, samples = training_samples(loader.ready(skeleton, task.tokenizer), task.rows, task.data)
     rows = open_rows(options.data) if options.columns else task.rows  # with their own names
     if options.weighted is not None:
         check_rows(rows, owners, task.data, options)
     tokens = options.level == "token"
     shown, size = sys.stderr.isatty(), training.batch_size
-    model, _ = task.load()
+    model, new = task.load()
+    if task.head is not None:  # its losses would mean nothing
+        tell_line(f"new head ({task.head}), fitted first: {', '.join(new)}", file=sys.stderr)
+        fitted = Run(preset_that("fits_head"), model, samples, lr=0.0, new=new, progress=shown)
+        model = fitted.model
     scores = score(model, samples, tokens=tokens, batch_size=size, progress=shown)
     weights: Any = method.weigh(scores)
     weights = [w.tolist() for w in (scores.split(weights) if tokens else weights)]
