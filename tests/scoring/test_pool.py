@@ -278,14 +278,27 @@ class TestCache:
             block = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         block["tokens"][:, 3] = START + 2
         about = json.loads((mine.path / "about.json").read_text())
+        file.unlink()
         blocks.BlockStore(mine.path.parent, about).write({0: block})
-        with pytest.warns(UserWarning, match="block-000000.* other data"):
+        with pytest.warns(UserWarning, match="block-000000.* other data") as caught:
             theirs = drawn(base(), 2 * BLOCK)
+        assert len(caught) == 1
         assert not torch.equal(theirs.tokens, mine.tokens)
+        assert equal(theirs[BLOCK:], mine[BLOCK:])  # blocks do not depend on each other
+        assert equal(drawn(base(), 2 * BLOCK), theirs)  # it has been replaced
         known = truth(base(), theirs.texts()[0])
         count = int(theirs.counts[0])
         kept = known[:count].gather(1, theirs.ids[0, :count].long())
         assert torch.allclose(theirs.log_probs[0, :count], kept.float(), atol=1e-4)
+
+    def test_the_first_of_two_processes_decides(self, tmp_path):
+        mine, theirs = ({"tokens": torch.full((2, 3), value)} for value in (1, 2))
+        store = blocks.BlockStore(tmp_path, {})
+        store.write({0: theirs})
+        found = store.write({0: mine, 1: mine})
+        assert found[0]["tokens"].equal(theirs["tokens"])
+        assert found[1]["tokens"].equal(mine["tokens"])
+        assert store.read([0])[0]["tokens"].equal(theirs["tokens"])
 
     @pytest.mark.parametrize("after", [0, 1, 4])
     def test_a_full_disk_loses_no_texts(self, after, monkeypatch):
@@ -312,11 +325,12 @@ class TestCache:
 
 
 class TestBadModels:
-    def test_nan(self):
+    def test_nan(self, tmp_path):
         model = base()
         model.lm_head.weight.data[5] = float("nan")
         with pytest.raises(ValueError, match="LlamaForCausalLM predicts NaN"):
-            drawn(model)
+            drawn(model, cache=tmp_path)
+        assert not [*tmp_path.rglob("block-*")]  # no later run reads texts of such a model
 
     def test_all_texts_equal(self):
         model = base()

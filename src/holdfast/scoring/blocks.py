@@ -53,7 +53,7 @@ class BlockStore:
         """The directory, if it exists."""
         return self.folder if self.folder is not None and self.folder.is_dir() else None
 
-    def read(self, numbers: Iterable[int]) -> dict[int, Block]:
+    def read(self, numbers: Iterable[int], *, warn: bool = True) -> dict[int, Block]:
         """Return the blocks that are there and complete."""
         found: dict[int, Block] = {}
         if self.folder is None:
@@ -68,22 +68,30 @@ class BlockStore:
             except FileNotFoundError:
                 continue
             except (OSError, SafetensorError, ValueError) as error:
-                warnings.warn(
-                    f"{self._file(self.folder, number)} is damaged, or belongs to other data, and "
-                    f"is made again: {first_line(error)}",
-                    stacklevel=4,
-                )
+                if warn:
+                    other = ", or belongs to other data," if self.data else ""
+                    warnings.warn(
+                        f"{self._file(self.folder, number)} is damaged{other} and is made again: "
+                        f"{first_line(error)}",
+                        stacklevel=4,
+                    )
         return found
 
-    def write(self, blocks: dict[int, Block]) -> None:
-        """Write blocks. After the first error, such as a full disk, nothing more is written."""
+    def write(self, blocks: dict[int, Block]) -> dict[int, Block]:
+        """Write blocks, and return them; but those that another process has written meanwhile win.
+
+        After the first error, such as a full disk, nothing more is written.
+        """
+        theirs = self.read(blocks, warn=False)
         if self.folder is None:
-            return
+            return blocks
         folder = self.folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / "about.json", lambda path: path.write_text(self.about))
             for number, block in blocks.items():
+                if number in theirs:
+                    continue
                 note = {"checksum": self._checksum(number, block)}
                 write_whole(
                     self._file(folder, number),
@@ -95,6 +103,7 @@ class BlockStore:
                 stacklevel=4,
             )
             self.folder = None
+        return blocks | theirs
 
     def _checksum(self, number: int, block: Block) -> str:
         return f"{checksum(block, self.data[number] if self.data else 0):08x}"
@@ -151,7 +160,9 @@ def all_blocks(
             while left := [number for number in mine if number not in made]:
                 some = left[: at_a_time()]
                 new = dict(zip(some, make(some, bar.update), strict=True))
-                if rank == 0 or not together:
+                if not together:
+                    new = store.write(new)
+                elif rank == 0:  # all ranks have made the same blocks
                     store.write(new)
                 made |= new
     except Exception as raised:

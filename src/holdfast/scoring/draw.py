@@ -68,6 +68,15 @@ def vocabulary_size(model: nn.Module) -> int:
     return int(getattr(embedding, "num_embeddings", embedding.weight.shape[0]))
 
 
+def check_predictions(model: nn.Module, is_nan: bool) -> None:
+    """Raise ValueError if a model predicts NaN, so that nothing made of it is stored."""
+    if is_nan:
+        raise ValueError(
+            f"{type(without_peft(model)).__name__} predicts NaN: check its weights, or load it in "
+            "bfloat16 or float32 if float16 overflows"
+        )
+
+
 def is_spread(model: nn.Module) -> bool:
     """Whether all ranks must call a model together, because its weights are sharded."""
     return any(is_sharded(p) or hasattr(p, "ds_id") for p in model.parameters())
@@ -123,6 +132,7 @@ class Drawer:
                 done = _run(steps, count, on_tokens)
                 both = steps.texts.tokens, steps.texts.lengths
                 tokens, lengths = (tensor[:count].int().cpu() for tensor in both)
+            check_predictions(self.model, bool(steps.texts.is_nan))
             if isinstance(steps, _Fixed) and not steps.agrees(done):
                 raise RuntimeError("the model's static cache gives other predictions")
             return tokens, lengths
@@ -184,6 +194,7 @@ class _Texts:
         self.tokens = torch.zeros(rows, length, dtype=torch.long, device=ends.device)
         self.noise = torch.zeros(rows, length, device=ends.device)
         self.position = torch.zeros(1, dtype=torch.long, device=ends.device)  # of the last token
+        self.is_nan = torch.zeros((), dtype=torch.bool, device=ends.device)  # some prediction
         self.starts, self.lengths, self.ends_left = (
             torch.zeros(rows, dtype=torch.long, device=ends.device) for _ in range(3)
         )
@@ -200,6 +211,7 @@ class _Texts:
         self.ends_left[:count] = torch.tensor(list(ends)).to(self.ends_left)
         self.lengths.fill_(1)
         self.position.zero_()
+        self.is_nan.zero_()
 
     @property
     def last(self) -> Tensor:
@@ -208,7 +220,9 @@ class _Texts:
     def append(self, logits: Tensor) -> None:
         """Append one token to each text: one that is given, or one that is chosen by its noise."""
         noise = self.noise.index_select(1, self.position)
-        chosen = inverse_cdf(logits.float().softmax(-1), noise)
+        probabilities = logits.float().softmax(-1)
+        self.is_nan |= probabilities[:, 0].isnan().any()  # one is NaN if all are
+        chosen = inverse_cdf(probabilities, noise)
         self.position += 1
         is_given = self.position < self.starts[:, None]
         following = self.last.where(is_given, chosen)

@@ -30,6 +30,7 @@ from holdfast.scoring.draw import (
     BLOCK,
     Drawer,
     OnTokens,
+    check_predictions,
     end_tokens,
     is_spread,
     noise_of,
@@ -311,18 +312,14 @@ def _predicted(
         noise = [noise_of("kept", seed, n, width, torch.float64) for n in numbers]
         tokens, lengths, starts = (texts[name][rows] for name in _TEXTS)
         kept = predictor(tokens, lengths, starts, torch.cat(noise)[: len(rows)], on_tokens)
-        if bool(kept.log_probs.isnan().any()):
-            raise ValueError(
-                f"{type(without_peft(model)).__name__} predicts NaN: check its weights, or load it "
-                "in bfloat16 or float32 if float16 overflows"
-            )
+        check_predictions(model, bool(kept.log_probs.isnan().any()))
         note = {"sampled": torch.tensor(predictor.sampled)}
         return [block | note for block in _in_blocks(kept._asdict())]
 
     blocks = all_blocks(
         make,
         -(-count // BLOCK),
-        # Another process may have drawn the same texts with other roundings.
+        # Another process may have drawn other texts: on a GPU, batches round differently.
         BlockStore(
             folder,
             {"top": top, "dtype": str(dtype), "seed": seed},
