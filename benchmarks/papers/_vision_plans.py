@@ -94,7 +94,8 @@ RECALLS: dict[str, Callable[[float], Any]] = {
     "features": hf.Features,
     "old-head": partial(hf.Distill, temperature=1.0, head="old", inputs="varied"),
 }
-#: What the recall of ``holdfast`` is chosen from.
+#: What the recall of ``holdfast`` is chosen from. With statistics held and 1e-3, a weaker recall
+#: than the strongest one would keep even less.
 CHOICES: dict[str, Plan | None] = {
     **{
         f"{name}-{strength:g}-{lr:g}": careful(False, lr, recall=recall(strength))

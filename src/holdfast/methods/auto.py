@@ -32,7 +32,7 @@ _RATES: dict[Kind, tuple[float, float]] = {
 _SLOPE, _HIGHEST = 0.8, 1e-3
 _ADAPTERS = 6.0  # times the learning rate of full fine-tuning
 _ONLY_HEAD = 1e-3  # the learning rate of a head on frozen features
-_FEATURES = {"encoder": 0.1, "image": 0.3}  # the strength of the recall
+_FEATURES: dict[Kind, float] = {"encoder": 0.1, "image": 0.3}  # the strength of the recall
 _ALPHA = 0.7  # the share of the tuned weights of an image model
 
 
@@ -55,7 +55,8 @@ class Auto(Recall):
     recipe nor the trainer or loop sets one.
 
     Args:
-        strength: the strength of the chosen recall, relative to its default; 0 turns it off.
+        strength: the strength of the recall, relative to what is chosen for the model; 0 turns it
+            off.
 
     Example:
         >>> from holdfast import Recipe

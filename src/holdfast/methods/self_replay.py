@@ -107,7 +107,7 @@ class SelfReplay(Recall):
 
     Example:
         >>> from holdfast import Recipe, SelfReplay
-        >>> Recipe(recall=SelfReplay(share=0.5)).name
+        >>> Recipe(recall=SelfReplay(share=1.0)).name
         'self-replay'
     """
 
