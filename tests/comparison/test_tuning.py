@@ -84,8 +84,11 @@ def test_a_search_and_what_it_leaves(tmp_path, capsys, monkeypatch):
         f" {name}={value:g}" for name, value in taken["reported"]["values"].items()
     )
     assert (tmp_path / "out" / "report.html").stat().st_size > 1e6
-    # Once more: nothing is trained; with more trials, only those.
+    # Once more: nothing is trained, and what a killed process left is removed.
+    unused = tmp_path / "out" / "trials" / "recadam-0-012345678901" / "seconds"
+    unused.parent.mkdir(), unused.write_text("1.0")
     assert main(["tune", "--config=out/config.yaml", "--json"]) == 0
+    assert not unused.parent.exists()
     assert json.loads(capsys.readouterr().out) == found
     # Another search is not put into the same study.
     shutil.copy("out/config.yaml", "search.yaml")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -191,6 +192,8 @@ def tune_in(
     if left > 0:
         given = plan, tuning, folder, kept, name
         _search_in_processes(study, jobs, given, on_trials, on_progress)
+    for unused in folder.glob("*/"):  # a process was killed when its trial was done
+        shutil.rmtree(unused, ignore_errors=True)
     with _naming_damage(kept):
         return tuned_of(study, tuning, plan)
 
