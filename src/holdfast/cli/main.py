@@ -22,6 +22,7 @@ from holdfast.report.printing import tell
 COMMANDS = {
     "compare": "fine-tune with many recipes and compare them on your data",
     "completion": "print the completion script of a shell",
+    "data": "show what a model would learn from data",
     "draw": "show texts that a language model writes",
     "finetune": "fine-tune a model with one recipe",
     "measure": "measure what a fine-tuned model forgot",

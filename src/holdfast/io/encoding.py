@@ -26,6 +26,7 @@ from holdfast.io.rows import (
     Rows,
     Sources,
     check_unicode,
+    columns_of,
     image_column,
     label_of,
     labels_of,
@@ -298,6 +299,7 @@ class TrainingData:
     head: NewHead | None = None  # if the rows have labels that the model has no head for
     given: tuple[str, ...] = ()  # parts of the model that the user declared new
     columns: Mapping[str, str] = field(default_factory=dict)  # the column map
+    all_columns: Sequence[str] = ()  # of the data, by their own names
 
     @classmethod
     def open(
@@ -312,7 +314,8 @@ class TrainingData:
     ) -> TrainingData:
         """Read the rows, and decide with ``head_for`` whether the model needs a new head."""
         name, columns = name_of(data), columns or {}
-        rows = rename(open_rows(data), columns, name)
+        given = open_rows(data)
+        rows = rename(given, columns, name)
         trust = loader.trust_remote_code
         needed = head_for(head, source, rows, name, trust_remote_code=trust)
         tokenizer = loader.tokenizer_of(source)
@@ -320,7 +323,8 @@ class TrainingData:
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
             needed = replace(needed, pad=tokenizer.pad_token_id)
-        return cls(source, name, rows, loader, tokenizer, needed, tuple(new), columns)
+        own = columns_of(given)
+        return cls(source, name, rows, loader, tokenizer, needed, tuple(new), columns, own)
 
     def load(self) -> tuple[nn.Module, tuple[str, ...]]:
         """Load the pretrained model; also return its new parts, the new head among them."""

@@ -22,6 +22,7 @@ from holdfast.io.rows import (
     Rows,
     as_number,
     check_unicode,
+    columns_of,
     image_column,
     is_rows,
     open_rows,
@@ -378,21 +379,16 @@ def rename(rows: Rows, columns: Mapping[str, str], name: str, *, optional: bool 
     if not columns:
         return rows
     check_columns(columns)
-    table = rows.dataset if isinstance(rows, DatasetRows) else None
-    there = list(
-        table.column_names if table is not None else dict.fromkeys(c for r in rows for c in r)
-    )
+    there = columns_of(rows)
     if missing := [column for column in columns.values() if column not in there]:
         if optional:
             return rows
-        raise ValueError(
-            f"{name} has no column {missing[0]!r}{did_you_mean(missing[0], map(str, there))}"
-        )
+        raise ValueError(f"{name} has no column {missing[0]!r}{did_you_mean(missing[0], there)}")
     names = {column: known for known, column in columns.items()}
     hidden = [column for column in there if column not in names and _is_hidden(column, columns)]
-    if table is not None:
+    if isinstance(rows, DatasetRows):
         names = {column: known for column, known in names.items() if column != known}
-        return DatasetRows(table.remove_columns(hidden).rename_columns(names))
+        return DatasetRows(rows.dataset.remove_columns(hidden).rename_columns(names))
     return [{names.get(c, c): x for c, x in row.items() if c not in hidden} for row in rows]
 
 

@@ -94,6 +94,13 @@ class DatasetRows(Sequence[Mapping[str, Any]]):
         return self._spelled[label] if label >= 0 else None  # datasets uses -1 for "no label"
 
 
+def columns_of(rows: Rows) -> list[str]:
+    """Return the names of all columns."""
+    if isinstance(rows, DatasetRows):
+        return list(rows.dataset.column_names)
+    return list(dict.fromkeys(str(column) for row in rows for column in row))
+
+
 def text_columns(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the text columns of a row: a pair, one column, or none."""
     for pair in PAIRS:
