@@ -5,12 +5,14 @@ examples:
   holdfast finetune --model DIR --data train.jsonl --recipe recadam+flow --lr 1e-4 --out tuned
   holdfast finetune --config tuned/config.yaml           continues a stopped run
 
---data takes a file of rows (JSON lines, JSON, CSV, TSV, Parquet) or text, a directory written by
-datasets.save_to_disk (DIR:SPLIT), a folder of images with one folder per class, or a hub dataset
-(NAME, NAME:SPLIT, NAME:CONFIGURATION:SPLIT). Rows are conversations (messages), prompt and
-completion, text, or text or image and label. The result is a transformers model, or an adapter for
-LoRA, with the recipe as it was trained in holdfast_recipe.yaml. `holdfast measure` shows what it
-forgot, `holdfast compare` which recipe to take.
+--data takes files of rows (JSON lines, JSON, CSV, TSV, Parquet, Arrow) or text, a directory written
+by datasets.save_to_disk (DIR:SPLIT), a folder of images with one folder per class, or a hub dataset
+(NAME, NAME:SPLIT, NAME:CONFIGURATION:SPLIT). Rows are conversations (messages, conversations),
+prompt and completion, text, or text or image and label; --columns question=problem answer=solution
+names the columns of other rows. `holdfast data train.jsonl --model DIR` shows what is trained.
+The result is a transformers model, or an adapter for LoRA, with the recipe as it was trained in
+holdfast_recipe.yaml. `holdfast measure` shows what it forgot, `holdfast compare` which recipe to
+take.
 """
 
 import argparse
