@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from holdfast.hosts.hf import WithRecipe as WithRecipe
     from holdfast.hosts.job import Training
     from holdfast.hosts.lightning import RecipeCallback as RecipeCallback
-    from holdfast.hosts.raw import LoopSettings, finetune_loop, train_loop
+    from holdfast.hosts._driving import LoopSettings
+    from holdfast.hosts.raw import finetune_loop, train_loop
     from holdfast.hosts.trl import HoldfastSFTTrainer as HoldfastSFTTrainer
     from holdfast.io.models import Loader
     from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
@@ -74,7 +75,8 @@ _PUBLIC = {
     "holdfast.evaluate.report": "ForgettingReport",
     "holdfast.evaluate.watch": "Watch",
     "holdfast.hosts.job": "Training",
-    "holdfast.hosts.raw": "LoopSettings finetune_loop train_loop",
+    "holdfast.hosts._driving": "LoopSettings",
+    "holdfast.hosts.raw": "finetune_loop train_loop",
     "holdfast.io.models": "Loader",
     "holdfast.losses": "count_targets global_targets per_sample_loss weighted_loss",
     "holdfast.methods.adamw": "AdamWUpdate",

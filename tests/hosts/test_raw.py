@@ -249,7 +249,7 @@ def test_checkpoints_of_other_runs_are_refused(data, tmp_path):
     with pytest.raises(ValueError, match="another model"):
         tune(other, Recipe(), data, checkpoint=path)
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="no checkpoint of finetune_loop"):
+    with pytest.raises(ValueError, match="no checkpoint of a run"):
         tune(make_model(), Recipe(), data, checkpoint=path)
     assert [p.name for p in path.parent.iterdir()] == ["run.pt"]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 Value = TypeVar("Value")
 
@@ -68,6 +68,25 @@ def same_objects(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def whole_on_first(tensor: Tensor) -> Tensor | None:
+    """The whole tensor in CPU memory on the first rank, None elsewhere. All ranks must call it."""
+    full = whole(tensor.detach())
+    return full.cpu() if rank_and_world()[0] == 0 else None
+
+
+def whole_weights(model: nn.Module) -> dict[str, Any] | None:
+    """The weights of a sharded model, whole on the first rank; None if it is not sharded.
+
+    All ranks must call it. Weights that are tied still are.
+    """
+    state = model.state_dict(keep_vars=True)
+    if not any(map(is_sharded, state.values())):
+        return None
+    each = {id(tensor): tensor for tensor in state.values()}
+    found = {key: whole_on_first(tensor) for key, tensor in each.items()}
+    return {name: found[id(tensor)] for name, tensor in state.items()}
 
 
 def local(tensor: Tensor) -> Tensor:

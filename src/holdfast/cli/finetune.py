@@ -4,6 +4,7 @@ examples:
   holdfast finetune --model DIR --data train.jsonl --out tuned
   holdfast finetune --model DIR --data train.jsonl --recipe recadam+flow --lr 1e-4 --out tuned
   holdfast finetune --config tuned/config.yaml           continues a stopped run
+  torchrun --nproc_per_node 2 -m holdfast finetune ...   trains in two processes
 
 --data takes files of rows (JSON lines, JSON, CSV, TSV, Parquet, Arrow) or text, a directory written
 by datasets.save_to_disk (DIR:SPLIT), a folder of images with one folder per class, or a hub dataset
@@ -23,7 +24,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from holdfast._torch.adapters import has_adapters, without_peft
+from holdfast._torch.layout import whole_weights
 from holdfast.cli._guard import say
 from holdfast.cli._options import (
     DATA,
@@ -35,6 +39,7 @@ from holdfast.cli._options import (
     config_text,
     settings_from,
 )
+from holdfast.cli._processes import is_first, joined
 from holdfast.cli._progress import Progress
 from holdfast.evaluate.watch import watch_distance
 from holdfast.hosts.job import Training, encode, train
@@ -46,7 +51,7 @@ from holdfast.io.outputs import claim, finished, output_name, write_changed, wri
 from holdfast.io.rows import names_of
 from holdfast.io.storage import Place
 from holdfast.io.untrusted import parse_yaml
-from holdfast.recipe import DEFAULT_RECIPE, FILE, is_recipe_file, read_recipe
+from holdfast.recipe import DEFAULT_RECIPE, FILE, Recipe, is_recipe_file, read_recipe
 from holdfast.report.printing import tell, tell_line
 
 #: Files that only an unfinished run has; the first one is its checkpoint.
@@ -67,9 +72,11 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     out = Path(output_name(options.out))
-    with claim(out, "finetune", inputs_of(options)) as stopped:
-        check_unfinished(out, options, stopped)
-        train_into(out, options)
+    with joined() as device, contextlib.ExitStack() as stack:
+        if is_first():
+            stopped = stack.enter_context(claim(out, "finetune", inputs_of(options)))
+            check_unfinished(out, options, stopped)
+        train_into(out, options, device)
 
 
 def inputs_of(options: argparse.Namespace) -> list[str]:
@@ -78,21 +85,23 @@ def inputs_of(options: argparse.Namespace) -> list[str]:
     return [options.model, *data, *files]
 
 
-def train_into(out: Path, options: argparse.Namespace) -> None:
-    """Train in a folder that no other process uses."""
+def train_into(out: Path, options: argparse.Namespace, device: torch.device | None) -> None:
+    """Train in a folder that no other command uses, on the device of this process."""
     training, config = settings_from(Training, options), config_text(options)
     name, recipe = read_recipe(options.recipe)
-    loader = Loader(max_length=training.max_length, trust_remote_code=options.trust_remote_code)
+    loader = Loader(
+        device, max_length=training.max_length, trust_remote_code=options.trust_remote_code
+    )
     task = TrainingData.open(
         options.model, options.data, loader, head=options.head, new=options.new,
         columns=options.columns,
     )  # fmt: skip
     samples, old = encode(task, [recipe], options.old_data)
     model, new = task.load()
-    if not (out / UNFINISHED[0]).exists():
-        for left in UNFINISHED:  # of a run that was stopped before its first checkpoint
-            (out / left).unlink(missing_ok=True)
-    write_changed(Place.at(out / "config.yaml"), config)
+    if is_first():
+        if not (out / UNFINISHED[0]).exists():
+            remove_unfinished(out)  # of a run that was stopped before its first checkpoint
+        write_changed(Place.at(out / "config.yaml"), config)
     head = f", new head ({task.head}): {', '.join(new)}" if task.head else ""
     # The run logs what the recipe is resolved to.
     tell_line(f"{name}: {len(samples)} samples{head}", file=sys.stderr)
@@ -107,20 +116,11 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
             show=sys.stderr.isatty(),
             progress=lambda doing, done, total: bars().update(name, done, total, doing),
         )  # fmt: skip
-    tuned: Any = model
-    with written_aside(out) as aside:
-        tuned.save_pretrained(aside)
-        if task.head is not None and has_adapters(tuned):
-            # An adapter's files do not describe the new head of its base.
-            base = without_peft(tuned)
-            base.config.architectures = [type(base).__name__]
-            base.config.save_pretrained(aside)
-        if task.tokenizer is not None:
-            task.tokenizer.save_pretrained(aside)
-        write_text(aside / FILE, trained.to_yaml())
-        write_text(aside / "training.json", to_json(history))
-    for left in UNFINISHED:  # without its checkpoint, a run starts again
-        (out / left).unlink(missing_ok=True)
+    weights = whole_weights(model)
+    if not is_first():
+        return
+    save(model, weights, task, trained, history, out)
+    remove_unfinished(out)  # without its checkpoint, a run starts again
     finished(out)
     losses = [row["loss"] for row in history if "loss" in row]
     if options.json:
@@ -134,6 +134,33 @@ def train_into(out: Path, options: argparse.Namespace) -> None:
             f"rate {trained.update.lr:g}. The model is in {out}; `holdfast measure "
             f"{options.model} {out}` shows what it forgot"
         )
+
+
+def save(
+    model: Any,
+    weights: dict[str, Any] | None,
+    task: TrainingData,
+    recipe: Recipe,
+    history: list[dict[str, float]],
+    out: Path,
+) -> None:
+    """Write a model and everything beside it; ``weights`` are those of a sharded model."""
+    with written_aside(out) as aside:
+        model.save_pretrained(aside, state_dict=weights)
+        if task.head is not None and has_adapters(model):
+            # An adapter's files do not describe the new head of its base.
+            base = without_peft(model)
+            base.config.architectures = [type(base).__name__]
+            base.config.save_pretrained(aside)
+        if task.tokenizer is not None:
+            task.tokenizer.save_pretrained(aside)
+        write_text(aside / FILE, recipe.to_yaml())
+        write_text(aside / "training.json", to_json(history))
+
+
+def remove_unfinished(out: Path) -> None:
+    for left in UNFINISHED:
+        (out / left).unlink(missing_ok=True)
 
 
 def check_unfinished(out: Path, options: argparse.Namespace, stopped: bool) -> None:

@@ -16,6 +16,7 @@ import holdfast
 from holdfast._torch.checks import did_you_mean
 from holdfast.cli._guard import Failed, log_lines, say
 from holdfast.cli._options import Parser, UsageError, config_text
+from holdfast.cli._processes import is_first, is_launched
 from holdfast.report.printing import tell
 
 #: Each command is a module of this package with ``add_options`` and ``run``.
@@ -93,7 +94,8 @@ def _main(words: list[str], interrupts: _Interrupts) -> int:
     except BrokenPipeError:  # the reader, such as head, has closed the pipe
         sys.stderr.close()
     except UsageError as error:
-        say(error)
+        if is_first():  # all processes of a launcher read the same words
+            say(error)
         return 2
     except Exception as error:
         if interrupts.seen:
@@ -108,6 +110,11 @@ def _main(words: list[str], interrupts: _Interrupts) -> int:
 
 def _run(words: Sequence[str]) -> None:
     parser, commands = make_parser(words[:1])
+    if is_launched() and words[0] != "finetune":
+        raise UsageError(
+            f"holdfast {words[0]} runs in one process: start it without torchrun or accelerate "
+            "launch, which only finetune supports"
+        )
     if words[0] in COMMANDS:
         options = commands[words[0]].parse(words[1:])
         if getattr(options, "print_config", False):
@@ -173,6 +180,7 @@ def _quieten() -> None:
     """Silence libraries, also in worker processes, unless the user has set otherwise."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # A killed process leaves tqdm's lock behind, which the system removes.
     asked = os.environ.get("PYTHONWARNINGS")
     if "resource_tracker" not in (asked or ""):

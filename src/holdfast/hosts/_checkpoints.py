@@ -1,4 +1,4 @@
-"""The state from which a run resumes: what every host saves, and the file of finetune_loop."""
+"""The state from which a run resumes: what every host saves, and the file of holdfast's own loops."""
 
 import os
 import time
@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
 
-from holdfast._torch.layout import gathered, rank_and_world
+from holdfast._torch.layout import (
+    gathered,
+    is_sharded,
+    like,
+    rank_and_world,
+    whole_on_first,
+)
 from holdfast.io.files import first_line, write_whole
 from holdfast.run import Run
 
@@ -21,13 +29,9 @@ def run_state(run: Run) -> dict[str, Any]:
 
 
 def load_run_state(run: Run, state: dict[str, Any], where: str) -> None:
-    """Check that a state belongs to this run, and load this rank's state of stage 2.
-
-    If there were fewer ranks, the new ones take the state of rank 0.
-    """
+    """Check that a state belongs to this run, and load this rank's state of stage 2."""
     run.check_identity(state["run"], where)
-    (rank, _), states = rank_and_world(), state["states"]
-    run.load_state_dict(states[rank if rank < len(states) else 0])
+    run.load_state_dict(_own(state["states"]))
 
 
 def check_settings(saved: dict[str, Any], ours: dict[str, Any], where: str) -> None:
@@ -63,19 +67,22 @@ class Due:
 
 
 def save(path: str | os.PathLike[str], run: Run, update: int, settings: dict[str, Any]) -> None:
-    """Write the whole state of a run to a file, atomically."""
-    state = {
-        "run": run.identity(),
-        "states": [run.state_dict()],
+    """Write the whole state of a run to a file, atomically. All ranks must call it.
+
+    Sharded tensors are saved whole, so that a run may resume on another number of ranks.
+    """
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    state = run_state(run) | {
         "update": update,
         "settings": settings,
-        "model": _tensors(run),
-        "optimizer": run.optimizer.state_dict() if run.optimizer else {},
-        "random": torch.get_rng_state(),
-        "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "model": _whole(_tensors(run)),
+        "optimizer": _whole(run.optimizer.state_dict()) if run.optimizer else {},
+        "random": gathered(torch.get_rng_state()),
+        "random_cuda": gathered(cuda),
     }
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(Path(path), lambda beside: torch.save(state, beside))
+    if rank_and_world()[0] == 0:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(Path(path), lambda beside: torch.save(state, beside))
 
 
 def load(path: str | os.PathLike[str], run: Run, settings: dict[str, Any]) -> int:
@@ -98,7 +105,7 @@ def load(path: str | os.PathLike[str], run: Run, settings: dict[str, Any]) -> in
 
 def _damaged(path: str | os.PathLike[str], why: str) -> ValueError:
     return ValueError(
-        f"{path} is no checkpoint of finetune_loop, or damaged ({why}): remove it to start the run "
+        f"{path} is no checkpoint of a run, or damaged ({why}): remove it to start the run "
         "again"
     )
 
@@ -112,14 +119,47 @@ def _load(state: dict[str, Any], run: Run, settings: dict[str, Any], where: str)
             f"{where} was saved by a run of another model, or with other trained parameters"
         )
     if run.optimizer is not None:
-        run.optimizer.load_state_dict(state["optimizer"])
+        run.optimizer.load_state_dict(_sharded(state["optimizer"], run.optimizer))
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(saved[name])
-    torch.set_rng_state(state["random"])
-    if state["random_cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["random_cuda"])
+            tensor.copy_(like(saved[name], tensor))
+    cpu, cuda = _own(state["random"]), _own(state["random_cuda"])
+    torch.set_rng_state(cpu)
+    if cuda and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(cuda)
     return int(state["update"])
+
+
+def _own(states: list[Any]) -> Any:
+    """The state of this rank. If there were fewer ranks, the new ones take that of the first."""
+    rank, _ = rank_and_world()
+    return states[rank if rank < len(states) else 0]
+
+
+def _whole(state: Any) -> Any:
+    """A state in which sharded tensors are whole, on the first rank only."""
+    if isinstance(state, dict):
+        return {name: _whole(value) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(map(_whole, state))
+    return whole_on_first(state) if is_sharded(state) else state
+
+
+def _sharded(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """A saved state of an optimizer whose tensors are sharded as its parameters are."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    of = dict(zip(numbers, params, strict=False))
+
+    def shard(value: Any, p: Any) -> Any:
+        fits = isinstance(value, Tensor) and is_sharded(p) and value.shape == p.shape
+        return like(value, p, value.dtype) if fits else value
+
+    values = {
+        number: {name: shard(value, of.get(number)) for name, value in row.items()}
+        for number, row in state["state"].items()
+    }
+    return {**state, "state": values}
 
 
 def _tensors(run: Run) -> dict[str, torch.Tensor]:

@@ -13,6 +13,7 @@ cannot find the pretrained ones.
 """
 
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,52 @@ from holdfast.losses import count_all
 from holdfast.run import Run, same_run
 
 require("accelerate", extra="hf", what="The Accelerate host")
-from accelerate import Accelerator  # noqa: E402
-from accelerate.utils import DistributedType, gather_object  # noqa: E402
+from accelerate import Accelerator, DistributedDataParallelKwargs  # noqa: E402
+from accelerate.utils import (  # noqa: E402
+    DistributedType,
+    GradientAccumulationPlugin,
+    gather_object,
+)
 
 __all__ = ["AccelerateLoop"]
+
+
+def make_accelerator(model: nn.Module, accumulate: int) -> Accelerator:
+    """The accelerator of a model that is on its device, as the launcher has configured it."""
+    # Some parameters may get no gradient for a while, or at all, such as those of a pooler.
+    find = not getattr(model, "is_gradient_checkpointing", False)
+    accelerator = Accelerator(
+        device_placement=False,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=accumulate),
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=find)],
+    )
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        raise ValueError(
+            "finetune does not train with DeepSpeed: shard the model with FSDP2 (accelerate launch "
+            "--use_fsdp --fsdp_version 2), or write a loop with AccelerateLoop"
+        )
+    asked = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if asked and accelerator.distributed_type != DistributedType.FSDP:
+        raise ValueError(
+            "Accelerate shards only over several GPUs: launch without --use_fsdp, which trains with "
+            "DistributedDataParallel"
+        )
+    return accelerator
+
+
+def autocast_of(
+    accelerator: Accelerator, precision: str, device: torch.device
+) -> torch.dtype | None:
+    """The dtype in which a model runs, from ``Training.precision`` and Accelerate's own setting."""
+    mixed = accelerator.mixed_precision
+    if mixed not in ("no", "bf16") or (mixed == "bf16" and precision == "float32"):
+        raise ValueError(
+            f"Accelerate is set to mixed_precision={mixed}, but precision is {precision}: launch "
+            "with --mixed_precision bf16 or no"
+        )
+    is_auto = precision == "auto" and device.type == "cuda"
+    is_half = is_auto or mixed == "bf16" or precision == "bfloat16"
+    return torch.bfloat16 if is_half else None
 
 
 class AccelerateLoop:
@@ -44,7 +87,8 @@ class AccelerateLoop:
     Args:
         accelerator: its ``gradient_accumulation_steps`` is the number of micro-batches per update.
         run: a run with its data, built on every rank from the same pretrained weights, with its
-            model on ``accelerator.device``.
+            model on ``accelerator.device``. The model also runs in ``run.autocast``, if that is
+            ``torch.bfloat16``, without ``mixed_precision`` of the accelerator.
         epochs, max_updates: the length of the run; ``max_updates`` overrides ``epochs``.
         batch_size: samples per micro-batch and rank.
         schedule: as in :class:`~holdfast.LoopSettings`. (A scheduler that Accelerate has prepared
@@ -115,6 +159,9 @@ class AccelerateLoop:
         self.model, self.optimizer = accelerator.prepare(run.model, optimizer)
         if isinstance(optimizer, ZeroOptimizer):
             optimizer.take_over(self.optimizer.optimizer)
+        self.device = accelerator.device
+        if accelerator.num_processes == 1:  # the user may have chosen another device
+            self.device = next(self.model.parameters()).device
         self._batches: list[Any] = []
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
@@ -130,7 +177,8 @@ class AccelerateLoop:
             )
         mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
         autocast = mixed.get(self.accelerator.mixed_precision)
-        if self.run.recall.has_data and autocast != self.run.autocast:
+        is_ours = autocast is None and self.run.autocast is torch.bfloat16
+        if self.run.recall.has_data and autocast != self.run.autocast and not is_ours:
             raise ValueError(
                 f"Accelerate trains with mixed_precision={self.accelerator.mixed_precision!r}, but "
                 f"the predictions that the recipe keeps were made with autocast="
@@ -162,10 +210,8 @@ class AccelerateLoop:
         )
         batches = iter(loader)
         for update in range(first, self.total_updates + 1):
-            self._batches = [
-                to_device(normalized(batch), self.accelerator.device)
-                for batch in itertools.islice(batches, self.accumulate)
-            ]
+            each = len(self._share(update))
+            self._batches = [normalized(batch) for batch in itertools.islice(batches, each)]
             self.run.advance(update)
             if self.updates.factors:
                 for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
@@ -186,13 +232,17 @@ class AccelerateLoop:
         counted = sum(len(rows) > 0 for rows in self._share(update))
         labels = [labels_of(batch, self.run.task) for batch in batches]
         targets = count_all(labels[:counted] or [labels[0][:0]], self.run.task)
-        total = torch.zeros((), device=self.accelerator.device)
+        total = torch.zeros((), device=self.device)
         recall = self.run.recall
+        is_half = self.run.autocast is torch.bfloat16  # float16 needs the scaler of Accelerate
+        precision = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=is_half)
         recall.plan(self.model, update, self.updates.size, len(batches))
+        self.accelerator.step = self.accumulate - len(batches)  # the last one synchronizes
         for number, batch in enumerate(batches):
             with self.accelerator.accumulate(self.model):
-                with recall.beside(self.model) as recalled:
-                    loss = self.run.criterion.loss(self.model, batch, targets, update)
+                with precision, recall.beside(self.model) as recalled:
+                    moved = to_device(batch, self.device)
+                    loss = self.run.criterion.loss(self.model, moved, targets, update)
                     if number >= counted:
                         loss = loss * 0.0
                     loss = loss + recalled()
@@ -203,18 +253,28 @@ class AccelerateLoop:
         reduced: Tensor = self.accelerator.reduce(total, "mean")
         return reduced
 
-    def finish(self) -> nn.Module:
-        """Stage 4: merge, and return the model without Accelerate's wrapper."""
+    def unwrap(self) -> None:
+        """Take Accelerate's wrapper off the run's model."""
         if self.zero:
             self.run.model = whole_model(self.model)
         else:
             self.run.model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+
+    def finish(self) -> nn.Module:
+        """Stage 4: merge, and return the model without Accelerate's wrapper."""
+        self.unwrap()
         return self.run.finish()
 
     def _share(self, update: int) -> tuple[Tensor, ...]:
-        """The samples of this rank's micro-batches, some empty at the end of an epoch."""
-        parts = self.updates.rows(update).tensor_split(self.parts)
-        return parts[self.accelerator.process_index :: self.accelerator.num_processes]
+        """The samples of this rank's micro-batches, the last one perhaps empty.
+
+        All ranks have the same number, which is smaller at the end of an epoch.
+        """
+        rows, ranks = self.updates.rows(update), self.accelerator.num_processes
+        parts = rows.split(self.updates.batch_size)
+        each = self.accumulate if self.zero else -(-len(parts) // ranks)  # DeepSpeed counts them
+        own = parts[self.accelerator.process_index :: ranks]
+        return own + (rows[:0],) * (each - len(own))
 
     def _rows(self, first: int) -> Iterator[list[int]]:
         """The samples of this rank's micro-batches, starting with an update.

@@ -19,8 +19,9 @@ from holdfast._torch.checks import (
     share,
     whole_number,
 )
+from holdfast.hosts._driving import LoopSettings, drive
 from holdfast.hosts._updates import as_samples, number_of_updates, warm_up_and_decay
-from holdfast.hosts.raw import LoopSettings, plain_if_interrupted, train_loop
+from holdfast.hosts.raw import plain_if_interrupted
 from holdfast.hosts.watching import Observer
 from holdfast.io.encoding import TrainingData
 from holdfast.io.files import naming_errors, open_here, remove_cut_line, write_text
@@ -30,6 +31,8 @@ from holdfast.run import Run, resolved
 #: Called with the name of an activity, the amount done, and the total amount.
 ProgressCallback = Callable[[str, int, int], None]
 
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_LR = 2e-5  # of models for which the default recipe has none
 
@@ -42,14 +45,14 @@ class Training:
         lr: peak learning rate; by default that of the recipe, or of the preset holdfast.
         epochs: passes over the data.
         max_updates: number of weight updates; overrides ``epochs``.
-        batch_size: samples per micro-batch.
+        batch_size: samples per micro-batch and process.
         accumulate: micro-batches per update.
         max_length: maximum length of a sample, in tokens.
         warmup: fraction of the updates over which the learning rate rises; it then falls to 0.
         weight_decay: weight decay of matrices.
         clip_norm: maximum norm of the gradient. If None, gradients are not clipped.
         precision: ``"float32"``, ``"bfloat16"`` (autocast; weights stay float32), or ``"auto"``,
-            which is bfloat16 on a GPU and float32 elsewhere.
+            which is bfloat16 on a GPU or if Accelerate is set to it, and float32 elsewhere.
         save_seconds: seconds between two checkpoints; a stopped run resumes from the last one.
     """
 
@@ -124,20 +127,28 @@ def train(
 ) -> Trained:
     """Train a pretrained model, or resume the run in the folder.
 
+    Accelerate places the run: on one device, or on all processes that a launcher started. Every
+    process calls this function with the whole model; the first one writes to the folder, and only
+    its log is complete.
+
     ``show`` shows progress bars of what happens before training, such as drawing texts. ``watch``
     builds a watch from the pretrained model and the total number of updates; its values go into the
     log. ``on_trained`` is called with the run and its log instead of stage 4.
     """
+    from holdfast.hosts.accelerate import AccelerateLoop, autocast_of, make_accelerator
+
     torch.manual_seed(natural_number("seed", seed))
     was_training = model.training
     model.to(torch.float32)
     source = as_samples(samples, None, training.batch_size, model)
-    size = training.batch_size * training.accumulate
+    accelerator = make_accelerator(model, training.accumulate)
+    ranks = accelerator.num_processes
+    size = training.batch_size * training.accumulate * ranks
     total = number_of_updates(len(samples), size, training.epochs, training.max_updates)
     log = _Log(folder, total, progress)
-    on_gpu = next(model.parameters()).device.type == "cuda"
-    half = training.precision == "bfloat16" or (training.precision == "auto" and on_gpu)
-    autocast = torch.bfloat16 if half else None
+    if ranks > 1:
+        logger.info(f"{ranks} processes, {size} samples per update")
+    autocast = autocast_of(accelerator, training.precision, next(model.parameters()).device)
     # The watch needs the pretrained weights, which a Run may change.
     watching = watch(model, total) if watch else None
     torch.manual_seed(seed)
@@ -150,20 +161,22 @@ def train(
     )  # fmt: skip
     run.progress = False  # the caller shows the progress of the training itself
     settings = LoopSettings(
-        max_updates=total, accumulate=training.accumulate, schedule=training.schedule,
-        clip_norm=training.clip_norm, autocast=autocast,
-        log_every=max(1, total // 20), save_every=timedelta(seconds=training.save_seconds),
+        clip_norm=training.clip_norm, log_every=max(1, total // 20),
+        save_every=timedelta(seconds=training.save_seconds),
     )  # fmt: skip
     with plain_if_interrupted(run):
-        train_loop(
-            run, batch_size=training.batch_size, settings=settings, checkpoint=folder / "run.pt",
-            log=log, watch=watching,
+        loop = AccelerateLoop(
+            accelerator, run, max_updates=total, batch_size=training.batch_size,
+            schedule=training.schedule,
         )  # fmt: skip
+        drive(loop, settings, checkpoint=folder / "run.pt", log=log, watch=watching)
+    loop.unwrap()
+    history = log.rows() if accelerator.is_main_process else []
     if on_trained is None:
         run.finish()
     else:
-        on_trained(run, log.rows())
-    return Trained(run.model.train(was_training), run.full_recipe, log.rows())
+        on_trained(run, history)
+    return Trained(run.model.train(was_training), run.full_recipe, history)
 
 
 def default_lr(recipe: Recipe, model: nn.Module, new: Sequence[str]) -> float:

@@ -6,22 +6,15 @@ model = finetune_loop(model, "recadam+flow", dataset, lr=2e-5, epochs=3)
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from holdfast._torch.batch import to_device
-from holdfast._torch.checks import NamedSettings, above_zero, natural_number, whole_number
-from holdfast._torch.finite import check_loss
-from holdfast._torch.progress import progress_bar
-from holdfast.hosts import _checkpoints as checkpoints
+from holdfast._torch.checks import natural_number
+from holdfast.hosts._driving import LoopSettings, check_watch, drive
 from holdfast.hosts._updates import (
-    CLIP_NORM,
-    MOST_UPDATES,
-    Schedule,
     Updates,
     as_samples,
     labels_of,
@@ -33,49 +26,6 @@ from holdfast.hosts.watching import Observer
 from holdfast.losses import LossFunction, Task, count_all
 from holdfast.recipe import Recipe
 from holdfast.run import Run
-
-
-@dataclass(frozen=True)
-class LoopSettings(NamedSettings):
-    """How the loop makes its updates, logs and saves.
-
-    Args:
-        max_updates: the number of updates; overrides ``epochs``.
-        accumulate: micro-batches per update. The split into micro-batches does not change the
-            result, except for operations that act on each micro-batch separately, such as dropout.
-        schedule: a function (update, total updates) -> factor of the learning rate, with updates
-            counted from 0, such as :func:`~holdfast.optim.slanted_triangular`. If None, the
-            learning rate is constant. If the recipe chooses the learning rate, or needs a warm-up,
-            it rises over 5 % of the updates and then falls to 0.
-        clip_norm: the maximum norm of the gradient. If None, gradients are not clipped, or to norm
-            1 if the recipe chooses the learning rate, or needs a warm-up.
-        autocast: the dtype in which the model runs, ``torch.bfloat16``. If None, the weights' own.
-        log_every: updates between two calls of ``log``.
-        save_every: updates, or time, between two saves. If None, about twenty saves per run.
-    """
-
-    max_updates: int | None = None
-    accumulate: int = 1
-    schedule: Schedule | None = None
-    clip_norm: float | None = None
-    autocast: torch.dtype | None = None
-    log_every: int = 10
-    save_every: int | timedelta | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_updates is not None:
-            whole_number("max_updates", self.max_updates, 1, MOST_UPDATES)
-        whole_number("accumulate", self.accumulate, 1)
-        if self.clip_norm is not None:
-            above_zero("clip_norm", self.clip_norm)
-        if self.autocast is torch.float16:
-            raise ValueError(
-                "autocast=torch.float16 needs a GradScaler, which this loop does not have: use "
-                "autocast=torch.bfloat16"
-            )
-        whole_number("log_every", self.log_every, 1)
-        if isinstance(self.save_every, int):
-            whole_number("save_every", self.save_every, 1)
 
 
 def finetune_loop(
@@ -134,7 +84,7 @@ def finetune_loop(
         ...     model, "recadam+wise-ft", data, lr=1e-2, task="classification", progress=False
         ... )
     """
-    _check_watch(watch, log)
+    check_watch(watch, log)
     was_training = model.training
     torch.manual_seed(natural_number("seed", seed))
     source = as_samples(data, None, batch_size, model)
@@ -187,63 +137,50 @@ def train_loop(
         >>> train_loop(run, epochs=2)
         >>> model = run.finish()
     """
-    _check_watch(watch, log)
+    check_watch(watch, log)
     updates = Updates(
         source_of(run, batch_size), settings.accumulate, run.seed, epochs=epochs,
         max_updates=settings.max_updates, schedule=schedule_for(run, settings.schedule),
     )  # fmt: skip
-    clip_norm = settings.clip_norm
-    if clip_norm is None and run.needs_warm_up:
-        clip_norm = CLIP_NORM
-    total, save_every = updates.total, settings.save_every
-    due = checkpoints.Due(-(-total // 20) if save_every is None else save_every, total)
-    optimizer = run.make_optimizer(total)
-    peaks = [group["lr"] for group in optimizer.param_groups]
-    identity = updates.settings(run) | {"clip_norm": clip_norm}
-    done = checkpoints.load(checkpoint, run, identity) if checkpoint else 0
-
-    device = next(run.model.parameters()).device
-    autocast = settings.autocast
-    precision = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None)
-    bar = progress_bar(total, "fine-tuning", shown=run.progress, unit="update")
-    bar.update(done)
-    run.model.train()
-    optimizer.zero_grad()
-    if log and watch and not done:
-        log({"update": 0} | watch(0, run.model))
-    with bar:
-        for update in range(done + 1, total + 1):
-            run.advance(update)
-            if updates.factors:
-                for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                    group["lr"] = peak * updates.factors[update - 1]
-            batches = list(updates.batches(update))
-            # On the CPU: counting on a GPU takes longer.
-            targets = count_all([labels_of(batch, run.task) for batch in batches], run.task)
-            run.recall.plan(run.model, update, updates.size, len(batches))
-            losses = []
-            for batch in batches:
-                with precision:
-                    loss = run.loss(to_device(batch, device), targets, update)
-                loss.backward()
-                losses.append(loss.detach())
-            if clip_norm is not None:
-                nn.utils.clip_grad_norm_(run.model.parameters(), clip_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-            bar.update(1)
-            seen = watch(update, run.model) if watch else {}
-            is_logged = bool(seen) or update % settings.log_every == 0 or update == total
-            is_saved = checkpoint is not None and due(update)
-            if is_logged or is_saved:  # reading the loss waits for a GPU
-                total_loss = check_loss(float(sum(losses)), update)
-            if log and is_logged:
-                rate = optimizer.param_groups[0]["lr"]
-                log({"update": update, "loss": total_loss, "lr": rate} | run.log() | seen)
-            if checkpoint and is_saved:
-                checkpoints.save(checkpoint, run, update, identity)
+    drive(
+        _PlainLoop(run, updates, settings.autocast), settings,
+        checkpoint=checkpoint, log=log, watch=watch,
+    )  # fmt: skip
 
 
-def _check_watch(watch: Observer | None, log: Any) -> None:
-    if watch is not None and log is None:
-        raise ValueError("watch= writes its values to the log: pass log= as well")
+class _PlainLoop:
+    """The updates of a run on one device, without a library."""
+
+    def __init__(self, run: Run, updates: Updates, autocast: torch.dtype | None) -> None:
+        self.run, self.updates, self.model, self.done = run, updates, run.model, 0
+        self.optimizer = run.make_optimizer(updates.total)
+        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
+        self.device = next(run.model.parameters()).device
+        self.precision = torch.autocast(
+            self.device.type, dtype=autocast, enabled=autocast is not None
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        self.model.train()
+        self.optimizer.zero_grad()
+        for update in range(self.done + 1, self.updates.total + 1):
+            self.run.advance(update)
+            if self.updates.factors:
+                for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+                    group["lr"] = peak * self.updates.factors[update - 1]
+            yield update
+
+    def backward(self) -> Tensor:
+        update, run = self.done + 1, self.run
+        batches = list(self.updates.batches(update))
+        # On the CPU: counting on a GPU takes longer.
+        targets = count_all([labels_of(batch, run.task) for batch in batches], run.task)
+        run.recall.plan(self.model, update, self.updates.size, len(batches))
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
+            with self.precision:
+                loss = run.loss(to_device(batch, self.device), targets, update)
+            loss.backward()
+            total = total + loss.detach()
+        self.done = update
+        return total
