@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from holdfast.evaluate.measure import measure, measure_many
     from holdfast.evaluate.report import ForgettingReport
     from holdfast.evaluate.watch import Watch
+    from holdfast.hosts._driving import LoopSettings
     from holdfast.hosts.accelerate import AccelerateLoop as AccelerateLoop
     from holdfast.hosts.hf import HoldfastTrainer as HoldfastTrainer
     from holdfast.hosts.hf import WithRecipe as WithRecipe
     from holdfast.hosts.job import Training
     from holdfast.hosts.lightning import RecipeCallback as RecipeCallback
-    from holdfast.hosts._driving import LoopSettings
     from holdfast.hosts.raw import finetune_loop, train_loop
     from holdfast.hosts.trl import HoldfastSFTTrainer as HoldfastSFTTrainer
     from holdfast.io.models import Loader

@@ -1,4 +1,4 @@
-"""The state from which a run resumes: what every host saves, and the file of holdfast's own loops."""
+"""The state from which a run resumes: what every host saves, and the file ``run.pt``."""
 
 import os
 import time
@@ -105,8 +105,7 @@ def load(path: str | os.PathLike[str], run: Run, settings: dict[str, Any]) -> in
 
 def _damaged(path: str | os.PathLike[str], why: str) -> ValueError:
     return ValueError(
-        f"{path} is no checkpoint of a run, or damaged ({why}): remove it to start the run "
-        "again"
+        f"{path} is no checkpoint of a run, or damaged ({why}): remove it to start the run again"
     )
 
 

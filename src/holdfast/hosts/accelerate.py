@@ -60,7 +60,7 @@ def make_accelerator(model: nn.Module, accumulate: int) -> Accelerator:
     asked = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
     if asked and accelerator.distributed_type != DistributedType.FSDP:
         raise ValueError(
-            "Accelerate shards only over several GPUs: launch without --use_fsdp, which trains with "
+            "Accelerate shards only over several GPUs: launch without --use_fsdp, for "
             "DistributedDataParallel"
         )
     return accelerator
@@ -271,7 +271,7 @@ class AccelerateLoop:
         All ranks have the same number, which is smaller at the end of an epoch.
         """
         rows, ranks = self.updates.rows(update), self.accelerator.num_processes
-        parts = rows.split(self.updates.batch_size)
+        parts: tuple[Tensor, ...] = rows.split(self.updates.batch_size)
         each = self.accumulate if self.zero else -(-len(parts) // ranks)  # DeepSpeed counts them
         own = parts[self.accelerator.process_index :: ranks]
         return own + (rows[:0],) * (each - len(own))
