@@ -1,10 +1,6 @@
 """``holdfast data``: what a model would learn from data."""
 
 import json
-import os
-import pty
-import subprocess
-import sys
 
 import pytest
 
@@ -127,18 +123,15 @@ def test_text_of_others_does_not_control_the_terminal(llama, capsys):
     assert "\x1b" not in shown(capsys, "evil.jsonl", f"--model={llama}")
 
 
-def test_trained_parts_are_green_in_a_terminal(llama):
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "holdfast", "data", "train.jsonl", f"--model={llama}"]
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
-    with subprocess.Popen(command, stdout=theirs, env=environment):
-        os.close(theirs)
-        said = b""
-        while b"not used" not in said:
-            said += os.read(ours, 4096)
-    os.close(ours)
-    assert "two plus three\x1b[1;32m five </s>\x1b[0m" in said.decode()
-    assert "⟦" not in said.decode()
+def test_trained_parts_are_green_in_a_terminal(llama, capsys, monkeypatch):
+    pytest.importorskip("rich", reason="the cli extra is not installed")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes any output for a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    said = shown(capsys, "train.jsonl", f"--model={llama}")
+    assert "two plus three\x1b[1;32m five </s>\x1b[0m" in said
+    assert "⟦" not in said
+    assert "Trained parts are green." in said
 
 
 @pytest.mark.parametrize(
