@@ -189,6 +189,7 @@ def test_damaged_files_of_a_stopped_run(name, text, place, capsys):
     *_, last = capsys.readouterr().err.splitlines()
     assert f"out/{name}" in last
     assert "remove" in last
+    assert "weights_only" not in last  # torch advises to run the code of the file
 
 
 @pytest.mark.parametrize("damage", ["middle", "text", "shape", "bytes"])

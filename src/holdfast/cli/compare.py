@@ -31,6 +31,7 @@ from holdfast.cli._progress import Progress
 from holdfast.comparison import default
 from holdfast.comparison.inputs import check_inputs, paths_of
 from holdfast.comparison.plan import Measuring, Plan, RunSpec
+from holdfast.comparison.processes import reason
 from holdfast.comparison.rates import with_rates
 from holdfast.comparison.results import Results
 from holdfast.comparison.scheduler import compare_in, finished_runs
@@ -100,8 +101,7 @@ def run_all(plan: Plan, out: Place, options: argparse.Namespace) -> Results:
             progress.update(_name(spec), done, total, doing)
 
         def finished(spec: RunSpec, result: object, error: str | None) -> None:
-            last = (error or "").strip().rpartition("\n")[2]
-            progress.finished(_name(spec), f"failed: {last[:200]}" if error else "done")
+            progress.finished(_name(spec), f"failed: {reason(error)[:200]}" if error else "done")
 
         return compare_in(
             out, plan, jobs=jobs_of(options), engine=options.engine, gpus=options.gpus,

@@ -7,6 +7,7 @@ a process that dies takes only its own call with it.
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import traceback
@@ -106,6 +107,15 @@ def attempt(function: Callable[..., Any], call: Call) -> tuple[Any, str | None]:
         return function(*call), None
     except Exception as error:
         return None, "".join(traceback.format_exception(error))
+
+
+def reason(error: str) -> str:
+    r"""Return the last line of a traceback, without the module of its exception.
+
+    >>> reason("Traceback:\n  ...\nholdfast.recipe.RecipeError: no such method\n")
+    'RecipeError: no such method'
+    """
+    return re.sub(r"^(\w+\.)+(?=\w+(:|$))", "", error.strip().rpartition("\n")[2])
 
 
 def refuse_in_import(caller: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from holdfast._torch.finite import is_finite
 from holdfast._torch.layers import within
 from holdfast.comparison.plan import Plan, RunSpec
+from holdfast.comparison.processes import reason
 from holdfast.evaluate.report import Curve, Drift, DriftRow, ForgettingReport, Score
 from holdfast.io import codec as _codec
 from holdfast.io.storage import Place
@@ -369,7 +370,7 @@ def collect(runs: Mapping[str, RunResult], notes: Mapping[str, str], plan: Plan 
     order = {_place(spec): i for i, spec in enumerate(plan.runs)} if plan else {}
     return Results(
         runs=tuple(sorted(runs.values(), key=lambda run: order.get(_place(run), len(order)))),
-        failed={n: t.strip().rpartition("\n")[2] for n, t in notes.items() if n not in runs},
+        failed={n: reason(t) for n, t in notes.items() if n not in runs},
         plan=_codec.encode(plan) if plan else {},
     )
 

@@ -17,7 +17,7 @@ from holdfast._torch.layout import (
     rank_and_world,
     whole_on_first,
 )
-from holdfast.io.files import first_line, write_whole
+from holdfast.io.files import write_whole
 from holdfast.run import Run
 
 STATE_FILE = "holdfast.pt"  # beside the files of a host
@@ -94,18 +94,19 @@ def load(path: str | os.PathLike[str], run: Run, settings: dict[str, Any]) -> in
     except OSError:
         raise
     except Exception as error:  # a damaged file makes torch raise many types
-        raise _damaged(path, first_line(error)) from error
+        raise _damaged(path) from error
     try:
         return _load(state, run, settings, str(path))
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if str(path) in str(error) or isinstance(error, torch.OutOfMemoryError):
             raise
-        raise _damaged(path, f"{type(error).__name__} {first_line(error)}") from error
+        raise _damaged(path) from error
 
 
-def _damaged(path: str | os.PathLike[str], why: str) -> ValueError:
+def _damaged(path: str | os.PathLike[str]) -> ValueError:
+    # Not with torch's words, which advise to unpickle it.
     return ValueError(
-        f"{path} is no checkpoint of a run, or damaged ({why}): remove it to start the run again"
+        f"{path} is no checkpoint of a run, or damaged: remove it to start the run again"
     )
 
 

@@ -164,7 +164,8 @@ class Loader:
     def target_device(self) -> torch.device:
         if self.device is not None:
             try:
-                torch.zeros(1, device=self.device).item()  # which a device without values cannot do
+                if torch.zeros(1, device=self.device).is_meta:
+                    raise RuntimeError("it holds no values; choose another one, such as cpu")
             except (RuntimeError, AssertionError) as error:
                 raise ValueError(f"device {self.device}: {first_line(error)}") from error
             return torch.device(self.device)
