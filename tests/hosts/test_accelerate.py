@@ -18,7 +18,11 @@ accelerate = pytest.importorskip("accelerate", reason="the hf extra is not insta
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
 from accelerate.utils import DistributedType  # noqa: E402
 
-from holdfast.hosts.accelerate import AccelerateLoop  # noqa: E402
+from holdfast.hosts.accelerate import (  # noqa: E402
+    AccelerateLoop,
+    autocast_of,
+    make_accelerator,
+)
 
 RECIPES = ["recadam", "flow", "l2-sp", "mofo", "lora", "distill", "recadam+flow+l2-sp+wise-ft"]
 SAMPLES = 21  # no multiple of anything: the last update of an epoch leaves a rank with nothing
@@ -186,6 +190,65 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path):
     refused("another schedule", schedule=slanted_triangular)
     (tmp_path / "saved" / "holdfast.pt").unlink()
     refused("not a checkpoint of an AccelerateLoop")
+
+
+@pytest.mark.parametrize("mixed", ["no", "bf16"])
+def test_the_run_has_the_precision(mixed, monkeypatch):
+    """With or without Accelerate's own mixed precision, as in finetune_loop."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", mixed)
+    data = [(x.float(), y) for x, y in make_data()]
+    options = {**SETTINGS, "collate": torch.utils.data.default_collate}
+    loop_options = {"batch_size": 4, "epochs": 2}
+    tuned = tune(
+        make_model().float(), Recipe(), data, autocast=torch.bfloat16, **loop_options, **options
+    )
+    wanted = whole_state(tuned)
+    model = make_model().float()
+    accelerator = make_accelerator(model, 1)
+    assert autocast_of(accelerator, "bfloat16", torch.device("cpu")) == torch.bfloat16
+    run = Run(Recipe(), model, data, autocast=torch.bfloat16, **options)
+    loop = AccelerateLoop(accelerator, run, **loop_options)
+    train(loop)
+    assert_close(whole_state(loop.finish()), wanted, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("mixed", "precision", "device", "expected"),
+    [
+        ("no", "auto", "cpu", None),
+        ("no", "auto", "cuda", torch.bfloat16),
+        ("no", "float32", "cuda", None),
+        ("no", "bfloat16", "cpu", torch.bfloat16),
+        ("bf16", "auto", "cpu", torch.bfloat16),
+        ("bf16", "float32", "cuda", "precision is float32"),
+    ],
+)
+def test_two_settings_of_the_precision(mixed, precision, device, expected):
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision=mixed)
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=expected):
+            autocast_of(accelerator, precision, torch.device(device))
+    else:
+        assert autocast_of(accelerator, precision, torch.device(device)) == expected
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_one_process_is_finetune_loop_to_the_bit(accumulate):
+    """Also with dropout, and in the shorter last update of an epoch."""
+
+    def model():
+        model = make_model()
+        model[2].p = 0.3
+        return model
+
+    options = SETTINGS | {"epochs": 3, "batch_size": 2, "accumulate": accumulate}
+    wanted = whole_state(tune(model(), Recipe.preset("recadam"), make_data(), **options))
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+    fresh = model()
+    torch.manual_seed(0)
+    loop = make_loop(accelerator, "recadam", fresh, batch_size=2)
+    train(loop)
+    assert_close(whole_state(loop.finish()), wanted, 0.0)
 
 
 def test_wrong_use_raises_helpful_errors():

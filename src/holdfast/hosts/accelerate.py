@@ -34,6 +34,7 @@ from holdfast.run import Run, same_run
 
 require("accelerate", extra="hf", what="The Accelerate host")
 from accelerate import Accelerator, DistributedDataParallelKwargs  # noqa: E402
+from accelerate.state import AcceleratorState  # noqa: E402
 from accelerate.utils import (  # noqa: E402
     DistributedType,
     GradientAccumulationPlugin,
@@ -45,6 +46,7 @@ __all__ = ["AccelerateLoop"]
 
 def make_accelerator(model: nn.Module, accumulate: int) -> Accelerator:
     """The accelerator of a model that is on its device, as the launcher has configured it."""
+    AcceleratorState._reset_state()  # a trainer may have set another precision in this process
     # Some parameters may get no gradient for a while, or at all, such as those of a pooler.
     find = not getattr(model, "is_gradient_checkpointing", False)
     accelerator = Accelerator(
@@ -231,6 +233,8 @@ class AccelerateLoop:
             raise RuntimeError("no update is due: call backward once per iteration")
         counted = sum(len(rows) > 0 for rows in self._share(update))
         labels = [labels_of(batch, self.run.task) for batch in batches]
+        if self.accelerator.num_processes > 1:  # some backends reduce no tensors of the CPU
+            labels = [some.to(self.device) for some in labels]
         targets = count_all(labels[:counted] or [labels[0][:0]], self.run.task)
         total = torch.zeros((), device=self.device)
         recall = self.run.recall
