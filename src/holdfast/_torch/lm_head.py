@@ -80,8 +80,11 @@ class Split:
         self.look(inputs)
         if self.found is None:
             return predict(self.model, inputs)
-        body, head = self.found
-        return Predictions(_hidden_states(body, inputs), head, self.vocabulary)
+        return self.predictions(_hidden_states(self.found[0], inputs))
+
+    def predictions(self, states: Tensor) -> Predictions:
+        """The predictions from hidden states of the body."""
+        return Predictions(states, None if self.found is None else self.found[1], self.vocabulary)
 
     def look(self, inputs: Any) -> bool:
         """Whether logits can be computed for chosen positions only."""

@@ -6,11 +6,9 @@ import sys
 import time
 from typing import Any
 
+from holdfast._torch.progress import QUIET
 from holdfast.report.printing import tell_line
 from holdfast.report.words import plain, seconds
-
-#: Seconds between two lines about a running part, without a terminal.
-QUIET = 30.0
 
 
 class Progress:

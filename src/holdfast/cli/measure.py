@@ -16,7 +16,6 @@ question=problem answer=solution names the columns of other rows.
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,10 @@ def add_tests(parser: argparse.ArgumentParser, title: str = "tests") -> None:
 
 
 def measure_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    same = ("text", "target", "similarity", "tasks", "include_path", "columns", "drift", "limit")
+    same = (
+        "text", "target", "similarity", "tasks", "include_path", "columns", "drift", "limit",
+        "limit_tokens",
+    )  # fmt: skip
     texts = options.context_free
     return {
         **{name: getattr(options, name) for name in same},
@@ -80,7 +82,7 @@ def measure_arguments(options: argparse.Namespace) -> dict[str, Any]:
             allow_pickle=options.allow_pickle,
             trust_remote_code=options.trust_remote_code,
         ),
-        "progress": sys.stderr.isatty(),
+        "progress": True,
     }
 
 

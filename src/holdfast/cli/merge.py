@@ -13,7 +13,6 @@ TUNED may be a LoRA adapter: the result is a full model.
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from holdfast.cli._guard import check_page, show
@@ -60,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
 
 def merge(options: argparse.Namespace) -> None:
     """Write one merged checkpoint, and print its size and its distance from the base."""
-    shared = {"allow_pickle": options.allow_pickle, "progress": sys.stderr.isatty()}
+    shared = {"allow_pickle": options.allow_pickle, "progress": True}
     alpha = 0.5 if options.alpha is None else options.alpha
     out = merge_on_disk(
         options.base,

@@ -34,7 +34,8 @@ def measure_options(plan: Plan) -> dict[str, Any]:
         rows = {k: {n: _half(p, half) for n, p in some.items()} for k, some in rows.items()}
     return {
         "text": text, **rows, "tasks": asked.tasks, "include_path": asked.include_path,
-        "limit": asked.limit, "context_free": asked.context_free, "columns": plan.columns,
+        "limit": asked.limit, "limit_tokens": asked.limit_tokens,
+        "context_free": asked.context_free, "columns": plan.columns,
     }  # fmt: skip
 
 

@@ -53,7 +53,10 @@ class Measuring:
         include_path: directory with YAML files of further tasks.
         similarity: for encoders, files with two texts and a number per row; the test is the rank
             correlation of the number with the similarity of the hidden states.
-        limit: maximum number of rows per file and of samples per task.
+        limit: maximum number of samples per test: rows of a file, samples of a task, texts that
+            the base model writes, blocks of 128 tokens of a running text.
+        limit_tokens: maximum number of tokens per test; images and tasks of
+            lm-evaluation-harness are not limited by it.
         context_free: number of texts that the base model writes for the data-free divergence.
         max_length: maximum length of a sequence, in tokens.
         half: 0 or 1 tests one half of the data: every other row, and the first or second half of a
@@ -66,6 +69,7 @@ class Measuring:
     include_path: str | None = None
     similarity: tuple[str, ...] = ()
     limit: int | None = None
+    limit_tokens: int | None = None
     context_free: int = 16
     max_length: int = 1024
     half: int | None = None
@@ -73,8 +77,9 @@ class Measuring:
     def __post_init__(self) -> None:
         if self.half not in (None, 0, 1):
             raise ValueError(f"half must be 0, 1 or None, got {self.half!r}")
-        if self.limit is not None:
-            whole_number("limit", self.limit, 1)
+        for name in ("limit", "limit_tokens"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1)
         whole_number("context_free", self.context_free, 0, MOST_TEXTS)
         whole_number("max_length", self.max_length, 2)
 

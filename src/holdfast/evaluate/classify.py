@@ -1,7 +1,7 @@
 """Tests with labels: accuracy, squared error, and the agreement of the pretrained head."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from holdfast._torch.progress import progress_bar
 from holdfast.data import Collate, Source, as_source, pad_collate
 from holdfast.evaluate.report import Score
 from holdfast.evaluate.stats import Numbers, Outcomes, compare, correlation
-from holdfast.io.encoding import Images, encode_labeled
+from holdfast.io.encoding import Images, encode_labeled, fitting
 from holdfast.io.heads import is_regression, model_kind
 from holdfast.io.models import Loaded
 from holdfast.io.rows import image_column, text_columns
@@ -93,6 +93,19 @@ class Classification:
             batch = to_device(read(), loaded.device)
             inputs, labels = inputs_and_labels(loaded.model, batch)
             yield indices, logits_of(loaded.model, inputs), labels
+
+    def lengths(self, loaded: Loaded) -> list[int]:
+        """Return the tokens of each sample; none if the samples are no texts."""
+        self.check_kind(loaded.model)
+        rows = self.data if isinstance(self.data, list) else []
+        if not rows or not isinstance(rows[0], Mapping) or not text_columns(rows[0]):
+            return []
+        encoded = (encode_labeled(loaded, row, i, self.name) for i, row in enumerate(rows))
+        return [len(sample["input_ids"]) for sample in encoded]
+
+    def within(self, loaded: Loaded, tokens: int) -> "Classification":
+        lengths = self.lengths(loaded)
+        return replace(self, data=fitting(self.data, lengths, tokens)) if lengths else self
 
     def check_kind(self, model: nn.Module) -> None:
         """Refuse a model that predicts tokens; its weights are not needed."""

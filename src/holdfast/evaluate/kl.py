@@ -70,7 +70,11 @@ def _counted(tables: Tables, total: int | None, name: str, shown: bool) -> Itera
 
 def token_kl(name: str, sequences: Sequence[Sequence[int]], how: str) -> KL:
     """The divergence of a causal model's next token, after each token of given sequences."""
-    return KL(name, lambda loaded: next_token_log_probs(loaded, sequences), "token", how)
+
+    def log_probs(loaded: Loaded) -> Tables:
+        return next_token_log_probs(loaded, sequences, keep=True)  # the answers are tested too
+
+    return KL(name, log_probs, "token", how)
 
 
 def masked_kl(name: str, text: str, windows: int | None = None) -> KL:

@@ -6,6 +6,7 @@ base freed from memory, each tuned model takes the same tests.
 
 import contextlib
 import shutil
+import sys
 import tempfile
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from holdfast._torch.version import __version__
+from holdfast.evaluate.amount import limited, overview
 from holdfast.evaluate.classify import Classification, HeadAgreement
 from holdfast.evaluate.drift import drift as measure_drift
 from holdfast.evaluate.kl import KL, ContextFreeKL
@@ -27,6 +29,7 @@ from holdfast.io.adapter import is_adapter
 from holdfast.io.heads import ModelSource, NewHead, head_like, is_headless
 from holdfast.io.models import Loaded, Loader
 from holdfast.recipe import Recipe, as_recipe, recipe_beside
+from holdfast.report.printing import tell_line
 
 
 def measure(
@@ -43,6 +46,7 @@ def measure(
     limit: int | None = None,
     context_free: int | ContextFreeKL = 64,
     kl_samples: int = 64,
+    limit_tokens: int | None = None,
     columns: Mapping[str, str] | None = None,
     drift: bool = True,
     recipe: Recipe | str | None = None,
@@ -73,7 +77,10 @@ def measure(
         tasks: names of lm-evaluation-harness tasks.
         include_path: a directory with YAML files of further tasks.
         probes: your own tests, see :class:`~holdfast.evaluate.probes.Probe`.
-        limit: the maximum number of rows per file and of samples per task.
+        limit: the maximum number of samples per test: of rows per file, of samples per task, of
+            texts that the base generates, and of blocks of 128 tokens of a running text.
+        limit_tokens: the maximum number of tokens per test, for each model. Of rows, as many as fit
+            are tested, but at least one. It does not apply to images and to ``tasks``.
         context_free: the number of texts that the base generates for the data-free divergence, or
             a :class:`~holdfast.evaluate.kl.ContextFreeKL` with its own settings; 0 for none.
         kl_samples: the number of target rows that the divergence is computed on.
@@ -85,7 +92,8 @@ def measure(
             signal. If None, ``holdfast_recipe.yaml`` in the directory of the tuned model is read,
             which ``holdfast finetune`` and the Hugging Face Trainer write.
         loader: how to load and run the models: device, dtype, maximum length, tokenizer.
-        progress: show progress bars.
+        progress: show what will be measured and about how long it takes, and progress bars. If
+            stderr is not a terminal, progress is a line now and then.
 
     Example:
         >>> import torch, holdfast
@@ -96,7 +104,7 @@ def measure(
     """
     suite = Suite(
         text, data, target, similarity, tasks, include_path, probes, limit, context_free,
-        kl_samples, columns or {},
+        kl_samples, limit_tokens, columns or {},
     )  # fmt: skip
     given = None if recipe is None else as_recipe(recipe)
     return Meter(base, suite, drift, loader, progress)(_name(tuned), tuned, given)
@@ -152,6 +160,7 @@ class Examination:
     def __init__(self, suite: Suite, *, tokens: int = 64, progress: bool = False) -> None:
         self.tests, self.targets = suite.build()
         self.free, self.samples = suite.context_free_kl(tokens), suite.kl_samples
+        self.limits = suite.limit, suite.limit_tokens
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-"))  # of the base's predictions
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.progress = progress
@@ -164,6 +173,9 @@ class Examination:
         if head is not None:
             tested = f"It was tested with a new, untrained head ({head})."
             self.notes.append(f"The base has no head for this task. {tested}")
+        within = {id(test): limited(test, loaded, *self.limits) for test in self.tests}
+        self.tests = [within[id(test)] for test in self.tests]
+        self.targets = [within[id(test)] for test in self.targets]
         if self.free and loaded.kind == "causal_lm":
             self.kls.append(self.free)
         elif self.free:
@@ -171,6 +183,9 @@ class Examination:
         for probe in self.targets if self.samples and head is None else ():
             if kl := kl_of(probe, loaded, self.samples):
                 self.kls.append(kl)
+        if self.progress:
+            for line in overview(self.tests, self.kls, loaded):
+                tell_line(line, file=sys.stderr)
         for kl in self.kls:
             kl.remember(loaded, self.folder, progress=self.progress)
         for test in self.tests:
@@ -212,6 +227,7 @@ class Meter:
         self.exam = Examination(suite, progress=progress)
         self.settings = {
             "limit": suite.limit,
+            "limit_tokens": suite.limit_tokens,
             "max_length": self.loader.max_length,
             "context_free": self.exam.free.texts if self.exam.free else 0,
             "kl_samples": suite.kl_samples,

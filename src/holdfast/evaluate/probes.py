@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -36,7 +36,8 @@ class Probe(Protocol):
     """A test that both models take.
 
     ``run`` is called with each model in turn; ``scores`` compares the two results. The classes
-    that holdfast has take ``name`` and ``role``, which are those of the scores in the report.
+    that holdfast has take ``name`` and ``role``, which are those of the scores in the report. They
+    are also :class:`Sized`.
     """
 
     @property
@@ -47,6 +48,17 @@ class Probe(Protocol):
 
     def scores(self, before: Any, after: Any) -> list[Score]:
         """Return the rows of the report, from the results of the base and of the tuned model."""
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """A test whose tokens can be counted and limited."""
+
+    def lengths(self, loaded: Loaded) -> list[int]:
+        """Return the tokens of each sample; of a text, those of all of it."""
+
+    def within(self, loaded: Loaded, tokens: int) -> Any:
+        """Return the test on the beginning of its data, with at most this many tokens."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +93,14 @@ class Text:
         losses = [loss for likelihood in found for loss in likelihood.losses]
         blocks = [losses[i : i + BLOCK] for i in range(0, len(losses), BLOCK)]
         return Outcomes([math.fsum(block) for block in blocks], list(map(len, blocks)))
+
+    def lengths(self, loaded: Loaded) -> list[int]:
+        tokenizer = loaded.need_tokenizer(f"the text {self.name!r}")
+        return [len(encoding.tokenize(tokenizer, self.text))]
+
+    def within(self, loaded: Loaded, tokens: int) -> "Text":
+        tokenizer = loaded.need_tokenizer(f"the text {self.name!r}")
+        return replace(self, text=encoding.first_tokens(tokenizer, self.text, tokens))
 
     def _masked(self, loaded: Loaded, progress: bool) -> Outcomes:
         values, counts = [], []
@@ -131,6 +151,12 @@ class Completions:
             [math.prod(f.greedy for f in row) for row in rows]
         )
 
+    def lengths(self, loaded: Loaded) -> list[int]:
+        return [sum(len(one) for pair in row for one in pair) for row in self.answers(loaded)]
+
+    def within(self, loaded: Loaded, tokens: int) -> "Completions":
+        return replace(self, rows=encoding.fitting(self.rows, self.lengths(loaded), tokens))
+
     def answers(self, loaded: Loaded, most: int | None = None) -> list[list[encoding.Continuation]]:
         """Encode the answers of each row, or of the first ones."""
         return [
@@ -170,14 +196,11 @@ class MultipleChoice:
             self._row(number)
 
     def run(self, loaded: Loaded, *, progress: bool) -> Outcomes:
-        requests, lengths, labels = [], [], []
-        for prompt, choices, label in map(self._row, range(len(self.rows))):
-            requests += [encoding.encode_pair(loaded, prompt, f" {choice}") for choice in choices]
-            lengths.append([max(1, len(c)) if self.by_length else 1 for c in choices])
-            labels.append(label)
+        requests = [answer for row in self._encoded(loaded) for answer in row]
         found = iter(log_likelihoods(loaded, requests, self.name, progress=progress))
         correct = []
-        for sizes, label in zip(lengths, labels, strict=True):
+        for _, choices, label in map(self._row, range(len(self.rows))):
+            sizes = [max(1, len(c)) if self.by_length else 1 for c in choices]
             likeliest = torch.tensor([-next(found).nll / size for size in sizes])
             correct.append(float(matches(likeliest, torch.tensor(label))))
         return Outcomes(correct)
@@ -185,6 +208,19 @@ class MultipleChoice:
     def scores(self, before: Outcomes, after: Outcomes) -> list[Score]:
         score = partial(compare, self.name, "accuracy", lower_is_better=False, role=self.role)
         return [score(before, after)]
+
+    def lengths(self, loaded: Loaded) -> list[int]:
+        return [sum(len(one) for pair in row for one in pair) for row in self._encoded(loaded)]
+
+    def within(self, loaded: Loaded, tokens: int) -> "MultipleChoice":
+        return replace(self, rows=encoding.fitting(self.rows, self.lengths(loaded), tokens))
+
+    def _encoded(self, loaded: Loaded) -> list[list[encoding.Continuation]]:
+        rows = map(self._row, range(len(self.rows)))
+        return [
+            [encoding.encode_pair(loaded, prompt, f" {choice}") for choice in choices]
+            for prompt, choices, _ in rows
+        ]
 
     def _row(self, number: int) -> tuple[str, list[str], int]:
         row, reader = self.rows[number], Reader(self.name)
@@ -213,17 +249,23 @@ class Similarity:
     def run(self, loaded: Loaded, *, progress: bool) -> Numbers:
         pairs = [self._row(i) for i in range(len(self.rows))]
         texts = sorted({text for one, other, _ in pairs for text in (one, other)})
-        where = f"{self.name}: a text"
-        ids = [
-            {"input_ids": encoding.encode_text(loaded, [text], where)["input_ids"]}
-            for text in texts
-        ]
+        ids = [{"input_ids": self._ids(loaded, text)} for text in texts]
         found = dict(zip(texts, self._embedded(loaded, ids, progress), strict=True))
         predicted = [F.cosine_similarity(found[a], found[b], dim=0).item() for a, b, _ in pairs]
         return Numbers(predicted, [number for *_, number in pairs])
 
     def scores(self, before: Numbers, after: Numbers) -> list[Score]:
         return [correlation(self.name, "spearman", before, after, self.role)]
+
+    def lengths(self, loaded: Loaded) -> list[int]:
+        pairs = (self._row(i)[:2] for i in range(len(self.rows)))
+        return [sum(len(self._ids(loaded, text)) for text in pair) for pair in pairs]
+
+    def within(self, loaded: Loaded, tokens: int) -> "Similarity":
+        return replace(self, rows=encoding.fitting(self.rows, self.lengths(loaded), tokens))
+
+    def _ids(self, loaded: Loaded, text: str) -> list[int]:
+        return encoding.encode_text(loaded, [text], f"{self.name}: a text")["input_ids"]
 
     @torch.inference_mode()
     def _embedded(self, loaded: Loaded, ids: list[Any], progress: bool) -> list[Tensor]:

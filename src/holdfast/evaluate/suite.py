@@ -41,14 +41,16 @@ class Suite:
     limit: int | None = None
     context_free: int | ContextFreeKL = 64
     kl_samples: int = 64
+    limit_tokens: int | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.context_free, ContextFreeKL):
             whole_number("context_free", self.context_free, 0, MOST_TEXTS)
         whole_number("kl_samples", self.kl_samples, 0)
-        if self.limit is not None:
-            whole_number("limit", self.limit, 1)
+        for name in ("limit", "limit_tokens"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1)
         check_columns(self.columns)
 
     def build(self) -> tuple[list[Probe], list[Probe]]:
@@ -64,9 +66,15 @@ class Suite:
 
     def context_free_kl(self, tokens: int = 64) -> ContextFreeKL | None:
         """Return the data-free divergence, on texts of this length; None if it is switched off."""
-        if isinstance(self.context_free, ContextFreeKL):
-            return self.context_free
-        return ContextFreeKL(self.context_free, tokens) if self.context_free else None
+        given = self.context_free
+        if not given:
+            return None
+        free = given if isinstance(given, ContextFreeKL) else ContextFreeKL(given, tokens)
+        if self.limit is None and self.limit_tokens is None:
+            return free
+        tokens = min(free.tokens, self.limit_tokens or free.tokens)
+        fit = free.texts if self.limit_tokens is None else self.limit_tokens // tokens
+        return ContextFreeKL(min(free.texts, self.limit or free.texts, fit), tokens, free.seed)
 
     def _read(self, given: Any, default: str, role: Role) -> list[Probe]:
         found: list[Probe] = []

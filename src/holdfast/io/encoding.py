@@ -10,6 +10,7 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -66,6 +67,22 @@ def encode_pair(loaded: Loaded, context: str, target: str) -> Continuation:
         return Continuation([start], ids[1:] if ids[:1] == [start] else ids)
     whole, before = tokenize(tokenizer, context + target), tokenize(tokenizer, context)
     return Continuation(whole[: len(before)], whole[len(before) :])
+
+
+def first_tokens(tokenizer: Any, text: str, most: int) -> str:
+    """Return the beginning of a text, with at most this many tokens."""
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=fast)
+    if len(found["input_ids"]) <= most:
+        return text
+    if fast:
+        return text[: found["offset_mapping"][most - 1][1]]
+    return str(tokenizer.decode(found["input_ids"][:most]))
+
+
+def fitting(rows: Rows, lengths: Sequence[int], tokens: int) -> Rows:
+    """Return as many of the first rows as fit into a number of tokens, but at least one."""
+    return rows[: max(1, sum(end <= tokens for end in accumulate(lengths)))]
 
 
 def pieces(ids: Sequence[int], limit: int) -> list[list[int]]:

@@ -10,12 +10,12 @@ import contextlib
 import gc
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from holdfast._torch.batch import evaluating
 from holdfast._torch.checks import whole_number
@@ -42,6 +42,8 @@ class Loaded:
     tokenizer: Any  # or the image processor of an image classifier, or None
     limit: int  # of tokens in a sequence
     start_token: int | None = None  # the first token of a text, if the user sets it
+    #: Hidden states of token sequences, for tests on the same sequences.
+    states: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def device(self) -> torch.device:

@@ -33,12 +33,15 @@ def kl_divergence(base: Tensor, tuned: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def next_token_log_probs(loaded: Loaded, sequences: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+def next_token_log_probs(
+    loaded: Loaded, sequences: Sequence[Sequence[int]], *, keep: bool = False
+) -> Iterator[Tensor]:
     """Yield one table per sequence: the log-probabilities of the next token after each token.
 
-    Sequences are cut at the model's maximum length. Empty sequences are skipped.
+    Sequences are cut at the model's maximum length. Empty sequences are skipped. ``keep`` is that
+    of :class:`~holdfast.scoring.likelihood.Runner`.
     """
-    run = Runner(loaded)
+    run = Runner(loaded, keep=keep)
     left = [list(ids[: loaded.limit]) for ids in sequences if len(ids)]
     while left:
         # Only as many sequences as fit, because their hidden states wait until they are yielded.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils.rnn import pad_sequence
 
 from holdfast._torch.batch import to_device
 from holdfast._torch.finite import matches
@@ -19,6 +20,7 @@ from holdfast.io.models import Loaded
 
 _TOKENS, _TOKENS_ON_A_CPU = 1 << 14, 1 << 11  # per forward pass; a CPU is faster within its cache
 _LOGITS = 1 << 27  # per forward pass: half a gigabyte of float32
+_KEPT = 1 << 26  # elements of hidden states: a quarter of a gigabyte of float32
 
 
 class Likelihood(NamedTuple):
@@ -84,10 +86,14 @@ def _losses_and_hits(predictions: Predictions, where: list[int], wanted: list[in
 
 
 class Runner:
-    """Runs a causal model on token sequences, as many at a time as fit into memory."""
+    """Runs a causal model on token sequences, as many at a time as fit into memory.
 
-    def __init__(self, loaded: Loaded) -> None:
-        self.device = loaded.device
+    With ``keep``, hidden states are kept, so that a sequence without its last token need not run
+    again: the likelihood of an answer is computed from it.
+    """
+
+    def __init__(self, loaded: Loaded, *, keep: bool = False) -> None:
+        self.device, self.kept, self.keep = loaded.device, loaded.states, keep
         self.split = Split(loaded.model)
         self.tokens = _TOKENS_ON_A_CPU if self.device.type == "cpu" else _TOKENS
 
@@ -96,14 +102,16 @@ class Runner:
 
         The longest rows run first. Rows are padded on the right.
         """
-        order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-        start = 0
+        is_kept = [tuple(row) in self.kept for row in rows]
+        order = sorted(range(len(rows)), key=lambda i: (is_kept[i], -len(rows[i])))
+        start, first_kept = 0, is_kept.count(False)
         while start < len(order):
             longest = rows[order[start]]
             size = max(1, self.room(longest) // len(longest))
-            numbers = order[start : start + size]
+            end = first_kept if start < first_kept else len(order)
+            numbers = order[start : min(start + size, end)]
             try:
-                predictions = self.split(self._batch([rows[i] for i in numbers]))
+                predictions = self._predict([rows[i] for i in numbers], start >= first_kept)
             except RuntimeError as error:
                 if not is_out_of_memory(error) or len(numbers) == 1:
                     raise
@@ -119,6 +127,17 @@ class Runner:
         if self.split.found:
             return self.tokens
         return min(self.tokens, _LOGITS // self.split.vocabulary)
+
+    def _predict(self, rows: Sequence[Sequence[int]], are_kept: bool) -> Predictions:
+        if are_kept:
+            states = pad_sequence([self.kept[tuple(row)] for row in rows], batch_first=True)
+            return self.split.predictions(states)
+        found = self.split(self._batch(rows))
+        left = _KEPT - sum(states.numel() for states in self.kept.values())
+        if self.keep and found.head is not None and found.states.numel() <= left:
+            parts = zip(rows, found.states, strict=True)
+            self.kept.update((tuple(row[:-1]), part[: len(row) - 1]) for row, part in parts)
+        return found
 
     def _batch(self, rows: Sequence[Sequence[int]]) -> Any:
         return to_device(pad_collate([{"input_ids": list(row)} for row in rows]), self.device)
