@@ -66,6 +66,17 @@ def test_words_of_rows_control_no_terminal(more, capsys, monkeypatch):
     assert not {"\x1b", "\x9b", "\x07"} & {*told.out, *told.err}
 
 
+def test_weighted_rows_keep_the_names_of_their_columns():
+    rows = [{"ask": row["prompt"], "reply": row["completion"], "prompt": "no"} for row in ROWS]
+    write("train.jsonl", rows)
+    assert score("--weighted=new.jsonl", "--columns", "question=ask", "answer=reply") == 0
+    found = read("new.jsonl")
+    assert [{**row, "weight": None} for row in found] == [{**row, "weight": None} for row in rows]
+    write("train.jsonl", ROWS)
+    assert score("--weighted=other.jsonl") == 0
+    assert [row["weight"] for row in found] == [row["weight"] for row in read("other.jsonl")]
+
+
 def test_rows_with_weights_for_any_trainer(capsys):
     assert score("--weighted=new/weighted.jsonl", "--normalize", "--json") == 0
     rows = read("new/weighted.jsonl")
