@@ -224,7 +224,8 @@ def test_a_column_map_on_the_command_line_and_in_a_config(tmp_path):
     }.items()  # fmt: skip
     (tmp_path / "one.yaml").write_text("data: a\ncolumns: {text: 1}\n")
     options = made.parse([f"--config={tmp_path}/one.yaml"])
-    assert (options.data, options.columns) == (["a"], {"text": "1"})
+    assert (options.data, options.columns) == ("a", {"text": "1"})
+    assert made.parse(["--data", "a"]).data == "a"
     with pytest.raises(UsageError, match="--columns must be NAME=COLUMN, got 'text body'"):
         made.parse(["--columns", "text", "body"])
     (tmp_path / "bad.yaml").write_text("columns: [text=body]\n")

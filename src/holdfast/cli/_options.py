@@ -107,6 +107,13 @@ class Assigned(argparse.Action):
         setattr(namespace, self.dest, found)
 
 
+class OneOrSeveral(argparse.Action):
+    """Store one word as it is, and several as a list."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
+
+
 #: What options of a dataclass take, where their own name says less.
 METAVARS = {
     "text": "FILE", "retained": "FILE", "similarity": "FILE", "include_path": "DIR",
@@ -118,7 +125,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "print_config": {"action": "store_true", "help": "print all options as YAML, and exit"},
     "model": {"help": "pretrained model: a directory or a hub name"},
     "data": {
-        "nargs": "+",
+        "action": OneOrSeveral, "nargs": "+",
         "help": "training data: files of rows or text, a directory of datasets.save_to_disk, "
         "a folder of images, or a hub dataset",
     },
@@ -269,7 +276,10 @@ def _from_yaml(action: argparse.Action, value: Any) -> Any:
     def many(items: Any) -> list[Any]:
         return [one(item) for item in (items if isinstance(items, list) else [items])]
 
-    some = many if action.nargs == "+" and not isinstance(action, Assigned) else one
+    single = isinstance(action, Assigned) or (
+        isinstance(action, OneOrSeveral) and not isinstance(value, list)
+    )
+    some = many if action.nargs == "+" and not single else one
     if isinstance(action, Pairs | Assigned):
         if not isinstance(value, dict):
             raise argparse.ArgumentTypeError(f"must be names and values, got {value!r}")
