@@ -199,6 +199,10 @@ def test_an_unknown_setting_names_the_nearest(entry):
 def test_unknown_settings_outside_of_methods():
     with pytest.raises(TypeError, match="RecAdamUpdate has no setting 't_0'; did you mean 't0'"):
         RecAdamUpdate(t_0=1)
+    with pytest.raises(TypeError, match="no setting 'xyz'; known: alpha, dora, dropout, r, rslora"):
+        LoRA(xyz=1)
+    with pytest.raises(TypeError, match="LoRA has no setting 'plotted'"):
+        LoRA(plotted=())
     with pytest.raises(TypeError, match="Recipe has no setting 'updates'; did you mean 'update'"):
         Recipe(updates=AdamWUpdate())
     with pytest.raises(TypeError, match="LoopSettings has no setting 'clipnorm'; did you mean"):

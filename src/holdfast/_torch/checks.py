@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 import os
@@ -83,8 +84,8 @@ class NamedSettings:
     """The base of a dataclass of settings: an unknown setting is an error that suggests others."""
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
-        fields: Mapping[str, Any] = getattr(cls, "__dataclass_fields__", {})
-        known = [name for name, field in fields.items() if field.init]
+        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        known = [field.name for field in fields if field.init]
         for name in given:
             if name not in known:
                 raise TypeError(

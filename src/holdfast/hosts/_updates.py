@@ -139,9 +139,20 @@ def as_samples(
         raise ValueError("the data is empty: there is nothing to train on")
     source = as_source(data, collate, batch_size, pad_id_of(model))
     if not isinstance(source, IndexedSource):
+        if _are_words(samples):
+            raise TypeError(
+                "the samples are texts, but the loop needs tokens: pass samples with input_ids and "
+                "labels, made by a tokenizer, or train with `holdfast finetune`, which reads texts"
+            )
         raise TypeError(
             "the loop shuffles the samples by itself: pass a dataset with a length and an index, "
             f"not {type(data).__name__}. Wrap a list of samples in a DataLoader, such as "
             "DataLoader(samples, batch_size=16, collate_fn=default_collate)"
         )
     return source
+
+
+def _are_words(samples: Any) -> bool:
+    first = samples[0] if isinstance(samples, list | tuple) and samples else None
+    values = first.values() if isinstance(first, Mapping) else [first]
+    return any(isinstance(value, str) for value in values)
