@@ -1,5 +1,7 @@
 """New heads: when a model gets one, of what size, and always the same."""
 
+import importlib.util
+import json
 import shutil
 
 import pytest
@@ -9,7 +11,16 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 
 import holdfast  # noqa: E402
 from comparison.tiny import save_bert, save_llama, save_vit  # noqa: E402
-from holdfast.io.heads import NewHead, head_for, head_like, mark_trained, new_in, target_of  # noqa: E402
+from families import save_family  # noqa: E402
+from holdfast.io.heads import (  # noqa: E402
+    NewHead,
+    head_for,
+    head_like,
+    mark_trained,
+    model_kind,
+    new_in,
+    target_of,
+)
 from holdfast.io.models import Loader  # noqa: E402
 from holdfast.io.rows import DatasetRows  # noqa: E402
 
@@ -261,3 +272,24 @@ def test_an_adapter_beside_a_copy_of_its_bases_configuration(kind, tmp_path):
     state = found.state_dict()
     # An adapter that was not trained changes nothing, and the head is the base's own.
     assert all(torch.equal(state[n], v) for n, v in known.state_dict().items())
+
+
+def test_a_model_of_timm_without_timm(tmp_path):
+    if importlib.util.find_spec("timm"):
+        pytest.skip("timm is installed")
+    settings = {"model_type": "timm_wrapper", "architecture": "resnet18"}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="a model of timm, which is not installed: install timm"):
+        Loader().config_of(tmp_path)
+
+
+def test_a_multimodal_model_is_a_language_model(tmp_path):
+    source = save_family("LLaVA", tmp_path)
+    model = Loader().load(source)
+    assert model_kind(model) == model_kind(model.config) == "causal_lm"
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    samples = [{"input_ids": [2, 7, 8, 9, 3], "labels": [2, 7, 8, 9, 3]}] * 4
+    holdfast.finetune_loop(model, "recadam+flow", samples, lr=1e-2, progress=False)
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved
+    assert all("language_model" in name or "lm_head" in name for name in moved)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from posixpath import commonpath
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from holdfast._torch.multimodal import is_text_generator
 from holdfast._torch.names import shorten
 from holdfast.io.adapter import is_adapter
 from holdfast.io.rows import DatasetRows, Rows, as_number, image_column, labels_of, text_columns
-from holdfast.io.untrusted import from_pretrained
+from holdfast.io.untrusted import from_pretrained, read_object
 
 #: A directory, file or hub name of a model, or a module in memory.
 ModelSource = str | os.PathLike[str] | nn.Module
@@ -83,8 +84,15 @@ def locate(source: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
 def config_of(source: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
     transformers = import_transformers()
     where, options = locate(source)
-    if not options and Path(where).is_dir() and not Path(where, "config.json").is_file():
+    about = Path(where, "config.json")
+    if not options and Path(where).is_dir() and not about.is_file():
         raise ValueError(f"{where} has no config.json: without it only the drift can be measured")
+    timm = about.is_file() and read_object(about).get("model_type") == "timm_wrapper"
+    if timm and not find_spec("timm"):
+        raise ValueError(
+            f"{where} is a model of timm, which is not installed: install timm (it requires "
+            "torchvision), or train the module in Python"
+        )
     return from_pretrained(
         transformers.AutoConfig, where, trust_remote_code=trust_remote_code, what="config.json",
         **options,
