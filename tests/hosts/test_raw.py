@@ -380,5 +380,5 @@ def test_numbers_that_are_too_large(data, options, message):
 
 @pytest.mark.parametrize("sample", ["some text", {"text": "some text"}])
 def test_texts_are_not_tokens(sample):
-    with pytest.raises(TypeError, match="the samples are texts.*pass samples with input_ids"):
+    with pytest.raises(TypeError, match=r"the samples are texts.*pass samples with input_ids"):
         finetune_loop(nn.Linear(2, 2), Recipe(), [sample] * 4, lr=0.1, progress=False)

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -84,8 +84,9 @@ class NamedSettings:
     """The base of a dataclass of settings: an unknown setting is an error that suggests others."""
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
-        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-        known = [field.name for field in fields if field.init]
+        settings: Any = cls
+        is_dataclass = dataclasses.is_dataclass(settings)
+        known = [f.name for f in dataclasses.fields(settings) if f.init] if is_dataclass else []
         for name in given:
             if name not in known:
                 raise TypeError(
