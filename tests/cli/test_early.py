@@ -73,5 +73,5 @@ def test_score_says_first_what_does_not_fit(capsys):
     save_llama("model"), save_bert("bert")
     assert main(["score", "--model=model", "--data=odd.jsonl", "--out=out"]) == 2
     assert "the columns x" in capsys.readouterr().err
-    assert main(["score", "--model=bert", "--data=labels.jsonl", "--out=out"]) == 2
-    assert "has no head for the labels" in capsys.readouterr().err
+    assert main(["score", "--model=bert", "--data=pairs.jsonl", "--out=out"]) == 2
+    assert "has no head for" in capsys.readouterr().err

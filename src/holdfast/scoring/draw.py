@@ -99,6 +99,7 @@ class Drawer:
         most = min(_ROWS, _LOGITS // vocabulary_size(model)) if on_gpu else _ROWS_ON_A_CPU
         self.batches = Batches(max(1, most), self.free)
         self._fixed: _Fixed | None = None
+        self.is_nan = False  # whether the model has predicted NaN
 
     @property
     def dtype(self) -> torch.dtype:
@@ -132,7 +133,7 @@ class Drawer:
                 done = _run(steps, count, on_tokens)
                 both = steps.texts.tokens, steps.texts.lengths
                 tokens, lengths = (tensor[:count].int().cpu() for tensor in both)
-            check_predictions(self.model, bool(steps.texts.is_nan))
+            self.is_nan |= bool(steps.texts.is_nan)
             if isinstance(steps, _Fixed) and not steps.agrees(done):
                 raise RuntimeError("the model's static cache gives other predictions")
             return tokens, lengths

@@ -281,6 +281,7 @@ def _drawn(
     tokens, lengths = drawer(
         [start.tokens for start in own], noise, on_tokens, ends=[start.ends for start in own]
     )
+    check_predictions(drawer.model, drawer.is_nan)
     tokens = tokens.masked_fill(torch.arange(tokens.shape[1]) >= lengths[:, None], 0)
     given = torch.tensor([len(start.tokens) for start in own], dtype=torch.int32)
     return _in_blocks(dict(zip(_TEXTS, (tokens, lengths, given), strict=True)))
