@@ -69,7 +69,7 @@ def add_plan_options(parser: Parser, skip: Sequence[str]) -> None:
 def demo_settings() -> dict[str, Any]:
     """Return options for a small model, math problems to learn, and texts to retain."""
     return {
-        "model": str(default.MODEL), "data": [str(default.TRAIN)], "target": str(default.DEV),
+        "model": str(default.MODEL), "data": str(default.TRAIN), "target": str(default.DEV),
         "text": [str(path) for path in default.RETAINED.values()], "test_max_length": 256,
         "limit": 100, "context_free": 8, "lr": 1e-3, "max_updates": 40, "batch_size": 8,
         "max_length": 176,
