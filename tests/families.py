@@ -113,8 +113,15 @@ def _qwen2_vl():
     )  # fmt: skip
 
 
+def _gemma3():
+    return transformers.Gemma3Config(
+        text_config=_DECODER, vision_config=_PATCHES, mm_tokens_per_image=4, image_token_index=39
+    )
+
+
 #: Multimodal language models, of which the text part is trained.
 MULTIMODAL = {
     "LLaVA": ("LlavaForConditionalGeneration", _llava),
     "Qwen2-VL": ("Qwen2VLForConditionalGeneration", _qwen2_vl),
+    "Gemma 3, images": ("Gemma3ForConditionalGeneration", _gemma3),
 }

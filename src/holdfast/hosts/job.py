@@ -19,6 +19,7 @@ from holdfast._torch.checks import (
     share,
     whole_number,
 )
+from holdfast._torch.multimodal import freeze_other_parts
 from holdfast.hosts._driving import LoopSettings, drive
 from holdfast.hosts._updates import as_samples, number_of_updates, warm_up_and_decay
 from holdfast.hosts.raw import plain_if_interrupted
@@ -140,6 +141,7 @@ def train(
     torch.manual_seed(natural_number("seed", seed))
     was_training = model.training
     model.to(torch.float32)
+    freeze_other_parts(model)  # the data has no images for a language model
     source = as_samples(samples, None, training.batch_size, model)
     accelerator = make_accelerator(model, training.accumulate)
     ranks = accelerator.num_processes

@@ -21,6 +21,7 @@ from holdfast._torch.adapters import adapter_origin
 from holdfast._torch.checks import above_zero, positive_integer, share
 from holdfast._torch.imports import require
 from holdfast._torch.layers import within
+from holdfast._torch.multimodal import text_part
 from holdfast._torch.names import shorten
 from holdfast._torch.rng import seeded
 from holdfast.methods._freezing import Freezing, stay_in_eval
@@ -39,9 +40,10 @@ class LoRA(Freezing):
         r: the rank.
         alpha: the scale α. If None, it is 2·r, which gives s = 2.
         dropout: the dropout on the input of the adapters.
-        target: ``"all-linear"`` is every linear layer except the output embeddings and new parts.
-            A tuple lists names or suffixes of names, such as ``("q_proj", "v_proj")``. Any other
-            string is a regular expression for whole names.
+        target: ``"all-linear"`` is every linear layer except the output embeddings and new parts,
+            and of a multimodal language model only those of the decoder. A tuple lists names or
+            suffixes of names, such as ``("q_proj", "v_proj")``. Any other string is a regular
+            expression for whole names.
         rslora: scale by α/√r (https://arxiv.org/abs/2312.03732).
         dora: train the norms of columns separately from their directions
             (https://arxiv.org/abs/2402.09353). Pulls then lead the norms to their initial values.
@@ -141,16 +143,20 @@ class LoRA(Freezing):
 def linear_layers(model: nn.Module, new: Sequence[str] = ()) -> list[str]:
     """The names of all linear layers, except the output embeddings and new parts.
 
+    Of a multimodal language model, only those of its decoder.
+
     >>> linear_layers(nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)), new=["2"])
     ['0']
     """
     ask: Any = getattr(model, "get_output_embeddings", None)
     outputs = ask() if callable(ask) else None
+    readers = {*text_part(model).modules()}
     names = [
         name
         for name, module in model.named_modules()
         if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
         and name
+        and module in readers
         and module is not outputs
         and not within(name, new)
     ]
