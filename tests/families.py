@@ -43,6 +43,9 @@ TEXT = {
     "XLNet": ("XLNetModel", {"vocab_size": 40, "d_model": 16, "n_layer": 1, "n_head": 2,
                              "d_inner": 16, "pad_token_id": 0}),
     "BART": ("BartModel", _SEQ2SEQ),
+    "T5": ("T5ForConditionalGeneration", {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 16,
+                                          "num_layers": 1, "num_heads": 2, "eos_token_id": 3,
+                                          "decoder_start_token_id": 0}),
 }  # fmt: skip
 #: Causal language models: with labels and --head classification, or with texts.
 CAUSAL = {
@@ -90,7 +93,7 @@ def _tokenizer(name):
             vocab=vocabulary, merges=[], pad_token="<pad>", unk_token="<unk>", eos_token="</s>"
         )
     made = make_tokenizer(cls_token="[CLS]", sep_token="[SEP]")
-    if name == "BART":  # it reads the last </s>
+    if name in ("BART", "T5"):  # they read the last </s>
         made._tokenizer.post_processor = TemplateProcessing("$A </s>", special_tokens=[("</s>", 3)])
     return made
 

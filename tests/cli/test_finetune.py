@@ -279,7 +279,7 @@ def test_images_in_folders(saved, capsys):
     [
         (["--data=part.jsonl"], "part.jsonl: 1 rows have no label; the first is row 12"),
         (["--recipe=lora+flow"], "preset linear-probe"),
-        (["--head=none"], "BertModel has no head for rows.jsonl"),
+        (["--head=none"], "no head for rows.jsonl: ask for a new one with --head classification"),
         (["--data=images"], "transformers has no image classifier for bert"),
         (["--data=images", "--model=vit"], "images/red/3.png cannot be read as an image"),
         (["--data=images", "--model=bare"], "has no image processor"),

@@ -6,12 +6,13 @@ from torch import nn
 
 from holdfast._torch.adapters import adapters_off
 from holdfast.anneal import Constant
-from holdfast.methods.lora import LoRA
+from holdfast.methods.lora import LoRA, linear_layers
 from holdfast.methods.wise_ft import WiseFT
 from holdfast.optim import RecAdam
 from methods.stand_ins import ResNet, bert, free, gpt2, images, llama, make_run, same, state
 
 peft = pytest.importorskip("peft", reason="the peft extra is not installed")
+transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 IDS = torch.arange(20).view(4, 5)
 
@@ -311,3 +312,11 @@ def test_a_quantised_base_stays_as_it_is(bits, tmp_path):
         if (plain := name.replace(".base_layer", "")) in packed:
             assert p.dtype == packed[plain].dtype
             assert torch.equal(p, packed[plain]), name
+
+
+def test_a_mamba_layer_gets_an_adapter_that_its_fused_kernels_do_not_miss():
+    config = transformers.MambaConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=1, state_size=4
+    )
+    model = transformers.MambaForCausalLM(config)
+    assert linear_layers(model) == ["backbone.layers.0.mixer.in_proj"]

@@ -154,9 +154,12 @@ def training_samples(loaded: Loaded, rows: Rows, name: str) -> tuple[Sequence[in
         Reader(name).warn_of_unused(rows, "labeled")
         return range(len(rows)), encoded
     if loaded.kind != "causal_lm":
+        advice = "give rows with a text and a label to get a new head"
+        if text_columns(rows[0]) and label_of(rows[0]) is not None:
+            advice = "ask for a new one with --head classification or regression"
         raise ValueError(
-            f"{model} has no head for {name}: give rows with a text and a label to get a new head, "
-            "or train it in your own loop with holdfast.Run"
+            f"{model} has no head for {name}: {advice}, or train it in your own loop with "
+            "holdfast.Run"
         )
     kept = _causal_samples(loaded, rows, name)
     return [i for i, _ in kept], [sample for _, sample in kept]

@@ -143,7 +143,8 @@ class LoRA(Freezing):
 def linear_layers(model: nn.Module, new: Sequence[str] = ()) -> list[str]:
     """The names of all linear layers, except the output embeddings and new parts.
 
-    Of a multimodal language model, only those of its decoder.
+    Of a multimodal language model, only those of its decoder. Of a Mamba layer, only the first: its
+    fused kernels read the weights of the others, and would miss the adapters.
 
     >>> linear_layers(nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)), new=["2"])
     ['0']
@@ -151,13 +152,15 @@ def linear_layers(model: nn.Module, new: Sequence[str] = ()) -> list[str]:
     ask: Any = getattr(model, "get_output_embeddings", None)
     outputs = ask() if callable(ask) else None
     readers = {*text_part(model).modules()}
+    mambas = [module for module in readers if hasattr(module, "A_log")]
+    fused = {child for m in mambas for n, child in m.named_children() if n != "in_proj"}
     names = [
         name
         for name, module in model.named_modules()
         if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
         and name
         and module in readers
-        and module is not outputs
+        and module not in {outputs, *fused}
         and not within(name, new)
     ]
     if not names:
