@@ -184,6 +184,21 @@ def test_a_new_head_must_be_fitted_before_its_predictions_are_used():
         Recipe(trainable=LoRA(), update=recadam).check_head(("classifier",))
 
 
+def test_other_settings_by_dotted_name():
+    recipe = Recipe.preset("ewc+l2-sp+wise-ft")
+    changed = recipe.with_settings({"penalties.strength": 0.5, "merging.alpha": 0.1})
+    assert [penalty.strength for penalty in changed.penalties] == [0.5, 0.5]
+    assert changed.merging.alpha == 0.1
+    assert recipe == Recipe.preset("ewc+l2-sp+wise-ft")
+    some = recipe.with_settings({"penalties.samples": 7})  # L2-SP has no samples
+    assert [vars(penalty).get("samples") for penalty in some.penalties] == [7, None]
+    assert {"penalties.strength", "merging.alpha", "update.lr"} <= set(recipe.settings)
+    with pytest.raises(ValueError, match=r"has no setting 'merging.alfa'; did you mean 'merging."):
+        recipe.with_settings({"merging.alfa": 1})
+    with pytest.raises(ValueError, match=r"has no setting 'update.pull'"):  # of RecAdam
+        recipe.with_settings({"update.pull": 1})
+
+
 @pytest.mark.parametrize("entry", registry.methods(), ids=lambda entry: entry.name)
 def test_an_unknown_setting_names_the_nearest(entry):
     known = [f.name for f in dataclasses.fields(entry.cls) if f.init]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import Dataset
 
+from holdfast._torch.checks import named_settings
 from holdfast.data import Collate, is_table
 from holdfast.losses import Task, target_mask
 
@@ -34,6 +35,7 @@ def with_column(dataset: Any, values: Sequence[Any], column: str) -> Any:
     return _WithColumn(dataset, values, column)
 
 
+@named_settings
 def with_weights(
     dataset: Any,
     weights: Tensor | Sequence[Tensor] | Sequence[float],

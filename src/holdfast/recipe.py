@@ -181,6 +181,29 @@ class Recipe(NamedSettings):
                 slots[entry.stage] = method
         return cls(**slots)
 
+    @property
+    def settings(self) -> list[str]:
+        """The dotted names of all settings: ``"update.lr"``, ``"merging.alpha"``, …"""
+        return [f"{stage}.{name}" for stage, method in self for name in _settings(method)]
+
+    def with_settings(self, values: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with other values of settings, by dotted name.
+
+        A name such as ``penalties.strength`` applies to every penalty that has the setting.
+
+        >>> Recipe.preset("wise-ft").with_settings({"merging.alpha": 0.3}).merging
+        WiseFT(alpha=0.3, statistics=None)
+        """
+        saved = self.to_dict()
+        for name, value in values.items():
+            if name not in self.settings:
+                hint = did_you_mean(name, self.settings)
+                raise ValueError(f"the recipe {self.name} has no setting {name!r}{hint}")
+            stage, _, option = name.partition(".")
+            for one in saved[stage] if stage == "penalties" else [saved[stage]]:
+                one |= {option: value} if option in one else {}
+        return Recipe.from_dict(saved)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: the name and all settings of each method."""
         saved: dict[str, Any] = {"penalties": []}

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from holdfast._optim.penalties import AttachedPenalties, attach_penalties
 from holdfast._torch.adapters import has_adapters, is_drawn_at_random
-from holdfast._torch.checks import at_least_zero, natural_number
+from holdfast._torch.checks import at_least_zero, named_settings, natural_number
 from holdfast._torch.fingerprint import data_fingerprint, fingerprint, same_content
 from holdfast._torch.finite import check_weights
 from holdfast._torch.layers import discriminative_groups, within
@@ -76,6 +76,7 @@ class Run:
         optimizer, penalties: None until the optimizer is built.
     """
 
+    @named_settings
     def __init__(
         self,
         recipe: Recipe | str,

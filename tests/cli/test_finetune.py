@@ -95,6 +95,28 @@ def test_a_recipe_without_a_learning_rate_of_its_own(capsys):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_settings_of_the_recipe(capsys):
+    given = ["--set", "update.eight_bit", "true", "--set", "merging.alpha", "0.5"]
+    assert finetune("--recipe=recadam+wise-ft", *given) == 0
+    trained = recipe_beside("out")
+    assert trained.update.eight_bit
+    assert trained.merging.alpha == 0.5
+    assert "set:\n  update.eight_bit: true\n  merging.alpha: 0.5\n" in read("out/config.yaml")
+    assert main(["finetune", "--config=out/config.yaml", "--out=again"]) == 0
+    assert recipe_beside("again") == trained
+    capsys.readouterr()
+    assert finetune("--recipe=self-replay", "--set", "recall.strenght", "2", out="new") == 2
+    said = capsys.readouterr().err
+    assert "self-replay has no setting 'recall.strenght'; did you mean 'recall.strength'" in said
+    assert finetune("--recipe=self-replay", "--set", "recall.strength", "-2", out="new") == 2
+    assert "strength must be a finite number ≥ 0, got -2" in capsys.readouterr().err
+    assert not Path("new").exists()
+
+
+def read(file):
+    return Path(file).read_text()
+
+
 def test_data_of_an_old_task(capsys):
     assert finetune("--recipe=rehearsal") == 2
     assert "pass it as old_data= (--old-data on the command line)" in capsys.readouterr().err

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def at_least_zero(name: str, value: Any) -> float:
@@ -80,6 +84,27 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str
     return f"; known: {', '.join(known)}" if known else ""
 
 
+def named_settings(function: F) -> F:
+    """Decorate a function, or an ``__init__``: an unknown setting is an error that suggests others.
+
+    >>> @named_settings
+    ... def train(*, epochs=1): ...
+    >>> train(epoch=2)
+    Traceback (most recent call last):
+    TypeError: train has no setting 'epoch'; did you mean 'epochs'?
+    """
+    parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY and p.name != "self"]
+    name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **given: Any) -> Any:
+        _check_names(name, given, known)
+        return function(*args, **given)
+
+    return cast("F", checked)
+
+
 class NamedSettings:
     """The base of a dataclass of settings: an unknown setting is an error that suggests others."""
 
@@ -87,12 +112,14 @@ class NamedSettings:
         settings: Any = cls
         is_dataclass = dataclasses.is_dataclass(settings)
         known = [f.name for f in dataclasses.fields(settings) if f.init] if is_dataclass else []
-        for name in given:
-            if name not in known:
-                raise TypeError(
-                    f"{cls.__name__} has no setting {name!r}{did_you_mean(name, known)}"
-                )
+        _check_names(cls.__name__, given, known)
         return super().__new__(cls)
+
+
+def _check_names(what: str, given: Iterable[str], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{what} has no setting {name!r}{did_you_mean(name, known)}")
 
 
 def _number(name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]) -> float:

@@ -114,6 +114,18 @@ class OneOrSeveral(argparse.Action):
         setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
 
 
+class Pairs(argparse.Action):
+    """Collect ``--grid NAME VALUE…`` in a dictionary; a repeated name replaces its values."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        name, *found = values
+        if not found:
+            raise argparse.ArgumentError(self, f"expected a value after {name!r}")
+        value = found if self.nargs == "+" else found[0]
+        before = getattr(namespace, self.dest) or {}
+        setattr(namespace, self.dest, {**before, str(name): value})
+
+
 #: What options of a dataclass take, where their own name says less.
 METAVARS = {
     "text": "FILE", "retained": "FILE", "similarity": "FILE", "include_path": "DIR",
@@ -147,6 +159,12 @@ SHARED: dict[str, dict[str, Any]] = {
         "nargs": "+", "default": [], "metavar": "PART",
         "help": "parts of the model without pretrained weights, such as classifier",
     },
+    "set": {
+        "action": Pairs, "nargs": 2, "type": Convert((NoneType, bool, int, float, str)),
+        "default": {},
+        "metavar": ("NAME", "VALUE"),
+        "help": "give a setting of the recipe's methods another value: --set merging.alpha 0.3",
+    },
     "seed": {"type": WHOLE, "default": 0, "metavar": "N", "help": "random seed"},
     "jobs": {
         "type": WHOLE, "metavar": "N",
@@ -162,20 +180,18 @@ SHARED: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+#: Names that other libraries give to options.
+ELSEWHERE = {
+    "--learning-rate": "--lr", "--num-train-epochs": "--epochs", "--max-steps": "--max-updates",
+    "--per-device-train-batch-size": "--batch-size", "--gradient-accumulation-steps":
+    "--accumulate", "--max-grad-norm": "--clip-norm", "--warmup-ratio": "--warmup",
+    "--cutoff-len": "--max-length", "--max-seq-length": "--max-length", "--output-dir": "--out",
+    "--model-name-or-path": "--model", "--base-model": "--model", "--dataset": "--data",
+    "--train-file": "--data", "--method": "--recipe",
+}  # fmt: skip
+
 #: The shared options about a model and its training data.
 DATA = ("model", "data", "columns", "old_data", "head", "new", "trust_remote_code")
-
-
-class Pairs(argparse.Action):
-    """Collect ``--grid NAME VALUE…`` in a dictionary; a repeated name replaces its values."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        name, *found = values
-        if not found:
-            raise argparse.ArgumentError(self, f"expected a value after {name!r}")
-        value = found if self.nargs == "+" else found[0]
-        before = getattr(namespace, self.dest) or {}
-        setattr(namespace, self.dest, {**before, str(name): value})
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -228,7 +244,11 @@ class Parser(argparse.ArgumentParser):
             if not name.startswith("-"):
                 self.error(f"unexpected argument {name!r}")
             known = [name for name in self._option_string_actions if name.startswith("--")]
-            raise UsageError(f"unknown option {name}{did_you_mean(name, known, cutoff=0.7)}")
+            elsewhere = ELSEWHERE.get(name.replace("_", "-"))
+            hint = did_you_mean(name, known, cutoff=0.7)
+            if elsewhere in known:
+                hint = f"; did you mean {elsewhere!r}?"
+            raise UsageError(f"unknown option {name}{hint}")
         if missing := [f"--{name}" for name in self.needed if getattr(options, name) is None]:
             self.error(f"{' and '.join(missing)} must be given")
         return options
@@ -329,9 +349,8 @@ def add_settings(
         if kind is bool:
             given |= {"action": argparse.BooleanOptionalAction}
         elif origin is dict:
-            many, convert = get_origin(args[1]) is tuple, Convert((bool, int, float, str))
-            given |= {"action": Pairs, "type": convert, "nargs": "+" if many else 2}
-            given |= {"metavar": ("NAME", "VALUE")}
+            several = {"nargs": "+"} if get_origin(args[1]) is tuple else {}
+            given |= {**SHARED["set"], **several, "default": default}
         else:
             convert = Convert.to(args[0] if origin is tuple else kind)
             given |= {"type": convert, "nargs": "+" if origin is tuple else None, **convert.help}

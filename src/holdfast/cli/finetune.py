@@ -65,7 +65,7 @@ def add_options(parser: Parser) -> None:
     add(parser.add_argument_group("model and data"), *DATA)
     training = parser.add_argument_group("training")
     add(training, "recipe", default=DEFAULT_RECIPE)
-    add(training, "seed")
+    add(training, "set", "seed")
     add_settings(training, Training)
     add(parser.add_argument_group("output"), "out", "json")
 
@@ -89,6 +89,7 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | No
     """Train in a folder that no other command uses, on the device of this process."""
     training, config = settings_from(Training, options), config_text(options)
     name, recipe = read_recipe(options.recipe)
+    recipe = recipe.with_settings(options.set)
     loader = Loader(
         device, max_length=training.max_length, trust_remote_code=options.trust_remote_code
     )

@@ -46,8 +46,7 @@ def add_options(parser: Parser) -> None:
     search = parser.add_argument_group("search")
     add(search, "recipe", default=Tuning.recipe)
     add_settings(search, Tuning, skip=("recipe", "seed"))
-    add_settings(search, Plan, only=("options",))
-    add(search, "seed")
+    add(search, "set", "seed")
     storage = "journal file or database URL that machines share (default: study.log in --out)"
     search.add_argument("--storage", help=storage)
     search.add_argument("--name", default="holdfast", help="name of the study in the storage")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast._torch.checks import did_you_mean, natural_number, whole_number
+from holdfast._torch.checks import NamedSettings, did_you_mean, natural_number, whole_number
 from holdfast._torch.version import __version__
 from holdfast.evaluate.kl import MOST_TEXTS
 from holdfast.hosts.job import Training
@@ -28,9 +28,9 @@ from holdfast.io.outputs import local_path
 from holdfast.io.render import check_columns
 from holdfast.io.rows import names_of
 from holdfast.recipe import Recipe, read_recipe
-from holdfast.registry import find, methods
+from holdfast.registry import methods
 
-Value = bool | int | float | str
+Value = bool | int | float | str | None
 
 #: The recipes that are compared by default: each method with its defaults, and good combinations.
 RECIPES = (
@@ -43,7 +43,7 @@ TUNED_RECIPE = "recadam+wise-ft"
 
 
 @dataclass(frozen=True)
-class Measuring:
+class Measuring(NamedSettings):
     """The tests of each model, before and after fine-tuning.
 
     Attributes:
@@ -103,7 +103,7 @@ class RunSpec:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(NamedSettings):
     """What to compare.
 
     Attributes:
@@ -192,21 +192,22 @@ class Plan:
         ``recipe`` replaces the one with this name.
         """
         label, named = read_recipe(name)
-        settings, training, applied = (recipe or named).to_dict(), self.training, {}
+        recipe, training = recipe or named, self.training
+        own: dict[str, Any] = {}  # of the recipe
+        applied: dict[str, Any] = {}
         for key, value in {**self.options, **values}.items():
-            stage, _, option = key.partition(".")
-            if not option:
+            if "." not in key:
                 _check_setting(key, vars(training))
                 training = replace(training, **{key: value})
-                if key == "lr" and settings["update"].get("lr") is not None:
-                    settings = {**settings, "update": {**settings["update"], "lr": value}}
-            elif (changed := _with_option(settings, stage, option, value)) is not None:
-                settings = changed
+                if key == "lr" and own.get("update.lr", recipe.update.lr) is not None:
+                    own["update.lr"] = value
+            elif key in recipe.settings:
+                own[key] = value
             else:
                 continue
             if key in values:
                 applied[key] = value
-        settings = Recipe.from_dict(settings).to_dict()
+        settings = recipe.with_settings(own).to_dict()
         if training.lr is None and settings["update"]["lr"] is None:
             training = replace(training, lr=self.rates.get(label))
         trained = {k: v for k, v in _codec.encode(training).items() if k != "save_seconds"}
@@ -254,19 +255,6 @@ def _digest(path: str, *about: int) -> str:
         while block := file.read(1 << 22):
             found.update(block)
     return found.hexdigest()
-
-
-def _with_option(
-    settings: Mapping[str, Any], stage: str, option: str, value: Any
-) -> dict[str, Any] | None:
-    """A recipe with another value of an option; None if its method has no such option."""
-    parts = settings.get(stage, ())
-    rows = parts if isinstance(parts, list) else [parts]
-    has = [any(f.init and f.name == option for f in fields(find(r["name"]).cls)) for r in rows]
-    if not any(has):
-        return None
-    changed = [{**r, option: value} if h else r for r, h in zip(rows, has, strict=True)]
-    return {**settings, stage: changed if isinstance(parts, list) else changed[0]}
 
 
 def _check_setting(name: str, known: Collection[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from holdfast._torch.checks import whole_number
+from holdfast._torch.checks import named_settings, whole_number
 from holdfast._torch.imports import require
 from holdfast.comparison import processes
 from holdfast.comparison.inputs import paths_of
@@ -27,6 +27,7 @@ from holdfast.io.storage import Place
 Ending = tuple[RunSpec, RunResult | None, str | None]
 
 
+@named_settings
 def compare(
     plan: Plan,
     out: str | os.PathLike[str],

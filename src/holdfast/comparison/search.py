@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from holdfast._torch.checks import did_you_mean, share, whole_number
+from holdfast._torch.checks import NamedSettings, did_you_mean, share, whole_number
 from holdfast._torch.finite import DivergedError, is_finite
 from holdfast._torch.imports import require
 from holdfast.comparison.inputs import measure_options
@@ -47,7 +47,7 @@ LOOK_ROWS, LOOK_TEXT = 16, 4000
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(NamedSettings):
     """What to search.
 
     Attributes:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast._torch.checks import whole_number
+from holdfast._torch.checks import named_settings, whole_number
 from holdfast.comparison import processes, search
 from holdfast.comparison.inputs import paths_of
 from holdfast.comparison.plan import Plan
@@ -124,6 +124,7 @@ class Tuned:
         return sum(one.beats(other, "reported") for one in self.frontier)
 
 
+@named_settings
 def tune(
     plan: Plan,
     tuning: Tuning,

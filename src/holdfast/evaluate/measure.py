@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from holdfast._torch.checks import named_settings
 from holdfast._torch.version import __version__
 from holdfast.evaluate.amount import limited, overview
 from holdfast.evaluate.classify import Classification, HeadAgreement
@@ -32,6 +33,7 @@ from holdfast.recipe import Recipe, as_recipe, recipe_beside
 from holdfast.report.printing import tell_line
 
 
+@named_settings
 def measure(
     base: ModelSource,
     tuned: ModelSource,

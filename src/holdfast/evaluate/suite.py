@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast._torch.checks import whole_number
+from holdfast._torch.checks import NamedSettings, whole_number
 from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.kl import KL, MOST_TEXTS, ContextFreeKL, class_kl, masked_kl, token_kl
@@ -21,7 +21,7 @@ Data = PathLike | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Suite:
+class Suite(NamedSettings):
     """The tests that models take. The arguments of :func:`holdfast.measure` explain the fields.
 
     Example:

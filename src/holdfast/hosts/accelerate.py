@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from holdfast._torch.batch import normalized, to_device
-from holdfast._torch.checks import whole_number
+from holdfast._torch.checks import named_settings, whole_number
 from holdfast._torch.imports import require
 from holdfast.hosts._checkpoints import STATE_FILE, check_settings, load_run_state, run_state
 from holdfast.hosts._deepspeed import ZeroOptimizer, check_deepspeed, settle_deepspeed, whole_model
@@ -127,6 +127,7 @@ class AccelerateLoop:
         >>> model = loop.finish()
     """
 
+    @named_settings
     def __init__(
         self,
         accelerator: Accelerator,

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from holdfast._torch.checks import (
+    NamedSettings,
     above_zero,
     at_least_zero,
     natural_number,
@@ -39,7 +40,7 @@ DEFAULT_LR = 2e-5  # of models for which the default recipe has none
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(NamedSettings):
     """Settings of the training loop. A learning rate in the recipe takes precedence over ``lr``.
 
     Attributes:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast._torch.batch import to_device
-from holdfast._torch.checks import natural_number
+from holdfast._torch.checks import named_settings, natural_number
 from holdfast.hosts._driving import LoopSettings, check_watch, drive
 from holdfast.hosts._updates import (
     Updates,
@@ -28,6 +28,7 @@ from holdfast.recipe import Recipe
 from holdfast.run import Run
 
 
+@named_settings
 def finetune_loop(
     model: nn.Module,
     recipe: Recipe | str,
@@ -113,6 +114,7 @@ def plain_if_interrupted(run: Run) -> Iterator[None]:
         raise
 
 
+@named_settings
 def train_loop(
     run: Run,
     *,

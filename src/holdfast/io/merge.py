@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from holdfast._torch.checks import share
+from holdfast._torch.checks import named_settings, share
 from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar
 from holdfast.io.adapter import AdaptedWeights
@@ -37,6 +37,7 @@ _CHECKPOINT = (
 )  # fmt: skip
 
 
+@named_settings
 def merge_on_disk(
     base: WeightsSource,
     tuned: WeightsSource,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast._torch.batch import evaluating
-from holdfast._torch.checks import whole_number
+from holdfast._torch.checks import NamedSettings, whole_number
 from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
 from holdfast.io import heads
@@ -73,7 +73,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Loader:
+class Loader(NamedSettings):
     """How models are loaded and run.
 
     Attributes:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, pad_id_of, to_device
-from holdfast._torch.checks import at_least_zero
+from holdfast._torch.checks import at_least_zero, named_settings
 from holdfast._torch.layers import head_parts, submodule, within
 from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar
@@ -77,6 +77,7 @@ class LinearProbe(Freezing):
         return model
 
 
+@named_settings
 def linear_probe(
     model: nn.Module,
     head: nn.Module | str,

@@ -25,7 +25,7 @@ from torch.optim.optimizer import Optimizer
 
 from holdfast import kernels
 from holdfast._optim.backends import check_adam_group, make_adam_state
-from holdfast._torch.checks import positive_share
+from holdfast._torch.checks import named_settings, positive_share
 from holdfast._torch.layout import like, whole
 from holdfast.methods.adamw import AdamUpdate
 from holdfast.stages import Checks, MedianLoss, Run, SearchRange, SearchSpace
@@ -55,6 +55,7 @@ class MoFO(Optimizer):
         3
     """
 
+    @named_settings
     def __init__(
         self,
         params: Iterable[Any],

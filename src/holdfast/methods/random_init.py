@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
-from holdfast._torch.checks import natural_number
+from holdfast._torch.checks import named_settings, natural_number
 from holdfast._torch.fingerprint import tensor_fingerprint
 from holdfast._torch.names import shorten
 from holdfast._torch.rng import seeded
@@ -63,6 +63,7 @@ class RandomInit(Start):
                 p.copy_(pretrained)
 
 
+@named_settings
 def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
     """Initialize all weights of a model again, in place, with its own initializer.
 

@@ -40,7 +40,7 @@ from holdfast._optim import backends
 from holdfast._optim.anchors import Anchors, labels, split_anchored
 from holdfast._optim.backends import Columns
 from holdfast._optim.importance import measured
-from holdfast._torch.checks import at_least_zero, flag, one_of
+from holdfast._torch.checks import at_least_zero, flag, named_settings, one_of
 from holdfast._torch.layout import dense, is_sharded, local, same_objects, whole
 from holdfast._torch.names import shorten
 from holdfast.anneal import Anneal, Constant, Linear, Sigmoid, check_anneal
@@ -118,6 +118,7 @@ class RecAdam(Optimizer):
     make the optimizer as before, with the *pretrained* weights, and load the state into it.
     """
 
+    @named_settings
     def __init__(
         self,
         params: Iterable[Any],

@@ -27,6 +27,7 @@ from holdfast._torch.batch import (
     take,
     to_device,
 )
+from holdfast._torch.checks import named_settings
 from holdfast._torch.fingerprint import content_fingerprint
 from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.lm_head import Split, is_out_of_memory, predict
@@ -51,6 +52,7 @@ Found = TypeVar("Found")
 _SAVE_SECONDS = 10.0
 
 
+@named_settings
 def score(
     model: nn.Module,
     data: Any,

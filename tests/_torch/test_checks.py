@@ -1,0 +1,47 @@
+"""A misspelled setting is an error that names the nearest one, in all public constructors."""
+
+import inspect
+
+import pytest
+
+import holdfast
+from holdfast._torch.checks import named_settings
+
+#: What holdfast makes itself, and functions of tensors without settings.
+NO_SETTINGS = {
+    "Distance", "ForgettingReport", "PretrainedHead", "Reference", "Results", "Scores", "Tuned",
+    "adapters_off", "count_targets", "global_targets", "pad_collate", "per_sample_loss",
+    "weighted_loss",
+}  # fmt: skip
+PUBLIC = {n for n in holdfast.__all__ if callable(getattr(holdfast, n))} - NO_SETTINGS
+
+
+def settings_of(name):
+    parameters = inspect.signature(getattr(holdfast, name)).parameters.values()
+    named = (p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return [setting for setting in named if len(setting) > 3]
+
+
+@pytest.mark.parametrize("name", sorted(filter(settings_of, [*PUBLIC, "AccelerateLoop"])))
+def test_the_nearest_setting_is_named(name):
+    given, setting = {}, settings_of(name)[-1]
+    if name in ("Watch", "measure_many"):  # pass on the names of tests
+        given, setting = dict.fromkeys({"model", "base", "tuned"} & {*settings_of(name)}), "text"
+    wrong = f"{setting}s"
+    with pytest.raises(TypeError, match=f"has no setting '{wrong}'.*'{setting}'"):
+        getattr(holdfast, name)(**given, **{wrong: 1})
+
+
+def test_a_decorated_function_keeps_its_signature():
+    @named_settings
+    def train(model, *, epochs=1):
+        """Train."""
+        return model, epochs
+
+    assert str(inspect.signature(train)) == "(model, *, epochs=1)"
+    assert (train.__name__, train.__doc__) == ("train", "Train.")
+    assert train(3, epochs=2) == (3, 2)
+    with pytest.raises(TypeError, match=r"^train has no setting 'epoch'; did you mean 'epochs'\?$"):
+        train(3, epoch=2)
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        train()
