@@ -133,8 +133,9 @@ def is_table(data: Any) -> bool:
 def pad_collate(samples: Sequence[Mapping[str, Any]], pad_id: int = 0) -> dict[str, Tensor]:
     """Pad token sequences on the right to the longest: ids with ``pad_id``, labels with −100.
 
-    Columns that are not numeric are dropped. An attention mask is added if there is none; ``label``
-    and ``label_ids`` become ``labels``.
+    Columns that are not numeric are dropped. An attention mask is added if there is none, unless
+    ``position_ids`` that start again separate packed samples; ``label`` and ``label_ids`` become
+    ``labels``.
 
     Example:
         >>> pad_collate([{"input_ids": [5, 6]}, {"input_ids": [7]}])["attention_mask"]
@@ -162,7 +163,8 @@ def pad_collate(samples: Sequence[Mapping[str, Any]], pad_id: int = 0) -> dict[s
             batch[name] = _padded([s[column] for s in samples], fills.get(name, 0))
         except (TypeError, ValueError, RuntimeError):
             continue
-    if "attention_mask" not in batch:
+    is_packed = any(0 in sample.get("position_ids", ())[1:] for sample in samples)
+    if "attention_mask" not in batch and not is_packed:
         lengths = torch.tensor([len(s["input_ids"]) for s in samples])
         batch["attention_mask"] = (torch.arange(max(lengths)) < lengths[:, None]).long()
     return batch

@@ -23,6 +23,7 @@ from typing import Any
 from torch import nn
 
 from holdfast import registry
+from holdfast._torch.adapters import has_adapters, without_peft
 from holdfast._torch.checks import NamedSettings, did_you_mean
 from holdfast._torch.imports import require
 from holdfast.anneal import Anneal
@@ -123,6 +124,13 @@ class Recipe(NamedSettings):
 
     def check_model(self, model: nn.Module, has_old_data: bool) -> None:
         """Raise ValueError if a method cannot be used with a model, judged by its structure."""
+        if getattr(without_peft(model), "is_quantized", False) and not (
+            self.trainable.keeps_base or has_adapters(model)
+        ):
+            raise ValueError(
+                f"the weights of a quantized model cannot be trained, but the recipe {self.name} "
+                f"trains them: add {preset_that('keeps_base')}, which trains adapters"
+            )
         for _, method in self:
             if reason := method.unfit(model, has_old_data):
                 raise ValueError(reason)

@@ -385,7 +385,8 @@ def resolved(
         lr = default_lr if chosen.update.lr is None else chosen.update.lr
         if lr is None:
             raise ValueError("lr is not set: pass lr=, or set it in the recipe")
-        logger.info(f"learning rate {lr:g}, the default")
+        adapters = has_adapters(model) or chosen.trainable.keeps_base
+        logger.info(f"learning rate {lr:g}, the default{' for adapters' if adapters else ''}")
     return replace(chosen, update=replace(chosen.update, lr=own)), at_least_zero("lr", lr)
 
 

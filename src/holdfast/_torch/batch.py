@@ -111,7 +111,12 @@ def logits_and_auxiliary(model: nn.Module, inputs: Any) -> tuple[Tensor, Tensor 
 
 
 def _outputs(model: nn.Module, inputs: Any) -> Any:
-    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    return model(**without_cache(model, inputs)) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def without_cache(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a model, which keeps no keys and values of attention for further tokens."""
+    return {**inputs, "use_cache": False} if "use_cache" in accepted_names(model)[0] else {**inputs}
 
 
 def _logits(model: nn.Module, outputs: Any, features: bool = False) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from holdfast._torch.adapters import without_peft
-from holdfast._torch.batch import accepted_names, logits_of
+from holdfast._torch.batch import logits_of, without_cache
 from holdfast._torch.layout import is_sharded
 from holdfast._torch.lm_head import is_out_of_memory
 from holdfast._torch.replace import replaced
@@ -89,9 +89,7 @@ def at_head(
     too, and its gradient goes through the output of the model. If a model does not allow that, the
     job gets rows of the logits, and None.
     """
-    inputs = {name: value for name, value in inputs.items() if name != "labels"}
-    if "use_cache" in accepted_names(model)[0]:
-        inputs["use_cache"] = False
+    inputs = without_cache(model, {n: value for n, value in inputs.items() if n != "labels"})
     tap = tap_of(model, inputs)
     if tap is not None and tap.after is not None:
         return tap.run(model, inputs, shape, rows, job)

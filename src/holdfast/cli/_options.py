@@ -170,6 +170,9 @@ SHARED: dict[str, dict[str, Any]] = {
         "type": WHOLE, "metavar": "N",
         "help": "trainings at a time (default: one per GPU, or one per CPU core)",
     },
+    "device": {
+        "help": "device of the model, such as cuda:1 or cpu (default: a GPU if there is one)",
+    },
     "out": {"metavar": "DIR", "help": "output directory"},
     "json": {"action": "store_true", "help": "print the result as JSON"},
     "allow_pickle": {

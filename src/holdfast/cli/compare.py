@@ -61,7 +61,9 @@ def add_options(parser: Parser) -> None:
 
 def add_plan_options(parser: Parser, skip: Sequence[str]) -> None:
     add(parser.add_argument_group("model and data"), *_options.DATA)
-    add_settings(parser.add_argument_group("training"), Training)
+    training = parser.add_argument_group("training")
+    add_settings(training, Training)
+    add(training, "device")
     tests = parser.add_argument_group("tests")
     add(tests, "target")
     add_settings(tests, Measuring, skip=skip)

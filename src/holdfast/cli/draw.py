@@ -33,7 +33,7 @@ def add_options(parser: Parser) -> None:
     drawing = parser.add_argument_group("model and texts")
     add(drawing, "model", "trust_remote_code")
     drawing.add_argument("--texts", type=WHOLE, default=8, metavar="N", help="number of texts")
-    add(drawing, "seed")
+    add(drawing, "seed", "device")
     add(parser.add_argument_group("output"), "out", "json")
 
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
 
 def draw(options: argparse.Namespace) -> None:
     trust = options.trust_remote_code
-    loader = Loader(dtype=torch.float32, trust_remote_code=trust)  # as finetune does
+    loader = Loader(options.device, torch.float32, trust_remote_code=trust)  # as finetune does
     with loader.open(options.model) as loaded:
         tokenizer = text_tokenizer(loaded.tokenizer)
         starts = default_starts(loaded.model, tokenizer)

@@ -46,7 +46,6 @@ from holdfast.hosts.job import Training, encode, train
 from holdfast.io.codec import to_json
 from holdfast.io.encoding import TrainingData
 from holdfast.io.files import write_text
-from holdfast.io.models import Loader
 from holdfast.io.outputs import claim, finished, output_name, write_changed, written_aside
 from holdfast.io.rows import names_of
 from holdfast.io.storage import Place
@@ -65,7 +64,7 @@ def add_options(parser: Parser) -> None:
     add(parser.add_argument_group("model and data"), *DATA)
     training = parser.add_argument_group("training")
     add(training, "recipe", default=DEFAULT_RECIPE)
-    add(training, "set", "seed")
+    add(training, "set", "seed", "device")
     add_settings(training, Training)
     add(parser.add_argument_group("output"), "out", "json")
 
@@ -76,7 +75,9 @@ def run(options: argparse.Namespace) -> None:
         if is_first():
             stopped = stack.enter_context(claim(out, "finetune", inputs_of(options)))
             check_unfinished(out, options, stopped)
-        train_into(out, options, device)
+        if device is not None and options.device is not None:
+            raise ValueError("the launcher gives each process its device: leave out --device")
+        train_into(out, options, device or options.device)
 
 
 def inputs_of(options: argparse.Namespace) -> list[str]:
@@ -85,14 +86,12 @@ def inputs_of(options: argparse.Namespace) -> list[str]:
     return [options.model, *data, *files]
 
 
-def train_into(out: Path, options: argparse.Namespace, device: torch.device | None) -> None:
+def train_into(out: Path, options: argparse.Namespace, device: torch.device | str | None) -> None:
     """Train in a folder that no other command uses, on the device of this process."""
     training, config = settings_from(Training, options), config_text(options)
     name, recipe = read_recipe(options.recipe)
     recipe = recipe.with_settings(options.set)
-    loader = Loader(
-        device, max_length=training.max_length, trust_remote_code=options.trust_remote_code
-    )
+    loader = training.loader(device, trust_remote_code=options.trust_remote_code)
     task = TrainingData.open(
         options.model, options.data, loader, head=options.head, new=options.new,
         columns=options.columns,

@@ -56,9 +56,7 @@ def add_tests(parser: argparse.ArgumentParser, title: str = "tests") -> None:
     tests.add_argument(
         "--drift", action=argparse.BooleanOptionalAction, default=True, help="compare the weights"
     )
-    tests.add_argument(
-        "--device", help="device of the models, such as cuda:1 (default: a GPU if there is one)"
-    )
+    add(tests, "device")
     dtype = "dtype of the models (default: float32 on the CPU, else the checkpoint's)"
     tests.add_argument("--dtype", **one_of("float32", "bfloat16", "float16"), help=dtype)
     add(tests, "seed")

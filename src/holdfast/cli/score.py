@@ -50,6 +50,7 @@ def add_options(parser: Parser) -> None:
     scoring = parser.add_argument_group("scoring")
     add_settings(scoring, weighting())
     add_settings(scoring, Training, only=("max_length", "batch_size"))
+    add(scoring, "device")
     output = parser.add_argument_group("output")
     add(output, "out")
     weighted = "write the rows with a column 'weight' there"
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
 def score_rows(method: Any, training: Training, options: argparse.Namespace) -> None:
     trust, length = options.trust_remote_code, training.max_length
     loader = Loader(  # as finetune does
-        max_length=length, dtype=torch.float32, trust_remote_code=trust
+        options.device, torch.float32, max_length=length, trust_remote_code=trust
     )
     task = TrainingData.open(
         options.model, options.data, loader, head=options.head, columns=options.columns

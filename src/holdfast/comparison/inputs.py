@@ -13,7 +13,6 @@ from holdfast.hosts.job import encode
 from holdfast.io.checkpoint import open_weights
 from holdfast.io.encoding import TrainingData
 from holdfast.io.heads import target_of
-from holdfast.io.models import Loader
 from holdfast.io.render import read_texts
 from holdfast.io.rows import is_text, labels_of, names_of, open_rows, read_text
 from holdfast.recipe import is_recipe_file, read_recipe
@@ -58,12 +57,12 @@ def check_inputs(plan: Plan) -> None:
             f"{plan.model} is an adapter, but training needs a full model: merge it first, with "
             f"holdfast merge BASE {plan.model} --alpha 1 --out DIR"
         )
-    loader = Loader(max_length=plan.training.max_length, trust_remote_code=plan.trust_remote_code)
+    loader = plan.training.loader(plan.device, trust_remote_code=plan.trust_remote_code)
     training = TrainingData.open(
         plan.model, plan.data, loader, head=plan.head, new=plan.new, columns=plan.columns
     )
     # Of the default recipes, those that do not fit the model fail by themselves.
-    asked = () if plan.recipes == RECIPES else plan.recipes
+    asked = () if plan.recipes == RECIPES and loader.bits is None else plan.recipes
     encode(training, [read_recipe(name)[1] for name in asked], plan.old_data)
     where, _ = loader.location(plan.model)
     if Path(where).is_dir():

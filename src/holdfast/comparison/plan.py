@@ -133,6 +133,7 @@ class Plan(NamedSettings):
             :func:`holdfast.compare` fills in what is missing, by the model.
         resolved: by name, the recipes that depend on the model, as they are resolved for it;
             :func:`holdfast.compare` fills them in.
+        device: device of all runs. If None, each worker process uses a GPU if there is one.
         trust_remote_code: run Python code that comes with the model.
     """
 
@@ -151,6 +152,7 @@ class Plan(NamedSettings):
     columns: dict[str, str] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
     resolved: dict[str, Any] = field(default_factory=dict)
+    device: str | None = None
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
@@ -171,6 +173,11 @@ class Plan(NamedSettings):
         for asked, parts in ((self.grid, used), (self.options, known)):
             keys = {f"{stage}.{f.name}" for stage, cls in parts for f in fields(cls) if f.init}
             for key in asked:
+                if key in ("load_in_4bit", "load_in_8bit"):
+                    raise ValueError(
+                        f"all runs are compared with one base: {key} is a setting of "
+                        "the training, not of the grid or of options"
+                    )
                 _check_setting(key, keys | vars(self.training).keys())
         _ = self.runs  # raises if a recipe or a value is invalid
 

@@ -24,7 +24,6 @@ from holdfast.evaluate.watch import Watch, curves_of, watch_distance
 from holdfast.hosts.job import ProgressCallback, Trained, spent_before, train
 from holdfast.hosts.watching import Observer
 from holdfast.io.encoding import TrainingData
-from holdfast.io.models import Loader
 from holdfast.io.storage import Place
 from holdfast.recipe import Recipe
 from holdfast.run import Run
@@ -35,9 +34,7 @@ class Worker:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
-        loader = Loader(
-            max_length=plan.training.max_length, trust_remote_code=plan.trust_remote_code
-        )
+        loader = plan.training.loader(plan.device, trust_remote_code=plan.trust_remote_code)
         self.data = TrainingData.open(
             plan.model, plan.data, loader, head=plan.head, new=plan.new, columns=plan.columns
         )
@@ -116,18 +113,21 @@ class Worker:
         return self._samples[key]
 
     def measure(self, name: str, model: Any, recipe: Recipe) -> ForgettingReport:
-        if hasattr(model, "merge_and_unload"):
+        quantized = self.data.loader.bits is not None
+        if hasattr(model, "merge_and_unload") and not quantized:
             model = model.merge_and_unload()
         if self._meter is None:
             base: str | nn.Module = self.plan.model
             tests = measure_options(self.plan)
             if self.data.head is not None:  # it is in no file, and its predictions are random
-                base, tests["kl_samples"] = self.load().to(torch.float32), 0
+                base, tests["kl_samples"] = self.load(), 0
             length = self.plan.measuring.max_length
             loader = replace(
                 self.data.loader, dtype=torch.float32, max_length=length, tokenizer=self.tokenizer
             )
-            self._meter = Meter(base, Suite(**tests), drift=True, loader=loader, progress=False)
+            # A quantized base is tested as it was trained, but its packed weights say nothing.
+            drift = not quantized or base == self.plan.model
+            self._meter = Meter(base, Suite(**tests), drift=drift, loader=loader, progress=False)
         try:
             return self._meter(name, model, recipe)
         except BaseException:

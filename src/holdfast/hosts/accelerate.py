@@ -241,7 +241,8 @@ class AccelerateLoop:
         recall = self.run.recall
         is_half = self.run.autocast is torch.bfloat16  # float16 needs the scaler of Accelerate
         precision = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=is_half)
-        recall.plan(self.model, update, self.updates.size, len(batches))
+        samples = self.run.update_size or self.updates.size  # a row may hold several
+        recall.plan(self.model, update, samples, len(batches))
         self.accelerator.step = self.accumulate - len(batches)  # the last one synchronizes
         for number, batch in enumerate(batches):
             with self.accelerator.accumulate(self.model):

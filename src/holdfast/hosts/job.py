@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast, get_args, get_type_hints
 
 import torch
 from torch import nn
@@ -16,18 +16,23 @@ from holdfast._torch.checks import (
     NamedSettings,
     above_zero,
     at_least_zero,
+    flag,
     natural_number,
+    one_of,
     share,
     whole_number,
 )
+from holdfast._torch.imports import require
 from holdfast._torch.multimodal import freeze_other_parts
 from holdfast.hosts._driving import LoopSettings, drive
+from holdfast.hosts._packing import Packed, check_packing
 from holdfast.hosts._updates import as_samples, number_of_updates, warm_up_and_decay
 from holdfast.hosts.raw import plain_if_interrupted
 from holdfast.hosts.watching import Observer
 from holdfast.io.encoding import TrainingData
 from holdfast.io.files import naming_errors, open_here, remove_cut_line, write_text
-from holdfast.recipe import DEFAULT_RECIPE, Recipe
+from holdfast.io.models import Loader
+from holdfast.recipe import DEFAULT_RECIPE, Recipe, preset_that
 from holdfast.run import Run, resolved
 
 #: Called with the name of an activity, the amount done, and the total amount.
@@ -55,6 +60,13 @@ class Training(NamedSettings):
         clip_norm: maximum norm of the gradient. If None, gradients are not clipped.
         precision: ``"float32"``, ``"bfloat16"`` (autocast; weights stay float32), or ``"auto"``,
             which is bfloat16 on a GPU or if Accelerate is set to it, and float32 elsewhere.
+        dtype: ``"float32"`` or ``"bfloat16"``, the dtype of the weights. In bfloat16 they take half
+            the memory, but small updates of a weight are rounded away; adapters stay float32.
+        load_in_4bit, load_in_8bit: quantize the linear layers (bitsandbytes), which are then frozen
+            under adapters: the recipe must train some.
+        gradient_checkpointing: compute activations again in the backward pass, to save memory.
+        packing: join samples of a language model to sequences of ``max_length`` tokens, without
+            padding. They do not see each other. ``batch_size`` then counts sequences.
         save_seconds: seconds between two checkpoints; a stopped run resumes from the last one.
     """
 
@@ -67,7 +79,12 @@ class Training(NamedSettings):
     warmup: float = 0.03
     weight_decay: float = 0.0
     clip_norm: float | None = 1.0
-    precision: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    load_in_4bit: bool = False
+    load_in_8bit: bool = False
+    gradient_checkpointing: bool = False
+    packing: bool = False
     save_seconds: float = 60.0
 
     def __post_init__(self) -> None:
@@ -79,8 +96,19 @@ class Training(NamedSettings):
         at_least_zero("weight_decay", self.weight_decay)
         at_least_zero("save_seconds", self.save_seconds)
         LoopSettings(self.max_updates, self.accumulate, clip_norm=self.clip_norm)  # checks them
-        if self.precision not in ("auto", "float32", "bfloat16"):
-            raise ValueError(f"precision must be auto, float32 or bfloat16, got {self.precision!r}")
+        for name in ("precision", "dtype"):
+            one_of(name, getattr(self, name), get_args(get_type_hints(Training)[name]))
+        for name in ("load_in_4bit", "load_in_8bit", "gradient_checkpointing", "packing"):
+            flag(name, getattr(self, name))
+        if self.load_in_4bit and self.load_in_8bit:
+            raise ValueError("load_in_4bit and load_in_8bit exclude each other: choose one")
+
+    def loader(self, device: Any = None, *, trust_remote_code: bool = False) -> Loader:
+        """How the pretrained model is loaded."""
+        bits: Literal[4, 8] | None = 4 if self.load_in_4bit else 8 if self.load_in_8bit else None
+        return Loader(
+            device, max_length=self.max_length, bits=bits, trust_remote_code=trust_remote_code
+        )
 
     def schedule(self, update: int, total: int) -> float:
         """The factor of the learning rate: linear warm-up, then linear decay to 0."""
@@ -141,16 +169,31 @@ def train(
 
     torch.manual_seed(natural_number("seed", seed))
     was_training = model.training
-    model.to(torch.float32)
+    model = _ready(model, training)
     freeze_other_parts(model)  # the data has no images for a language model
+    exact = recipe.trainable.keeps_base or getattr(recipe.update, "stochastic_rounding", False)
+    if training.dtype == "bfloat16" and not exact:
+        logger.warning(
+            "the weights are bfloat16, so updates of less than .4 % of a weight are lost: add "
+            f"{preset_that('keeps_base')}, set update.stochastic_rounding of a method that has it, "
+            "or leave dtype at float32 and set precision to bfloat16"
+        )
+    if training.packing:
+        check_packing(model)
+        if reason := recipe.objective.packing_conflict():
+            raise ValueError(reason)
     source = as_samples(samples, None, training.batch_size, model)
     accelerator = make_accelerator(model, training.accumulate)
     ranks = accelerator.num_processes
     size = training.batch_size * training.accumulate * ranks
-    total = number_of_updates(len(samples), size, training.epochs, training.max_updates)
+    rows = len(Packed(samples, training.max_length)) if training.packing else len(samples)
+    total = number_of_updates(rows, size, training.epochs, training.max_updates)
+    update_size = round(size * len(samples) / rows)
     log = _Log(folder, total, progress)
     if ranks > 1:
-        logger.info(f"{ranks} processes, {size} samples per update")
+        logger.info(f"{ranks} processes, {update_size} samples per update")
+    if training.packing:
+        logger.info(f"{len(samples)} samples are packed into {rows} sequences")
     autocast = autocast_of(accelerator, training.precision, next(model.parameters()).device)
     # The watch needs the pretrained weights, which a Run may change.
     watching = watch(model, total) if watch else None
@@ -160,9 +203,13 @@ def train(
         recipe, model, source.data, collate=source.collate,
         lr=lr, default_lr=default_lr(recipe, model, new) if lr is None else None,
         weight_decay=training.weight_decay, old_data=old_data, new=new, tokenizer=tokenizer,
-        visits=total * size, update_size=size, autocast=autocast, seed=seed, progress=show,
+        visits=total * update_size, update_size=update_size, autocast=autocast, seed=seed,
+        progress=show,
     )  # fmt: skip
     run.progress = False  # the caller shows the progress of the training itself
+    if training.packing:
+        data, columns = run.criterion.data, run.criterion.columns
+        run.criterion.data = Packed(data, training.max_length, columns)
     settings = LoopSettings(
         clip_norm=training.clip_norm, log_every=max(1, total // 20),
         save_every=timedelta(seconds=training.save_seconds),
@@ -180,6 +227,22 @@ def train(
     else:
         on_trained(run, history)
     return Trained(run.model.train(was_training), run.full_recipe, history)
+
+
+def _ready(model: nn.Module, training: Training) -> nn.Module:
+    """The model with weights of the right dtype, as gradient checkpointing needs it."""
+    again = training.gradient_checkpointing
+    if again and not getattr(model, "supports_gradient_checkpointing", False):
+        raise ValueError(f"{type(model).__name__} does not support gradient checkpointing")
+    how = {"use_reentrant": False}
+    if getattr(model, "is_quantized", False):
+        peft = require("peft", extra="peft", what="training adapters of a quantized model")
+        frozen: nn.Module = peft.prepare_model_for_kbit_training(model, again, how)
+        return frozen
+    model.to(getattr(torch, training.dtype))
+    if again:
+        cast(Any, model).gradient_checkpointing_enable(how)
+    return model
 
 
 def default_lr(recipe: Recipe, model: nn.Module, new: Sequence[str]) -> float:

@@ -19,6 +19,7 @@ from holdfast._torch.imports import require
 from holdfast._torch.rng import seeded
 from holdfast.columns import keeping, take_columns
 from holdfast.data import pad_collate
+from holdfast.hosts._packing import per_token
 from holdfast.hosts.hf import WithRecipe
 from holdfast.recipe import Recipe, as_recipe
 from holdfast.stages import Criterion
@@ -115,7 +116,7 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
             )
         data, columns = criterion.data, criterion.columns
         for column in columns:
-            data = data.map(_to_tokens, fn_kwargs={"column": column})
+            data = data.map(lambda row, name=column: {name: per_token(row, name)})
         self.data_collator = keeping(collator, *columns, optional=True)
         if self._packs_later:
             data = data.select_columns(["input_ids", "labels", *columns])
@@ -162,9 +163,3 @@ def _pad_tokens(samples: list[Any], pad_id: int) -> dict[str, Tensor]:
     """Collate samples that TRL has tokenized, for the pass that scores them."""
     kept = [{name: sample[name] for name in ("input_ids", "labels")} for sample in samples]
     return pad_collate(kept, pad_id)
-
-
-def _to_tokens(sample: dict[str, Any], column: str) -> dict[str, Any]:
-    """Repeat the value of a sample for each of its tokens, because packing drops samples."""
-    value = sample[column]
-    return {column: value if isinstance(value, list) else [value] * len(sample["input_ids"])}

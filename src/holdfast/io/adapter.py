@@ -232,7 +232,10 @@ def _product(
     return _Product(left, right, scale)
 
 
-def of_peft_model(model: nn.Module, label: str, about: Mapping[str, Any] | None) -> Weights:
+def of_peft_model(
+    model: nn.Module, label: str, about: Mapping[str, Any] | None, base: Weights | None = None
+) -> Weights:
+    """Open the effective weights of a model with adapters, by default on its own base."""
     peft = require("peft", extra="peft", what="reading adapters")
     live: Any = model
     active = live.active_adapter
@@ -250,4 +253,4 @@ def of_peft_model(model: nn.Module, label: str, about: Mapping[str, Any] | None)
     }
     config = live.peft_config[active].to_dict()
     config["peft_type"] = getattr(config["peft_type"], "value", config["peft_type"])
-    return adapt(label, LiveWeights(label, own, config=about), config, tensors)
+    return adapt(label, base or LiveWeights(label, own, config=about), config, tensors)

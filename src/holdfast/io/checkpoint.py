@@ -30,7 +30,8 @@ def open_weights(
     Args:
         source: a directory in the Hugging Face format, a ``.safetensors`` file, the directory of a
             LoRA adapter (read as the effective weights, base + s·B·A), a GGUF file, or a model.
-        base: the model under an adapter. If None, the directory that the adapter names is used.
+        base: the model under an adapter, or under that of a quantized model. If None, the directory
+            that the adapter names is used.
         allow_pickle: also read pickled weights (``.bin``, ``.pt``), restricted to tensors.
 
     >>> weights = open_weights(nn.Linear(3, 2))
@@ -40,7 +41,7 @@ def open_weights(
     if isinstance(source, Weights):
         return source
     if isinstance(source, nn.Module):
-        return _of_model(source)
+        return _of_model(source, base)
     path = _local_path(source)
     if is_adapter(path):
         if base is None:
@@ -81,12 +82,14 @@ def _local_path(source: str | os.PathLike[str]) -> Path:
         ) from error
 
 
-def _of_model(model: nn.Module) -> Weights:
+def _of_model(model: nn.Module, base: WeightsSource | None = None) -> Weights:
     config: Any = getattr(model, "config", None)
     about = config.to_dict() if hasattr(config, "to_dict") else None
     label = type(model).__name__
     if hasattr(model, "peft_config"):
-        return of_peft_model(model, label, about)
+        is_packed = getattr(model, "is_quantized", False)
+        under = open_weights(base) if base is not None and is_packed else None
+        return of_peft_model(model, label, about, under)
     return LiveWeights(label, _without_aliases(model.state_dict()), config=about)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +83,7 @@ class Loader(NamedSettings):
         max_length: the maximum length of sequences in tokens. The model's own limit applies too.
         tokenizer: used instead of the one next to the weights; required for modules in memory.
         start_token: the first token of texts, for a model without a BOS token.
+        bits: 4 or 8 quantizes the linear layers to so many bits (bitsandbytes), to train adapters.
         allow_pickle: also read pickled weights (``.bin``), restricted to tensors.
         trust_remote_code: run Python code that comes with a model. Only for authors you trust.
 
@@ -95,6 +97,7 @@ class Loader(NamedSettings):
     max_length: int = 1024
     tokenizer: Any = None
     start_token: int | None = None
+    bits: Literal[4, 8] | None = None
     allow_pickle: bool = False
     trust_remote_code: bool = False
 
@@ -185,11 +188,28 @@ class Loader(NamedSettings):
         where, options = self.location(source)
         self._check_weights(source, config)
         dtype = self.dtype or (torch.float32 if device.type == "cpu" else "auto")
-        options |= {"dtype": dtype, "output_loading_info": True}
+        options |= {"dtype": dtype, "output_loading_info": True, **self._quantization(device)}
         model: nn.Module
         model, info = from_pretrained(self._class_for(config, options), where, **options)
         _refuse_random(source, model, [*info["missing_keys"], *info["mismatched_keys"]])
-        return model.to(device).eval()
+        return self._placed(model)
+
+    def _quantization(self, device: torch.device) -> dict[str, Any]:
+        """Return the options to quantize weights while they are loaded, onto their device."""
+        if self.bits is None:
+            return {}
+        require("bitsandbytes", extra="quantized", what=f"a model in {self.bits} bits")
+        settings = {"load_in_8bit": True} if self.bits == 8 else {
+            "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
+            "bnb_4bit_compute_dtype": torch.float32 if device.type == "cpu" else torch.bfloat16,
+        }  # fmt: skip
+        # It would warn in each call that inputs are cast.
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+        config = heads.import_transformers().BitsAndBytesConfig(**settings)
+        return {"quantization_config": config, "device_map": {"": device}}
+
+    def _placed(self, model: nn.Module) -> nn.Module:
+        return (model if self.bits else model.to(self.target_device())).eval()
 
     def skeleton(self, source: str, head: NewHead | None = None) -> nn.Module:
         """Return a model without the values of its weights, as its configuration describes it."""
@@ -207,8 +227,9 @@ class Loader(NamedSettings):
             trust = {"trust_remote_code": self.trust_remote_code}
             with torch.device("meta"):
                 made = getattr(cls, "from_config", None)  # of the classes that choose another one
-                model: nn.Module = made(config, **trust) if made else cls(config)
-            return model
+                model: Any = made(config, **trust) if made else cls(config)
+            model.is_quantized = self.bits is not None or hasattr(config, "quantization_config")
+            return cast(nn.Module, model)
         except Exception as error:  # values that do not fit each other raise many types
             if head is not None:
                 raise _no_head(source, head, config, error) from error
@@ -224,6 +245,7 @@ class Loader(NamedSettings):
         if head.images:
             auto = transformers.AutoModelForImageClassification
         options |= {"dtype": self.dtype or torch.float32, "output_loading_info": True}
+        options |= self._quantization(self.target_device())
         options |= {"ignore_mismatched_sizes": True, **head.settings()}
         try:
             with _no_warnings(transformers):
@@ -236,7 +258,7 @@ class Loader(NamedSettings):
         _refuse_random(source, model, [key for key in missing if heads.in_body(key, body)])
         new = heads.new_parts(model, missing, body)
         heads.draw_weights(model, new)
-        return model.to(self.target_device()).eval(), new
+        return self._placed(model), new
 
     def location(self, source: str) -> tuple[str, dict[str, Any]]:
         """Return where transformers finds a model, and the options to load it with."""
@@ -335,13 +357,13 @@ def _refuse_random(source: str, model: nn.Module, missing: Iterable[Any]) -> Non
 @contextlib.contextmanager
 def _no_warnings(transformers: Any) -> Iterator[None]:
     """Suppress the warning about new weights, which are intended here."""
-    logging = transformers.utils.logging
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
+    verbosity = transformers.utils.logging
+    before = verbosity.get_verbosity()
+    verbosity.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        verbosity.set_verbosity(before)
 
 
 def _no_head(source: str, head: NewHead, config: Any, error: Exception) -> ValueError:

@@ -725,6 +725,8 @@ class RecAdamUpdate(AdamUpdate):
             is equal for all coordinates.
         eight_bit: store Adam's moments in 8 bits. With pretrained weights in half precision,
             RecAdam then needs less memory than plain AdamW in float32.
+        stochastic_rounding: round bfloat16 weights stochastically, so that small updates are not
+            lost.
 
     Example:
         >>> from holdfast import RecAdamUpdate
@@ -734,6 +736,7 @@ class RecAdamUpdate(AdamUpdate):
 
     checks: ClassVar[Checks] = {
         "pull": at_least_zero, "gamma": at_least_zero, "anneal": check_anneal, "eight_bit": flag,
+        "stochastic_rounding": flag,
         "importance": partial(one_of, allowed=("fisher", "mas")),
     }  # fmt: skip
     neutral: ClassVar[dict[str, Any] | None] = {"pull": 0.0, "anneal": Constant(1.0)}
@@ -747,6 +750,7 @@ class RecAdamUpdate(AdamUpdate):
     anneal: Anneal | None = None
     importance: Literal["fisher", "mas"] | None = None
     eight_bit: bool = False
+    stochastic_rounding: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -812,4 +816,5 @@ class RecAdamUpdate(AdamUpdate):
             anchors=run.anchors,
             importance=run.importance[self],
             state_dtype="8bit" if self.eight_bit else None,
+            stochastic_rounding=self.stochastic_rounding,
         )
