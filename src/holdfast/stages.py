@@ -531,6 +531,8 @@ class Penalty(_Step, ABC):
     weighted: ClassVar[bool] = False
     #: Whether a parameter without a gradient is skipped, as optimizers do.
     needs_gradient: ClassVar[bool] = True
+    #: Whether it acts after the last update, so that a run must not stop early.
+    acts_at_end: ClassVar[bool] = False
 
     @property
     def acts(self) -> bool:

@@ -113,6 +113,33 @@ def test_settings_of_the_recipe(capsys):
     assert not Path("new").exists()
 
 
+def test_early_stopping(capsys):
+    write("dev.jsonl", [{"prompt": "two plus two is", "completion": "zero"}] * 2)  # never learned
+    stopping = ["--validation=dev.jsonl", "--patience=2", "--evaluate-every=3", "--max-updates=40"]
+    assert finetune("--recipe=recadam", *stopping) == 0
+    assert "The weights of update 3 of 9 are kept." in capsys.readouterr().out
+    rows = json.loads(read("out/training.json"))
+    losses = {row["update"]: row.get("forgetting/validation/nll") for row in rows}
+    assert losses[3] == min(losses[update] for update in (3, 6, 9))
+    assert rows[-1]["best_update"] == 3
+    assert finetune("--recipe=recadam", *stopping, "--json", out="again") == 0
+    assert json.loads(capsys.readouterr().out)["best_update"] == 3
+    assert all(torch.equal(a, b) for a, b in zip(*map(values, ("out", "again")), strict=True))
+    for wrong, said in (
+        (["--patience=2"], "patience needs rows for validation"),
+        (["--validation=./train.jsonl", "--patience=2"], "validation and data are both ./train"),
+        (["--validation=gone.jsonl"], "no such file: gone.jsonl"),
+        ([*stopping, "--evaluate-every=41"], "but the run has only 40 updates"),
+        ([*stopping, "--recipe=sfa"], "SFA changes the weights after the last update"),
+    ):
+        assert finetune(*wrong, out="new") == 2
+        assert said in capsys.readouterr().err
+
+
+def values(folder):
+    return weights(folder).values()
+
+
 def read(file):
     return Path(file).read_text()
 

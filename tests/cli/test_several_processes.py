@@ -39,14 +39,14 @@ import holdfast.cli.finetune as finetune
 from holdfast.cli import main
 
 class Watch:
-    def __init__(self, *_):
+    def __init__(self, *_, **__):
         pass
     def __call__(self, update, model):
         if os.environ["RANK"] == "1" and update == 2:
             raise ValueError("no memory on the second GPU")
         return {}
 
-finetune.watch_distance = Watch
+finetune.watch_training = Watch
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -159,6 +159,23 @@ def test_killed_processes_go_on_to_the_bit():
 @pytest.mark.soak
 def test_killed_processes_of_a_sharded_model_go_on_to_the_bit():
     kill_and_go_on(launcher=FSDP2, script=SHARDED)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("options", [{}, {"launcher": FSDP2, "script": SHARDED}], ids=["", "fsdp2"])
+def test_early_stopping_keeps_the_weights_of_one_process(options):
+    never = {"prompt": "two plus two is", "completion": "zero"}
+    Path("dev.jsonl").write_text(json.dumps(never))
+    stop = ["--validation=dev.jsonl", "--patience=2", "--evaluate-every=3", "--max-updates=40"]
+    status, out, err = launch([*command("two", "recadam", 2, *stop)], **options)
+    assert status == 0, err
+    assert main([*command("one", "recadam", 4, *stop)]) == 0
+    (ours, theirs) = (rows_of(folder)[-1] for folder in ("two", "one"))
+    assert ours["update"] == theirs["update"] < 40
+    assert ours["best_update"] == theirs["best_update"] == ours["update"] - 6
+    found, wanted = weights("two"), weights("one")
+    assert all((found[name] - wanted[name]).abs().max() < 1e-5 for name in wanted)
+    assert f"The weights of update {ours['best_update']} of {ours['update']} are kept" in out
 
 
 def sentences(err):

@@ -84,6 +84,28 @@ def test_a_comparison_of_images(tmp_path):
     assert result.target.after > 0.9
 
 
+def test_early_stopping_by_rows_of_their_own(tmp_path):
+    write(tmp_path / "wrong.jsonl", [{"prompt": "Two and two", "completion": "none at all"}])
+    plan = make_plan(tmp_path, recipes=("standard",), seeds=(0,), updates=40)
+    stopping = replace(
+        plan.training, validation=str(tmp_path / "wrong.jsonl"), patience=2, evaluate_every=4
+    )
+    stopped, whole = replace(plan, training=stopping), replace(plan, training=plan.training)
+    (one,), (other,) = (
+        [Worker(p, tmp_path / "runs")(spec) for spec in p.runs] for p in (stopped, whole)
+    )
+    assert one.id != other.id
+    curves = {curve.name: curve for curve in one.curves}
+    loss = curves["validation/nll"]
+    last = loss.steps[loss.values.index(min(loss.values[1:]))] + 2 * 4
+    assert loss.steps[-1] == curves["loss"].steps[-1] == last < 40
+    assert one.drift.distance < other.drift.distance
+    with pytest.raises(ValueError, match=r"validation and target are both .*dev.jsonl"):
+        replace(plan, training=replace(stopping, validation=plan.target))
+    write(tmp_path / "wrong.jsonl", [{"prompt": "Two and two", "completion": "other rows"}])
+    assert replace(stopped).runs[0].id != one.id
+
+
 def test_a_result_says_what_auto_chose(tmp_path):
     plan = make_plan(tmp_path, recipes=("standard", "holdfast"), seeds=(0,), updates=2)
     plan = with_rates(replace(plan, training=replace(plan.training, lr=None)))

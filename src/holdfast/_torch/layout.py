@@ -61,6 +61,17 @@ def like(tensor: Tensor, p: Any, dtype: torch.dtype | None = None) -> Tensor:
     return tensor.to(p.device, dtype, non_blocking=True)
 
 
+def sharded_as(shard: Tensor, p: Any) -> Tensor:
+    """A rank's shard of a tensor as part of the whole, which is sharded as a parameter is."""
+    if not is_sharded(p):
+        return shard
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        shard.to(local(p).device), p.device_mesh, p.placements, shape=p.shape, stride=p.stride()
+    )
+
+
 def same_objects(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether two lists hold the same objects. Faster than ``id``, which audit hooks slow down."""
     return len(some) == len(others) and all(map(operator.is_, some, others))

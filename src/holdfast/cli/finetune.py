@@ -21,6 +21,7 @@ import contextlib
 import functools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ from holdfast.cli._options import (
 )
 from holdfast.cli._processes import is_first, joined
 from holdfast.cli._progress import Progress
-from holdfast.evaluate.watch import watch_distance
+from holdfast.evaluate.suite import Suite
+from holdfast.evaluate.watch import validation_tests, watch_training
 from holdfast.hosts.job import Training, encode, train
 from holdfast.io.codec import to_json
 from holdfast.io.encoding import TrainingData
@@ -82,13 +84,14 @@ def run(options: argparse.Namespace) -> None:
 
 def inputs_of(options: argparse.Namespace) -> list[str]:
     files = [*filter(is_recipe_file, [options.recipe]), *config_input(options)]
-    data = [*names_of(options.data), *filter(None, [options.old_data])]
+    data = [*names_of(options.data), *filter(None, [options.old_data, options.validation])]
     return [options.model, *data, *files]
 
 
 def train_into(out: Path, options: argparse.Namespace, device: torch.device | str | None) -> None:
     """Train in a folder that no other command uses, on the device of this process."""
     training, config = settings_from(Training, options), config_text(options)
+    training.check_validation(data=options.data)
     name, recipe = read_recipe(options.recipe)
     recipe = recipe.with_settings(options.set)
     loader = training.loader(device, trust_remote_code=options.trust_remote_code)
@@ -97,11 +100,16 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
         columns=options.columns,
     )  # fmt: skip
     samples, old = encode(task, [recipe], options.old_data)
+    Suite(**validation_tests(training, options.columns)).build()  # raises if they cannot be read
     model, new = task.load()
     if is_first():
         if not (out / UNFINISHED[0]).exists():
             remove_unfinished(out)  # of a run that was stopped before its first checkpoint
         write_changed(Place.at(out / "config.yaml"), config)
+    watch = functools.partial(
+        watch_training, training=training, columns=options.columns, new=new,
+        loader=replace(loader, tokenizer=task.tokenizer),
+    )  # fmt: skip
     head = f", new head ({task.head}): {', '.join(new)}" if task.head else ""
     # The run logs what the recipe is resolved to.
     tell_line(f"{name}: {len(samples)} samples{head}", file=sys.stderr)
@@ -112,7 +120,7 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
         bars = functools.cache(lambda: stack.enter_context(Progress(1, "training")))
         model, trained, history = train(
             model, recipe, samples, training, out, old_data=old, new=new,
-            tokenizer=task.tokenizer, seed=options.seed, watch=watch_distance,
+            tokenizer=task.tokenizer, seed=options.seed, watch=watch,
             show=sys.stderr.isatty(),
             progress=lambda doing, done, total: bars().update(name, done, total, doing),
         )  # fmt: skip
@@ -123,15 +131,19 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
     remove_unfinished(out)  # without its checkpoint, a run starts again
     finished(out)
     losses = [row["loss"] for row in history if "loss" in row]
+    best = history[-1].get("best_update")
     if options.json:
         about = {"recipe": name, "out": str(out), "updates": history[-1]["update"]}
         about |= {"resolved": trained.to_dict()}
         about |= {"loss": {"first": losses[0], "last": losses[-1]}}
+        about |= {} if best is None else {"best_update": best}
         tell(json.dumps(about, allow_nan=False))
     else:
+        ended = f" The weights of update {best} of {history[-1]['update']} are kept."
+        kept = "" if best is None else ended
         tell_line(
             f"{name}: loss {losses[0]:.3f} (first updates) → {losses[-1]:.3f} (last), learning "
-            f"rate {trained.update.lr:g}. The model is in {out}; `holdfast measure "
+            f"rate {trained.update.lr:g}.{kept} The model is in {out}; `holdfast measure "
             f"{options.model} {out}` shows what it forgot"
         )
 

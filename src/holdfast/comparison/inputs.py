@@ -9,6 +9,7 @@ from holdfast.comparison.plan import RECIPES, Plan
 from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.suite import Suite, named
+from holdfast.evaluate.watch import validation_tests
 from holdfast.hosts.job import encode
 from holdfast.io.checkpoint import open_weights
 from holdfast.io.encoding import TrainingData
@@ -41,7 +42,8 @@ def measure_options(plan: Plan) -> dict[str, Any]:
 def paths_of(plan: Plan) -> list[str]:
     """All files and directories that a plan reads; names of the hub are among them."""
     tests = plan.measuring
-    data = [plan.target, *filter(None, [plan.old_data]), *tests.text, *tests.data]
+    given = filter(None, [plan.old_data, plan.training.validation])
+    data = [plan.target, *given, *tests.text, *tests.data]
     rows = [name for source in (plan.data, *data, *tests.similarity) for name in names_of(source)]
     recipes = filter(is_recipe_file, plan.recipes)
     return [plan.model, *rows, *filter(None, [tests.include_path]), *recipes]
@@ -67,6 +69,7 @@ def check_inputs(plan: Plan) -> None:
     where, _ = loader.location(plan.model)
     if Path(where).is_dir():
         open_weights(plan.model)
+    Suite(**validation_tests(plan.training, plan.columns)).build()
     probes, _ = Suite(**measure_options(plan)).build()
     for probe in probes:
         if isinstance(probe, Harness):

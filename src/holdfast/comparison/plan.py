@@ -158,6 +158,7 @@ class Plan(NamedSettings):
     def __post_init__(self) -> None:
         check_head(self.head)
         check_columns(self.columns)
+        self.training.check_validation(data=self.data, target=self.target)
         if not self.recipes or not self.seeds:
             raise ValueError("a plan needs at least one recipe and one seed")
         for seed in self.seeds:
@@ -231,7 +232,8 @@ class Plan(NamedSettings):
         """Digests of all local inputs: a run of changed weights or on changed data is another."""
         asked = self.measuring
         tests = (*asked.text, *asked.data, *asked.similarity, asked.include_path)
-        given = (self.model, self.data, self.old_data, self.target, *tests)
+        validation = self.training.validation
+        given = (self.model, self.data, self.old_data, self.target, validation, *tests)
         names = [name for source in given if source is not None for name in names_of(source)]
         return [contents_of(name) for name in names]
 

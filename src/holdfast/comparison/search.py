@@ -56,7 +56,7 @@ class Tuning(NamedSettings):
         space: ranges to search instead of the defaults, as in ``{"update.pull": [0.01, 0.5]}``.
         alphas: values of WiSE-FT's α to test each trained model at, besides the proposed one.
         prune: stop a training run that is worse, on the target and on the retained tests, than half
-            of the others were at the same update.
+            of the others were at the same update. Not with ``patience`` of the training.
         seed: random seed of the training and of the search.
     """
 
@@ -231,7 +231,8 @@ class Search:
             )
             found.update(swept.items())
 
-        watch = partial(self._looking, trial) if self.tuning.prune else None
+        looks = self.tuning.prune and spec.training.patience is None
+        watch = partial(self._looking, trial) if looks else None
         self.worker.train(spec, folder, progress, watch=watch, on_trained=test)
         return found
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from holdfast.comparison.results import RunResult, read_result, result_of
 from holdfast.evaluate.measure import Meter
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.suite import Suite
-from holdfast.evaluate.watch import Watch, curves_of, watch_distance
-from holdfast.hosts.job import ProgressCallback, Trained, spent_before, train
+from holdfast.evaluate.watch import Watch, curves_of, watch_training
+from holdfast.hosts.job import ProgressCallback, Trained, Training, spent_before, train
 from holdfast.hosts.watching import Observer
 from holdfast.io.encoding import TrainingData
 from holdfast.io.storage import Place
@@ -93,13 +94,15 @@ class Worker:
             model, recipe, samples, spec.training, folder,
             old_data=None if old is None else self.samples(model, length, old), new=self.new,
             tokenizer=self.tokenizer, seed=spec.seed, progress=progress,
-            watch=watch or self._watch_distance, on_trained=on_trained,
+            watch=watch or self._watching(spec.training), on_trained=on_trained,
         )  # fmt: skip
 
-    def _watch_distance(self, model: nn.Module, total_updates: int) -> Watch:
-        watch = watch_distance(model, total_updates)
-        watch.reference = watch.reference.without(self.new)
-        return watch
+    def _watching(self, training: Training) -> Callable[[nn.Module, int], Watch]:
+        loader = replace(self.data.loader, max_length=training.max_length, tokenizer=self.tokenizer)
+        return partial(
+            watch_training, training=training, loader=loader, columns=self.plan.columns,
+            new=self.new,
+        )  # fmt: skip
 
     def load(self) -> nn.Module:
         model, self.new = self.data.load()

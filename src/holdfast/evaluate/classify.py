@@ -87,7 +87,7 @@ class Classification:
             found |= dict(zip(indices, logits.cpu(), strict=True))
         return [found[i] for i in sorted(found)]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _batches(self, loaded: Loaded) -> Iterator[tuple[list[int], Tensor, Tensor]]:
         for indices, read in self._source(loaded):
             batch = to_device(read(), loaded.device)

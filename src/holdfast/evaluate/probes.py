@@ -267,7 +267,7 @@ class Similarity:
     def _ids(self, loaded: Loaded, text: str) -> list[int]:
         return encoding.encode_text(loaded, [text], f"{self.name}: a text")["input_ids"]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _embedded(self, loaded: Loaded, ids: list[Any], progress: bool) -> list[Tensor]:
         model = without_peft(loaded.model)  # PEFT's own base_model is not the body
         body: Any = getattr(model, "base_model", model)

@@ -8,7 +8,7 @@ Every host has a callback for a watch; its figures appear in the host's log next
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ from holdfast._torch.adapters import adapter_norms, base_name, unwrapped
 from holdfast._torch.checks import whole_number
 from holdfast._torch.rng import preserve_rng
 from holdfast.evaluate.measure import Compared, Examination
-from holdfast.evaluate.report import Curve
+from holdfast.evaluate.report import Curve, Score
 from holdfast.evaluate.suite import Suite
+from holdfast.hosts.job import Training
 from holdfast.io.models import Loader
 from holdfast.reference import Reference, distance
 from holdfast.registry import methods
@@ -66,6 +67,8 @@ class Watch:
         self.exam = Examination(Suite(**{**_SMALL, **tests}), tokens=32)
         self.reference = reference or Reference.of(model, device="cpu")
         self.loader = loader or Loader(max_length=512)
+        #: The loss on the target at the last measurement, by which a run may stop early.
+        self.target_loss: float | None = math.nan if self.exam.targets else None
         with self.loader.open(unwrapped(model)) as loaded:
             if self.exam.free and loaded.kind != "causal_lm":
                 name = type(model).__name__
@@ -86,6 +89,7 @@ class Watch:
                 raise ValueError(answers.notes[-1])  # a curve must not end silently
             values |= {f"{PREFIX}kl/{d.name}": d.kl.value for d in answers.divergences}
             values |= {f"{PREFIX}{s.name}/{s.metric}": s.after.value for s in answers.scores}
+            self.target_loss = _target_loss(answers.scores)
         return values
 
     def examine(self, model: nn.Module) -> Compared:
@@ -95,9 +99,39 @@ class Watch:
             return self.exam.compare(loaded)
 
 
-def watch_distance(model: nn.Module, total_updates: int) -> Watch:
-    """Watch only the distance to the pretrained weights, about twenty times per run."""
-    return Watch(model, every=max(1, total_updates // 20))
+def _target_loss(scores: Sequence[Score]) -> float | None:
+    """The first loss on the target; without one, its first score with the sign changed."""
+    targets = sorted((s for s in scores if s.role == "target"), key=lambda s: not s.lower_is_better)
+    if not targets:
+        return None
+    return targets[0].after.value if targets[0].lower_is_better else -targets[0].after.value
+
+
+def watch_training(
+    model: nn.Module,
+    total_updates: int,
+    *,
+    training: Training,
+    loader: Loader,
+    columns: Mapping[str, str],
+    new: Sequence[str] = (),
+) -> Watch:
+    """Watch the distance to the pretrained weights, and the loss on the rows for validation."""
+    every = training.evaluate_every or max(1, total_updates // 20)
+    if training.patience is not None and every > total_updates:
+        raise ValueError(
+            f"evaluate_every is {every}, but the run has only {total_updates} updates: no weights "
+            "would be measured"
+        )
+    tests = validation_tests(training, columns)
+    reference = Reference.of(model, device="cpu").without(new)
+    return Watch(model, every=every, loader=loader, reference=reference, **tests)
+
+
+def validation_tests(training: Training, columns: Mapping[str, str]) -> dict[str, Any]:
+    """The tests of a training's rows for validation, as arguments of :class:`Watch`."""
+    given = {} if training.validation is None else {"validation": training.validation}
+    return {"target": given, "columns": columns, "limit": None, "kl_samples": 0, "context_free": 0}
 
 
 def curves_of(history: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:

@@ -4,7 +4,7 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -66,26 +66,46 @@ class Due:
         return True
 
 
-def save(path: str | os.PathLike[str], run: Run, update: int, settings: dict[str, Any]) -> None:
+class Stateful(Protocol):
+    """A further part of a run that is saved and loaded with it."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+def save(
+    path: str | os.PathLike[str],
+    run: Run,
+    update: int,
+    settings: dict[str, Any],
+    more: Stateful | None = None,
+) -> None:
     """Write the whole state of a run to a file, atomically. All ranks must call it.
 
-    Sharded tensors are saved whole, so that a run may resume on another number of ranks.
+    Sharded tensors are saved whole, so the file does not depend on the sharding.
     """
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     state = run_state(run) | {
         "update": update,
         "settings": settings,
-        "model": _whole(_tensors(run)),
-        "optimizer": _whole(run.optimizer.state_dict()) if run.optimizer else {},
+        "model": whole_state(trained_tensors(run)),
+        "optimizer": whole_state(run.optimizer.state_dict()) if run.optimizer else {},
         "random": gathered(torch.get_rng_state()),
         "random_cuda": gathered(cuda),
+        "more": more and more.state(),
     }
     if rank_and_world()[0] == 0:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_whole(Path(path), lambda beside: torch.save(state, beside))
 
 
-def load(path: str | os.PathLike[str], run: Run, settings: dict[str, Any]) -> int:
+def load(
+    path: str | os.PathLike[str],
+    run: Run,
+    settings: dict[str, Any],
+    more: Stateful | None = None,
+) -> int:
     """Load the state of a run if the file exists. Returns the number of finished updates."""
     if not Path(path).exists():
         return 0
@@ -96,7 +116,7 @@ def load(path: str | os.PathLike[str], run: Run, settings: dict[str, Any]) -> in
     except Exception as error:  # a damaged file makes torch raise many types
         raise _damaged(path) from error
     try:
-        return _load(state, run, settings, str(path))
+        return _load(state, run, settings, str(path), more)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if str(path) in str(error) or isinstance(error, torch.OutOfMemoryError):
             raise
@@ -110,10 +130,12 @@ def _damaged(path: str | os.PathLike[str]) -> ValueError:
     )
 
 
-def _load(state: dict[str, Any], run: Run, settings: dict[str, Any], where: str) -> int:
+def _load(
+    state: dict[str, Any], run: Run, settings: dict[str, Any], where: str, more: Stateful | None
+) -> int:
     load_run_state(run, state, where)
     check_settings(state["settings"], settings, where)
-    own, saved = _tensors(run), state["model"]
+    own, saved = trained_tensors(run), state["model"]
     if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in saved.items()}:
         raise ValueError(
             f"{where} was saved by a run of another model, or with other trained parameters"
@@ -123,6 +145,8 @@ def _load(state: dict[str, Any], run: Run, settings: dict[str, Any], where: str)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(like(saved[name], tensor))
+    if more is not None:
+        more.load(state["more"])
     cpu, cuda = _own(state["random"]), _own(state["random_cuda"])
     torch.set_rng_state(cpu)
     if cuda and torch.cuda.is_available():
@@ -136,12 +160,12 @@ def _own(states: list[Any]) -> Any:
     return states[rank if rank < len(states) else 0]
 
 
-def _whole(state: Any) -> Any:
+def whole_state(state: Any) -> Any:
     """A state in which sharded tensors are whole, on the first rank only."""
     if isinstance(state, dict):
-        return {name: _whole(value) for name, value in state.items()}
+        return {name: whole_state(value) for name, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(map(_whole, state))
+        return type(state)(map(whole_state, state))
     return whole_on_first(state) if is_sharded(state) else state
 
 
@@ -162,7 +186,7 @@ def _sharded(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
     return {**state, "state": values}
 
 
-def _tensors(run: Run) -> dict[str, torch.Tensor]:
+def trained_tensors(run: Run) -> dict[str, torch.Tensor]:
     """The tensors that training changes: the optimizer's parameters and the saved buffers."""
     groups = run.optimizer.param_groups if run.optimizer else []
     trained = {id(p) for group in groups for p in group["params"]}

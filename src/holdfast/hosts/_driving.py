@@ -14,6 +14,7 @@ from holdfast._torch.finite import check_loss
 from holdfast._torch.layout import all_agree, rank_and_world
 from holdfast._torch.progress import progress_bar
 from holdfast.hosts import _checkpoints as checkpoints
+from holdfast.hosts._early_stop import EarlyStop
 from holdfast.hosts._updates import CLIP_NORM, MOST_UPDATES, Schedule, Updates
 from holdfast.hosts.watching import Observer
 from holdfast.run import Run
@@ -36,6 +37,8 @@ class LoopSettings(NamedSettings):
         autocast: the dtype in which the model runs, ``torch.bfloat16``. If None, the weights' own.
         log_every: updates between two calls of ``log``.
         save_every: updates, or time, between two saves. If None, about twenty saves per run.
+        patience: stop after this many measurements of the watch without a lower loss on its target,
+            and keep the weights with the lowest one. If None, the run makes all updates.
     """
 
     max_updates: int | None = None
@@ -45,6 +48,7 @@ class LoopSettings(NamedSettings):
     autocast: torch.dtype | None = None
     log_every: int = 10
     save_every: int | timedelta | None = None
+    patience: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_updates is not None:
@@ -58,6 +62,8 @@ class LoopSettings(NamedSettings):
                 "autocast=torch.bfloat16"
             )
         whole_number("log_every", self.log_every, 1)
+        if self.patience is not None:
+            whole_number("patience", self.patience, 1)
         if isinstance(self.save_every, int):
             whole_number("save_every", self.save_every, 1)
 
@@ -86,7 +92,10 @@ def drive(
     log: Callable[[dict[str, float]], None] | None = None,
     watch: Observer | None = None,
 ) -> None:
-    """Make all updates of a loop. All ranks must call it; only the first one logs and writes."""
+    """Make all updates of a loop. All ranks must call it; only the first one logs and writes.
+
+    With ``settings.patience``, it may stop early, and the run ends with its best weights.
+    """
     run, total, optimizer = loop.run, loop.updates.total, loop.optimizer
     is_first = rank_and_world()[0] == 0
     clip_norm = settings.clip_norm
@@ -94,8 +103,13 @@ def drive(
         clip_norm = CLIP_NORM
     save_every = settings.save_every
     due = checkpoints.Due(-(-total // 20) if save_every is None else save_every, total)
-    identity = loop.updates.settings(run) | {"clip_norm": clip_norm}
-    loop.done = checkpoints.load(checkpoint, run, identity) if checkpoint else 0
+    early = None
+    if settings.patience is not None:
+        early = EarlyStop(settings.patience, run, watch)
+    identity = loop.updates.settings(run) | {
+        "clip_norm": clip_norm, "patience": settings.patience,
+    }  # fmt: skip
+    loop.done = checkpoints.load(checkpoint, run, identity, early) if checkpoint else 0
 
     device = next(run.model.parameters()).device
     bar = progress_bar(total, "fine-tuning", shown=run.progress, unit="update")
@@ -105,7 +119,7 @@ def drive(
         if is_first:
             log(seen)
     with bar:
-        for update in loop:
+        for update in loop if early is None or not early.is_over else ():
             loss = loop.backward()
             if clip_norm is not None:
                 nn.utils.clip_grad_norm_(loop.model.parameters(), clip_norm)
@@ -113,6 +127,8 @@ def drive(
             optimizer.zero_grad()
             bar.update(1)
             seen = watch(update, run.model) if watch else {}
+            if early and seen:
+                seen |= early.measured(update)
             is_logged = bool(seen) or update % settings.log_every == 0 or update == total
             # The clock of the first rank decides for all.
             is_saved = checkpoint is not None and all_agree(not is_first or due(update), device)
@@ -124,7 +140,11 @@ def drive(
                 if is_first:
                     log(values)
             if checkpoint and is_saved:
-                checkpoints.save(checkpoint, run, update, identity)
+                checkpoints.save(checkpoint, run, update, identity, early)
+            if early and early.is_over:
+                break
+    if early:
+        early.restore()
 
 
 def check_watch(watch: Observer | None, log: Any) -> None:

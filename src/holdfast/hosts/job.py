@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from holdfast.hosts.watching import Observer
 from holdfast.io.encoding import TrainingData
 from holdfast.io.files import naming_errors, open_here, remove_cut_line, write_text
 from holdfast.io.models import Loader
+from holdfast.io.rows import Sources, names_of
 from holdfast.recipe import DEFAULT_RECIPE, Recipe, preset_that
 from holdfast.run import Run, resolved
 
@@ -68,6 +70,10 @@ class Training(NamedSettings):
         packing: join samples of a language model to sequences of ``max_length`` tokens, without
             padding. They do not see each other. ``batch_size`` then counts sequences.
         save_seconds: seconds between two checkpoints; a stopped run resumes from the last one.
+        validation: rows of the new task that are not trained on. The log has the loss on them.
+        patience: stop after this many evaluations on ``validation`` without a lower loss, and keep
+            the weights with the lowest one. If None, the run makes all updates.
+        evaluate_every: updates between two evaluations; by default a twentieth of the run.
     """
 
     lr: float | None = None
@@ -86,6 +92,9 @@ class Training(NamedSettings):
     gradient_checkpointing: bool = False
     packing: bool = False
     save_seconds: float = 60.0
+    validation: str | None = None
+    patience: int | None = None
+    evaluate_every: int | None = None
 
     def __post_init__(self) -> None:
         if self.lr is not None:
@@ -95,7 +104,13 @@ class Training(NamedSettings):
         whole_number("max_length", self.max_length, 2)
         at_least_zero("weight_decay", self.weight_decay)
         at_least_zero("save_seconds", self.save_seconds)
-        LoopSettings(self.max_updates, self.accumulate, clip_norm=self.clip_norm)  # checks them
+        if self.patience is not None and self.validation is None:
+            raise ValueError("patience needs rows for validation, by which the training stops")
+        if self.evaluate_every is not None:
+            whole_number("evaluate_every", self.evaluate_every, 1)
+        LoopSettings(  # checks them
+            self.max_updates, self.accumulate, clip_norm=self.clip_norm, patience=self.patience
+        )
         for name in ("precision", "dtype"):
             one_of(name, getattr(self, name), get_args(get_type_hints(Training)[name]))
         for name in ("load_in_4bit", "load_in_8bit", "gradient_checkpointing", "packing"):
@@ -109,6 +124,17 @@ class Training(NamedSettings):
         return Loader(
             device, max_length=self.max_length, bits=bits, trust_remote_code=trust_remote_code
         )
+
+    def check_validation(self, **others: Sources) -> None:
+        """Raise ValueError if the rows for validation are used for something else as well."""
+        if self.validation is None:
+            return
+        for name, source in others.items():
+            if os.path.realpath(self.validation) in map(os.path.realpath, names_of(source)):
+                raise ValueError(
+                    f"validation and {name} are both {self.validation}, but what the training "
+                    "stops by must not be trained on or reported: give other rows"
+                )
 
     def schedule(self, update: int, total: int) -> float:
         """The factor of the learning rate: linear warm-up, then linear decay to 0."""
@@ -212,7 +238,7 @@ def train(
         run.criterion.data = Packed(data, training.max_length, columns)
     settings = LoopSettings(
         clip_norm=training.clip_norm, log_every=max(1, total // 20),
-        save_every=timedelta(seconds=training.save_seconds),
+        save_every=timedelta(seconds=training.save_seconds), patience=training.patience,
     )  # fmt: skip
     with plain_if_interrupted(run):
         loop = AccelerateLoop(

@@ -18,7 +18,10 @@ __all__ = ["Observer", "watch_lightning", "watch_trainer"]
 
 
 class Observer(Protocol):
-    """What a host calls during training; :class:`holdfast.Watch` is one."""
+    """What a host calls during training; :class:`holdfast.Watch` is one.
+
+    If it has a number ``target_loss``, of its last measurement, a run can stop early by it.
+    """
 
     def __call__(self, update: int, model: nn.Module) -> dict[str, float]:
         """Return the values to log after an update, or an empty dict if none are due."""

@@ -37,6 +37,7 @@ class SFA(Penalty):
     checks: ClassVar[Checks] = {"every": positive_share, "weight": share}
     neutral: ClassVar[dict[str, Any] | None] = {"weight": 0.0}
     needs_gradient: ClassVar[bool] = False
+    acts_at_end: ClassVar[bool] = True
 
     every: float = 0.25
     weight: float = 0.5

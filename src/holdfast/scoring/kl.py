@@ -32,7 +32,7 @@ def kl_divergence(base: Tensor, tuned: Tensor) -> Tensor:
     return torch.where(p == 0, 0.0, p * (base - tuned)).sum(-1)  # 0 log 0 = 0
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def next_token_log_probs(
     loaded: Loaded, sequences: Sequence[Sequence[int]], *, keep: bool = False
 ) -> Iterator[Tensor]:
@@ -58,7 +58,7 @@ def next_token_log_probs(
         left = left[len(some) :]
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def masked_log_probs(loaded: Loaded, text: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the log-probabilities at the masked tokens of each window, and the true tokens.
 

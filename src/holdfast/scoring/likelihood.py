@@ -36,7 +36,7 @@ class Likelihood(NamedTuple):
         return len(self.losses)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: FSDP2 trains on with the tensors that it gathers here
 def log_likelihoods(
     loaded: Loaded, requests: Sequence[Continuation], name: str = "", *, progress: bool = False
 ) -> list[Likelihood]:
