@@ -1,3 +1,4 @@
+import gc
 import importlib.util
 import os
 import signal
@@ -25,6 +26,17 @@ if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
     from holdfast.kernels import mofo, pull, recadam  # noqa: F401
 
     del os.environ["TRITON_INTERPRET"]
+
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()  # a collection in a test takes a second if it goes through all imported modules
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # Triton looks for leaks at exit
+
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 
