@@ -105,7 +105,7 @@ class TestGradScaler:
         ("fused", torch.tensor),
     ],
 )
-@pytest.mark.parametrize("wd", [0.0, 0.1])
+@pytest.mark.parametrize("wd", [0.1, pytest.param(0.0, marks=pytest.mark.soak)])
 def test_compiled_steps_are_compiled_at_most_twice(path, lr_kind, wd):
     torch._dynamo.reset()
     graphs = 0
