@@ -28,7 +28,6 @@ if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
     del os.environ["TRITON_INTERPRET"]
 
 
-
 def pytest_collection_finish():
     gc.collect()
     gc.freeze()  # a collection in a test takes a second if it goes through all imported modules

@@ -68,6 +68,8 @@ IMAGES = {
                                                 "depths": [1, 1], "layer_type": "basic"}),
     "ConvNeXt": ("ConvNextModel", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}),
     "MobileNetV2": ("MobileNetV2Model", {"depth_multiplier": 0.1, "finegrained_output": False}),
+    "ResNet of timm": ("TimmWrapperForImageClassification", lambda: _timm("resnet18")),
+    "ViT of timm": ("TimmWrapperForImageClassification", lambda: _timm("vit_tiny_patch16_224")),
 }  # fmt: skip
 
 
@@ -78,10 +80,10 @@ def save_family(name, folder):
     torch.manual_seed(0)
     made = model(settings() if callable(settings) else model.config_class(**settings))
     made.save_pretrained(folder)
-    if name in IMAGES:
+    if name in IMAGES and not name.endswith("timm"):  # timm's processor is in config.json
         size = {"height": 16, "width": 16}
         transformers.ViTImageProcessorPil(size=size).save_pretrained(folder)
-    else:
+    elif name not in IMAGES:
         _tokenizer(name).save_pretrained(folder)
     return str(folder)
 
@@ -96,6 +98,13 @@ def _tokenizer(name):
     if name in ("BART", "T5"):  # they read the last </s>
         made._tokenizer.post_processor = TemplateProcessing("$A </s>", special_tokens=[("</s>", 3)])
     return made
+
+
+def _timm(architecture):
+    about = {"input_size": [3, 224, 224], "mean": [0.5] * 3, "std": [0.5] * 3}
+    return transformers.TimmWrapperConfig(
+        architecture=architecture, pretrained_cfg={**about, "num_classes": 10}, num_labels=10
+    )
 
 
 def _llava():

@@ -3,6 +3,7 @@
 import copy
 import functools
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,8 @@ def rows(data):
 @pytest.mark.parametrize(("data", "family", "recipe", "cell"), sampled(CELLS, QUICK))
 def test_a_family_with_a_recipe(data, family, recipe, cell, opened, tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    if family.endswith("timm") and not all(map(find_spec, ("timm", "torchvision"))):
+        pytest.skip("needs timm and torchvision, which are in no extra")
     if cell == "yes":
         finetune(*opened(data, family), recipe, tmp_path)
         return

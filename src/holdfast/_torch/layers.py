@@ -59,6 +59,9 @@ def head_of(model: nn.Module) -> str | None:
     if after := _after_body(model):
         return after[-1]
     children = _parts(model)
+    if children == [getattr(model, "base_model_prefix", None)]:  # transformers' wrapper of timm
+        inner = head_of(model.get_submodule(children[0]))
+        return inner and f"{children[0]}.{inner}"
     if isinstance(model, nn.Sequential):
         last = children[-1] if len(children) > 1 else None
         return last if last and isinstance(model.get_submodule(last), nn.Linear) else None

@@ -251,7 +251,7 @@ class Images(Dataset[dict[str, Any]]):
         if labels is None or column is None:
             columns = ", ".join(map(str, rows[0])) or "no columns"
             raise ValueError(f"{name}: a row needs an image and a label, but it has {columns}")
-        if not hasattr(loaded.tokenizer, "image_mean") and not hasattr(loaded.tokenizer, "size"):
+        if "pixel_values" not in getattr(loaded.tokenizer, "model_input_names", ()):
             raise ValueError(
                 f"{name} holds images, but {type(loaded.model).__name__} has no image processor: "
                 "save its preprocessor_config.json next to its weights"

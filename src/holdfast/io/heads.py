@@ -19,7 +19,7 @@ from torch import nn
 
 from holdfast._torch.adapters import has_adapters, without_peft
 from holdfast._torch.imports import require
-from holdfast._torch.layers import head_parts, output_layer
+from holdfast._torch.layers import head_parts, output_layer, within
 from holdfast._torch.multimodal import is_text_generator
 from holdfast._torch.names import shorten
 from holdfast.io.adapter import is_adapter
@@ -84,19 +84,27 @@ def locate(source: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
 def config_of(source: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
     transformers = import_transformers()
     where, options = locate(source)
-    about = Path(where, "config.json")
-    if not options and Path(where).is_dir() and not about.is_file():
-        raise ValueError(f"{where} has no config.json: without it only the drift can be measured")
-    timm = about.is_file() and read_object(about).get("model_type") == "timm_wrapper"
-    if timm and not find_spec("timm"):
+    if not options and Path(where).is_dir() and not Path(where, "config.json").is_file():
         raise ValueError(
-            f"{where} is a model of timm, which is not installed: install timm (it requires "
-            "torchvision), or train the module in Python"
+            f"{where} has no config.json, so it is not a model of transformers: only its drift can "
+            "be measured. In Python, any module can be trained"
+        )
+    missing = [name for name in ("timm", "torchvision") if not find_spec(name)]
+    if missing and is_timm(where):
+        raise ValueError(
+            f"{where} is a model of timm: install {' and '.join(missing)}, or train the module in "
+            "Python"
         )
     return from_pretrained(
         transformers.AutoConfig, where, trust_remote_code=trust_remote_code, what="config.json",
         **options,
     )  # fmt: skip
+
+
+def is_timm(where: str | os.PathLike[str]) -> bool:
+    """Whether a directory has a model of timm. Its image processor is in config.json as well."""
+    about = Path(where, "config.json")
+    return about.is_file() and read_object(about).get("model_type") == "timm_wrapper"
 
 
 def import_transformers() -> Any:
@@ -335,12 +343,12 @@ def new_in(model: nn.Module) -> tuple[str, ...]:
     transformers marks the parameters that it has read. A model without marks, such as a copy of
     another, is not known to have a new head.
     """
-    body = f"{getattr(model, 'base_model_prefix', '')}."
+    body = body_of(model)
     read = {n: getattr(p, _READ, False) for n, p in model.named_parameters()}
     inside = [is_read for name, is_read in read.items() if name.startswith(body)]
     if body == "." or has_adapters(model) or not any(inside):
         return ()
-    missing = [name for name, is_read in read.items() if not (is_read or in_body(name, body))]
+    missing = [name for name, is_read in read.items() if not (is_read or in_body(name, model))]
     return new_parts(model, missing, body) if missing else ()
 
 
@@ -350,9 +358,15 @@ def mark_trained(model: nn.Module) -> None:
         setattr(parameter, _READ, True)
 
 
-def in_body(name: str, body: str) -> bool:
-    """Whether a parameter belongs to the body, whose prefix is ``body``, and not to its pooler."""
-    return name.startswith(body) and "pooler" not in name
+def body_of(model: nn.Module) -> str:
+    """Return the prefix of the names of parameters in the body of a transformers model."""
+    return f"{getattr(model, 'base_model_prefix', '')}."
+
+
+def in_body(name: str, model: nn.Module) -> bool:
+    """Whether a parameter belongs to the body, and not to its pooler or a head inside of it."""
+    inside = name.startswith(body_of(model)) and "pooler" not in name
+    return inside and not within(name, head_parts(model))
 
 
 @torch.no_grad()

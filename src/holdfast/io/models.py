@@ -254,9 +254,8 @@ class Loader(NamedSettings):
             raise _no_head(source, head, config, error) from error
         missing = [str(key) for key in info["missing_keys"]]
         missing += [str(k[0] if isinstance(k, tuple) else k) for k in info["mismatched_keys"]]
-        body = f"{model.base_model_prefix}."
-        _refuse_random(source, model, [key for key in missing if heads.in_body(key, body)])
-        new = heads.new_parts(model, missing, body)
+        _refuse_random(source, model, [key for key in missing if heads.in_body(key, model)])
+        new = heads.new_parts(model, missing, heads.body_of(model))
         heads.draw_weights(model, new)
         return self._placed(model), new
 
@@ -327,7 +326,9 @@ class Loader(NamedSettings):
                 (transformers.AutoTokenizer, _TOKENIZER_FILES, "tokenizer"),
                 (transformers.AutoImageProcessor, _PROCESSOR_FILES, "image processor"),
             ):
-                if local and not any(any(Path(place).glob(pattern)) for pattern in known):
+                there = any(any(Path(place).glob(pattern)) for pattern in known)
+                timm = known is _PROCESSOR_FILES and heads.is_timm(place)
+                if local and not there and not timm:
                     continue
                 try:
                     return from_pretrained(
