@@ -11,6 +11,7 @@ from holdfast import (
     LPFT,
     AdamWUpdate,
     Distill,
+    Features,
     Flow,
     Full,
     LoopSettings,
@@ -182,6 +183,13 @@ def test_a_new_head_must_be_fitted_before_its_predictions_are_used():
     recadam = RecAdamUpdate(importance="mas")
     with pytest.raises(ValueError, match="RecAdamUpdate uses the pretrained"):
         Recipe(trainable=LoRA(), update=recadam).check_head(("classifier",))
+
+
+def test_settings_are_rounded_for_people():
+    method = Features(strength=0.1 * 3)
+    assert str(method).startswith("Features(strength=0.3, ")
+    assert repr(method).startswith("Features(strength=0.30000000000000004, ")
+    assert str(WiseFT()) == repr(WiseFT())
 
 
 def test_other_settings_by_dotted_name():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from holdfast.comparison.tuning import Tuned, tune
     from holdfast.data import pad_collate
     from holdfast.evaluate.measure import measure, measure_many
+    from holdfast.evaluate.preview import Preview, preview
     from holdfast.evaluate.report import ForgettingReport
     from holdfast.evaluate.watch import Watch
     from holdfast.hosts._driving import LoopSettings
@@ -72,6 +73,7 @@ _PUBLIC = {
     "holdfast.comparison.tuning": "Tuned tune",
     "holdfast.data": "pad_collate",
     "holdfast.evaluate.measure": "measure measure_many",
+    "holdfast.evaluate.preview": "Preview preview",
     "holdfast.evaluate.report": "ForgettingReport",
     "holdfast.evaluate.watch": "Watch",
     "holdfast.hosts.job": "Training",
@@ -138,10 +140,11 @@ __all__ = [
     "EWC", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "AdamWUpdate", "Auto", "Distance",
     "Distill", "Features", "Flow", "ForgettingReport", "Full", "GradualUnfreezing", "Keep",
     "LinearProbe", "LoRA", "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO",
-    "MoFOUpdate", "NoRecall", "Plan", "Pretrained", "PretrainedHead", "RandomInit", "RecAdam",
-    "RecAdamUpdate", "Recipe", "Reference", "Rehearsal", "Results", "Run", "SGDUpdate",
-    "Scores", "SelfReplay", "Training", "Tuned", "Tuning", "Uniform", "Watch", "WiseFT",
-    "adapters_off", "anneal", "compare", "count_targets", "finetune_loop", "global_targets",
-    "linear_probe", "measure", "measure_many", "optim", "pad_collate", "per_sample_loss",
-    "random_init", "registry", "score", "train_loop", "tune", "weighted_loss", "with_weights",
+    "MoFOUpdate", "NoRecall", "Plan", "Pretrained", "PretrainedHead", "Preview", "RandomInit",
+    "RecAdam", "RecAdamUpdate", "Recipe", "Reference", "Rehearsal", "Results", "Run",
+    "SGDUpdate", "Scores", "SelfReplay", "Training", "Tuned", "Tuning", "Uniform", "Watch",
+    "WiseFT", "adapters_off", "anneal", "compare", "count_targets", "finetune_loop",
+    "global_targets", "linear_probe", "measure", "measure_many", "optim", "pad_collate",
+    "per_sample_loss", "preview", "random_init", "registry", "score", "train_loop", "tune",
+    "weighted_loss", "with_weights",
 ]  # fmt: skip

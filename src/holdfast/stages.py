@@ -30,7 +30,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from torch import Tensor, nn
@@ -100,6 +100,12 @@ class Method(NamedSettings):
                 value = getattr(self, name)
                 if value is not None or getattr(type(self), name, ...) is not None:
                     object.__setattr__(self, name, check(name, value))
+
+    def __str__(self) -> str:
+        """The method and its settings, rounded for people."""
+        given = ((f.name, getattr(self, f.name)) for f in fields(self) if f.init)
+        shown = (f"{n}={float(f'{x:.4g}') if isinstance(x, float) else x!r}" for n, x in given)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def needs_reference(self) -> bool:

@@ -9,8 +9,8 @@ from holdfast._torch.checks import named_settings
 
 #: What holdfast makes itself, and functions of tensors without settings.
 NO_SETTINGS = {
-    "Distance", "ForgettingReport", "PretrainedHead", "Reference", "Results", "Scores", "Tuned",
-    "adapters_off", "count_targets", "global_targets", "pad_collate", "per_sample_loss",
+    "Distance", "ForgettingReport", "PretrainedHead", "Preview", "Reference", "Results", "Scores",
+    "Tuned", "adapters_off", "count_targets", "global_targets", "pad_collate", "per_sample_loss",
     "weighted_loss",
 }  # fmt: skip
 PUBLIC = {n for n in holdfast.__all__ if callable(getattr(holdfast, n))} - NO_SETTINGS

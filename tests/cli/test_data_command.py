@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
+import holdfast
 from comparison.tiny import save_bert, save_images, save_llama, save_vit
 from holdfast.cli import main
 from small import make_tokenizer
@@ -70,6 +71,28 @@ def test_the_json_has_the_figures_of_a_training(llama, capsys):
     given = [f"--model={llama}", "--data=train.jsonl", "--out=out", "--recipe=standard"]
     assert main(["finetune", *given, "--max-length=8", "--max-updates=1", "--lr=1e-3"]) == 0
     assert "standard: 3 samples\n" in capsys.readouterr().err
+
+
+def test_the_same_in_python(llama, capsys):
+    printed = shown(capsys, "train.jsonl", f"--model={llama}", "--max-length=8")
+    found = holdfast.preview(llama, "train.jsonl", loader=holdfast.Loader(max_length=8))
+    assert (found.samples, found.kind, found.unused) == (3, "completion", ["topic", "n"])
+    found.to_terminal()
+    assert capsys.readouterr().out == printed
+    few = holdfast.preview(llama, ["train.jsonl"], samples=1, columns={"answer": "topic"})
+    assert [piece.text for piece in few.first[0].pieces] == ["two plus three", " a </s>"]
+
+
+@pytest.mark.filterwarnings("default:.*ignores the tools")
+def test_tools_that_the_template_ignores(tmp_path, capsys):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    model = save_llama(tmp_path / "chat")
+    tokenizer.save_pretrained(model)
+    turns = [{"role": "user", "content": "two"}, {"role": "assistant", "content": "cat"}]
+    write("chat.jsonl", [{"messages": turns, "tools": [{"function": {"name": "plus"}}]}])
+    assert main(["data", "chat.jsonl", f"--model={model}"]) == 0
+    assert "warning: chat.jsonl: the chat template ignores the tools" in capsys.readouterr().err
 
 
 def test_texts_become_several_samples(llama, capsys):

@@ -46,6 +46,14 @@ def test_they_are_those_that_finetune_rehearses(capsys):
     assert json.loads(capsys.readouterr().out)["stored"] == str(stored.absolute())
 
 
+def test_no_texts_and_no_model(capsys):
+    assert main(["draw", f"--model={save_llama('llama')}", "--texts=0", "--out=drawn"]) == 2
+    assert capsys.readouterr().err.endswith("holdfast: --texts must be at least 1, got 0\n")
+    assert not Path("drawn").exists()
+    assert main(["draw", "--model=no/such/directory"]) == 2
+    assert capsys.readouterr().err == "holdfast: no such model directory: no/such/directory\n"
+
+
 def test_a_model_that_does_not_write_is_one_sentence(capsys):
     assert main(["draw", f"--model={save_bert('bert')}"]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]

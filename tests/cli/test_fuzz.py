@@ -45,6 +45,9 @@ GOOD = {
     "compare": ("compare", *_PLAN, "--recipes", "standard", "--seeds", "0"),
     "compare config": ("compare", "--config=plan.yaml"),
     "compare again": ("compare", *_PLAN, "--recipes", "standard", "--seeds", "0"),
+    "data": ("data", "rows.jsonl", "--model=base"),
+    "data chat": ("data", "chat.jsonl", "--model=base", "--json"),
+    "data labels": ("data", "labels.jsonl", "--model=bert"),
     "draw": ("draw", "--model=base", "--texts=2"),
     "finetune": ("finetune", "--model=base", "--data=rows.jsonl", "--recipe=recipe.yaml",
                  *_TRAINING),
@@ -73,6 +76,9 @@ FILES = {
     "compare": [*_BASE, "rows.jsonl", "text.txt"],
     "compare config": ["plan.yaml"],
     "compare again": ["out/results.json", "out/config.yaml", "out/result.json"],
+    "data": [*_BASE, "rows.jsonl"],
+    "data chat": ["chat.jsonl"],
+    "data labels": [*_BERT[:-1], "labels.jsonl"],
     "draw": _BASE,
     "finetune": [*_BASE, "rows.jsonl", "recipe.yaml"],
     "finetune labels": [*_BERT[:-1], "labels.jsonl"],
@@ -229,7 +235,8 @@ def damage_and_check(place, moved, name, file, rng, capsys):
     content = damaged(whole, file, rng)
     path.write_bytes(content)
     try:
-        wrong = check(place, [*GOOD[name], "--out=out"], capsys)
+        out = [] if GOOD[name][0] == "data" else ["--out=out"]  # it writes nothing
+        wrong = check(place, [*GOOD[name], *out], capsys)
     finally:
         if not file.startswith("out/"):
             path.write_bytes(whole)

@@ -22,7 +22,7 @@ import torch
 from comparison.tiny import save_bert, save_images, save_resnet
 from holdfast import Recipe
 from holdfast.cli import main
-from holdfast.comparison import tuning
+from holdfast.comparison import default, tuning
 from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.results import Results
 from holdfast.comparison.search import (
@@ -94,6 +94,25 @@ def test_a_search_and_what_it_leaves(tmp_path, capsys, monkeypatch):
     shutil.copy("out/config.yaml", "search.yaml")
     assert main(["tune", "--config=search.yaml", "--recipe=mofo"]) == 2
     assert "holds another search" in capsys.readouterr().err
+
+
+def test_other_columns_and_early_stopping(tmp_path, capsys):
+    for name, said in (("train", "four"), ("dev", "five"), ("valid", "none at all")):
+        rows = [{"problem": f"two and {i}", "solution": said, "id": i} for i in range(6)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = [
+        f"--model={default.MODEL}", "--data=train.jsonl", "--target=dev.jsonl", "--recipe=recadam",
+        *FEW, "--trials=1", "--lr=1e-3", "--max-updates=30",
+    ]  # fmt: skip
+    stopping = ["--validation=valid.jsonl", "--patience=1", "--evaluate-every=2"]
+    assert main(["tune", "--out=out", *given, *stopping]) == 2
+    assert "train.jsonl has the columns problem, solution, id" in capsys.readouterr().err
+    columns = ["--columns", "question=problem", "answer=solution"]
+    assert main(["tune", "--out=out", *given, *stopping, *columns]) == 0
+    (result,) = Results.load("out/results.json").runs
+    (loss,) = (c for c in result.curves if c.name == "validation/nll")
+    assert loss.steps[-1] < 30
+    assert result.target.name == "dev"
 
 
 def a_second_is_under_way(file):

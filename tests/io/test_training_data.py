@@ -1,6 +1,7 @@
 """Training data by name, for every kind of model."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -188,6 +189,17 @@ def test_tools_are_passed_to_the_chat_template(tmp_path):
     assert [text for text, _ in trained_parts(source, rows, tmp_path)] == [
         "tool plus user a assistant : cat", "user a assistant : cat",
     ]  # fmt: skip
+
+
+def test_a_template_that_ignores_tools(tmp_path):
+    tools = [{"type": "function", "function": {"name": "plus"}}]
+    rows = [{"messages": TURNS}, {"messages": TURNS, "tools": tools}]
+    ignoring = chat_model(tmp_path / "llama", REWRITING)
+    with pytest.warns(UserWarning, match="the chat template ignores the tools of the rows"):
+        trained_parts(ignoring, rows, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained_parts(ignoring, rows[:1], tmp_path)
 
 
 def test_conversations_are_tested_as_they_are_trained(tmp_path):

@@ -17,12 +17,10 @@ NAME=COLUMN gives other columns one of these names.
 import argparse
 
 from holdfast.cli._options import WHOLE, Parser, add, add_settings
+from holdfast.evaluate.preview import preview
 from holdfast.hosts.job import Training
 from holdfast.io.codec import to_json
-from holdfast.io.encoding import TrainingData
 from holdfast.io.models import Loader
-from holdfast.io.preview import preview
-from holdfast.report.preview import show_preview
 from holdfast.report.printing import tell
 
 
@@ -37,11 +35,11 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     loader = Loader(max_length=options.max_length, trust_remote_code=options.trust_remote_code)
-    task = TrainingData.open(
-        options.model, options.data, loader, head=options.head, columns=options.columns
-    )
-    found = preview(task, options.samples)
+    found = preview(
+        options.model, options.data, columns=options.columns, head=options.head,
+        samples=options.samples, loader=loader,
+    )  # fmt: skip
     if options.json:
         tell(to_json(found))
     else:
-        show_preview(found)
+        found.to_terminal()

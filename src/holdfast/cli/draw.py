@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from holdfast._torch.checks import whole_number
 from holdfast.cli._options import WHOLE, Parser, add
 from holdfast.io.models import Loader
 from holdfast.io.outputs import claim
@@ -38,6 +39,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    whole_number("--texts", options.texts, 1)
     with claim(options.out, "draw", [options.model], files=["texts.jsonl"]):
         draw(options)
 

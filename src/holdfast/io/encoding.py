@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -178,10 +179,23 @@ def _causal_samples(
     for i, said in enumerate(words):
         samples += [(i, sample) for sample in _samples(loaded, said, f"{name}: row {i}")]
     reader.warn_of_unused(rows, kind)
+    _warn_of_tools(loaded, words, name)
     kept = [(i, s) for i, s in samples if any(label != IGNORED for label in s["labels"][1:])]
     if not kept:
         raise ValueError(f"{name}: no row has a target within {loaded.limit} tokens")
     return kept
+
+
+def _warn_of_tools(loaded: Loaded, words: Sequence[Words], name: str) -> None:
+    """Warn if the first conversation with tools is the same without them."""
+    for said in words:
+        if isinstance(said, Conversation) and said.tools:
+            both = [_samples(loaded, one, name) for one in (said, said._replace(tools=None))]
+            if both[0] == both[1]:
+                warnings.warn(
+                    f"{name}: the chat template ignores the tools of the rows", stacklevel=2
+                )
+            return
 
 
 def _samples(loaded: Loaded, words: Words, where: str) -> list[dict[str, list[int]]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.io.preview import Piece, Preview
 from holdfast.report.printing import printable, tell
 from holdfast.report.words import percent, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from holdfast.evaluate.preview import Piece, Preview
 
 _KINDS = {
     "conversation": "conversations",

@@ -7,10 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from holdfast._torch.checks import named_settings, natural_number
+from holdfast.hosts.job import Training
 from holdfast.io.encoding import TrainingData, training_samples
+from holdfast.io.models import Loader
 from holdfast.io.render import Kind, Reader
-from holdfast.io.rows import image_column, label_of
+from holdfast.io.rows import Sources, image_column, label_of
 from holdfast.losses import IGNORED
+from holdfast.report.preview import show_preview
 
 _UNLIMITED = 1 << 30  # tokens
 
@@ -67,12 +71,53 @@ class Preview:
     lengths: Lengths | None
     unused: list[str]
 
+    def to_terminal(self) -> None:
+        """Print it: trained parts are green in a terminal, and in brackets elsewhere."""
+        show_preview(self)
 
-def preview(task: TrainingData, most: int = 3) -> Preview:
-    """Encode all rows as for training, and show the first samples. No weights are loaded."""
+
+@named_settings
+def preview(
+    model: str,
+    data: Sources,
+    *,
+    columns: Mapping[str, str] | None = None,
+    head: str = "auto",
+    samples: int = 3,
+    loader: Loader | None = None,
+) -> Preview:
+    """Show what a model would learn from data, as ``holdfast data`` does. No weights are loaded.
+
+    Args:
+        model: directory or hub name of a transformers model.
+        data: files of rows or text, a directory of ``datasets.save_to_disk``, a folder of images,
+            or a hub dataset, as for ``holdfast finetune --data``.
+        columns: a column map for rows with other columns, ``{"question": "problem"}``.
+        head: ``"auto"``, ``"classification"``, ``"regression"`` or ``"none"``, as for
+            :class:`holdfast.Plan`.
+        samples: the number of samples to show.
+        loader: the maximum length (512 by default), and whether to trust code of the model.
+
+    Returns:
+        The samples with their trained parts, lengths and unused columns; ``to_terminal`` prints it.
+
+    Example:
+        >>> from holdfast.comparison import default
+        >>> shown = preview(str(default.MODEL), str(default.TRAIN), samples=1)
+        >>> shown.kind, [piece.trained for piece in shown.first[0].pieces]
+        ('completion', [False, True])
+    """
+    loader = loader or Loader(max_length=Training.max_length)
+    task = TrainingData.open(model, data, loader, head=head, columns=columns)
+    return _preview(task, natural_number("samples", samples))
+
+
+def _preview(task: TrainingData, most: int) -> Preview:
+    """Encode all rows as for training, and show the first samples."""
     loaded = task.loader.ready(task.loader.skeleton(task.source, task.head), task.tokenizer)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of unused columns, which are listed here
+        # Unused columns are listed here.
+        warnings.filterwarnings("ignore", ".*columns that are not used", UserWarning)
         whole = replace(loaded, limit=_UNLIMITED)
         owners, samples = training_samples(whole, task.rows, task.data)
     reader, first = Reader(task.data), task.rows[0]
