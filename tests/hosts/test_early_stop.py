@@ -175,5 +175,5 @@ def _sharded(folder):
     assert other.is_over
 
 
-def test_shards_of_two_ranks(tmp_path):
+def test_shards_of_two_ranks(tmp_path):  # slow alone: it starts the server of all ranks
     run_on_ranks(2, _sharded, tmp_path, folder=tmp_path)

@@ -129,7 +129,7 @@ class Pairs(argparse.Action):
 #: What options of a dataclass take, where their own name says less.
 METAVARS = {
     "text": "FILE", "retained": "FILE", "similarity": "FILE", "include_path": "DIR",
-    "tasks": "TASK", "recipes": "RECIPE", "seeds": "SEED", "alphas": "ALPHA",
+    "tasks": "TASK", "validation": "FILE", "recipes": "RECIPE", "seeds": "SEED", "alphas": "ALPHA",
 }  # fmt: skip
 #: Options of several commands.
 SHARED: dict[str, dict[str, Any]] = {
