@@ -10,6 +10,7 @@ a process of its own. The time is the median of the updates after the first two.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -60,7 +61,8 @@ def save_model(folder: str, size: str) -> None:
         max_position_embeddings=LENGTH, tie_word_embeddings=True, dtype="bfloat16",
     )  # fmt: skip
     with default_device():
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+        model: Any = LlamaForCausalLM(config)
+        model.to(torch.bfloat16).save_pretrained(folder)
 
 
 def run_row(folder: str, name: str, updates: int, vocabulary: int) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def run_row(folder: str, name: str, updates: int, vocabulary: int) -> dict[str, 
             model, Recipe.from_dict(recipe), samples, training, Path(out),
             watch=lambda model, total: clock,
         )  # fmt: skip
-    seconds = [end - start for start, end in zip(ends[2:], ends[3:], strict=False)]
+    seconds = [end - start for start, end in itertools.pairwise(ends[2:])]
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     return {"update_ms": round(1e3 * statistics.median(seconds), 1), "peak_gb": peak / 1e9}
 
