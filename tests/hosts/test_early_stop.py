@@ -114,6 +114,21 @@ def test_a_run_that_was_killed_after_its_last_update(tmp_path):
         train(patience=4, checkpoint=tmp_path / "run.pt")
 
 
+def test_a_run_that_only_gets_worse_is_said(caplog):
+    class Rising(Watch):
+        def __call__(self, update, model):
+            found = super().__call__(update, model)
+            self.target_loss = float(update)
+            return found
+
+    _, history, _ = train(watch=Rising)
+    assert history[-1]["best_update"] == EVERY  # not the pretrained weights
+    assert "the loss on the target never fell below 0, that of the pretrained model" in caplog.text
+    caplog.clear()
+    train()
+    assert not caplog.text
+
+
 def test_a_loss_that_is_not_a_number_is_no_improvement():
     class Broken(Watch):
         def __call__(self, update, model):

@@ -116,6 +116,8 @@ def drive(
     bar.update(loop.done)
     if log and watch and not loop.done:
         seen = {"update": 0} | watch(0, run.model)
+        if early:
+            early.measured(0)
         if is_first:
             log(seen)
     with bar:

@@ -1,5 +1,6 @@
 """Early stopping: the best weights of a run, by the target of its watch, and when to stop."""
 
+import logging
 import math
 from typing import Any
 
@@ -11,6 +12,10 @@ from holdfast._torch.layout import gathered, like, local, sharded_as
 from holdfast.hosts._checkpoints import trained_tensors, whole_state
 from holdfast.hosts.watching import Observer
 from holdfast.run import Run
+
+logger = logging.getLogger(__name__)
+
+_SAVED = ("before", "best", "update", "waited")
 
 
 class EarlyStop:
@@ -25,8 +30,10 @@ class EarlyStop:
     """
 
     def __init__(self, patience: int, run: Run, watch: Observer | None) -> None:
-        self.patience, self.run, self.watch = positive_integer("patience", patience), run, watch
-        self.best, self.update, self.waited = math.inf, 0, 0
+        self.patience, self.run = positive_integer("patience", patience), run
+        self.watch: Any = watch  # not all have a target
+        self.before = self.best = math.inf  # the losses of the pretrained and of the best weights
+        self.update = self.waited = 0
         self.weights: dict[str, Tensor] = {}
         if getattr(watch, "target_loss", None) is None:
             raise ValueError(
@@ -45,7 +52,10 @@ class EarlyStop:
 
     def measured(self, update: int) -> dict[str, float]:
         """Judge the weights after a measurement; return what is logged. All ranks must call it."""
-        loss = float(gathered(getattr(self.watch, "target_loss"))[0])  # noqa: B009 (not of all)
+        loss = float(gathered(self.watch.target_loss)[0])
+        if not update:  # the pretrained weights are not a result
+            self.before = loss
+            return {}
         self.waited += 1
         if loss < self.best:
             self.best, self.update, self.waited = loss, update, 0
@@ -56,6 +66,11 @@ class EarlyStop:
     @torch.no_grad()
     def restore(self) -> None:
         """Give the run its best weights, if it was measured at all."""
+        if self.weights and self.best >= self.before:
+            logger.warning(
+                f"the loss on the target never fell below {self.before:.4g}, that of the "
+                "pretrained model: try a lower learning rate, or measure earlier"
+            )
         for name, tensor in trained_tensors(self.run).items() if self.weights else ():
             local(tensor).copy_(self.weights[name])
 
@@ -63,11 +78,11 @@ class EarlyStop:
         """The state that a run resumes from, with whole tensors. All ranks must call it."""
         tensors = trained_tensors(self.run)
         kept = {name: sharded_as(tensor, tensors[name]) for name, tensor in self.weights.items()}
-        about = {"best": self.best, "update": self.update, "waited": self.waited}
-        return about | {"weights": whole_state(kept)}
+        return {name: getattr(self, name) for name in _SAVED} | {"weights": whole_state(kept)}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.best, self.update, self.waited = state["best"], state["update"], state["waited"]
+        for name in _SAVED:
+            setattr(self, name, state[name])
         own = trained_tensors(self.run)
         saved = {name: local(like(tensor, own[name])) for name, tensor in state["weights"].items()}
         self.weights = {name: tensor.to("cpu", copy=True) for name, tensor in saved.items()}
