@@ -144,6 +144,7 @@ def test_what_is_written_reads_the_same(parser, tmp_path):
         (["--names"], "--names expected at least one argument"),
         (["--grid", "a"], "--grid expected a value after 'a'"),
         (["--nams", "a"], "unknown option --nams; did you mean '--names'"),
+        (["--learning-rate", "1"], "unknown option --learning-rate; did you mean '--lr'?"),
         (["stray"], "unexpected argument 'stray'"),
         (["--config"], "--config expected one argument"),
     ],
@@ -158,6 +159,7 @@ def test_errors_are_one_sentence(parser, words, message):
     ("text", "message"),
     [
         ("lrr: 1", "unknown option 'lrr'; did you mean 'lr'"),
+        ("learning_rate: 1", "unknown option 'learning_rate'; did you mean 'lr'?"),
         ("rows: [1, 2]", "rows must be one value, got [1, 2]"),
         ("rows: null", "rows must be a whole number, got 'none'"),
         ("fast: often", "fast must be true or false, got 'often'"),

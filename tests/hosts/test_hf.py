@@ -158,14 +158,16 @@ def test_evaluation_is_the_trainers_own(tmp_path):
 def test_merging_keeps_the_best_model(tmp_path):
     options = {
         "save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True,
-        "learning_rate": 0.1, "num_train_epochs": 3,
+        "learning_rate": 0.1, "num_train_epochs": 9,
     }  # fmt: skip
     recipe = Recipe(merging=WiseFT(0.5))
     base = make_model()
     trainer = make_trainer(
-        recipe, tmp_path, copy.deepcopy(base), eval_dataset=make_data(6, seed=2), options=options
-    )
+        recipe, tmp_path, copy.deepcopy(base), eval_dataset=make_data(6, seed=2), options=options,
+        callbacks=[transformers.EarlyStoppingCallback(1)],
+    )  # fmt: skip
     trainer.train()
+    assert trainer.state.global_step < trainer.state.max_steps
     best = transformers.BertForSequenceClassification.from_pretrained(
         trainer.state.best_model_checkpoint, dtype=torch.float64
     )

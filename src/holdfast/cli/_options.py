@@ -185,12 +185,14 @@ SHARED: dict[str, dict[str, Any]] = {
 
 #: Names that other libraries give to options.
 ELSEWHERE = {
-    "--learning-rate": "--lr", "--num-train-epochs": "--epochs", "--max-steps": "--max-updates",
-    "--per-device-train-batch-size": "--batch-size", "--gradient-accumulation-steps":
-    "--accumulate", "--max-grad-norm": "--clip-norm", "--warmup-ratio": "--warmup",
-    "--cutoff-len": "--max-length", "--max-seq-length": "--max-length", "--output-dir": "--out",
-    "--model-name-or-path": "--model", "--base-model": "--model", "--dataset": "--data",
-    "--train-file": "--data", "--method": "--recipe",
+    "learning_rate": "lr", "num_train_epochs": "epochs", "num_epochs": "epochs",
+    "max_steps": "max_updates", "per_device_train_batch_size": "batch_size",
+    "micro_batch_size": "batch_size", "gradient_accumulation_steps": "accumulate",
+    "max_grad_norm": "clip_norm", "warmup_ratio": "warmup", "cutoff_len": "max_length",
+    "max_seq_length": "max_length", "sequence_len": "max_length", "output_dir": "out",
+    "model_name_or_path": "model", "base_model": "model", "dataset": "data", "datasets": "data",
+    "train_file": "data", "eval_dataset": "validation", "eval_steps": "evaluate_every",
+    "early_stopping_patience": "patience", "method": "recipe",
 }  # fmt: skip
 
 #: The shared options about a model and its training data.
@@ -247,11 +249,7 @@ class Parser(argparse.ArgumentParser):
             if not name.startswith("-"):
                 self.error(f"unexpected argument {name!r}")
             known = [name for name in self._option_string_actions if name.startswith("--")]
-            elsewhere = ELSEWHERE.get(name.replace("_", "-"))
-            hint = did_you_mean(name, known, cutoff=0.7)
-            if elsewhere in known:
-                hint = f"; did you mean {elsewhere!r}?"
-            raise UsageError(f"unknown option {name}{hint}")
+            raise UsageError(f"unknown option {name}{_hint(name, known)}")
         if missing := [f"--{name}" for name in self.needed if getattr(options, name) is None]:
             self.error(f"{' and '.join(missing)} must be given")
         return options
@@ -278,13 +276,18 @@ class Parser(argparse.ArgumentParser):
         for key, value in given.items():
             name = str(key).replace("-", "_")
             if name not in actions:
-                raise UsageError(
-                    f"{file}: unknown option {key!r}{did_you_mean(name, actions, cutoff=0.7)}"
-                )
+                raise UsageError(f"{file}: unknown option {key!r}{_hint(name, actions)}")
             try:
                 yield name, _from_yaml(actions[name], value)
             except argparse.ArgumentTypeError as error:
                 raise UsageError(f"{file}: {key} {error}") from None
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    """The end of an error about an unknown option: the nearest one, or that of the same meaning."""
+    ours = ELSEWHERE.get(name.lstrip("-").replace("-", "_"), "")
+    same = [option for option in (ours, f"--{ours.replace('_', '-')}") if option in known]
+    return f"; did you mean {same[0]!r}?" if same else did_you_mean(name, known, cutoff=0.7)
 
 
 def _from_yaml(action: argparse.Action, value: Any) -> Any:
