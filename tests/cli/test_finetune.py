@@ -129,11 +129,28 @@ def test_early_stopping(capsys):
         (["--patience=2"], "patience needs rows for validation"),
         (["--validation=./train.jsonl", "--patience=2"], "validation and data are both ./train"),
         (["--validation=gone.jsonl"], "no such file: gone.jsonl"),
+        (["--validation=0.6"], "validation must be a file or a share up to 0.5, got 0.6"),
+        (["--validation=0.1"], "a share of 0.1 of 8 rows is not a row: hold out more"),
         ([*stopping, "--evaluate-every=41"], "but the run has only 40 updates"),
         ([*stopping, "--recipe=sfa"], "SFA changes the weights after the last update"),
     ):
         assert finetune(*wrong, out="new") == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_share_of_the_rows_is_held_out(capsys):
+    rows = [{"ask": f"two plus {i} is", "reply": "four", "n": i} for i in range(8)]
+    write("train.jsonl", rows)
+    columns = ["--columns", "question=ask", "answer=reply"]
+    assert finetune("--validation=0.25", "--evaluate-every=2", *columns) == 0
+    assert "standard: 6 samples\n" in capsys.readouterr().err
+    measured = [row for row in json.loads(read("out/training.json")) if row["update"] == 2]
+    write("train.jsonl", [row for row in rows if row["n"] % 4 != 3])
+    write("valid.jsonl", [row for row in rows if row["n"] % 4 == 3])
+    given = ["--validation=valid.jsonl", "--evaluate-every=2", *columns]
+    assert finetune(*given, out="other") == 0
+    assert measured[0] in json.loads(read("other/training.json"))
+    assert "validation: 0.25\n" in read("out/config.yaml")
 
 
 def values(folder):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from holdfast.io.render import read_texts
-from holdfast.io.rows import DatasetRows, labels_of, open_rows
+from holdfast.io.rows import DatasetRows, hold_out, labels_of, open_rows
 
 ROWS = [{"text": f"row {i}", "label": i % 2} for i in range(6)]
 
@@ -259,3 +259,15 @@ def test_half_of_a_surrogate_pair_is_refused(tmp_path):
         (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n' + row)
         with pytest.raises(ValueError, match=r"bad.jsonl: row 1 holds '\\ud.*half of a surrogate"):
             open_rows(tmp_path / "bad.jsonl")
+
+
+def test_rows_of_a_dataset_are_held_out_without_reading_them():
+    datasets = pytest.importorskip("datasets", reason="the hf extra is not installed")
+    rows = DatasetRows(datasets.Dataset.from_list([{"text": str(n), "label": n} for n in range(7)]))
+    trained, held = hold_out(rows, 0.3)
+    assert isinstance(trained, DatasetRows)
+    assert isinstance(held, DatasetRows)
+    assert [row["label"] for row in held] == [2, 5]
+    assert [row["label"] for row in trained] == [0, 1, 3, 4, 6]
+    with pytest.raises(ValueError, match=r"a share of 0.1 of 7 rows is not a row"):
+        hold_out(rows, 0.1)

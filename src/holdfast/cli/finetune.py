@@ -84,8 +84,8 @@ def run(options: argparse.Namespace) -> None:
 
 def inputs_of(options: argparse.Namespace) -> list[str]:
     files = [*filter(is_recipe_file, [options.recipe]), *config_input(options)]
-    data = [*names_of(options.data), *filter(None, [options.old_data, options.validation])]
-    return [options.model, *data, *files]
+    others = [name for name in (options.old_data, options.validation) if isinstance(name, str)]
+    return [options.model, *names_of(options.data), *others, *files]
 
 
 def train_into(out: Path, options: argparse.Namespace, device: torch.device | str | None) -> None:
@@ -97,17 +97,17 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
     loader = training.loader(device, trust_remote_code=options.trust_remote_code)
     task = TrainingData.open(
         options.model, options.data, loader, head=options.head, new=options.new,
-        columns=options.columns,
+        columns=options.columns, validation=training.validation,
     )  # fmt: skip
     samples, old = encode(task, [recipe], options.old_data)
-    Suite(**validation_tests(training, options.columns)).build()  # raises if they cannot be read
+    Suite(**validation_tests(task.validation)).build()  # raises if they fit no test
     model, new = task.load()
     if is_first():
         if not (out / UNFINISHED[0]).exists():
             remove_unfinished(out)  # of a run that was stopped before its first checkpoint
         write_changed(Place.at(out / "config.yaml"), config)
     watch = functools.partial(
-        watch_training, training=training, columns=options.columns, new=new,
+        watch_training, training=training, validation=task.validation, new=new,
         loader=replace(loader, tokenizer=task.tokenizer),
     )  # fmt: skip
     head = f", new head ({task.head}): {', '.join(new)}" if task.head else ""

@@ -42,7 +42,7 @@ def measure_options(plan: Plan) -> dict[str, Any]:
 def paths_of(plan: Plan) -> list[str]:
     """All files and directories that a plan reads; names of the hub are among them."""
     tests = plan.measuring
-    given = filter(None, [plan.old_data, plan.training.validation])
+    given = filter(None, [plan.old_data, plan.training.validation_file])
     data = [plan.target, *given, *tests.text, *tests.data]
     rows = [name for source in (plan.data, *data, *tests.similarity) for name in names_of(source)]
     recipes = filter(is_recipe_file, plan.recipes)
@@ -61,7 +61,13 @@ def check_inputs(plan: Plan) -> None:
         )
     loader = plan.training.loader(plan.device, trust_remote_code=plan.trust_remote_code)
     training = TrainingData.open(
-        plan.model, plan.data, loader, head=plan.head, new=plan.new, columns=plan.columns
+        plan.model,
+        plan.data,
+        loader,
+        head=plan.head,
+        new=plan.new,
+        columns=plan.columns,
+        validation=plan.training.validation,
     )
     # Of the default recipes, those that do not fit the model fail by themselves.
     asked = () if plan.recipes == RECIPES and loader.bits is None else plan.recipes
@@ -69,7 +75,7 @@ def check_inputs(plan: Plan) -> None:
     where, _ = loader.location(plan.model)
     if Path(where).is_dir():
         open_weights(plan.model)
-    Suite(**validation_tests(plan.training, plan.columns)).build()
+    Suite(**validation_tests(training.validation)).build()
     probes, _ = Suite(**measure_options(plan)).build()
     for probe in probes:
         if isinstance(probe, Harness):

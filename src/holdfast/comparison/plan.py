@@ -232,7 +232,7 @@ class Plan(NamedSettings):
         """Digests of all local inputs: a run of changed weights or on changed data is another."""
         asked = self.measuring
         tests = (*asked.text, *asked.data, *asked.similarity, asked.include_path)
-        validation = self.training.validation
+        validation = self.training.validation_file
         given = (self.model, self.data, self.old_data, self.target, validation, *tests)
         names = [name for source in given if source is not None for name in names_of(source)]
         return [contents_of(name) for name in names]

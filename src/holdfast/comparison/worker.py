@@ -37,7 +37,13 @@ class Worker:
         self.plan, self.folder = plan, folder
         loader = plan.training.loader(plan.device, trust_remote_code=plan.trust_remote_code)
         self.data = TrainingData.open(
-            plan.model, plan.data, loader, head=plan.head, new=plan.new, columns=plan.columns
+            plan.model,
+            plan.data,
+            loader,
+            head=plan.head,
+            new=plan.new,
+            columns=plan.columns,
+            validation=plan.training.validation,
         )
         self.tokenizer = self.data.tokenizer
         self.new: tuple[str, ...] = plan.new  # load() adds the new head
@@ -100,7 +106,7 @@ class Worker:
     def _watching(self, training: Training) -> Callable[[nn.Module, int], Watch]:
         loader = replace(self.data.loader, max_length=training.max_length, tokenizer=self.tokenizer)
         return partial(
-            watch_training, training=training, loader=loader, columns=self.plan.columns,
+            watch_training, training=training, loader=loader, validation=self.data.validation,
             new=self.new,
         )  # fmt: skip
 

@@ -22,6 +22,7 @@ from holdfast.evaluate.report import Curve, Score
 from holdfast.evaluate.suite import Suite
 from holdfast.hosts.job import Training
 from holdfast.io.models import Loader
+from holdfast.io.rows import Rows
 from holdfast.reference import Reference, distance
 from holdfast.registry import methods
 
@@ -113,7 +114,7 @@ def watch_training(
     *,
     training: Training,
     loader: Loader,
-    columns: Mapping[str, str],
+    validation: Rows = (),
     new: Sequence[str] = (),
 ) -> Watch:
     """Watch the distance to the pretrained weights, and the loss on the rows for validation."""
@@ -123,15 +124,15 @@ def watch_training(
             f"evaluate_every is {every}, but the run has only {total_updates} updates: no weights "
             "would be measured"
         )
-    tests = validation_tests(training, columns)
+    tests = validation_tests(validation)
     reference = Reference.of(model, device="cpu").without(new)
     return Watch(model, every=every, loader=loader, reference=reference, **tests)
 
 
-def validation_tests(training: Training, columns: Mapping[str, str]) -> dict[str, Any]:
-    """The tests of a training's rows for validation, as arguments of :class:`Watch`."""
-    given = {} if training.validation is None else {"validation": training.validation}
-    return {"target": given, "columns": columns, "limit": None, "kl_samples": 0, "context_free": 0}
+def validation_tests(rows: Rows) -> dict[str, Any]:
+    """The tests on rows for validation, as arguments of :class:`Watch`."""
+    given = {"validation": rows} if len(rows) else {}
+    return {"target": given, "limit": None, "kl_samples": 0, "context_free": 0}
 
 
 def curves_of(history: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:

@@ -20,6 +20,7 @@ from holdfast._torch.checks import (
     flag,
     natural_number,
     one_of,
+    positive_share,
     share,
     whole_number,
 )
@@ -70,7 +71,8 @@ class Training(NamedSettings):
         packing: join samples of a language model to sequences of ``max_length`` tokens, without
             padding. They do not see each other. ``batch_size`` then counts sequences.
         save_seconds: seconds between two checkpoints; a stopped run resumes from the last one.
-        validation: rows of the new task that are not trained on. The log has the loss on them.
+        validation: rows of the new task that are not trained on: a file, or the share of the
+            training data that is held out for it. The log has the loss on them.
         patience: stop after this many evaluations on ``validation`` without a lower loss, and keep
             the weights with the lowest one. If None, the run makes all updates.
         evaluate_every: updates between two evaluations; by default a twentieth of the run.
@@ -92,7 +94,7 @@ class Training(NamedSettings):
     gradient_checkpointing: bool = False
     packing: bool = False
     save_seconds: float = 60.0
-    validation: str | None = None
+    validation: str | float | None = None
     patience: int | None = None
     evaluate_every: int | None = None
 
@@ -104,6 +106,10 @@ class Training(NamedSettings):
         whole_number("max_length", self.max_length, 2)
         at_least_zero("weight_decay", self.weight_decay)
         at_least_zero("save_seconds", self.save_seconds)
+        if self.validation is not None and self.validation_file is None:
+            one, most = positive_share("validation", self.validation), 0.5
+            if one > most:
+                raise ValueError(f"validation must be a file or a share up to {most}, got {one}")
         if self.patience is not None and self.validation is None:
             raise ValueError("patience needs rows for validation, by which the training stops")
         if self.evaluate_every is not None:
@@ -125,12 +131,17 @@ class Training(NamedSettings):
             device, max_length=self.max_length, bits=bits, trust_remote_code=trust_remote_code
         )
 
+    @property
+    def validation_file(self) -> str | None:
+        """The file of the rows for validation; None if there is none."""
+        return self.validation if isinstance(self.validation, str) else None
+
     def check_validation(self, **others: Sources) -> None:
         """Raise ValueError if the rows for validation are used for something else as well."""
-        if self.validation is None:
+        if self.validation_file is None:
             return
         for name, source in others.items():
-            if os.path.realpath(self.validation) in map(os.path.realpath, names_of(source)):
+            if os.path.realpath(self.validation_file) in map(os.path.realpath, names_of(source)):
                 raise ValueError(
                     f"validation and {name} are both {self.validation}, but what the training "
                     "stops by must not be trained on or reported: give other rows"

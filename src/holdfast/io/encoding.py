@@ -29,6 +29,7 @@ from holdfast.io.rows import (
     Sources,
     check_unicode,
     columns_of,
+    hold_out,
     image_column,
     label_of,
     labels_of,
@@ -334,6 +335,7 @@ class TrainingData:
     given: tuple[str, ...] = ()  # parts of the model that the user declared new
     columns: Mapping[str, str] = field(default_factory=dict)  # the column map
     all_columns: Sequence[str] = ()  # of the data, by their own names
+    validation: Rows = ()  # rows that are not trained on
 
     @classmethod
     def open(
@@ -345,8 +347,12 @@ class TrainingData:
         head: str = "auto",
         new: Sequence[str] = (),
         columns: Mapping[str, str] | None = None,
+        validation: str | float | None = None,
     ) -> TrainingData:
-        """Read the rows, and decide with ``head_for`` whether the model needs a new head."""
+        """Read the rows, and decide with ``head_for`` whether the model needs a new head.
+
+        ``validation`` are other rows, or a share of the rows to hold out.
+        """
         name, columns = name_of(data), columns or {}
         given = open_rows(data)
         rows = rename(given, columns, name)
@@ -358,7 +364,12 @@ class TrainingData:
                 tokenizer.pad_token = tokenizer.eos_token
             needed = replace(needed, pad=tokenizer.pad_token_id)
         own = columns_of(given)
-        return cls(source, name, rows, loader, tokenizer, needed, tuple(new), columns, own)
+        others: Rows = ()
+        if isinstance(validation, str):
+            others = rename(open_rows(validation), columns, validation)
+        elif validation is not None:
+            rows, others = hold_out(rows, validation)
+        return cls(source, name, rows, loader, tokenizer, needed, tuple(new), columns, own, others)
 
     def load(self) -> tuple[nn.Module, tuple[str, ...]]:
         """Load the pretrained model; also return its new parts, the new head among them."""

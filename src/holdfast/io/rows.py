@@ -169,6 +169,21 @@ def open_rows(data: Sources) -> Rows:
         ) from error
 
 
+def hold_out(rows: Rows, share: float) -> tuple[Rows, Rows]:
+    """Split rows into those to train on and every nth row, so that the order does not matter.
+
+    >>> hold_out([{"n": n} for n in range(5)], 0.5)
+    ([{'n': 0}, {'n': 2}, {'n': 4}], [{'n': 1}, {'n': 3}])
+    """
+    every = round(1 / share)
+    if len(rows) < every:
+        raise ValueError(f"a share of {share:g} of {len(rows)} rows is not a row: hold out more")
+    left = [number for number in range(len(rows)) if (number + 1) % every]
+    if isinstance(rows, DatasetRows):
+        return DatasetRows(rows.dataset.select(left)), rows[every - 1 :: every]
+    return [rows[number] for number in left], rows[every - 1 :: every]
+
+
 def names_of(data: Sources) -> list[str]:
     """Return the names that data stand for: a pattern is replaced by the files that match it."""
     names = [os.fspath(data)] if isinstance(data, str | os.PathLike) else list(map(str, data))
