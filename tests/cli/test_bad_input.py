@@ -66,6 +66,7 @@ def _settings(name):
     ]
 
 
+STOPPING = ["--validation=0.5", "--patience=1"]
 CASES = [
     *_settings("compare"),
     *_settings("finetune"),
@@ -93,6 +94,9 @@ CASES = [
     ("finetune", ["--seeds=3"], "unknown option --seeds; did you mean '--seed'?"),
     ("finetune", ["--set", "update.rl", "1"], "no setting 'update.rl'; did you mean 'update.lr'"),
     ("compare", ["--set", "update.rl", "1"], "a setting 'update.rl'; did you mean 'update.lr'"),
+    ("finetune", ["--recipe=sfa", *STOPPING], "SFA changes the weights after the last update"),
+    ("compare", ["--recipes", "standard", "sfa", *STOPPING], "SFA changes the weights after the"),
+    ("finetune", ["--patience=1"], "patience needs rows for validation"),
     ("finetune", ["--batch-size=1.5"], "--batch-size must be a whole number, got '1.5'"),
     ("measure", ["--target=gone.jsonl"], "no such file: gone.jsonl"),
     ("measure", ["--target=odd.jsonl"], "the columns x"),

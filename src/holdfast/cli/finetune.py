@@ -99,7 +99,7 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
         options.model, options.data, loader, head=options.head, new=options.new,
         columns=options.columns, validation=training.validation,
     )  # fmt: skip
-    samples, old = encode(task, [recipe], options.old_data)
+    samples, old = encode(task, [recipe], options.old_data, patience=training.patience)
     Suite(**validation_tests(task.validation)).build()  # raises if they fit no test
     model, new = task.load()
     if is_first():

@@ -71,7 +71,8 @@ def check_inputs(plan: Plan) -> None:
     )
     # Of the default recipes, those that do not fit the model fail by themselves.
     asked = () if plan.recipes == RECIPES and loader.bits is None else plan.recipes
-    encode(training, [read_recipe(name)[1] for name in asked], plan.old_data)
+    recipes = [read_recipe(name)[1] for name in asked]
+    encode(training, recipes, plan.old_data, patience=plan.training.patience)
     where, _ = loader.location(plan.model)
     if Path(where).is_dir():
         open_weights(plan.model)

@@ -11,11 +11,21 @@ from holdfast._torch.checks import positive_integer
 from holdfast._torch.layout import gathered, like, local, sharded_as
 from holdfast.hosts._checkpoints import trained_tensors, whole_state
 from holdfast.hosts.watching import Observer
+from holdfast.recipe import Recipe
 from holdfast.run import Run
 
 logger = logging.getLogger(__name__)
 
 _SAVED = ("before", "best", "update", "waited")
+
+
+def check_may_stop(recipe: Recipe) -> None:
+    """Raise ValueError if a method acts after the last update."""
+    if ending := [type(p).__name__ for p in recipe.penalties if p.acts_at_end]:
+        raise ValueError(
+            f"{ending[0]} changes the weights after the last update, which a run that stops early "
+            "does not reach: train without patience"
+        )
 
 
 class EarlyStop:
@@ -40,11 +50,7 @@ class EarlyStop:
                 "patience= stops by the loss on the target of a watch: pass watch=Watch(model, "
                 "target=rows)"
             )
-        if ending := [type(p).__name__ for p in run.recipe.penalties if p.acts_at_end]:
-            raise ValueError(
-                f"{ending[0]} changes the weights after the last update, which a run that stops "
-                "early does not reach: train without patience"
-            )
+        check_may_stop(run.recipe)
 
     @property
     def is_over(self) -> bool:

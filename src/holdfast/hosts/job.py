@@ -27,6 +27,7 @@ from holdfast._torch.checks import (
 from holdfast._torch.imports import require
 from holdfast._torch.multimodal import freeze_other_parts
 from holdfast.hosts._driving import LoopSettings, drive
+from holdfast.hosts._early_stop import check_may_stop
 from holdfast.hosts._packing import Packed, check_packing
 from holdfast.hosts._updates import as_samples, number_of_updates, warm_up_and_decay
 from holdfast.hosts.raw import plain_if_interrupted
@@ -153,17 +154,24 @@ class Training(NamedSettings):
 
 
 def encode(
-    task: TrainingData, recipes: Iterable[Recipe], old_data: str | None = None
+    task: TrainingData,
+    recipes: Iterable[Recipe],
+    old_data: str | None = None,
+    *,
+    patience: int | None = None,
 ) -> tuple[Sequence[Any], Sequence[Any] | None]:
     """Encode the data and the old data, before any weights are loaded.
 
-    Raise ValueError if the columns do not fit the model, or a recipe does not fit either.
+    Raise ValueError if the columns do not fit the model, or a recipe does not fit either, or cannot
+    stop early, as ``patience`` asks.
     """
     model = task.loader.skeleton(task.source, task.head)
     new = task.given or (("the head",) if task.head else ())
     for recipe in recipes:
         recipe.check_head(new)
         recipe.check_model(model, old_data is not None)
+        if patience is not None:
+            check_may_stop(recipe)
     old = None if old_data is None else task.samples(model, other=old_data)
     return task.samples(model), old
 
