@@ -118,7 +118,7 @@ def test_limits_apply_to_everything(tmp_path, capsys):
 
 
 def test_completions_run_once_for_divergence_and_likelihood():
-    """The answers are computed from the states of the pass that gave the divergence."""
+    """The losses of the answers are those of the pass that gave the divergence."""
     base = make_llama()
     tuned, rows = noisy(base), [*ROWS[:1], {"question": "the cat", "answer": "sat on the mat ."}]
     options = {"loader": Loader(tokenizer=make_tokenizer()), "context_free": 0, "drift": False}

@@ -14,7 +14,7 @@ from holdfast.comparison.plan import Measuring
 from holdfast.evaluate.kl import ContextFreeKL, token_kl
 from holdfast.evaluate.suite import Suite
 from holdfast.io.models import Loader
-from holdfast.scoring import likelihood
+from holdfast.scoring import kl, likelihood
 from holdfast.scoring.kl import kl_divergence
 from small import make_llama, noisy
 
@@ -112,12 +112,13 @@ def test_sequences_that_run_together_keep_their_order(monkeypatch, tokens, apart
             assert torch.allclose(table, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_logits_are_made_for_one_sequence_at_a_time():
+def test_logits_are_made_for_as_many_sequences_as_fit(monkeypatch):
+    monkeypatch.setattr(kl, "CHUNK", 7 * 11)
     model, sizes = make_llama(vocab=11), []
     model.lm_head.register_forward_hook(lambda _, args, out: sizes.append(out.shape[:-1].numel()))
     with Loader().open(model) as loaded:
         list(token_kl("rows", [[2, 5, 6]] * 9, "how").log_probs(loaded))
-    assert max(sizes) == 3
+    assert sizes[2:] == [6, 6, 6, 6, 3]  # after the look whether the head can be applied apart
 
 
 def test_the_same_model_does_not_diverge():

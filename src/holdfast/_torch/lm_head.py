@@ -51,9 +51,9 @@ class Predictions:
         pairs = self.logits(where, targets)
         return torch.cat([F.cross_entropy(*pair, reduction="none") for pair in pairs])
 
-    def log_probs(self, row: int, length: int) -> Tensor:
-        """The log-probabilities of all tokens at the first positions of a row."""
-        return self._logits(self.states[row, :length]).log_softmax(-1)
+    def log_probs(self) -> Tensor:
+        """The log-probabilities of all tokens at every position."""
+        return self._logits(self.states).log_softmax(-1)
 
     def _logits(self, states: Tensor) -> Tensor:
         return (states if self.head is None else self.head(states)).float()

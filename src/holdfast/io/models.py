@@ -43,8 +43,9 @@ class Loaded:
     tokenizer: Any  # or the image processor of an image classifier, or None
     limit: int  # of tokens in a sequence
     start_token: int | None = None  # the first token of a text, if the user sets it
-    #: Hidden states of token sequences, for tests on the same sequences.
-    states: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    #: Of token sequences: the loss of each token after the first one, and whether it is the
+    #: likeliest, for tests on the same sequences.
+    losses: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def device(self) -> torch.device:

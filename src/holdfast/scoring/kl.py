@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 
 from holdfast._torch.batch import logits_of
+from holdfast._torch.lm_head import CHUNK
 from holdfast.io.models import Loaded
-from holdfast.scoring.likelihood import Runner
+from holdfast.scoring.likelihood import Runner, losses_and_hits
 
 DISK = 4 << 30  # the maximum size of stored predictions, in bytes
 SHARE = 0.15  # of the tokens are masked
 
 
 def kl_divergence(base: Tensor, tuned: Tensor) -> Tensor:
-    """Return KL(base‖tuned) of each row of log-probabilities, in float64.
+    """Return KL(base‖tuned) of each row of log-probabilities, in their dtype.
 
     >>> half, third = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
     >>> round(kl_divergence(half, third).item(), 4)       # ½ log(½/¼) + ½ log(½/¾)
     0.1438
     """
-    base, tuned = base.double(), tuned.double()
     p = base.exp()
-    return torch.where(p == 0, 0.0, p * (base - tuned)).sum(-1)  # 0 log 0 = 0
+    return (base - tuned).mul_(p).masked_fill_(p == 0, 0).sum(-1)  # 0 log 0 = 0
 
 
 @torch.no_grad()
@@ -38,24 +38,36 @@ def next_token_log_probs(
 ) -> Iterator[Tensor]:
     """Yield one table per sequence: the log-probabilities of the next token after each token.
 
-    Sequences are cut at the model's maximum length. Empty sequences are skipped. ``keep`` is that
-    of :class:`~holdfast.scoring.likelihood.Runner`.
+    Sequences are cut at the model's maximum length. Empty sequences are skipped. With ``keep``,
+    the losses of the tokens are kept for :func:`~holdfast.scoring.likelihood.log_likelihoods`.
     """
-    run = Runner(loaded, keep=keep)
+    run = Runner(loaded)
     left = [list(ids[: loaded.limit]) for ids in sequences if len(ids)]
     while left:
         # Only as many sequences as fit, because their hidden states wait until they are yielded.
-        room = run.room(left[0])
-        some = left[: max(1, sum(end <= room for end in itertools.accumulate(map(len, left))))]
-        found = {
-            number: (predictions, place)
+        some = left[: _fitting(left, run.room(left[0]))]
+        left = left[len(some) :]
+        states = {
+            number: predictions.states[place, : len(some[number])]
             for numbers, predictions in run(some)
             for place, number in enumerate(numbers)
         }
-        for number, ids in enumerate(some):
-            predictions, place = found.pop(number)
-            yield predictions.log_probs(place, len(ids))
-        left = left[len(some) :]
+        waiting = list(enumerate(some))
+        while waiting:
+            # One product with the head for several sequences: short ones are slow alone.
+            size = _fitting([ids for _, ids in waiting], CHUNK // run.split.vocabulary)
+            part, waiting = waiting[:size], waiting[size:]
+            found = run.split.predictions(torch.cat([states.pop(number) for number, _ in part]))
+            tables = found.log_probs().split([len(ids) for _, ids in part])
+            for (_, ids), table in zip(part, tables, strict=True):
+                if keep and len(ids) > 1:
+                    loaded.losses[tuple(ids)] = losses_and_hits(table[:-1], torch.tensor(ids[1:]))
+                yield table
+
+
+def _fitting(sequences: Sequence[Sequence[int]], tokens: int) -> int:
+    """Return how many of the first sequences fit into a number of tokens, but at least one."""
+    return max(1, sum(end <= tokens for end in itertools.accumulate(map(len, sequences))))
 
 
 @torch.no_grad()
@@ -110,7 +122,7 @@ class StoredPredictions:
                     f"tokens, the tuned model {len(tuned)} over {tuned.shape[-1]}"
                 )
             pairs = zip(base.split(64), tuned.float().split(64), strict=True)
-            sums = [kl_divergence(*pair).sum() for pair in pairs]
+            sums = [kl_divergence(*pair).double().sum() for pair in pairs]
             yield float(torch.stack(sums).sum()), len(base)
 
     def _file(self, number: int) -> Path:
