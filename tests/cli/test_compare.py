@@ -1,6 +1,7 @@
 """``holdfast compare`` on the small model that comes with the package."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,11 @@ def test_without_a_model_it_takes_the_one_in_the_package(capsys):
 
 def test_a_comparison_and_once_more(tmp_path, capsys):
     assert main(["compare", "--out=out", *FEW]) == 0
-    assert "recadam+wise-ft" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "recadam+wise-ft" in told.out
+    each = r"\(\S+ s of training and \S+ s of tests per run\)"
+    runs = rf"^2 runs, 1 at a time, at least \S+ s {each}\n2 tests, about "
+    assert re.search(runs, told.err, re.MULTILINE)
     results = Results.load(tmp_path / "out" / "results.json")
     assert [(run.recipe, run.seed) for run in results.runs] == [
         ("standard", 0), ("recadam+wise-ft", 0),
@@ -54,8 +59,9 @@ def test_a_comparison_and_once_more(tmp_path, capsys):
     # What is finished is not done again; the config that was written says the same.
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("runs/*/result.json")}
     assert main(["compare", "--config=out/config.yaml", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed == json.loads(results.to_json())
+    told = capsys.readouterr()
+    assert json.loads(told.out) == json.loads(results.to_json())
+    assert "at a time" not in told.err  # nothing is left to do
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 

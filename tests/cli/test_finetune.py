@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,9 +41,10 @@ def weights(folder):
 
 def test_a_recipe_and_its_config_again(tmp_path, capsys):
     assert finetune("--recipe=recadam+flow") == 0
-    said = capsys.readouterr().out
-    assert "recadam+flow: loss " in said
-    assert "The model is in out" in said
+    said = capsys.readouterr()
+    assert re.search(r"^3 updates of 2 samples, at least \S+ s$", said.err, re.MULTILINE)
+    assert "recadam+flow: loss " in said.out
+    assert "The model is in out" in said.out
     left = {"chat_template.jinja", "generation_config.json", "tokenizer_config.json"}
     assert {p.name for p in Path("out").iterdir()} - left == {
         "config.json", "config.yaml", "holdfast_recipe.yaml", "model.safetensors", "tokenizer.json",

@@ -3,10 +3,14 @@
 import os
 import re
 import select
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
+from holdfast._torch import progress
+from holdfast.cli import main
 from holdfast.cli._progress import Progress
 
 
@@ -55,3 +59,29 @@ def test_a_terminal_without_rich_has_lines(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.progress", None)
     lines = on_a_terminal(monkeypatch).splitlines()
     assert [line[:5] for line in lines] == ["[4/5]", "[5/5]"]
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["score"], "scoring: 2 of 2 samples"),
+        (["finetune", "--recipe=flow", "--lr=1e-3", "--out=out"], "scoring: 2 of 2 samples"),
+        (["draw", "--texts=2"], "drawing texts: 64 of"),
+    ],
+)
+def test_a_log_has_lines_now_and_then(command, line, monkeypatch, tmp_path, capsys):
+    pytest.importorskip("transformers", reason="the hf extra is not installed")
+    from comparison.tiny import save_llama
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    Path("train.jsonl").write_text('{"prompt": "two plus two is", "completion": "four"}\n' * 2)
+    command += [f"--model={save_llama('llama')}"]
+    command += [] if command[0] == "draw" else ["--data=train.jsonl"]
+    assert main(command) == 0
+    assert line not in capsys.readouterr().err  # it takes a moment only
+    monkeypatch.setattr(progress, "QUIET", 0.0)
+    shutil.rmtree("cache")
+    shutil.rmtree("out", ignore_errors=True)
+    assert main(command) == 0
+    assert line in capsys.readouterr().err

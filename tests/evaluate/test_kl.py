@@ -141,6 +141,16 @@ def test_a_model_without_a_begin(monkeypatch):
         assert ContextFreeKL(texts=2, tokens=3).draw(loaded)[0][0] == 4
 
 
+def test_small_divergences_are_exact_enough_in_float32():
+    generator = torch.Generator().manual_seed(0)
+    logits = 4 * torch.randn(64, 5000, generator=generator)
+    moved = logits + 1e-2 * torch.randn(64, 5000, generator=generator)
+    pair = logits.log_softmax(-1), moved.log_softmax(-1)
+    exact = kl_divergence(*(part.double() for part in pair))
+    assert torch.allclose(kl_divergence(*pair).double(), exact, rtol=1e-3)
+    assert kl_divergence(*pair).double().mean().item() == pytest.approx(exact.mean().item(), 1e-5)
+
+
 def test_zero_probabilities():
     certain, even = torch.tensor([[1.0, 0.0]]).log(), torch.tensor([[0.5, 0.5]]).log()
     assert kl_divergence(certain, even).item() == pytest.approx(0.6931, abs=1e-3)

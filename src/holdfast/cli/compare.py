@@ -12,6 +12,7 @@ The same command continues a stopped comparison. --out may be an address that fs
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from holdfast.cli._options import (
 )
 from holdfast.cli._progress import Progress
 from holdfast.comparison import default
+from holdfast.comparison.estimate import overview
 from holdfast.comparison.inputs import check_inputs, paths_of
 from holdfast.comparison.plan import Measuring, Plan, RunSpec
 from holdfast.comparison.processes import reason
@@ -38,6 +40,7 @@ from holdfast.comparison.scheduler import compare_in, finished_runs
 from holdfast.hosts.job import Training
 from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
+from holdfast.report.printing import tell_line
 
 
 def add_options(parser: Parser) -> None:
@@ -95,10 +98,13 @@ def run(options: argparse.Namespace) -> None:
 def run_all(plan: Plan, out: Place, options: argparse.Namespace) -> Results:
     """Do the runs of a plan, with their progress on the terminal."""
     plan = with_rates(plan)
-    done, total = len(finished_runs(plan, out)), len(plan.runs)
-    if done < total:
+    finished_before, total = finished_runs(plan, out), len(plan.runs)
+    if left := [spec for spec in plan.runs if spec.id not in finished_before]:
         check_inputs(plan)
-    with Progress(total, "runs", done) as progress:
+        if options.engine == "local":
+            for line in overview(plan, left, jobs_of(options)):
+                tell_line(line, file=sys.stderr)
+    with Progress(total, "runs", total - len(left)) as progress:
 
         def under_way(spec: RunSpec, doing: str, done: int, total: int) -> None:
             progress.update(_name(spec), done, total, doing)

@@ -50,10 +50,7 @@ def draw(options: argparse.Namespace) -> None:
     with loader.open(options.model) as loaded:
         tokenizer = text_tokenizer(loaded.tokenizer)
         starts = default_starts(loaded.model, tokenizer)
-        pool = draw_pool(
-            loaded.model, options.texts, starts=starts, top=None, seed=options.seed,
-            progress=sys.stderr.isatty(),
-        )  # fmt: skip
+        pool = draw_pool(loaded.model, options.texts, starts=starts, top=None, seed=options.seed)
     texts = [tokens if tokenizer is None else tokenizer.decode(tokens) for tokens in pool.texts()]
     if options.json:
         tell(json.dumps({"texts": texts, "stored": pool.path and str(pool.path)}, indent=1))

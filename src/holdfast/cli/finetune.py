@@ -20,7 +20,9 @@ import argparse
 import contextlib
 import functools
 import json
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,18 +44,21 @@ from holdfast.cli._options import (
 )
 from holdfast.cli._processes import is_first, joined
 from holdfast.cli._progress import Progress
+from holdfast.evaluate.amount import training_seconds
 from holdfast.evaluate.suite import Suite
 from holdfast.evaluate.watch import validation_tests, watch_training
 from holdfast.hosts.job import Training, encode, train
 from holdfast.io.codec import to_json
 from holdfast.io.encoding import TrainingData
 from holdfast.io.files import write_text
+from holdfast.io.models import Loaded
 from holdfast.io.outputs import claim, finished, output_name, write_changed, written_aside
 from holdfast.io.rows import names_of
 from holdfast.io.storage import Place
 from holdfast.io.untrusted import parse_yaml
 from holdfast.recipe import DEFAULT_RECIPE, FILE, Recipe, is_recipe_file, read_recipe
 from holdfast.report.printing import tell, tell_line
+from holdfast.report.words import seconds
 
 #: Files that only an unfinished run has; the first one is its checkpoint.
 UNFINISHED = ("run.pt", "history.jsonl", "seconds")
@@ -113,6 +118,7 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
     head = f", new head ({task.head}): {', '.join(new)}" if task.head else ""
     # The run logs what the recipe is resolved to.
     tell_line(f"{name}: {len(samples)} samples{head}", file=sys.stderr)
+    tell_line(amount_of(training, loader.ready(model, task.tokenizer), samples), file=sys.stderr)
     if training.lr is not None and recipe.update.lr not in (None, training.lr):
         say(f"the recipe's own learning rate is used: {recipe.update.lr:g}", "note")
     with contextlib.ExitStack() as stack:
@@ -121,7 +127,7 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
         model, trained, history = train(
             model, recipe, samples, training, out, old_data=old, new=new,
             tokenizer=task.tokenizer, seed=options.seed, watch=watch,
-            show=sys.stderr.isatty(),
+            show=is_first(),
             progress=lambda doing, done, total: bars().update(name, done, total, doing),
         )  # fmt: skip
     weights = whole_weights(model)
@@ -146,6 +152,17 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
             f"rate {trained.update.lr:g}.{kept} The model is in {out}; `holdfast measure "
             f"{options.model} {out}` shows what it forgot"
         )
+
+
+def amount_of(training: Training, loaded: Loaded, samples: Sequence[Any]) -> str:
+    """Say how many updates the training takes, and about how long, after a short run."""
+    processes = int(os.environ.get("WORLD_SIZE") or 1)
+    updates, size = training.amount(samples, processes)
+    said = f"{updates} updates of {size} samples"
+    if (each := training_seconds(loaded, samples)) is None:
+        return said
+    # Some recipes do more than plain training.
+    return f"{said}, at least {seconds(updates * size * each / processes)}"
 
 
 def save(

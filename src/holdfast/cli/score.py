@@ -84,13 +84,13 @@ def score_rows(method: Any, training: Training, options: argparse.Namespace) -> 
     if options.weighted is not None:
         check_rows(rows, owners, task.data, options)
     tokens = options.level == "token"
-    shown, size = sys.stderr.isatty(), training.batch_size
+    size = training.batch_size
     model, new = task.load()
     if task.head is not None:  # its losses would mean nothing
         tell_line(f"new head ({task.head}), fitted first: {', '.join(new)}", file=sys.stderr)
-        fitted = Run(preset_that("fits_head"), model, samples, lr=0.0, new=new, progress=shown)
+        fitted = Run(preset_that("fits_head"), model, samples, lr=0.0, new=new)
         model = fitted.model
-    scores = score(model, samples, tokens=tokens, batch_size=size, progress=shown)
+    scores = score(model, samples, tokens=tokens, batch_size=size)
     weights: Any = method.weigh(scores)
     weights = [w.tolist() for w in (scores.split(weights) if tokens else weights)]
     figures = zip(owners, scores.losses.tolist(), weights, scores.counts.tolist(), strict=True)

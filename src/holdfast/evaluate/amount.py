@@ -2,7 +2,8 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from holdfast.scoring.draw import vocabulary_size
 
 #: Tokens that are run to estimate the time: on a CPU few, because they take long there.
 _TOKENS, _TOKENS_ON_A_CPU = 1 << 13, 1 << 6
+_SAMPLES = 64  # whose lengths are averaged
+_TRAINING = 3  # forward passes that the forward and backward passes of a training are worth
 
 
 def limited(test: Probe, loaded: Loaded, samples: int | None, tokens: int | None) -> Any:
@@ -29,8 +32,33 @@ def limited(test: Probe, loaded: Loaded, samples: int | None, tokens: int | None
     return test.within(loaded, min(limits)) if limits and isinstance(test, Sized) else test
 
 
-def overview(tests: Sequence[Probe], kls: Sequence[KL], loaded: Loaded) -> Iterator[str]:
-    """Yield lines: how long the tests take, and what each of them consists of."""
+@dataclass(frozen=True)
+class Amount:
+    """What tests consist of, and about how long they take on a model.
+
+    Attributes:
+        lines: what each test consists of.
+        base: seconds for the base, which also draws texts; None if its speed is not known.
+        other: seconds for each other model.
+        is_part: whether there are tests whose time is not known.
+    """
+
+    lines: list[str]
+    base: float | None
+    other: float | None
+    is_part: bool
+
+    def __str__(self) -> str:
+        what = "1 test" if len(self.lines) == 1 else f"{len(self.lines)} tests"
+        if self.base is not None and self.other is not None:
+            about = "at least" if self.is_part else "about"
+            what += f", {about} {seconds(self.base)} for the base and {seconds(self.other)} for "
+            what += "each other model"
+        return "\n".join([f"{what}:", *self.lines])
+
+
+def amount_of(tests: Sequence[Probe], kls: Sequence[KL], loaded: Loaded) -> Amount:
+    """Return how much tests are, after a short run of the model."""
     tokens, others, lines = 0, 0, []
     diverging = {kl.name for kl in kls}
     for test in tests:
@@ -46,18 +74,24 @@ def overview(tests: Sequence[Probe], kls: Sequence[KL], loaded: Loaded) -> Itera
         if isinstance(kl, ContextFreeKL):
             drawn = kl.texts * kl.tokens
             lines.append(f"- {kl.name}: {kl.texts:,} texts of at most {kl.tokens:,} tokens")
-    what = "1 test" if len(lines) == 1 else f"{len(lines)} tests"
     each = seconds_per_token(loaded) if tokens + drawn else None
-    if each is not None:
-        # The base draws the texts, and then predicts them as the other models do.
-        base, other = (seconds(each * (tokens + n * drawn)) for n in (2, 1))
-        about = "at least" if others else "about"
-        what += f", {about} {base} for the base and {other} for each other model"
-    yield f"{what}:"
-    yield from lines
+    if each is None:
+        return Amount(lines, None, None, bool(others))
+    # The base draws the texts, and then predicts them as the other models do.
+    return Amount(lines, each * (tokens + 2 * drawn), each * (tokens + drawn), bool(others))
 
 
-@torch.inference_mode()
+def training_seconds(loaded: Loaded, samples: Sequence[Any]) -> float | None:
+    """Return about how long one training sample takes; None if samples are not tokens."""
+    some = [samples[i] for i in range(0, len(samples), max(1, len(samples) // _SAMPLES))]
+    if not all(isinstance(s, Mapping) and isinstance(s.get("input_ids"), list) for s in some):
+        return None
+    each = seconds_per_token(loaded)
+    tokens = sum(len(sample["input_ids"]) for sample in some) / len(some)
+    return None if each is None else _TRAINING * tokens * each
+
+
+@torch.no_grad()  # a training must not meet tensors of the inference mode
 def seconds_per_token(loaded: Loaded) -> float | None:
     """Run the model on a few tokens to estimate its speed; None if it does not accept them."""
     length = min(64, loaded.limit)

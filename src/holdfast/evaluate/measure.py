@@ -19,7 +19,7 @@ from torch import nn
 
 from holdfast._torch.checks import named_settings
 from holdfast._torch.version import __version__
-from holdfast.evaluate.amount import limited, overview
+from holdfast.evaluate.amount import Amount, amount_of, limited
 from holdfast.evaluate.classify import Classification, HeadAgreement
 from holdfast.evaluate.drift import drift as measure_drift
 from holdfast.evaluate.kl import KL, ContextFreeKL
@@ -172,6 +172,19 @@ class Examination:
 
     def start(self, loaded: Loaded, head: NewHead | None = None) -> None:
         """Run the tests on the base, which may have a new head, and store its predictions."""
+        self.prepare(loaded, head)
+        if self.progress:
+            for line in str(self.amount(loaded)).splitlines():
+                tell_line(line, file=sys.stderr)
+        for kl in self.kls:
+            kl.remember(loaded, self.folder, progress=self.progress)
+        for test in self.tests:
+            if isinstance(test, HeadAgreement):
+                test.begin()
+        self.before = [test.run(loaded, progress=self.progress) for test in self.tests]
+
+    def prepare(self, loaded: Loaded, head: NewHead | None = None) -> None:
+        """Limit the tests, and choose the divergences that suit the base."""
         if head is not None:
             tested = f"It was tested with a new, untrained head ({head})."
             self.notes.append(f"The base has no head for this task. {tested}")
@@ -185,15 +198,10 @@ class Examination:
         for probe in self.targets if self.samples and head is None else ():
             if kl := kl_of(probe, loaded, self.samples):
                 self.kls.append(kl)
-        if self.progress:
-            for line in overview(self.tests, self.kls, loaded):
-                tell_line(line, file=sys.stderr)
-        for kl in self.kls:
-            kl.remember(loaded, self.folder, progress=self.progress)
-        for test in self.tests:
-            if isinstance(test, HeadAgreement):
-                test.begin()
-        self.before = [test.run(loaded, progress=self.progress) for test in self.tests]
+
+    def amount(self, loaded: Loaded) -> Amount:
+        """How much the tests are, after :meth:`prepare`."""
+        return amount_of(self.tests, self.kls, loaded)
 
     def compare(
         self, loaded: Loaded, *, is_base: bool = False, recipe: Recipe | None = None

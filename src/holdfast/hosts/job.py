@@ -148,6 +148,13 @@ class Training(NamedSettings):
                     "stops by must not be trained on or reported: give other rows"
                 )
 
+    def amount(self, samples: Sequence[Any], processes: int = 1) -> tuple[int, int]:
+        """The number of updates on some samples, and about how many samples each of them takes."""
+        size = self.batch_size * self.accumulate * processes
+        rows = len(Packed(samples, self.max_length)) if self.packing else len(samples)
+        total = number_of_updates(rows, size, self.epochs, self.max_updates)
+        return total, round(size * len(samples) / rows)
+
     def schedule(self, update: int, total: int) -> float:
         """The factor of the learning rate: linear warm-up, then linear decay to 0."""
         return warm_up_and_decay(update, total, warm_up=self.warmup)
@@ -230,14 +237,12 @@ def train(
     source = as_samples(samples, None, training.batch_size, model)
     accelerator = make_accelerator(model, training.accumulate)
     ranks = accelerator.num_processes
-    size = training.batch_size * training.accumulate * ranks
-    rows = len(Packed(samples, training.max_length)) if training.packing else len(samples)
-    total = number_of_updates(rows, size, training.epochs, training.max_updates)
-    update_size = round(size * len(samples) / rows)
+    total, update_size = training.amount(samples, ranks)
     log = _Log(folder, total, progress)
     if ranks > 1:
         logger.info(f"{ranks} processes, {update_size} samples per update")
     if training.packing:
+        rows = len(Packed(samples, training.max_length))
         logger.info(f"{len(samples)} samples are packed into {rows} sequences")
     autocast = autocast_of(accelerator, training.precision, next(model.parameters()).device)
     # The watch needs the pretrained weights, which a Run may change.
