@@ -179,6 +179,14 @@ def test_at_least_one_text_per_update():
     assert term.texts_of(1, 1) != term.texts_of(2, 1)
 
 
+def test_a_length_above_the_models_is_said_once(caplog):
+    for _ in range(2):
+        run = make_run(replay(length=20), base(limit=9))
+        assert run.recall.pool.tokens.shape[1] == 9
+    words = "texts have at most 9 tokens, as many as the model accepts, not length=20"
+    assert caplog.text.count(words) == 1
+
+
 def test_as_many_texts_are_drawn_as_the_run_uses(caplog):
     long = [{"input_ids": [5] * 99, "labels": [5] * 99}] * 2
     used = {"visits": 1600, "update_size": 20}

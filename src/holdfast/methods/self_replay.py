@@ -56,7 +56,7 @@ from holdfast.methods._budget import (
 from holdfast.reference import Reference
 from holdfast.scoring.draw import BLOCK
 from holdfast.scoring.pool import Pool, draw_pool, pool_of_texts
-from holdfast.scoring.starts import default_starts, describe_starts
+from holdfast.scoring.starts import default_starts, describe_starts, loaded
 from holdfast.stages import (
     Checks,
     MedianLoss,
@@ -230,6 +230,11 @@ class SelfReplay(Recall):
                 "adds tokens to each text: use LoRA or other adapters, or another recall"
             )
         _refuse_new_head(run)
+        if (limit := loaded(run.model, self.length).limit) < self.length:
+            _warn_once(
+                f"self-replay's texts have at most {limit} tokens, as many as the model accepts, "
+                f"not length={self.length}"
+            )
         count = self._count(run)
         count += 0 if self.budget is None else min(HELD_OUT, count)
         options: dict[str, Any] = {
