@@ -112,6 +112,15 @@ def test_sequences_that_run_together_keep_their_order(monkeypatch, tokens, apart
             assert torch.allclose(table, alone, rtol=1e-5, atol=1e-6)
 
 
+def test_sequences_of_similar_lengths_run_together(monkeypatch):
+    monkeypatch.setattr(likelihood, "_TOKENS_ON_A_CPU", 20)
+    model, shapes = make_llama(vocab=11), []
+    model.model.register_forward_hook(lambda _, args, out: shapes.append(tuple(out[0].shape[:2])))
+    with Loader().open(model) as loaded:
+        list(token_kl("rows", [[5] * n for n in (3, 10) * 3], "how").log_probs(loaded))
+    assert shapes[2:] == [(2, 10), (2, 10), (2, 3)]  # after the look at the first one
+
+
 def test_logits_are_made_for_as_many_sequences_as_fit(monkeypatch):
     monkeypatch.setattr(kl, "CHUNK", 7 * 11)
     model, sizes = make_llama(vocab=11), []

@@ -45,7 +45,7 @@ def next_token_log_probs(
     left = [list(ids[: loaded.limit]) for ids in sequences if len(ids)]
     while left:
         # Only as many sequences as fit, because their hidden states wait until they are yielded.
-        some = left[: _fitting(left, run.room(left[0]))]
+        some = left[: _fitting(left, run.kept(left[0]))]
         left = left[len(some) :]
         states = {
             number: predictions.states[place, : len(some[number])]

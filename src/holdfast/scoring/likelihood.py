@@ -16,7 +16,7 @@ from holdfast.data import pad_collate
 from holdfast.io.encoding import Continuation
 from holdfast.io.models import Loaded
 
-_TOKENS, _TOKENS_ON_A_CPU = 1 << 14, 1 << 11  # per forward pass; a CPU is faster within its cache
+_TOKENS, _TOKENS_ON_A_CPU = 1 << 14, 1 << 9  # per forward pass; a CPU is faster within its cache
 _LOGITS = 1 << 27  # per forward pass: half a gigabyte of float32
 
 
@@ -128,6 +128,10 @@ class Runner:
         if self.split.found:
             return self.tokens
         return min(self.tokens, _LOGITS // self.split.vocabulary)
+
+    def kept(self, row: Sequence[int]) -> int:
+        """Return the tokens whose predictions may be kept: more if they are hidden states."""
+        return max(self.room(row), _TOKENS) if self.split.found else self.room(row)
 
     def _batch(self, rows: Sequence[Sequence[int]]) -> Any:
         return to_device(pad_collate([{"input_ids": list(row)} for row in rows]), self.device)
