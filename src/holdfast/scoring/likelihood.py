@@ -131,7 +131,8 @@ class Runner:
 
     def kept(self, row: Sequence[int]) -> int:
         """Return the tokens whose predictions may be kept: more if they are hidden states."""
-        return max(self.room(row), _TOKENS) if self.split.found else self.room(row)
+        room = self.room(row)  # looks for the head
+        return max(room, _TOKENS) if self.split.found else room
 
     def _batch(self, rows: Sequence[Sequence[int]]) -> Any:
         return to_device(pad_collate([{"input_ids": list(row)} for row in rows]), self.device)
