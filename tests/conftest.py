@@ -53,6 +53,17 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="module")
+def forked_workers():
+    """The worker processes of comparisons start at once."""
+    from forks import FORKS
+    from holdfast.comparison import processes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "_PROCESSES", FORKS)
+        yield
+
+
+@pytest.fixture(scope="module")
 def browser():
     from browser import CHROMIUM, Browser
 

@@ -1,23 +1,16 @@
-"""Run a test's function on several gloo ranks, as real processes.
-
-They are forks of a server that has imported the libraries, because imports take seconds.
-"""
+"""Run a test's function on several gloo ranks, as real processes."""
 
 import importlib
 import inspect
-import multiprocessing
 import os
 import socket
 import traceback
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from forks import FORKS
+
 TESTS = Path(__file__).parent
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    ["pytest", "hypothesis", "torch.distributed.fsdp", "holdfast.hosts.hf", "accelerate", "peft",
-     "transformers.models.llama.modeling_llama", "transformers.models.bert.modeling_bert"]
-)  # fmt: skip
 
 
 def run_on_ranks(world, function, *arguments, folder):
@@ -29,12 +22,12 @@ def run_on_ranks(world, function, *arguments, folder):
     ranks = []
     for rank in range(world):
         environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank),
+            "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }  # fmt: skip
         log = Path(folder).absolute() / f"said-{rank}"
-        ranks.append(FORKS.Process(target=_rank, args=(*what, environment, os.getcwd(), log)))
+        ranks.append(FORKS.Process(target=_rank, args=(*what, log), environment=environment))
     for process in ranks:
         process.start()
     waiting = {process.sentinel: process for process in ranks}
@@ -47,11 +40,9 @@ def run_on_ranks(world, function, *arguments, folder):
             raise AssertionError(Path(folder, f"said-{failed[0]}").read_text()[-4000:])
 
 
-def _rank(module, function, arguments, environment, place, log):
+def _rank(module, function, arguments, log):
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(said, 1), os.dup2(said, 2)
-    os.environ.clear(), os.environ.update(environment)
-    os.chdir(place)
     status = 1
     try:
         import torch

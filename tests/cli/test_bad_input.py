@@ -242,6 +242,7 @@ def test_one_sentence_and_nothing_written(name, change, words, place, capsys):
     assert contents(place) == before
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_what_every_run_fails_of_is_said(place, capsys):
     assert main(["compare", *GOOD["compare"], "--lr=1e30", "--max-updates=3"]) == 2
     check_sentence(capsys.readouterr().err, "first: DivergedError: the training diverged: the loss")

@@ -15,6 +15,7 @@ from holdfast.comparison.results import Results
 from holdfast.io.storage import Place
 from report.sample_results import sample_results
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 FEW = [
     "--recipes", "standard", "recadam+wise-ft", "--seeds", "0", "--max-updates=2",
     "--batch-size=2", "--limit=5", "--context-free=0", "--text", "old.txt", "--jobs=1",

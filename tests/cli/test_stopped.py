@@ -17,6 +17,7 @@ if sys.platform != "linux":
     pytest.skip("limits and capabilities of Linux", allow_module_level=True)
 
 from cli.test_bad_input import GOOD, contents, make_place
+from holdfast.cli import main
 
 #: Several command lines in one process, each with the size that files may have; a line of JSON of
 #: each: its status and what it said.
@@ -134,8 +135,7 @@ def test_control_c_and_on_with_finetune(place):
     assert "Traceback" not in said
     assert (place / "out" / "run.pt").exists()
     assert not (place / "out" / "model.safetensors").exists()
-    done = subprocess.run([sys.executable, "-m", "holdfast", *given], capture_output=True)
-    assert done.returncode == 0, done.stderr
+    assert main(given) == 0
     assert (place / "out" / "model.safetensors").exists()
 
 

@@ -25,6 +25,8 @@ from holdfast.comparison.scheduler import compare, run_one
 from holdfast.io.outputs import claim
 from holdfast.io.storage import Place
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 class Told:
     """Counts how often each run began and ended."""

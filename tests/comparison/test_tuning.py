@@ -41,6 +41,7 @@ from holdfast.io import codec
 from report.sample_results import measured
 from report.sample_results import run as sample
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 FEW = [
     "--trials=2", "--alphas", "1.0", "--max-updates=2", "--batch-size=2",
     "--limit=5", "--context-free=0", "--text", "old.txt", "--jobs=1",

@@ -18,11 +18,13 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
 
 Call = tuple[Any, ...]
+_PROCESSES: BaseContext = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
 
 
 @dataclass(frozen=True)
@@ -140,10 +142,9 @@ class _Worker:
         self._start()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, self._theirs = context.Pipe()
+        self.pipe, self._theirs = _PROCESSES.Pipe()
         self.executor = ProcessPoolExecutor(
-            1, context, initializer=_begin, initargs=(self._theirs, self.number, self.jobs)
+            1, _PROCESSES, initializer=_begin, initargs=(self._theirs, self.number, self.jobs)
         )
 
     def submit(self, function: Callable[..., Any], call: Call) -> Future[Any]:
