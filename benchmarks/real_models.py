@@ -30,9 +30,9 @@ from _common import default_device, write_results
 from holdfast.cli import main as holdfast
 
 RECIPES = ["lp-ft", "recadam+flow", "holdfast"]
-TRAIN, TEST = 32, 16  # rows
+TRAIN, TEST = 16, 8  # rows
 CLASSES = ("001", "002", "003", "004")  # of flowers
-TRAINING = ["--max-updates=4", "--warmup=0.5", "--batch-size=8", "--max-length=128"]
+TRAINING = ["--max-updates=4", "--lr=1e-4", "--batch-size=4", "--max-length=128"]
 TESTS = ["--test-max-length=128", "--context-free=4"]
 
 

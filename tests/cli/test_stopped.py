@@ -124,7 +124,7 @@ def test_control_c_and_on_with_finetune(place):
     given = [
         "finetune",
         *GOOD["finetune"],
-        "--max-updates=60",
+        "--max-updates=25",
         "--save-seconds=0",
         "--lr=1e-3",
     ]
