@@ -303,11 +303,39 @@ def learning_rates() -> str:
     return table(["parameters", *columns], rows)
 
 
+def real_models() -> str:
+    """What each command did with each real model, and the sentences of those that refused."""
+    record = read("real_models")
+    commands = list(dict.fromkeys(row["command"] for row in record["rows"]))
+    lines, refused = [], {}
+    for model in dict.fromkeys(row["model"] for row in record["rows"]):
+        rows = {row["command"]: row for row in record["rows"] if row["model"] == model}
+        cells = []
+        for command in commands:
+            row = rows[command]
+            if "refused" in row:
+                refused[row["refused"]] = None
+                cells.append(f"refused ({list(refused).index(row['refused']) + 1})")
+            elif "loss" in row:
+                cells.append(f"loss {row['loss']['first']:.2f} → {row['loss']['last']:.2f}")
+            elif "metric" in row:
+                cells.append(f"{row['metric']} {row['before']:.2f} → {row['after']:.2f}")
+            else:
+                cells.append("ran")
+        lines.append([model, rows[commands[0]]["data"], *cells])
+    heads = [f"`{command}`" for command in commands]
+    sentences = "\n".join(f"{i}. `{sentence}`" for i, sentence in enumerate(refused, 1))
+    how = "; ".join(f"{key}: {value}" for key, value in record["protocol"].items())
+    source = "[real_models.json](../benchmarks/results/real_models.json)"
+    made = table(["model", "data", *heads], lines)
+    return f"{made}\n\n{source}: {record['date']}; {how}.\n\n{sentences}"
+
+
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
         methods, stage, modules, timings, targets, memory, speed, comparison, tune, digits,
-        additivity, forgetting, ranks, learning_rates, budgets, *_tables.TABLES,
+        additivity, forgetting, ranks, learning_rates, budgets, real_models, *_tables.TABLES,
     )
 }  # fmt: skip
 

@@ -205,6 +205,8 @@ def main() -> None:
             model.save(given.models, folder)
         train, test = model.data(given.data, out)
         for row in rows_of(name, str(folder), train, test, out):
+            if "refused" in row:
+                row["refused"] = row["refused"].replace(str(folder), name)
             print(json.dumps(row), flush=True)
             rows.append({**row, "data": model.shown, "package": model.package})
     protocol = {"options": " ".join([*TRAINING, *TESTS]), "rows": f"{TRAIN} train, {TEST} test"}

@@ -1,6 +1,7 @@
 """MoFO's kernels, in Triton's interpreter or on a GPU, against the float64 twin."""
 
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from holdfast.kernels import mofo as mofo_step  # noqa: E402
 from holdfast.kernels.mofo import MoFOStep, takes  # noqa: E402
 from holdfast.methods.mofo import largest  # noqa: E402
 from holdfast.optim import MoFO  # noqa: E402
+from matrices import sampled  # noqa: E402
 
 CLOSE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
@@ -71,8 +73,10 @@ def randoms(shapes, dtype=torch.float32):
     return [torch.randn(shape, device=DEVICE).to(dtype) for shape in shapes]
 
 
-@pytest.mark.parametrize("maximize", [False, True])
-@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize(
+    ("maximize", "capturable"),
+    sampled(product([False, True], repeat=2), [(False, False), (True, True)]),
+)
 def test_it_is_the_float64_twin(small, maximize, capturable):
     torch.manual_seed(maximize)
     run = Run(randoms(SHAPES), maximize=maximize, capturable=capturable)
@@ -115,8 +119,13 @@ TIES = {
 }
 
 
-@pytest.mark.parametrize("kind", TIES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    sampled(
+        product(TIES, [torch.float32, torch.bfloat16]),
+        [*product(TIES, [torch.float32]), ("few", torch.bfloat16)],
+    ),
+)
 def test_of_equal_ones_the_first_move(small, kind, dtype):
     shapes = [(3, 700), (31, 50), (2, 2)]
     run = Run(randoms(shapes, dtype), 0.3)

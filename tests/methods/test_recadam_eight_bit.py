@@ -39,7 +39,9 @@ def loss_of(net):
     return sum((net.double()(x) - y).square().mean().item() for x, y in pairs) / len(pairs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.soak)], ids=str
+)
 def test_it_learns_as_well(dtype):
     losses = {}
     for state_dtype in (torch.float32, "8bit"):
