@@ -307,7 +307,8 @@ def real_models() -> str:
     """What each command did with each real model, and the sentences of those that refused."""
     record = read("real_models")
     commands = list(dict.fromkeys(row["command"] for row in record["rows"]))
-    lines, refused = [], {}
+    lines: list[list[str]] = []
+    refused: dict[str, None] = {}  # in the order of the table
     for model in dict.fromkeys(row["model"] for row in record["rows"]):
         rows = {row["command"]: row for row in record["rows"] if row["model"] == model}
         cells = []
