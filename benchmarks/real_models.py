@@ -209,7 +209,8 @@ def main() -> None:
                 row["refused"] = row["refused"].replace(str(folder), name)
             print(json.dumps(row), flush=True)
             rows.append({**row, "data": model.shown, "package": model.package})
-    protocol = {"options": " ".join([*TRAINING, *TESTS]), "rows": f"{TRAIN} train, {TEST} test"}
+    size = f"{TRAIN} train, {TEST} test; all images of {len(CLASSES)} classes"
+    protocol = {"options": " ".join([*TRAINING, *TESTS]), "rows": size}
     write_results(given.json, default_device(), protocol, rows=rows)
 
 
