@@ -1,13 +1,10 @@
 """``python -m holdfast``, and the command ``holdfast``."""
 
-import os
 import sys
 
 
 def main() -> int:
     """Run the command line; Ctrl-C is one line from the first moment."""
-    # Before torch is imported: large tensors in huge pages, with which models run faster on CPUs.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         from holdfast.cli import main
 

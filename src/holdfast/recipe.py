@@ -199,8 +199,8 @@ class Recipe(NamedSettings):
 
         A name such as ``penalties.strength`` applies to every penalty that has the setting.
 
-        >>> Recipe.preset("wise-ft").with_settings({"merging.alpha": 0.3}).merging
-        WiseFT(alpha=0.3, statistics=None)
+        >>> Recipe.preset("wise-ft").with_settings({"merging.alpha": 0.3}).merging.alpha
+        0.3
         """
         saved = self.to_dict()
         for name, value in values.items():

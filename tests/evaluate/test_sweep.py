@@ -160,7 +160,7 @@ def test_a_model_that_fails_leaves_nothing(folders, monkeypatch):
         ({"keep": True}, ValueError, "keep=True needs out="),
         ({"tuned": torch.nn.Linear(1, 1)}, ValueError, "save_pretrained"),
         ({"tuned": "nowhere"}, OSError, "nowhere"),
-        ({"txt": "a"}, TypeError, "unexpected keyword argument 'txt'"),
+        ({"txt": "a"}, TypeError, "did you mean 'text'"),
         ({"limit": 0}, ValueError, "limit must be at least 1"),
     ],
 )

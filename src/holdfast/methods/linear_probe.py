@@ -149,7 +149,7 @@ def linear_probe(
         warnings.warn(
             f"the probe has not converged after {max_iterations} iterations (gradient "
             f"{gradient:.1g}): increase max_iterations or l2",
-            stacklevel=2,
+            stacklevel=3,
         )
     head.load_state_dict(fitted.state_dict())
     mark_trained(head)

@@ -104,7 +104,7 @@ def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
     if same:
         warnings.warn(
             f"the model's own initializer did not change {len(same)} parameters: {shorten(same)}",
-            stacklevel=2,
+            stacklevel=3,
         )
     return model
 

@@ -202,7 +202,7 @@ class RecAdam(Optimizer):
                 f"lr·gamma = {fastest:g} is above 1: the pull is clamped, and while λ is near 0 "
                 "every update puts the weights back onto the anchors. The paper has "
                 "lr·gamma = 0.1: set gamma = 0.1 / lr for that.",
-                stacklevel=3,
+                stacklevel=4,
             )
         matched = anchors.match(pulled)
         free = [
@@ -215,7 +215,7 @@ class RecAdam(Optimizer):
             warnings.warn(
                 f"{len(free)} parameters have no anchor and are updated without a pull: "
                 f"{', '.join(free)}",
-                stacklevel=3,
+                stacklevel=4,
             )
         for group in new:
             group[anchors.key] = None  # see Anchors.take_fingerprints

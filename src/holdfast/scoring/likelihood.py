@@ -12,6 +12,7 @@ from holdfast._torch.batch import to_device
 from holdfast._torch.finite import matches
 from holdfast._torch.lm_head import Predictions, Split, is_out_of_memory
 from holdfast._torch.progress import progress_bar
+from holdfast._torch.threads import side_by_side
 from holdfast.data import pad_collate
 from holdfast.io.encoding import Continuation
 from holdfast.io.models import Loaded
@@ -106,17 +107,29 @@ class Runner:
         The longest rows run first. Rows are padded on the right.
         """
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-        start = 0
-        while start < len(order):
+
+        def together(start: int) -> list[int]:
             longest = rows[order[start]]
-            size = max(1, self.room(longest) // len(longest))
-            numbers = order[start : start + size]
+            return order[start : start + max(1, self.room(longest) // len(longest))]
+
+        def run(numbers: list[int]) -> Predictions:
+            return self.split(self._batch([rows[i] for i in numbers]))
+
+        start = 0
+        if self.device.type == "cpu":
+            parts = []
+            while start < len(order):
+                parts.append(together(start))
+                start += len(parts[-1])
+            yield from zip(parts, side_by_side(run, parts), strict=True)
+        while start < len(order):
+            numbers = together(start)
             try:
-                predictions = self.split(self._batch([rows[i] for i in numbers]))
+                predictions = run(numbers)
             except RuntimeError as error:
                 if not is_out_of_memory(error) or len(numbers) == 1:
                     raise
-                self.tokens = len(numbers) * len(longest) // 2
+                self.tokens = len(numbers) * len(rows[numbers[0]]) // 2
                 continue
             yield numbers, predictions
             start += len(numbers)

@@ -130,7 +130,7 @@ def score(
         warnings.warn(
             f"{n} of {len(scores)} samples have no targets and get weight 0, at indices "
             f"{shorten([str(i) for i in scores.excluded])}",
-            stacklevel=2,
+            stacklevel=3,
         )
     return scores
 
