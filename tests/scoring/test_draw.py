@@ -125,7 +125,7 @@ def test_a_text_depends_on_its_own_noise_only():
 
 def test_texts_are_drawn_from_the_distribution():
     model = make_llama(vocab=5, scale=0.3)
-    found = [text[1] for text in draw_texts(model, 4000, 2, start=[2])]
+    found = [text[1] for text in draw_texts(model, [[2]] * 4000, 2)]
     with torch.no_grad():
         wanted = model(input_ids=torch.tensor([[2]])).logits[0, -1].softmax(-1)
     counts = torch.bincount(torch.tensor(found), minlength=5)

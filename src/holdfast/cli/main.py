@@ -21,6 +21,7 @@ from holdfast.report.printing import tell
 
 #: Each command is a module of this package with ``add_options`` and ``run``.
 COMMANDS = {
+    "check": "check that a fine-tuned model forgot no more than it may",
     "compare": "fine-tune with many recipes and compare them on your data",
     "completion": "print the completion script of a shell",
     "data": "show what a model would learn from data",

@@ -26,6 +26,7 @@ from holdfast.cli._options import Parser, add, add_settings, one_of
 from holdfast.comparison.plan import Measuring
 from holdfast.evaluate.kl import ContextFreeKL
 from holdfast.evaluate.measure import measure
+from holdfast.evaluate.skills import skills
 from holdfast.io.models import Loader
 from holdfast.io.outputs import claim, output_name
 from holdfast.io.rows import names_of
@@ -41,10 +42,11 @@ def add_options(parser: Parser) -> None:
     add(parser.add_argument_group("output"), "out", "json")
 
 
-def add_models(parser: Parser) -> None:
+def add_models(parser: Parser, **more: Any) -> None:
     models = parser.add_argument_group("models")
-    models.add_argument("base", metavar="BASE", help="pretrained model: a directory or a hub name")
-    models.add_argument("tuned", metavar="TUNED", help="fine-tuned model, or LoRA adapter")
+    base = "pretrained model: a directory or a hub name"
+    models.add_argument("base", metavar="BASE", help=base, **more)
+    models.add_argument("tuned", metavar="TUNED", help="fine-tuned model, or LoRA adapter", **more)
     add(models, "allow_pickle", "trust_remote_code")
 
 
@@ -53,6 +55,8 @@ def add_tests(parser: argparse.ArgumentParser, title: str = "tests") -> None:
     add(tests, "target", nargs="+", default=[])
     add(tests, "columns")
     add_settings(tests, Measuring, skip=("half",))
+    own = "test arithmetic, code, languages and chats, on texts that the base itself writes"
+    tests.add_argument("--skills", action="store_true", help=own)
     tests.add_argument(
         "--drift", action=argparse.BooleanOptionalAction, default=True, help="compare the weights"
     )
@@ -72,6 +76,7 @@ def measure_arguments(options: argparse.Namespace) -> dict[str, Any]:
     return {
         **{name: getattr(options, name) for name in same},
         "data": options.retained,
+        "probes": skills(seed=options.seed) if options.skills else (),
         "context_free": ContextFreeKL(texts, seed=options.seed) if texts > 0 else texts,
         "loader": Loader(
             device=options.device,

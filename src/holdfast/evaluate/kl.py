@@ -122,7 +122,7 @@ class ContextFreeKL(KL):
     def draw(self, loaded: Loaded) -> list[list[int]]:
         """Draw texts without their last token, after which nothing is predicted."""
         length, start = min(self.tokens + 1, loaded.limit), [loaded.first_token()]
-        texts = draw_texts(loaded.model, self.texts, length, start=start, seed=self.seed)
+        texts = draw_texts(loaded.model, [start] * self.texts, length, seed=self.seed)
         return [text[:-1] for text in texts]
 
     def _log_probs(self, loaded: Loaded) -> Tables:

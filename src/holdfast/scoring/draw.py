@@ -35,14 +35,14 @@ _WARM_UP = 3  # steps before the capture of a CUDA graph
 
 
 def draw_texts(
-    model: nn.Module, count: int, length: int, *, start: Sequence[int], seed: int = 0
+    model: nn.Module, starts: Sequence[Sequence[int]], length: int, *, seed: int = 0
 ) -> list[list[int]]:
-    """Draw texts of at most ``length`` tokens, all of which start with the tokens ``start``."""
-    drawer = Drawer(model, length)
+    """Draw one text of at most ``length`` tokens after each start; it includes its start."""
+    drawer, count = Drawer(model, length), len(starts)
     # Not the noise of pools: a test must not use the texts that a model was trained on.
     noise = torch.cat([noise_of("test", seed, i, length) for i in range(-(-count // BLOCK))])
     with torch.no_grad():
-        tokens, lengths = drawer([start] * count, noise[:count])
+        tokens, lengths = drawer(starts, noise[:count])
     drawer.free()
     return [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
 
