@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from reprlib import repr as short  # aliases in YAML can make a value huge
 from typing import Any
@@ -147,6 +148,12 @@ class Recipe(NamedSettings):
             if methods and set(methods) <= set(names):
                 names = [preset, *(name for name in names if name not in methods)]
         return "+".join(names) or "standard"
+
+    def _repr_html_(self) -> str:
+        """The stages, as notebooks show them."""
+        cells = (line.partition(" ")[::2] for line in self.describe().splitlines())
+        rows = (f"<tr><th>{escape(a)}</th><td>{escape(b.strip())}</td></tr>" for a, b in cells)
+        return f"<table>{''.join(rows)}</table>"
 
     def describe(self) -> str:
         """One line per stage: the method, its settings and its summary."""

@@ -307,7 +307,7 @@ def _median(rows: Sequence[Measured]) -> Measured:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results(Shown):
     """All runs of a plan: ``results.json``.
 
@@ -341,6 +341,19 @@ class Results(Shown):
     def recommendation(self) -> Recommendation:
         """Which recipe to take, and why."""
         return recommend(self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per run and test."""
+        return [
+            {
+                "recipe": run.recipe, "seed": run.seed, **run.values, "test": test.name,
+                "metric": test.metric, "role": "target" if test is run.target else "retained",
+                "before": test.before, "after": test.after, "low": test.low, "high": test.high,
+                "drift": run.drift.relative if run.drift else None, "seconds": run.seconds,
+            }
+            for run in self.runs
+            for test in (run.target, *run.retained)
+        ]  # fmt: skip
 
     def document(self) -> Document:
         return _shown.document(self)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from holdfast._torch.checks import NamedSettings, at_least_zero
 from holdfast.evaluate.report import Estimate, ForgettingReport, Score
@@ -80,7 +80,7 @@ class Check:
         return low is not None and high is not None and low <= self.most <= high
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Gate(Shown):
     """Whether a fine-tuned model is within limits, figure by figure.
 
@@ -98,6 +98,17 @@ class Gate(Shown):
     def passed(self) -> bool:
         """Whether all figures are within their limits."""
         return all(check.passed for check in self.checks)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per figure."""
+        return [
+            {
+                "limit": one.limit, "name": one.name, "value": one.value.value,
+                "low": one.value.low, "high": one.value.high, "most": one.most,
+                "passed": one.passed,
+            }
+            for one in self.checks
+        ]  # fmt: skip
 
     def document(self) -> Document:
         """The verdict and one row per figure, in the form that all renderers show."""

@@ -5,7 +5,7 @@ and shown as Markdown, in a terminal or as a page. ``docs/schema`` holds the JSO
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from holdfast.report import forgetting
 from holdfast.report.document import Document
@@ -142,7 +142,7 @@ class Curve:
             raise ValueError(f"the curve {self.name!r} has {counts}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ForgettingReport(Shown):
     """The comparison of a tuned model with its base.
 
@@ -180,6 +180,18 @@ class ForgettingReport(Shown):
     def verdict(self) -> Verdict:
         """What was forgotten, in plain words."""
         return verdict(self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per test."""
+        return [
+            {
+                "test": score.name, "metric": score.metric, "role": score.role,
+                "before": score.before.value, "after": score.after.value,
+                "change": score.change.value, "low": score.change.low, "high": score.change.high,
+                "n": score.change.n,
+            }
+            for score in self.scores
+        ]  # fmt: skip
 
     def document(self) -> Document:
         """Verdict, plots and tables, in the form that all renderers show."""

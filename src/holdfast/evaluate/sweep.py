@@ -46,7 +46,7 @@ class SweepPoint:
         share("alpha", self.alpha)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sweep(Shown):
     """The models between a base and a tuned model, measured, by increasing α."""
 
@@ -64,6 +64,10 @@ class Sweep(Shown):
     def recommendation(self) -> AlphaRecommendation:
         """Which α to take, and why, by the rule of :mod:`holdfast.report.recommend`."""
         return recommend_alpha(self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per α and test."""
+        return [{"alpha": p.alpha, **row} for p in self.points for row in p.report.rows()]
 
     def document(self) -> Document:
         """Recommended α, frontier and table, in the form that all renderers show."""

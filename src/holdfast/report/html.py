@@ -1,4 +1,4 @@
-"""A Document as one self-contained page.
+"""A Document as one self-contained page, and as a fragment for notebooks.
 
 The page holds plotly.js (about 4.8 MB), the plots and the JSON of the result. Its content security
 policy allows only its own two scripts to run, and nothing to be loaded.
@@ -6,8 +6,10 @@ policy allows only its own two scripts to run, and nothing to be loaded.
 
 import base64
 import hashlib
+import itertools
 import json
 from functools import cache
+from html import escape
 from typing import Any
 
 from holdfast._torch.imports import require
@@ -33,6 +35,19 @@ def to_html(document: Document, data: str) -> str:
         plotly=markup(plotly.get_plotlyjs().replace("\r\n", "\n")),
     )
     return str(page)
+
+
+def to_fragment(document: Document) -> str:
+    """The answer and the main tables, for a notebook; all strings are escaped."""
+    answer = document.answer
+    parts = [f"<p><strong>{escape(answer.headline)}</strong></p>"]
+    parts += [f"<p>{escape(plain(sentence))}</p>" for sentence in answer.sentences]
+    for table in (t for section in document.filled for t in section.tables if not t.page_only):
+        head = "".join(f"<th>{escape(column.title)}</th>" for column in table.columns)
+        rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in table.rows)
+        body = "".join(f"<tr>{row}</tr>" for row in itertools.islice(rows, table.brief))
+        parts.append(f"<p>{escape(table.title)}</p><table><tr>{head}</tr>{body}</table>")
+    return f"<div>{''.join(parts)}</div>"
 
 
 @cache

@@ -8,11 +8,13 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
+from holdfast._torch.imports import require
 from holdfast.io.codec import decode, to_json
 from holdfast.io.files import write_whole
 from holdfast.report.document import Document
-from holdfast.report.html import to_html
+from holdfast.report.html import to_fragment, to_html
 from holdfast.report.text import to_markdown, to_terminal
+from holdfast.report.words import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +37,23 @@ class Shown(ABC):
     @abstractmethod
     def document(self) -> Document:
         """The result in the form that all renderers show."""
+
+    def __repr__(self) -> str:
+        shown = self.document()
+        names = " → ".join(map(plain, shown.names))
+        return f"<{type(self).__name__} {names}: {shown.answer.headline}>"
+
+    def _repr_html_(self) -> str:
+        """The answer and the main tables, as notebooks show them."""
+        return to_fragment(self.document())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The figures as flat rows, which :meth:`to_pandas` shows."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:
+        """Return the figures as a pandas DataFrame."""
+        return require("pandas", extra="hf", what="to_pandas()").DataFrame(self.rows())
 
     def to_markdown(self) -> str:
         """The answer and the main tables as Markdown, for a pull request or a model card."""
