@@ -197,7 +197,7 @@ def test_help_lists_every_subcommand(capsys):
     ("given", "words"),
     [
         ("repor", "unknown command 'repor'; did you mean 'report'"),
-        ("qqq", "unknown command 'qqq'; known: compare, completion"),
+        ("qqq", "unknown command 'qqq'; known: check, compare"),
         ("-x", "unknown option -x; known: "),
     ],
 )
