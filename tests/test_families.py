@@ -98,7 +98,7 @@ def test_a_family_with_a_recipe(data, family, recipe, cell, opened, tmp_path, mo
 
 def finetune(task, load, name, folder):
     recipe = Recipe.preset(name)
-    samples, _ = encode(task, [recipe])
+    samples, _ = encode(task, [recipe], Training())
     model, new = load()
     tuned = train(
         copy.deepcopy(model), recipe, samples, TRAINING, folder, new=new, tokenizer=task.tokenizer

@@ -133,11 +133,19 @@ def test_early_stopping(capsys):
         (["--validation=gone.jsonl"], "no such file: gone.jsonl"),
         (["--validation=0.6"], "validation must be a file or a share up to 0.5, got 0.6"),
         (["--validation=0.1"], "a share of 0.1 of 8 rows is not a row: hold out more"),
-        ([*stopping, "--evaluate-every=41"], "but the run has only 40 updates"),
         ([*stopping, "--recipe=sfa"], "SFA changes the weights after the last update"),
     ):
         assert finetune(*wrong, out="new") == 2
         assert said in capsys.readouterr().err
+
+
+def test_the_last_update_is_measured_too(capsys):
+    write("dev.jsonl", ROWS[:2])
+    stopping = ["--validation=dev.jsonl", "--patience=9", "--evaluate-every=2", "--max-updates=5"]
+    assert finetune("--recipe=standard", *stopping, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["best_update"] == 5
+    rows = json.loads(read("out/training.json"))
+    assert [row["update"] for row in rows if "best_update" in row] == [2, 4, 5]
 
 
 def test_a_share_of_the_rows_is_held_out(capsys):

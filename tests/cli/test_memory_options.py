@@ -69,6 +69,27 @@ def test_quantized_weights_are_not_trained(capsys):
     assert "load_in_4bit and load_in_8bit exclude each other" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("kind", ["Bert", "Roberta"])
+def test_heads_of_several_layers_are_not_quantized(kind, bits):
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=30, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=40, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    save(getattr(transformers, f"{kind}Model")(config), "encoder", make_tokenizer())
+    rows = [
+        {"text": f"the {word} sat", "label": label} for label, word in enumerate(("cat", "dog"))
+    ]
+    Path("train.jsonl").write_text("\n".join(map(json.dumps, rows * 4)))
+    assert finetune("--model=encoder", "--recipe=lora", f"--load-in-{bits}bit") == 0
+    found = load_file("out/adapter_model.safetensors")
+    heads = {name: weight for name, weight in found.items() if "lora_" not in name}
+    assert heads
+    assert {weight.dtype for weight in heads.values()} == {torch.float32}
+    assert main(["measure", "encoder", "out", "--target=train.jsonl"]) == 0
+
+
 def test_a_new_head_is_not_quantized(capsys):
     rows = [
         {"text": f"the {word} sat", "label": label} for label, word in enumerate(("cat", "dog"))
@@ -94,6 +115,18 @@ def test_compare_with_a_quantized_base(capsys):
         assert score["after"] == pytest.approx(score["before"], rel=1e-6)
 
 
+def test_a_comparison_in_bfloat16_does_not_take_rounding_for_forgetting(capsys):
+    base = make_llama()
+    save(base.to(torch.bfloat16), "half", make_tokenizer())
+    given = ["--model=half", "--data=train.jsonl", "--target=dev.jsonl", "--text=text.txt"]
+    given += ["--max-updates=2", "--batch-size=2", "--lr=1e-30", "--context-free=0", "--seeds=0"]
+    more = ["--jobs=1", "--dtype=bfloat16", "--recipes", "standard", "lora", "--out=still"]
+    assert main(["compare", *given, *more]) == 0
+    for run in json.loads(Path("still/results.json").read_text())["runs"]:
+        for score in (run["target"], *run["retained"]):
+            assert score["after"] == pytest.approx(score["before"], rel=1e-6), run["recipe"]
+
+
 def test_weights_in_bfloat16(capsys):
     more = ["--recipe=recadam", "--dtype=bfloat16"]
     assert finetune(*more) == 0
@@ -103,6 +136,15 @@ def test_weights_in_bfloat16(capsys):
     setting = ["--set", "update.stochastic_rounding", "true", "--set", "update.eight_bit", "true"]
     assert finetune(*more, *setting, out="rounded") == 0
     assert "are lost" not in capsys.readouterr().err
+
+
+def test_packing_of_other_models_is_refused(capsys):
+    rows = [
+        {"text": f"the {word} sat", "label": label} for label, word in enumerate(("cat", "dog"))
+    ]
+    Path("train.jsonl").write_text("\n".join(map(json.dumps, rows * 4)))
+    assert finetune("--packing", "--head=classification") == 2
+    assert "packing joins texts for a language model" in capsys.readouterr().err
 
 
 def test_the_device(capsys):
@@ -117,6 +159,7 @@ def test_the_device(capsys):
     [
         ({"dtype": "float16"}, "dtype must be one of 'float32', 'bfloat16'"),
         ({"packing": 1}, "packing must be True or False"),
+        ({"dtype": "bfloat16", "load_in_4bit": True}, "a quantized model has no dtype bfloat16"),
         ({"load_in_4bits": True}, "did you mean 'load_in_4bit'"),
     ],
 )

@@ -114,6 +114,13 @@ def test_two_processes_are_one(tmp_path):
         assert ours == pytest.approx(theirs, rel=1e-3)
 
 
+def test_gradient_checkpointing_with_parameters_that_have_no_gradient():
+    more = ["--gradient-checkpointing"]
+    status, _, err = launch(command("two", "gradual-unfreezing", 4, *more))
+    assert status == 0, err
+    assert_same_as_one_process("two", "gradual-unfreezing", 8)
+
+
 @pytest.mark.parametrize(
     "recipe",
     [

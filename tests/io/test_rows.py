@@ -267,7 +267,9 @@ def test_rows_of_a_dataset_are_held_out_without_reading_them():
     trained, held = hold_out(rows, 0.3)
     assert isinstance(trained, DatasetRows)
     assert isinstance(held, DatasetRows)
-    assert [row["label"] for row in held] == [2, 5]
-    assert [row["label"] for row in trained] == [0, 1, 3, 4, 6]
+    assert [row["label"] for row in held] == [3, 6]
+    assert [row["label"] for row in trained] == [0, 1, 2, 4, 5]
+    for share in (0.1, 0.25, 0.3, 0.4, 0.45, 0.5):
+        assert len(hold_out(range(1000), share)[1]) == pytest.approx(1000 * share, abs=1)
     with pytest.raises(ValueError, match=r"a share of 0.1 of 7 rows is not a row"):
         hold_out(rows, 0.1)

@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 
 from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
 from holdfast.evaluate.suite import Suite  # noqa: E402
-from holdfast.hosts.job import encode  # noqa: E402
+from holdfast.hosts.job import Training, encode  # noqa: E402
 from holdfast.io.encoding import TrainingData  # noqa: E402
 from holdfast.io.models import Loader  # noqa: E402
 from small import make_tokenizer  # noqa: E402
@@ -292,7 +292,7 @@ def test_rows_are_refused_before_a_model_is_loaded(rows, tmp_path):
     source = save_llama(tmp_path / "llama")
     (tmp_path / "llama" / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"d.jsonl.*(training needs|of row)"):
-        encode(open_task(source, write(tmp_path / "d.jsonl", rows)), [])
+        encode(open_task(source, write(tmp_path / "d.jsonl", rows)), [], Training())
 
 
 def test_a_class_without_a_text(tmp_path):

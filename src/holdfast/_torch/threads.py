@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import torch
 
+from holdfast._torch.layout import rank_and_world
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -18,9 +20,10 @@ def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> I
     """Yield the results of a function that runs a model on a CPU without gradients, in order.
 
     On several ranks, or under autocast, which other threads do not have, one call runs at a time.
+    The model must not change in a call.
     """
     cores = torch.get_num_threads()
-    if cores == 1 or torch.distributed.is_initialized() or torch.is_autocast_enabled("cpu"):
+    if cores == 1 or rank_and_world()[1] > 1 or torch.is_autocast_enabled("cpu"):
         yield from map(function, items)
         return
 

@@ -127,7 +127,9 @@ def failure(results: Results, out: Place) -> str:
 
 def jobs_of(options: argparse.Namespace) -> int:
     """Return the number of trainings at a time: by default one per GPU, or one per CPU core."""
-    default = torch.cuda.device_count() or os.cpu_count() or 1
+    kind, _, number = (options.device or "").partition(":")
+    gpus = 0 if kind == "cpu" else 1 if number else torch.cuda.device_count()
+    default = gpus or os.cpu_count() or 1
     return default if options.jobs is None else int(options.jobs)
 
 

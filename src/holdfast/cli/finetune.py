@@ -89,8 +89,13 @@ def run(options: argparse.Namespace) -> None:
 
 def inputs_of(options: argparse.Namespace) -> list[str]:
     files = [*filter(is_recipe_file, [options.recipe]), *config_input(options)]
-    others = [name for name in (options.old_data, options.validation) if isinstance(name, str)]
-    return [options.model, *names_of(options.data), *others, *files]
+    data = [x for x in (options.data, options.old_data, options.validation) if _is_named(x)]
+    return [options.model, *(name for given in data for name in names_of(given)), *files]
+
+
+def _is_named(data: Any) -> bool:
+    """Whether an option names data; a number is a share of other data."""
+    return isinstance(data, str | list | tuple)
 
 
 def train_into(out: Path, options: argparse.Namespace, device: torch.device | str | None) -> None:
@@ -104,7 +109,7 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
         options.model, options.data, loader, head=options.head, new=options.new,
         columns=options.columns, validation=training.validation,
     )  # fmt: skip
-    samples, old = encode(task, [recipe], options.old_data, patience=training.patience)
+    samples, old = encode(task, [recipe], training, options.old_data)
     Suite(**validation_tests(task.validation)).build()  # raises if they fit no test
     model, new = task.load()
     if is_first():
@@ -118,7 +123,9 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
     head = f", new head ({task.head}): {', '.join(new)}" if task.head else ""
     # The run logs what the recipe is resolved to.
     tell_line(f"{name}: {len(samples)} samples{head}", file=sys.stderr)
-    tell_line(amount_of(training, loader.ready(model, task.tokenizer), samples), file=sys.stderr)
+    tell_line(
+        length_of_run(training, loader.ready(model, task.tokenizer), samples), file=sys.stderr
+    )
     if training.lr is not None and recipe.update.lr not in (None, training.lr):
         say(f"the recipe's own learning rate is used: {recipe.update.lr:g}", "note")
     with contextlib.ExitStack() as stack:
@@ -137,7 +144,7 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
     remove_unfinished(out)  # without its checkpoint, a run starts again
     finished(out)
     losses = [row["loss"] for row in history if "loss" in row]
-    best = history[-1].get("best_update")
+    best = next((row["best_update"] for row in history[::-1] if "best_update" in row), None)
     if options.json:
         about = {"recipe": name, "out": str(out), "updates": history[-1]["update"]}
         about |= {"resolved": trained.to_dict()}
@@ -154,7 +161,7 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
         )
 
 
-def amount_of(training: Training, loaded: Loaded, samples: Sequence[Any]) -> str:
+def length_of_run(training: Training, loaded: Loaded, samples: Sequence[Any]) -> str:
     """Say how many updates the training takes, and about how long, after a short run."""
     processes = int(os.environ.get("WORLD_SIZE") or 1)
     updates, size = training.amount(samples, processes)

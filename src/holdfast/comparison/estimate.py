@@ -23,6 +23,10 @@ def overview(plan: Plan, runs: Sequence[RunSpec], jobs: int) -> Iterator[str]:
     """
     what = f"{len(runs)} run{'s' * (len(runs) != 1)}, {min(jobs, len(runs))} at a time"
     trained, tests = None, None
+    loader = plan.training.loader(plan.device)
+    if loader.target_device().type == "cuda":
+        yield what  # the worker processes need the GPU
+        return
     # The runs themselves say what is wrong with the model.
     with contextlib.suppress(ImportError, OSError, RuntimeError, TypeError, ValueError):
         trained, tests = _measured(plan, runs)

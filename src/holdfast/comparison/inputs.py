@@ -72,7 +72,7 @@ def check_inputs(plan: Plan) -> None:
     # Of the default recipes, those that do not fit the model fail by themselves.
     asked = () if plan.recipes == RECIPES and loader.bits is None else plan.recipes
     recipes = [read_recipe(name)[1] for name in asked]
-    encode(training, recipes, plan.old_data, patience=plan.training.patience)
+    encode(training, recipes, plan.training, plan.old_data)
     where, _ = loader.location(plan.model)
     if Path(where).is_dir():
         open_weights(plan.model)

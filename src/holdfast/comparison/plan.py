@@ -174,10 +174,10 @@ class Plan(NamedSettings):
         for asked, parts in ((self.grid, used), (self.options, known)):
             keys = {f"{stage}.{f.name}" for stage, cls in parts for f in fields(cls) if f.init}
             for key in asked:
-                if key in ("load_in_4bit", "load_in_8bit"):
+                if key in ("load_in_4bit", "load_in_8bit", "validation"):
                     raise ValueError(
-                        f"all runs are compared with one base: {key} is a setting of "
-                        "the training, not of the grid or of options"
+                        f"all runs share one base and one split of the data: {key} is a setting "
+                        "of the training, not of the grid or of options"
                     )
                 _check_setting(key, keys | vars(self.training).keys())
         _ = self.runs  # raises if a recipe or a value is invalid

@@ -123,8 +123,10 @@ class Worker:
 
     def measure(self, name: str, model: Any, recipe: Recipe) -> ForgettingReport:
         quantized = self.data.loader.bits is not None
-        if hasattr(model, "merge_and_unload") and not quantized:
-            model = model.merge_and_unload()
+        if not quantized:
+            model = model.float()  # as the base is tested
+            if hasattr(model, "merge_and_unload"):
+                model = model.merge_and_unload()
         if self._meter is None:
             base: str | nn.Module = self.plan.model
             tests = measure_options(self.plan)

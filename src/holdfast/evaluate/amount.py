@@ -58,7 +58,7 @@ class Amount:
 
 
 def amount_of(tests: Sequence[Probe], kls: Sequence[KL], loaded: Loaded) -> Amount:
-    """Return how much tests are, after a short run of the model."""
+    """Return the amount of work of the tests, after a short run of the model."""
     tokens, others, lines = 0, 0, []
     diverging = {kl.name for kl in kls}
     for test in tests:
@@ -83,9 +83,10 @@ def amount_of(tests: Sequence[Probe], kls: Sequence[KL], loaded: Loaded) -> Amou
 
 def training_seconds(loaded: Loaded, samples: Sequence[Any]) -> float | None:
     """Return about how long one training sample takes; None if samples are not tokens."""
-    some = [samples[i] for i in range(0, len(samples), max(1, len(samples) // _SAMPLES))]
-    if not all(isinstance(s, Mapping) and isinstance(s.get("input_ids"), list) for s in some):
+    first: Any = samples[0]
+    if not isinstance(first, Mapping) or not isinstance(first.get("input_ids"), list):
         return None
+    some = [samples[i] for i in range(0, len(samples), max(1, len(samples) // _SAMPLES))]
     each = seconds_per_token(loaded)
     tokens = sum(len(sample["input_ids"]) for sample in some) / len(some)
     return None if each is None else _TRAINING * tokens * each

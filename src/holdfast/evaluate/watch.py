@@ -65,6 +65,7 @@ class Watch:
         **tests: Any,
     ) -> None:
         self.every = whole_number("every", every, 1)
+        self.last: int | None = None  # an update that is measured in any case
         self.exam = Examination(Suite(**{**_SMALL, **tests}), tokens=32)
         self.reference = reference or Reference.of(model, device="cpu")
         self.loader = loader or Loader(max_length=512)
@@ -78,7 +79,7 @@ class Watch:
 
     def __call__(self, update: int, model: nn.Module) -> dict[str, float]:
         """Return the figures at this update, or nothing between two measurements."""
-        if update % self.every:
+        if update % self.every and update != self.last:
             return {}
         model = unwrapped(model)
         if any(hasattr(p, "ds_id") and not p.numel() for p in model.parameters()):
@@ -119,14 +120,11 @@ def watch_training(
 ) -> Watch:
     """Watch the distance to the pretrained weights, and the loss on the rows for validation."""
     every = training.evaluate_every or max(1, total_updates // 20)
-    if training.patience is not None and every > total_updates:
-        raise ValueError(
-            f"evaluate_every is {every}, but the run has only {total_updates} updates: no weights "
-            "would be measured"
-        )
     tests = validation_tests(validation)
     reference = Reference.of(model, device="cpu").without(new)
-    return Watch(model, every=every, loader=loader, reference=reference, **tests)
+    watch = Watch(model, every=every, loader=loader, reference=reference, **tests)
+    watch.last = total_updates
+    return watch
 
 
 def validation_tests(rows: Rows) -> dict[str, Any]:

@@ -48,11 +48,11 @@ def make_accelerator(model: nn.Module, accumulate: int) -> Accelerator:
     """The accelerator of a model that is on its device, as the launcher has configured it."""
     AcceleratorState._reset_state()  # a trainer may have set another precision in this process
     # Some parameters may get no gradient for a while, or at all, such as those of a pooler.
-    find = not getattr(model, "is_gradient_checkpointing", False)
+    find = {"find_unused_parameters": True}
     accelerator = Accelerator(
         device_placement=False,
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=accumulate),
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=find)],
+        kwargs_handlers=[DistributedDataParallelKwargs(**find)],
     )
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         raise ValueError(
@@ -60,6 +60,11 @@ def make_accelerator(model: nn.Module, accumulate: int) -> Accelerator:
             "--use_fsdp --fsdp_version 2), or write a loop with AccelerateLoop"
         )
     asked = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if asked and getattr(model, "is_quantized", False):
+        raise ValueError(
+            "a quantized model is not sharded: launch without --use_fsdp, so that each process has "
+            "all of it, or train without load_in_4bit and load_in_8bit"
+        )
     if asked and accelerator.distributed_type != DistributedType.FSDP:
         raise ValueError(
             "Accelerate shards only over several GPUs: launch without --use_fsdp, for "

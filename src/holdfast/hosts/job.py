@@ -34,6 +34,7 @@ from holdfast.hosts.raw import plain_if_interrupted
 from holdfast.hosts.watching import Observer
 from holdfast.io.encoding import TrainingData
 from holdfast.io.files import naming_errors, open_here, remove_cut_line, write_text
+from holdfast.io.heads import model_kind
 from holdfast.io.models import Loader
 from holdfast.io.rows import Sources, names_of
 from holdfast.recipe import DEFAULT_RECIPE, Recipe, preset_that
@@ -124,6 +125,11 @@ class Training(NamedSettings):
             flag(name, getattr(self, name))
         if self.load_in_4bit and self.load_in_8bit:
             raise ValueError("load_in_4bit and load_in_8bit exclude each other: choose one")
+        if self.dtype != "float32" and (self.load_in_4bit or self.load_in_8bit):
+            raise ValueError(
+                f"a quantized model has no dtype {self.dtype}: leave out dtype (precision is the "
+                "dtype that it computes in)"
+            )
 
     def loader(self, device: Any = None, *, trust_remote_code: bool = False) -> Loader:
         """How the pretrained model is loaded."""
@@ -135,14 +141,19 @@ class Training(NamedSettings):
     @property
     def validation_file(self) -> str | None:
         """The file of the rows for validation; None if there is none."""
-        return self.validation if isinstance(self.validation, str) else None
+        given = self.validation
+        return os.fspath(given) if isinstance(given, str | os.PathLike) else None
 
     def check_validation(self, **others: Sources) -> None:
         """Raise ValueError if the rows for validation are used for something else as well."""
         if self.validation_file is None:
             return
         for name, source in others.items():
-            if os.path.realpath(self.validation_file) in map(os.path.realpath, names_of(source)):
+            ours, theirs = (
+                {os.path.realpath(file) for file in names_of(files)}
+                for files in (self.validation_file, source)
+            )
+            if ours & theirs:
                 raise ValueError(
                     f"validation and {name} are both {self.validation}, but what the training "
                     "stops by must not be trained on or reported: give other rows"
@@ -161,23 +172,23 @@ class Training(NamedSettings):
 
 
 def encode(
-    task: TrainingData,
-    recipes: Iterable[Recipe],
-    old_data: str | None = None,
-    *,
-    patience: int | None = None,
+    task: TrainingData, recipes: Iterable[Recipe], training: Training, old_data: str | None = None
 ) -> tuple[Sequence[Any], Sequence[Any] | None]:
     """Encode the data and the old data, before any weights are loaded.
 
     Raise ValueError if the columns do not fit the model, or a recipe does not fit either, or cannot
-    stop early, as ``patience`` asks.
+    be trained with these settings.
     """
     model = task.loader.skeleton(task.source, task.head)
+    if training.packing and model_kind(model) != "causal_lm":
+        raise ValueError(
+            f"packing joins texts for a language model, but {type(model).__name__} is none"
+        )
     new = task.given or (("the head",) if task.head else ())
     for recipe in recipes:
         recipe.check_head(new)
         recipe.check_model(model, old_data is not None)
-        if patience is not None:
+        if training.patience is not None:
             check_may_stop(recipe)
     old = None if old_data is None else task.samples(model, other=old_data)
     return task.samples(model), old
@@ -289,7 +300,10 @@ def _ready(model: nn.Module, training: Training) -> nn.Module:
         peft = require("peft", extra="peft", what="training adapters of a quantized model")
         frozen: nn.Module = peft.prepare_model_for_kbit_training(model, again, how)
         return frozen
-    model.to(getattr(torch, training.dtype))
+    model.to(torch.float32)
+    if training.dtype != "float32":  # not the buffers: the frequencies of positions need float32
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(getattr(torch, training.dtype))
     if again:
         cast(Any, model).gradient_checkpointing_enable(how)
     return model

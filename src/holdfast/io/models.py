@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from holdfast._torch.batch import evaluating
 from holdfast._torch.checks import NamedSettings, whole_number
 from holdfast._torch.imports import require
+from holdfast._torch.layers import head_parts
 from holdfast._torch.names import shorten
 from holdfast.io import heads
 from holdfast.io.adapter import base_of, check_adapter, is_adapter
@@ -104,6 +105,8 @@ class Loader(NamedSettings):
 
     def __post_init__(self) -> None:
         whole_number("max_length", self.max_length, 2)
+        if self.bits not in (None, 4, 8):
+            raise ValueError(f"bits must be 4, 8 or None, got {self.bits!r}")
 
     @contextlib.contextmanager
     def open(
@@ -195,8 +198,13 @@ class Loader(NamedSettings):
         _refuse_random(source, model, [*info["missing_keys"], *info["mismatched_keys"]])
         return self._placed(model)
 
-    def _quantization(self, device: torch.device) -> dict[str, Any]:
-        """Return the options to quantize weights while they are loaded, onto their device."""
+    def _quantization(
+        self, device: torch.device, skeleton: nn.Module | None = None
+    ) -> dict[str, Any]:
+        """Return the options to quantize weights while they are loaded, onto their device.
+
+        The head of the ``skeleton`` of a model, which is new, is not quantized.
+        """
         if self.bits is None:
             return {}
         require("bitsandbytes", extra="quantized", what=f"a model in {self.bits} bits")
@@ -206,7 +214,10 @@ class Loader(NamedSettings):
         }  # fmt: skip
         # It would warn in each call that inputs are cast.
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-        config = heads.import_transformers().BitsAndBytesConfig(**settings)
+        whole = [*head_parts(skeleton), "pooler"] if skeleton is not None else None
+        config = heads.import_transformers().BitsAndBytesConfig(
+            **settings, llm_int8_skip_modules=whole
+        )
         return {"quantization_config": config, "device_map": {"": device}}
 
     def _placed(self, model: nn.Module) -> nn.Module:
@@ -229,7 +240,8 @@ class Loader(NamedSettings):
             with torch.device("meta"):
                 made = getattr(cls, "from_config", None)  # of the classes that choose another one
                 model: Any = made(config, **trust) if made else cls(config)
-            model.is_quantized = self.bits is not None or hasattr(config, "quantization_config")
+            stored = getattr(config, "quantization_config", None)
+            model.is_quantized = self.bits is not None or stored is not None
             return cast(nn.Module, model)
         except Exception as error:  # values that do not fit each other raise many types
             if head is not None:
@@ -246,7 +258,8 @@ class Loader(NamedSettings):
         if head.images:
             auto = transformers.AutoModelForImageClassification
         options |= {"dtype": self.dtype or torch.float32, "output_loading_info": True}
-        options |= self._quantization(self.target_device())
+        if self.bits is not None:
+            options |= self._quantization(self.target_device(), self.skeleton(source, head))
         options |= {"ignore_mismatched_sizes": True, **head.settings()}
         try:
             with _no_warnings(transformers):

@@ -170,18 +170,20 @@ def open_rows(data: Sources) -> Rows:
 
 
 def hold_out(rows: Rows, share: float) -> tuple[Rows, Rows]:
-    """Split rows into those to train on and every nth row, so that the order does not matter.
+    """Split rows into those to train on, and a share of them at equal distances.
 
     >>> hold_out([{"n": n} for n in range(5)], 0.5)
     ([{'n': 0}, {'n': 2}, {'n': 4}], [{'n': 1}, {'n': 3}])
     """
-    every = round(1 / share)
-    if len(rows) < every:
+    numbers = range(len(rows))
+    held = [n for n in numbers if math.floor((n + 1) * share) > math.floor(n * share)]
+    if not held:
         raise ValueError(f"a share of {share:g} of {len(rows)} rows is not a row: hold out more")
-    left = [number for number in range(len(rows)) if (number + 1) % every]
+    left = sorted({*numbers} - {*held})
     if isinstance(rows, DatasetRows):
-        return DatasetRows(rows.dataset.select(left)), rows[every - 1 :: every]
-    return [rows[number] for number in left], rows[every - 1 :: every]
+        one, other = (DatasetRows(rows.dataset.select(some)) for some in (left, held))
+        return one, other
+    return [rows[n] for n in left], [rows[n] for n in held]
 
 
 def names_of(data: Sources) -> list[str]:

@@ -1,6 +1,7 @@
 """The likelihood of given continuations under a causal language model."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -100,6 +101,9 @@ class Runner:
         self.device = loaded.device
         self.split = Split(loaded.model)
         self.tokens = _TOKENS_ON_A_CPU if self.device.type == "cpu" else _TOKENS
+        # These positions change tables of the model, by the length of its input.
+        config = str(getattr(loaded.model, "config", ""))
+        self.is_parallel = not re.search("dynamic|longrope", config)
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Predictions]]:
         """Yield the numbers of the rows that ran together, and the model's predictions for them.
@@ -121,7 +125,15 @@ class Runner:
             while start < len(order):
                 parts.append(together(start))
                 start += len(parts[-1])
-            yield from zip(parts, side_by_side(run, parts), strict=True)
+            start = 0
+            if self.is_parallel and len(parts) >= torch.get_num_threads():
+                try:
+                    for numbers, predictions in zip(parts, side_by_side(run, parts), strict=True):
+                        yield numbers, predictions
+                        start += len(numbers)
+                except RuntimeError as error:
+                    if not is_out_of_memory(error):
+                        raise
         while start < len(order):
             numbers = together(start)
             try:
