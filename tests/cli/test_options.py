@@ -1,5 +1,6 @@
 """Options: one spelling and one meaning in all commands, from the command line and from YAML."""
 
+import shutil
 import subprocess
 from dataclasses import dataclass, field
 from typing import Literal
@@ -215,6 +216,14 @@ def test_bash_completes_commands_options_files_and_recipes(tmp_path, monkeypatch
         assert completions("./script", "holdfast", *words.split()) == [expected]
     assert main(["completion", "zsh"]) == 0
     assert "#compdef holdfast" in capsys.readouterr().out
+    assert main(["completion", "fish"]) == 0
+    script = capsys.readouterr().out
+    assert "complete -c holdfast" in script
+    if shutil.which("fish"):
+        (tmp_path / "holdfast.fish").write_text(script)
+        ask = "source holdfast.fish; complete -C 'holdfast finetune --recipe reca'"
+        done = subprocess.run(["fish", "-c", ask], capture_output=True, text=True, cwd=tmp_path)
+        assert done.stdout.startswith("recadam")
 
 
 def test_a_column_map_on_the_command_line_and_in_a_config(tmp_path):

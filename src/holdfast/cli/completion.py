@@ -3,6 +3,7 @@
 examples:
   source <(holdfast completion bash)                                 in ~/.bashrc
   holdfast completion zsh > "${fpath[1]}/_holdfast"                  once, for zsh
+  holdfast completion fish > ~/.config/fish/completions/holdfast.fish   once, for fish
 """
 
 import argparse
@@ -24,13 +25,16 @@ RECIPES = {"recipe", "recipes"}
 
 def add_options(parser: Parser) -> None:
     parser.describe(__doc__, "SHELL")
-    parser.add_argument("shell", **one_of("bash", "zsh"), help="the shell")
+    parser.add_argument("shell", **one_of("bash", "zsh", "fish"), help="the shell")
 
 
 def run(options: argparse.Namespace, parser: Parser, commands: Mapping[str, Parser]) -> None:
     shtab = require("shtab", extra="cli", what="shell completion")
     names = " ".join([*registry.PRESETS, *(entry.name for entry in registry.methods())])
-    recipe = {"bash": "_holdfast_recipes", "zsh": f"_alternative 'r::(({names}))' 'f::_files'"}
+    recipe = {
+        "bash": "_holdfast_recipes", "zsh": f"_alternative 'r::(({names}))' 'f::_files'",
+        "fish": f"(string split ' ' '{names}')",
+    }  # fmt: skip
     for command in commands.values():
         for action in command._actions:
             if action.dest in FILES | DIRECTORIES | RECIPES:
