@@ -39,7 +39,8 @@ def test_a_saved_report(capsys):
     given = ["check", "--report=report/report.json"]
     assert main([*given, "--max-drift=100"]) == 0
     assert main([*given, "--max-drift=1%"]) == 1
-    capsys.readouterr()
+    assert main(["check", "base", "far", "--max-drift=1%"]) == 1  # without drawing texts
+    assert "context-free" not in capsys.readouterr().err
     assert main([*given, "--max-kl=1"]) == 2
     assert "max_kl has nothing to limit" in capsys.readouterr().err
 
@@ -56,6 +57,8 @@ def test_skills(capsys):
     [
         (["base", "near"], "give at least one limit: --max-perplexity-rise"),
         (["--max-kl=1"], "give BASE and TUNED"),
+        (["base", "near", "--max-drop=1%"], "--max-drop needs a test: --text, --retained"),
+        (["base", "near", "--min-target=1"], "--min-target needs a --target"),
         (["base", "near", "--report=x.json", "--max-kl=1"], "give BASE and TUNED"),
         (["base", "near", "--max-kl=much"], "must be a number or a percentage, got 'much'"),
         (["base", "near", "--max-kl=-1"], "max_kl must be"),

@@ -285,6 +285,18 @@ def test_huge_labels_are_names_of_classes(tmp_path):
     assert [sample["labels"] for sample in task.samples(task.load()[0])] == [0, 1, 2]
 
 
+def test_rows_that_are_cut_are_said(tmp_path, caplog):
+    source = save_llama(tmp_path / "llama")
+    long = " ".join(["two"] * 40)
+    rows = [
+        {"prompt": p, "completion": c} for p, c in (("two", "two"), ("two", long), (long, "two"))
+    ]
+    task = open_task(source, write(tmp_path / "d.jsonl", rows))
+    with caplog.at_level("INFO", "holdfast"):
+        assert len(task.samples(task.load()[0])) == 2
+    assert "2 of 3 rows are cut to 16 tokens; 1 of them have no target left" in caplog.text
+
+
 @pytest.mark.parametrize(
     "rows", [[{"x": "a"}], [{"text": "a cat"}, {"text": None}], [{"messages": "a cat"}]]
 )

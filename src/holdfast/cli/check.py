@@ -52,6 +52,19 @@ def number(word: str) -> float:
         ) from None
 
 
+def check_tests(options: argparse.Namespace) -> None:
+    """Raise before the work if a limit would have nothing to limit."""
+    retained = (options.text, options.retained, options.similarity, options.tasks, options.skills)
+    for name in ("max_perplexity_rise", "max_drop"):
+        if getattr(options, name) is not None and not any(retained):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} needs a test: --text, --retained, --tasks or --skills")
+    if options.min_target is not None and not options.target:
+        raise UsageError("--min-target needs a --target")
+    if options.max_drift is not None and not options.drift:
+        raise UsageError("--max-drift needs the drift: leave out --no-drift")
+
+
 def run(options: argparse.Namespace) -> None:
     limits = Limits(**{name: getattr(options, name) for name in vars(Limits())})
     out = None if options.out is None else Place.at(Path(output_name(options.out)))
@@ -62,6 +75,10 @@ def run(options: argparse.Namespace) -> None:
     if not limits.given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in vars(limits))
         raise UsageError(f"give at least one limit: {names}")
+    if options.report is None:
+        check_tests(options)
+        if options.max_kl is None:
+            options.context_free = 0  # which takes most of the time
     inputs = inputs_of(options) if options.report is None else [options.report]
     with claim(out, "check", inputs, files=(*FILES, "junit.xml")):
         if options.report is not None:

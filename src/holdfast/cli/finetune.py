@@ -168,8 +168,8 @@ def length_of_run(training: Training, loaded: Loaded, samples: Sequence[Any]) ->
     said = f"{updates} updates of {size} samples"
     if (each := training_seconds(loaded, samples)) is None:
         return said
-    # Some recipes do more than plain training.
-    return f"{said}, at least {seconds(updates * size * each / processes)}"
+    plain = seconds(updates * size * each / processes)
+    return f"{said}, about {plain} and what the recipe adds"
 
 
 def save(

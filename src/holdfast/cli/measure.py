@@ -76,7 +76,7 @@ def measure_arguments(options: argparse.Namespace) -> dict[str, Any]:
     return {
         **{name: getattr(options, name) for name in same},
         "data": options.retained,
-        "probes": skills(seed=options.seed) if options.skills else (),
+        "probes": skills(min(16, options.limit or 16), seed=options.seed) if options.skills else (),
         "context_free": ContextFreeKL(texts, seed=options.seed) if texts > 0 else texts,
         "loader": Loader(
             device=options.device,

@@ -35,7 +35,7 @@ def overview(plan: Plan, runs: Sequence[RunSpec], jobs: int) -> Iterator[str]:
         # Runs on a CPU share its cores. Every process tests the base.
         apart = min(jobs, torch.cuda.device_count()) or 1
         total = trained + len(runs) * tests.other + min(jobs, len(runs)) * (tests.base or 0.0)
-        what += f", at least {seconds(total / apart)} ({each} per run)"
+        what += f", about {seconds(total / apart)} and what recipes add ({each} per run)"
     yield what
     yield from str(tests).splitlines() if tests is not None else ()
 

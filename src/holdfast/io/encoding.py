@@ -7,6 +7,7 @@ same figure.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,8 @@ from holdfast.io.rows import (
     text_columns,
 )
 from holdfast.losses import IGNORED
+
+logger = logging.getLogger(__name__)
 
 
 class Continuation(NamedTuple):
@@ -181,9 +184,17 @@ def _causal_samples(
         samples += [(i, sample) for sample in _samples(loaded, said, f"{name}: row {i}")]
     reader.warn_of_unused(rows, kind)
     _warn_of_tools(loaded, words, name)
+    long = {i for i, sample in samples if len(sample["input_ids"]) > loaded.limit}
+    samples = [(i, {n: x[: loaded.limit] for n, x in sample.items()}) for i, sample in samples]
     kept = [(i, s) for i, s in samples if any(label != IGNORED for label in s["labels"][1:])]
     if not kept:
         raise ValueError(f"{name}: no row has a target within {loaded.limit} tokens")
+    if long:
+        lost = len(long - {i for i, _ in kept})
+        without = f"; {lost} of them have no target left and are not used" if lost else ""
+        logger.info(
+            f"{name}: {len(long)} of {len(rows)} rows are cut to {loaded.limit} tokens{without}"
+        )
     return kept
 
 
@@ -215,7 +226,7 @@ def _samples(loaded: Loaded, words: Words, where: str) -> list[dict[str, list[in
             ids = []
         samples[-1]["labels"] += [*[IGNORED] * (len(context) - len(ids)), *target]
         samples[-1]["input_ids"] = ids = [*context, *target]
-    return [{name: x[: loaded.limit] for name, x in sample.items()} for sample in samples]
+    return samples
 
 
 def encode_answers(

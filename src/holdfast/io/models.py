@@ -135,8 +135,9 @@ class Loader(NamedSettings):
         for name, part in model.named_modules():
             # RoBERTa's positions start after the padding index, so its table is longer than the
             # longest sequence.
-            if name.endswith("position_embeddings") and getattr(part, "padding_idx", None):
-                limits.append(part.num_embeddings - part.padding_idx - 1)
+            padding = getattr(part, "padding_idx", None)
+            if name.endswith("position_embeddings") and padding is not None:
+                limits.append(part.num_embeddings - padding - 1)
         return Loaded(model, heads.model_kind(model), tokenizer, min(limits), self.start_token)
 
     def config_of(self, source: str | os.PathLike[str]) -> Any:

@@ -216,8 +216,9 @@ class Reader:
         if kind is None:
             raise ValueError(
                 f"{self.name} has the columns {', '.join(map(str, rows[0]))}, but training needs "
-                "messages, prompt and completion, or text: give such columns a name with --columns "
-                "text=COLUMN (columns= in Python)"
+                "messages, prompt and completion, or text: give columns these names with --columns "
+                "text=COLUMN, or question=COLUMN answer=COLUMN (columns= in Python); labels are "
+                "learned with --head classification"
             )
         readers: dict[str, Callable[[Mapping[str, Any], int], Words]] = {
             "conversation": self.conversation, "completion": self.pair, "text": self.text,
