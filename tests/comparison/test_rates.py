@@ -34,7 +34,8 @@ def test_every_recipe_gets_the_rate_of_its_trainable_set(plan, caplog):
     assert rates["holdfast"] > 2e-5
     assert rates == {**dict.fromkeys(RECIPES, rates["holdfast"]), "lora": 6 * rates["holdfast"]}
     assert with_rates(plan).rates == rates  # which results.json holds
-    assert not caplog.records  # not what the default recipe would choose for another one
+    said = [record for record in caplog.records if "rows are cut" not in record.message]
+    assert not said  # not what the default recipe would choose for another one
 
 
 def test_another_rate_is_another_run(plan, monkeypatch):

@@ -125,6 +125,7 @@ def check(report: ForgettingReport, limits: Limits) -> Gate:
     A limit without any figure to apply it to is an error: it would pass whatever was forgotten.
 
     Example:
+        >>> from holdfast.evaluate.report import Divergence
         >>> kl = Divergence("notes.txt", Estimate(0.08, 0.07, 0.09, n=64), 4096, "token", "")
         >>> gate = check(ForgettingReport("base", "tuned", divergences=(kl,)), Limits(max_kl=0.05))
         >>> gate.passed

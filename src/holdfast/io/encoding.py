@@ -6,6 +6,7 @@ same figure.
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import os
@@ -192,10 +193,15 @@ def _causal_samples(
     if long:
         lost = len(long - {i for i, _ in kept})
         without = f"; {lost} of them have no target left and are not used" if lost else ""
-        logger.info(
+        _say_once(
             f"{name}: {len(long)} of {len(rows)} rows are cut to {loaded.limit} tokens{without}"
         )
     return kept
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    logger.info(message)
 
 
 def _warn_of_tools(loaded: Loaded, words: Sequence[Words], name: str) -> None:
