@@ -14,6 +14,7 @@ from holdfast.hosts.job import encode
 from holdfast.io.checkpoint import open_weights
 from holdfast.io.encoding import TrainingData
 from holdfast.io.heads import target_of
+from holdfast.io.models import Loader
 from holdfast.io.render import read_texts
 from holdfast.io.rows import is_text, labels_of, names_of, open_rows, read_text
 from holdfast.recipe import is_recipe_file, read_recipe
@@ -39,6 +40,15 @@ def measure_options(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def training_data(plan: Plan, loader: Loader | None = None) -> TrainingData:
+    """Open the model's data; by default, the model is loaded as the plan trains it."""
+    own = plan.training.loader(plan.device, trust_remote_code=plan.trust_remote_code)
+    return TrainingData.open(
+        plan.model, plan.data, loader or own, head=plan.head, new=plan.new, columns=plan.columns,
+        validation=plan.training.validation,
+    )  # fmt: skip
+
+
 def paths_of(plan: Plan) -> list[str]:
     """All files and directories that a plan reads; names of the hub are among them."""
     tests = plan.measuring
@@ -59,16 +69,8 @@ def check_inputs(plan: Plan) -> None:
             f"{plan.model} is an adapter, but training needs a full model: merge it first, with "
             f"holdfast merge BASE {plan.model} --alpha 1 --out DIR"
         )
-    loader = plan.training.loader(plan.device, trust_remote_code=plan.trust_remote_code)
-    training = TrainingData.open(
-        plan.model,
-        plan.data,
-        loader,
-        head=plan.head,
-        new=plan.new,
-        columns=plan.columns,
-        validation=plan.training.validation,
-    )
+    training = training_data(plan)
+    loader = training.loader
     # Of the default recipes, those that do not fit the model fail by themselves.
     asked = () if plan.recipes == RECIPES and loader.bits is None else plan.recipes
     recipes = [read_recipe(name)[1] for name in asked]

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import torch
 
-from holdfast.comparison.inputs import check_inputs
+from holdfast.comparison.inputs import check_inputs, training_data
 from holdfast.comparison.plan import Plan
 from holdfast.hosts.job import default_lr, resolved_quietly
 from holdfast.io import codec as _codec
-from holdfast.io.encoding import TrainingData
 from holdfast.io.models import Loader
 from holdfast.recipe import Recipe
 from holdfast.stages import Recall
@@ -40,10 +39,7 @@ def with_rates(plan: Plan) -> Plan:
     check_inputs(plan)
     # Only the names and sizes of the weights are used; the worker processes need the GPU.
     loader = Loader(device="cpu", dtype=torch.bfloat16, trust_remote_code=plan.trust_remote_code)
-    data = TrainingData.open(
-        plan.model, plan.data, loader, head=plan.head, new=plan.new, columns=plan.columns
-    )
-    model, new = data.load()
+    model, new = training_data(plan, loader).load()
     rates = {name: default_lr(recipe, model, new) for name, recipe in lacking.items()}
     found = {
         name: _codec.encode(resolved_quietly(recipe, model, new)[0].to_dict())

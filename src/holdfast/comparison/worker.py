@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.comparison.inputs import measure_options
+from holdfast.comparison.inputs import measure_options, training_data
 from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.results import RunResult, read_result, result_of
 from holdfast.evaluate.measure import Meter
@@ -24,7 +24,6 @@ from holdfast.evaluate.suite import Suite
 from holdfast.evaluate.watch import Watch, curves_of, watch_training
 from holdfast.hosts.job import ProgressCallback, Trained, Training, spent_before, train
 from holdfast.hosts.watching import Observer
-from holdfast.io.encoding import TrainingData
 from holdfast.io.storage import Place
 from holdfast.recipe import Recipe
 from holdfast.run import Run
@@ -35,16 +34,7 @@ class Worker:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
-        loader = plan.training.loader(plan.device, trust_remote_code=plan.trust_remote_code)
-        self.data = TrainingData.open(
-            plan.model,
-            plan.data,
-            loader,
-            head=plan.head,
-            new=plan.new,
-            columns=plan.columns,
-            validation=plan.training.validation,
-        )
+        self.data = training_data(plan)
         self.tokenizer = self.data.tokenizer
         self.new: tuple[str, ...] = plan.new  # load() adds the new head
         self._meter: Meter | None = None

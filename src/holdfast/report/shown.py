@@ -47,9 +47,9 @@ class Shown(ABC):
         """The answer and the main tables, as notebooks show them."""
         return to_fragment(self.document())
 
+    @abstractmethod
     def rows(self) -> list[dict[str, Any]]:
         """The figures as flat rows, which :meth:`to_pandas` shows."""
-        raise NotImplementedError
 
     def to_pandas(self) -> Any:
         """Return the figures as a pandas DataFrame."""
