@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -283,6 +284,14 @@ def test_huge_labels_are_names_of_classes(tmp_path):
     task = open_task(save_bert(tmp_path / "bert"), write(tmp_path / "d.jsonl", rows))
     assert task.head.classes == tuple(str(row["label"]) for row in rows)
     assert [sample["labels"] for sample in task.samples(task.load()[0])] == [0, 1, 2]
+
+
+def test_rows_for_validation_by_path(tmp_path):
+    source, data = save_llama(tmp_path / "llama"), write(tmp_path / "d.jsonl", [{"text": "two"}])
+    other = write(tmp_path / "v.jsonl", [{"text": "plus"}])
+    for given in (str(other), Path(other)):
+        assert list(open_task(source, data, validation=given).validation) == [{"text": "plus"}]
+        assert Training(validation=given).validation_file == str(other)
 
 
 def test_rows_that_are_cut_are_said(tmp_path, caplog):

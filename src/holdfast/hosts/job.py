@@ -96,7 +96,7 @@ class Training(NamedSettings):
     gradient_checkpointing: bool = False
     packing: bool = False
     save_seconds: float = 60.0
-    validation: str | float | None = None
+    validation: str | float | None = None  # or a path
     patience: int | None = None
     evaluate_every: int | None = None
 

@@ -364,7 +364,7 @@ class TrainingData:
         head: str = "auto",
         new: Sequence[str] = (),
         columns: Mapping[str, str] | None = None,
-        validation: str | float | None = None,
+        validation: str | os.PathLike[str] | float | None = None,
     ) -> TrainingData:
         """Read the rows, and decide with ``head_for`` whether the model needs a new head.
 
@@ -382,8 +382,8 @@ class TrainingData:
             needed = replace(needed, pad=tokenizer.pad_token_id)
         own = columns_of(given)
         others: Rows = ()
-        if isinstance(validation, str):
-            others = rename(open_rows(validation), columns, validation)
+        if isinstance(validation, str | os.PathLike):
+            others = rename(open_rows(validation), columns, os.fspath(validation))
         elif validation is not None:
             rows, others = hold_out(rows, validation)
         return cls(source, name, rows, loader, tokenizer, needed, tuple(new), columns, own, others)
