@@ -29,8 +29,8 @@ REPORT = ForgettingReport(
     "tuned",
     drift=Drift(DriftRow("", 3.0, 100.0, 10), (), (), ()),
     divergences=(
-        Divergence("gsm", at(0.04, 0.005), 100, "token", ""),
-        Divergence("context-free", at(9.0), 100, "token", "", trained_on=True),
+        Divergence("gsm", at(9.0), 100, "token", ""),
+        Divergence("context-free", at(0.04, 0.005), 100, "token", "", trained_on=True),
     ),
     scores=(
         score("perplexity", 10.0, 10.3, lower=True, name="wiki"),
@@ -49,8 +49,8 @@ REPORT = ForgettingReport(
         ({"max_perplexity_rise": 0.02}, ["wiki", "verse"]),
         ({"max_drop": 0.03}, []),
         ({"max_drop": 0.01}, ["piqa"]),
-        ({"max_kl": 0.05}, []),  # not on texts that were a training signal
-        ({"max_kl": 0.03}, ["gsm"]),
+        ({"max_kl": 0.05}, []),  # not on the target, whose predictions are to change
+        ({"max_kl": 0.03}, ["context-free"]),
         ({"max_drift": 0.04}, []),
         ({"max_drift": 0.02}, ["all weights"]),
         ({"min_target": 0.4}, []),
@@ -91,10 +91,11 @@ def test_the_texts_say_what_failed_and_what_is_close():
     said = gate.to_markdown()
     assert "Failed: 2 of 3 figures are beyond the limit." in said
     assert "wiki: rise of the perplexity 3.0 %, limit 2.0 %." in said
-    assert "The limit lies within the interval on gsm" in said
+    assert "The limit lies within the interval on context-free" in said
+    assert "own texts was a training signal: it is no evidence of retention." in said
     suites = ET.fromstring(gate.to_junit().encode())
     assert suites.attrib["tests"] == "3"
     assert suites.attrib["failures"] == "2"
     cases = {case.attrib["name"]: [x.attrib["message"] for x in case] for case in suites[0]}
-    assert cases["gsm"] == []
+    assert cases["context-free"] == []
     assert cases["verse"] == ["rise of the perplexity 5.1 %, limit 2.0 %"]

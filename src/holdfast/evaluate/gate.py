@@ -27,7 +27,8 @@ class Limits(NamedSettings):
         max_perplexity_rise: rise of the perplexity of each test that should be retained, of its
             value before: 0.02 is 2 %. A rise of the NLL counts as the rise of its exponential.
         max_drop: drop of each retained accuracy or other share: 0.01 is one point.
-        max_kl: divergence of the predictions from those of the base, in nats per prediction.
+        max_kl: divergence of the predictions from those of the base, in nats per prediction, on
+            inputs other than those of a target.
         max_drift: distance of the weights from those of the base, relative to their norm.
         min_target: value of each target after fine-tuning; of a loss or perplexity, the largest
             value.
@@ -148,7 +149,7 @@ def check(report: ForgettingReport, limits: Limits) -> Gate:
 _NEEDED = {
     "max_perplexity_rise": "no retained test has a perplexity or NLL, so test a text",
     "max_drop": "no retained test has an accuracy, so test rows with choices or labels, or tasks",
-    "max_kl": "no divergence was measured",
+    "max_kl": "no divergence was measured on inputs other than those of a target",
     "max_drift": "the weights were not compared",
     "min_target": "no target was tested",
 }
@@ -163,8 +164,9 @@ def _figures(report: ForgettingReport, limit: str) -> Iterator[tuple[str, Estima
         shares = (s for s in retained if kind_of(s.metric) == "share")
         yield from ((s.name, _scaled(s.change, -1.0), 1) for s in shares)
     elif limit == "max_kl":
-        # The divergence on texts that it was trained on says nothing about other texts.
-        yield from ((d.name, d.kl, 1) for d in report.divergences if not d.trained_on)
+        # The predictions on the target are to change.
+        targets = {s.name for s in report.scores if s.role == "target"}
+        yield from ((d.name, d.kl, 1) for d in report.divergences if d.name not in targets)
     elif limit == "max_drift" and report.drift is not None:
         yield "all weights", Estimate(report.drift.total.relative, None, None, 1), 1
     elif limit == "min_target":

@@ -8,8 +8,8 @@ from xml.etree import ElementTree as ET
 
 from holdfast.report.document import Answer, Column, Document, Section, Table
 from holdfast.report.forgetting import document as forgetting
-from holdfast.report.verdict import verdict
-from holdfast.report.words import between, digits, nats, percent, plain
+from holdfast.report.verdict import no_evidence, source_of, verdict
+from holdfast.report.words import between, digits, listed, nats, percent, plain
 
 if TYPE_CHECKING:
     from holdfast.evaluate.gate import Check, Gate
@@ -53,6 +53,10 @@ def _sentences(gate: Gate) -> list[str]:
             f"The limit lies within the interval on {', '.join(dict.fromkeys(close))}: more "
             "samples might turn the outcome."
         )
+    limited = {check.name for check in gate.checks if check.limit == "max_kl"}
+    trained = [d for d in gate.report.divergences if d.trained_on and d.name in limited]
+    if trained:
+        said.append(no_evidence(listed([source_of(d) for d in trained])))
     return [*said, verdict(gate.report).headline]
 
 
