@@ -35,6 +35,7 @@ REPORT = ForgettingReport(
     scores=(
         score("perplexity", 10.0, 10.3, lower=True, name="wiki"),
         score("nll", 2.0, 2.05, lower=True, name="verse"),
+        score("own_perplexity", 10.0, 12.0, lower=True, name="code"),
         score("accuracy", 0.7, 0.68, lower=False, name="piqa"),
         score("exact_match", 0.1, 0.5, lower=False, role="target", name="gsm"),
     ),
@@ -47,6 +48,8 @@ REPORT = ForgettingReport(
         ({"max_perplexity_rise": 0.06}, []),
         ({"max_perplexity_rise": 0.04}, ["verse"]),  # exp(.05) − 1 = 5.1 %
         ({"max_perplexity_rise": 0.02}, ["wiki", "verse"]),
+        ({"max_skill_rise": 0.25}, []),
+        ({"max_skill_rise": 0.15}, ["code"]),
         ({"max_drop": 0.03}, []),
         ({"max_drop": 0.01}, ["piqa"]),
         ({"max_kl": 0.05}, []),  # not on the target, whose predictions are to change

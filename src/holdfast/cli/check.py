@@ -1,7 +1,7 @@
 """Check that a fine-tuned model forgot no more than it may: exit code 0 if so, else 1.
 
 examples:
-  holdfast check BASE TUNED --skills --max-perplexity-rise 5%
+  holdfast check BASE TUNED --skills --max-skill-rise 30%
   holdfast check BASE TUNED --text wiki.txt --max-perplexity-rise 2% --max-kl 0.05
   holdfast check BASE TUNED --retained piqa.jsonl --max-drop 1% --target gsm.jsonl --min-target 0.5
   holdfast check --report report/report.json --max-drift 3%     limits for what measure has measured
@@ -59,6 +59,8 @@ def check_tests(options: argparse.Namespace) -> None:
         if getattr(options, name) is not None and not any(retained):
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} needs a test: --text, --retained, --tasks or --skills")
+    if options.max_skill_rise is not None and not options.skills:
+        raise UsageError("--max-skill-rise needs --skills")
     if options.min_target is not None and not options.target:
         raise UsageError("--min-target needs a --target")
     if options.max_drift is not None and not options.drift:

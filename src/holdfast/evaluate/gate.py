@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from holdfast._torch.checks import NamedSettings, at_least_zero
 from holdfast.evaluate.report import Estimate, ForgettingReport, Score
+from holdfast.evaluate.skills import OWN_PERPLEXITY
 from holdfast.report import gate as shown
 from holdfast.report.document import Document
 from holdfast.report.shown import Shown
@@ -26,6 +27,8 @@ class Limits(NamedSettings):
     Attributes:
         max_perplexity_rise: rise of the perplexity of each test that should be retained, of its
             value before: 0.02 is 2 %. A rise of the NLL counts as the rise of its exponential.
+        max_skill_rise: rise of the perplexity of what the base wrote in a test of a skill, of its
+            value before.
         max_drop: drop of each retained accuracy or other share: 0.01 is one point.
         max_kl: divergence of the predictions from those of the base, in nats per prediction, on
             inputs other than those of a target.
@@ -39,6 +42,7 @@ class Limits(NamedSettings):
     """
 
     max_perplexity_rise: float | None = None
+    max_skill_rise: float | None = None
     max_drop: float | None = None
     max_kl: float | None = None
     max_drift: float | None = None
@@ -148,6 +152,7 @@ def check(report: ForgettingReport, limits: Limits) -> Gate:
 #: What the report lacks if a limit applies to nothing.
 _NEEDED = {
     "max_perplexity_rise": "no retained test has a perplexity or NLL, so test a text",
+    "max_skill_rise": "no skill was tested on what the base writes",
     "max_drop": "no retained test has an accuracy, so test rows with choices or labels, or tasks",
     "max_kl": "no divergence was measured on inputs other than those of a target",
     "max_drift": "the weights were not compared",
@@ -159,7 +164,10 @@ def _figures(report: ForgettingReport, limit: str) -> Iterator[tuple[str, Estima
     """The figures that a limit applies to; the sign is −1 if they must be larger than it."""
     retained = [score for score in report.scores if score.role == "retained"]
     if limit == "max_perplexity_rise":
-        yield from ((s.name, _rise(s), 1) for s in retained if _is_likelihood(s))
+        foreign = (s for s in retained if s.metric != OWN_PERPLEXITY)
+        yield from ((s.name, _rise(s), 1) for s in foreign if _is_likelihood(s))
+    elif limit == "max_skill_rise":
+        yield from ((s.name, _rise(s), 1) for s in retained if s.metric == OWN_PERPLEXITY)
     elif limit == "max_drop":
         shares = (s for s in retained if kind_of(s.metric) == "share")
         yield from ((s.name, _scaled(s.change, -1.0), 1) for s in shares)

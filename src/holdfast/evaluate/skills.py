@@ -23,6 +23,9 @@ from holdfast.io.models import Loaded
 from holdfast.scoring.draw import draw_texts
 from holdfast.scoring.likelihood import log_likelihoods
 
+#: The metric of tests on texts that the base wrote: its change is a divergence from the base.
+OWN_PERPLEXITY = "own_perplexity"
+
 _CODE = (
     "def fibonacci(n):\n", "import os\nimport sys\n\n\ndef main():\n", "class Stack:\n",
     "def is_prime(number):\n", "for i in range(10):\n", "def read_lines(path):\n",
@@ -114,7 +117,7 @@ class Continued:
     def scores(self, before: Outcomes, after: Outcomes) -> list[Score]:
         if not self._drawn:
             return []
-        score = partial(compare, self.name, "perplexity", lower_is_better=True, role=self.role)
+        score = partial(compare, self.name, OWN_PERPLEXITY, lower_is_better=True, role=self.role)
         return [score(before, after, transform=np.exp)]
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 #: A limit in words, and how its figures are written.
 _WORDS: dict[str, tuple[str, Callable[[float], str]]] = {
     "max_perplexity_rise": ("rise of the perplexity", percent),
+    "max_skill_rise": ("rise of the perplexity", percent),
     "max_drop": ("drop, points", lambda share: digits(100 * share, 1)),
     "max_kl": ("divergence, nats", nats),
     "max_drift": ("drift of the weights", percent),
