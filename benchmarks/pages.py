@@ -303,6 +303,25 @@ def learning_rates() -> str:
     return table(["parameters", *columns], rows)
 
 
+def gate() -> str:
+    """What ``holdfast check`` found in models that were trained with several settings."""
+    record = read("gate_h200")
+    lines, names = [], [check["name"] for check in record["rows"][0]["checks"]]
+    for row in record["rows"]:
+        found = {check["name"]: check for check in row["checks"]}
+        cells = [
+            number(one["value"], 3) if one["limit"] == "max_kl" else f"{100 * one['value']:+.1f} %"
+            for one in (found[name] for name in names)
+        ]
+        (_, loss), verdict = row["target"]["nll"], "failed" if row["exit_code"] else "passed"
+        lines.append([row["name"], number(loss, 3), *cells, verdict])
+    made = table(["", "GSM8K, nats", *names, ""], lines)
+    how = "; ".join(f"{key}: {value}" for key, value in record["protocol"].items())
+    source = "[gate_h200.json](../benchmarks/results/gate_h200.json)"
+    where = f"{record['device']}, torch {record['versions']['torch']}, {record['date']}"
+    return f"{made}\n\n{source}: {where}; {how}."
+
+
 def real_models() -> str:
     """What each command did with each real model, and the sentences of those that refused."""
     record = read("real_models")
@@ -336,7 +355,7 @@ TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
         methods, stage, modules, timings, targets, memory, speed, comparison, tune, digits,
-        additivity, forgetting, ranks, learning_rates, budgets, real_models, *_tables.TABLES,
+        additivity, forgetting, ranks, learning_rates, budgets, gate, real_models, *_tables.TABLES,
     )
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,12 @@ from _summary import RESULTS, Medians, read, runs_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "img"
 #: Pictures, and the results that each shows.
-SOURCES = {"recadam-figure-2": "glue", "frontier-vision": "vision", "frontier-language": "language"}
+SOURCES = {
+    "recadam-figure-2": RESULTS / "glue.json",
+    "frontier-vision": RESULTS / "vision.json",
+    "frontier-language": RESULTS / "language.json",
+    "measured": RESULTS.parents[1] / "results" / "gate_h200.json",
+}
 PLAIN, OURS, BOTH, OTHER, FLOW = "#6b7280", "#0f766e", "#7c3aed", "#b45309", "#2563eb"
 STYLE = {
     "svg.hashsalt": "holdfast", "svg.fonttype": "none", "font.family": "sans-serif",
@@ -28,7 +34,7 @@ def digest(picture: str) -> str:
     """A checksum of a picture's results, stored in the picture."""
     if picture not in SOURCES:
         return "no results"
-    return hashlib.sha256((RESULTS / f"{SOURCES[picture]}.json").read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(SOURCES[picture].read_bytes()).hexdigest()[:16]
 
 
 def stale() -> list[str]:
@@ -140,6 +146,32 @@ def language(plt: Any) -> None:
     save(figure, "frontier-language")
 
 
+def measured(plt: Any) -> None:
+    """How much the perplexity rose on each test, after plain fine-tuning and after ``holdfast``."""
+    rows = {row["name"]: row for row in json.loads(SOURCES["measured"].read_text())["rows"]}
+    shown = {"holdfast": ("holdfast", OURS), "standard, lr 5e-4": ("plain fine-tuning", PLAIN)}
+    figure, axes = plt.subplots(figsize=(7.6, 3.6))
+    for number, (name, (label, color)) in enumerate(shown.items()):
+        checks = [c for c in rows[name]["checks"] if c["limit"].endswith("rise")]
+        rises = [100 * c["value"] for c in checks]
+        places = [i + 0.38 * (0.5 - number) for i in range(len(checks))]
+        bars = axes.barh(places, rises, height=0.34, color=color, label=label)
+        axes.bar_label(bars, [f"{rise:+.0f} %" for rise in rises], padding=4, fontsize=9)
+    tests = [c["name"].replace("wikitext2-test", "WikiText-2") for c in checks]
+    axes.set_yticks(range(len(tests)), tests)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.grid(visible=False, axis="y")
+    axes.set_axisbelow(True)
+    axes.set_xlabel("rise of the perplexity, % (less is better)")
+    handles, names = axes.get_legend_handles_labels()
+    axes.legend(
+        handles[::-1], names[::-1], frameon=False, ncols=2, loc="lower right",
+        bbox_to_anchor=(1, 1),
+    )  # fmt: skip
+    save(figure, "measured")
+
+
 def figure_1(plt: Any) -> None:
     """λ(t): from recalling to learning."""
     figure, axes = plt.subplots(figsize=(6.2, 2.6))
@@ -185,4 +217,5 @@ def draw() -> None:
         figure_2(plt, ("stsb", "cola"))
         vision(plt)
         language(plt)
+        measured(plt)
     plt.close("all")

@@ -54,7 +54,7 @@ class GGUFWeights(Weights):
 
 
 def open_gguf(path: Path) -> Weights:
-    gguf = require("gguf", what="reading GGUF files")
+    gguf = require("gguf", extra="gguf", what="reading GGUF files")
     transformers = require("transformers", extra="hf", what="reading GGUF files")
     names = require("transformers.modeling_gguf_pytorch_utils", extra="hf", what="GGUF files")
     try:
