@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-yaml = pytest.importorskip("yaml", reason="the cli extra is not installed")
 pytest.importorskip("transformers", reason="the hf extra is not installed")
+import yaml
+
 from small import make_llama, make_tokenizer, noisy, save
 
 WORKFLOW = Path(__file__).parents[2] / "examples" / "pipeline" / "forgetting-gate.yml"
