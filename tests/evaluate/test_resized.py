@@ -9,17 +9,20 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from small import make_llama, make_tokenizer, noisy, save
 
 import holdfast
-from holdfast import Loader, Reference, WiseFT, measure
+from holdfast import Loader, Reference, Run, WiseFT, measure
 from holdfast.cli import main
 from holdfast.evaluate.drift import drift
 from holdfast.evaluate.kl import ContextFreeKL, masked_kl
+from holdfast.evaluate.probes import Text
 from holdfast.evaluate.report import Vocabulary
+from holdfast.hosts.raw import train_loop
 from holdfast.io.checkpoint import open_weights
 from holdfast.io.merge import merge_on_disk
 from holdfast.io.tokens import token_change
+from holdfast.report.words import percent
+from small import make_llama, make_tokenizer, noisy, save
 
 TOKENS = len(make_tokenizer())
 NEW = ["<|tool|>", "<|end|>", "<|x|>"]
@@ -81,7 +84,7 @@ def disk(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("more", [3, 37, -4])
+@pytest.mark.parametrize("more", [3, 36, -4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shared_rows_count_and_others_do_not(family, more):
     base = FAMILIES[family]()
@@ -112,8 +115,6 @@ def test_only_shared_rows_count(rows, changed, size):
     name = "model.embed_tokens.weight"
     old, new = torch.zeros(rows[0], 3), torch.zeros(rows[1], 3)
     new[changed:] = size
-    one, other = torch.nn.ParameterDict(), torch.nn.ParameterDict()
-    one["wte"], other["wte"] = (torch.nn.Parameter(t) for t in (old, new))
     before = open_weights(_Named({name: old, "norm": torch.ones(2)}))
     after = open_weights(_Named({name: new, "norm": torch.ones(2)}))
     counted = 3 * max(0, min(rows) - changed)
@@ -161,13 +162,12 @@ def test_a_tied_base_and_an_untied_tuned_model(tmp_path, disk):
     sizes = {row.name: row.size for row in found.tensors}
     assert sizes["lm_head.weight"] == sizes["model.embed_tokens.weight"] == TOKENS * 16
     back = drift(tmp_path / "untied", disk / "tied")
-    assert back.vocabulary.base, back.vocabulary.tuned == (TOKENS + 3, TOKENS)
+    assert back.vocabulary == Vocabulary(TOKENS + 3, TOKENS)
     assert {row.name: row.size for row in back.tensors} == sizes
 
 
 def test_other_tokens_at_the_same_rows_are_not_compared(tmp_path, disk):
-    words = " ".join(reversed("the a cat dog sat ran on mat log and two three plus is".split()))
-    other = make_tokenizer(words)  # most ids mean other words
+    other = make_tokenizer("is plus three two and log mat on ran sat dog cat a the")
     save(resized(FAMILIES["untied"](), len(other)), tmp_path / "other", other)
     assert not token_change(disk / "untied", tmp_path / "other").same_ids
     report = measure(disk / "untied", tmp_path / "other", progress=False)
@@ -204,7 +204,7 @@ def expected_kl(base, tuned, sequences):
     return total / count, count, outside / count
 
 
-@pytest.mark.parametrize("more", [3, 37, -4])
+@pytest.mark.parametrize("more", [3, 36, -4])
 @pytest.mark.parametrize("family", ["tied", "untied", "gpt2"])
 def test_context_free_kl_over_the_shared_tokens(tmp_path, family, more):
     base = FAMILIES[family]()
@@ -224,16 +224,15 @@ def test_context_free_kl_over_the_shared_tokens(tmp_path, family, more):
     who = "tuned model" if more > 0 else "base"
     assert found.how.endswith(
         f"; over the {shared} tokens of both models (the others have "
-        f"{holdfast.report.words.percent(outside)} of the {who}'s probability)"
+        f"{percent(outside)} of the {who}'s probability)"
     )
 
 
 def test_masked_kl_over_the_shared_tokens(tmp_path):
     base = make_bert()
     tuned = resized(base, TOKENS + 3)
-    loader, kl = Loader(tokenizer=make_tokenizer(cls_token="[CLS]", sep_token="[SEP]")), masked_kl(
-        "words", TEXT
-    )
+    loader = Loader(tokenizer=make_tokenizer(cls_token="[CLS]", sep_token="[SEP]"))
+    kl = masked_kl("words", TEXT)
     with loader.open(base) as loaded:
         kl.remember(loaded, tmp_path, progress=False)
     with loader.open(tuned) as loaded:
@@ -247,7 +246,7 @@ def test_masked_kl_over_the_shared_tokens(tmp_path):
 def test_a_removed_token_is_refused_in_one_sentence():
     tuned = resized(FAMILIES["tied"](), 12)
     with Loader(tokenizer=make_tokenizer()).open(tuned) as loaded:
-        test = holdfast.evaluate.probes.Text("words", TEXT)
+        test = Text("words", TEXT)
         with pytest.raises(ValueError, match="token 24 is not in the model's vocabulary of 12"):
             test.run(loaded, progress=False)
 
@@ -268,9 +267,7 @@ def test_merged_on_disk_as_in_memory(tmp_path, disk, family, back, monkeypatch):
     assert config["vocab_size"] == TOKENS + 3 * (not back)
     assert (out / "tokenizer.json").read_bytes() == (tuned / "tokenizer.json").read_bytes()
 
-    model = transformers.AutoModel.from_pretrained(tuned)
-    auto = getattr(transformers, model.config.architectures[0])
-    model = auto.from_pretrained(tuned)
+    model = getattr(transformers, config["architectures"][0]).from_pretrained(tuned)
     reference = Reference.open(base)
     total = drift(base, tuned).total.distance
     assert reference.distance(model).total == pytest.approx(total, rel=1e-5)
@@ -283,7 +280,10 @@ def test_a_sweep_in_memory_restores_all_rows(disk):
     model = transformers.AutoModelForCausalLM.from_pretrained(disk / "untied-tuned")
     before = {name: t.clone() for name, t in model.state_dict().items()}
     row = WiseFT().sweep(
-        model, Reference.open(disk / "untied"), [0.0, 0.5, 1.0], lambda m: m.lm_head.weight[-1].tolist()
+        model,
+        Reference.open(disk / "untied"),
+        [0.0, 0.5, 1.0],
+        lambda m: m.lm_head.weight[-1].tolist(),
     )
     assert row[0.0] == row[0.5] == row[1.0]
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
@@ -291,15 +291,89 @@ def test_a_sweep_in_memory_restores_all_rows(disk):
 
 def test_a_run_with_the_weights_before_resizing(disk):
     rows = [{"input_ids": [2, 7, 8, 27], "labels": [2, 7, 8, 27]}] * 8
-    model = transformers.AutoModelForCausalLM.from_pretrained(disk / "tied")
+    start = resized(FAMILIES["tied"](), TOKENS + 3)
     reference = Reference.open(disk / "tied")
-    model = resized(model, TOKENS + 3)
-    options = {"lr": 1e-2, "reference": reference, "progress": False}
-    with pytest.raises(ValueError, match="resized from 27 to 30 tokens.*Reference.of"):
-        holdfast.finetune_loop(copy.deepcopy(model), "recadam", rows, **options)
-    plain = holdfast.finetune_loop(copy.deepcopy(model), "standard", rows, **options)
-    merged = holdfast.finetune_loop(copy.deepcopy(model), "wise-ft", rows, **options)
-    tuned, new = (m.model.embed_tokens.weight for m in (plain, merged))
-    assert torch.equal(new[TOKENS:], tuned[TOKENS:])
+
+    def tuned(recipe):
+        run = Run(recipe, copy.deepcopy(start), rows, lr=1e-2, reference=reference, progress=False)
+        train_loop(run)
+        return run.finish().model.embed_tokens.weight.detach()
+
+    with pytest.raises(ValueError, match=r"resized from 27 to 30 tokens.*Reference\.of"):
+        tuned("recadam")
+    plain, merged = tuned("standard"), tuned("wise-ft")
+    assert torch.equal(merged[TOKENS:], plain[TOKENS:])
     old = reference["model.embed_tokens.weight"]
-    assert torch.equal(new[:TOKENS], torch.lerp(old, tuned[:TOKENS].detach(), 0.5))
+    assert torch.equal(merged[:TOKENS], torch.lerp(old, plain[:TOKENS], 0.5))
+    assert not torch.equal(plain[:TOKENS], old)
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory, disk):
+    """Folders of LoRA adapters on resized models, by how the embeddings are trained."""
+    peft = pytest.importorskip("peft", reason="the peft extra is not installed")
+    folder = tmp_path_factory.mktemp("adapters")
+    for name, more in {
+        "frozen": {},
+        "trained": {"modules_to_save": ["embed_tokens", "lm_head"]},
+        "some": {"trainable_token_indices": [TOKENS, TOKENS + 1]},
+    }.items():
+        model = transformers.AutoModelForCausalLM.from_pretrained(disk / "untied")
+        config = peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", **more)
+        adapted = peft.get_peft_model(resized(model, TOKENS + 3), config)
+        with torch.no_grad():
+            for p in (p for p in adapted.parameters() if p.requires_grad):
+                p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+        # It saves the embeddings too, because they are resized.
+        save(adapted, folder / name, grown_tokenizer(), save_embedding_layers=True)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["frozen", "trained"])
+def test_adapters_with_resized_embeddings(tmp_path, disk, adapters, kind):
+    base, adapter = disk / "untied", adapters / kind
+    report = measure(base, adapter, progress=False)
+    assert report.drift.vocabulary == Vocabulary(TOKENS, TOKENS + 3, tuple(NEW))
+    assert f"over the {TOKENS} tokens" in report.divergences[0].how
+    rows = {row.name: row for row in report.drift.tensors}
+    assert (rows["lm_head.weight"].distance > 0) == (kind == "trained")
+    out = merge_on_disk(base, adapter, tmp_path / "out", 1)
+    merged = transformers.AutoModelForCausalLM.from_pretrained(out)
+    assert merged.config.vocab_size == TOKENS + 3
+    ids = torch.tensor([[2, 7, 8, TOKENS, TOKENS + 2]])
+    with Loader().open(adapter, base) as loaded, torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, loaded.model(ids).logits)
+
+
+def test_adapters_of_some_tokens_are_refused(disk, adapters, capsys):
+    for command in (["measure"], ["merge", "--out", str(adapters / "out")]):
+        code = main([command[0], str(disk / "untied"), str(adapters / "some"), *command[1:]])
+        assert code != 0
+        assert "merge it into its model with PEFT's merge_and_unload" in capsys.readouterr().err
+
+
+def test_the_command_line_says_once_what_is_new(tmp_path, disk, capsys):
+    text = tmp_path / "words.txt"
+    text.write_text(TEXT)
+    tools = tmp_path / "tools.jsonl"
+    tools.write_text(json.dumps({"prompt": "two plus <|tool|>", "completion": "four"}) + "\n")
+    models = [str(disk / "tied"), str(disk / "tied-tuned")]
+    out = tmp_path / "report"
+    assert (
+        main(["measure", *models, "--text", str(text), "--target", str(tools), "--out", str(out)])
+        == 0
+    )
+    said = (out / "report.md").read_text()
+    assert said.count("3 tokens are new") == 1
+    report = holdfast.ForgettingReport.load(out / "report.json")
+    assert report.drift.vocabulary.new == tuple(NEW)
+    assert {d.name for d in report.divergences} == {"context-free", "tools"}
+    (note,) = report.notes
+    assert note.startswith("tools contains new tokens of the tuned model. Both models were tested")
+
+    capsys.readouterr()
+    assert main(["merge", *models, "--alpha", "0.25", "--out", str(tmp_path / "merged")]) == 0
+    assert "3 tokens are new (<|tool|>, <|end|> and <|x|>). The rows" in capsys.readouterr().out
+    sweep = ["--sweep", "0", "0.5", "1", "--text", str(text), "--out", str(tmp_path / "sweep")]
+    assert main(["merge", *models, *sweep]) == 0
+    assert (tmp_path / "sweep" / "sweep.md").read_text().count("3 tokens are new") == 1
