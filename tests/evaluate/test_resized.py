@@ -332,7 +332,7 @@ def adapters(tmp_path_factory, disk):
 @pytest.mark.parametrize("kind", ["frozen", "trained"])
 def test_adapters_with_resized_embeddings(tmp_path, disk, adapters, kind):
     base, adapter = disk / "untied", adapters / kind
-    report = measure(base, adapter, progress=False)
+    report = measure(base, adapter, context_free=8, progress=False)
     assert report.drift.vocabulary == Vocabulary(TOKENS, TOKENS + 3, tuple(NEW))
     assert f"over the {TOKENS} tokens" in report.divergences[0].how
     rows = {row.name: row for row in report.drift.tensors}
@@ -345,7 +345,14 @@ def test_adapters_with_resized_embeddings(tmp_path, disk, adapters, kind):
         torch.testing.assert_close(merged(ids).logits, loaded.model(ids).logits)
 
 
-def test_adapters_of_some_tokens_are_refused(disk, adapters, capsys):
+def test_the_predictions_of_adapters_of_some_tokens(disk, adapters):
+    report = measure(
+        disk / "untied", adapters / "some", drift=False, context_free=8, progress=False
+    )
+    assert f"over the {TOKENS} tokens" in report.divergences[0].how
+
+
+def test_the_weights_of_adapters_of_some_tokens_are_refused(disk, adapters, capsys):
     for command in (["measure"], ["merge", "--out", str(adapters / "out")]):
         code = main([command[0], str(disk / "untied"), str(adapters / "some"), *command[1:]])
         assert code != 0
@@ -369,7 +376,7 @@ def test_the_command_line_says_once_what_is_new(tmp_path, disk, capsys):
     assert report.drift.vocabulary.new == tuple(NEW)
     assert {d.name for d in report.divergences} == {"context-free", "tools"}
     (note,) = report.notes
-    assert note.startswith("tools contains new tokens of the tuned model. Both models were tested")
+    assert note.startswith("tools contains new tokens of the tuned model. Both models read them")
 
     capsys.readouterr()
     assert main(["merge", *models, "--alpha", "0.25", "--out", str(tmp_path / "merged")]) == 0

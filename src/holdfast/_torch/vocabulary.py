@@ -15,7 +15,7 @@ from holdfast._torch.adapters import without_peft
 #: Common names of the embedding of tokens, which is not that of positions or of segments.
 _TOKEN_EMBEDDING = re.compile(
     r"(^|\.)(embed_tokens|tok_embeddings|(word|token)_embeddings?|embed_in|embeddings|wte|shared)"
-    r"(\.base_layer)?\.weight$"
+    r"(\.token_adapter)?(\.base_layer)?\.weight$"  # PEFT wraps what it trains
 )
 
 Shape = Sequence[int]

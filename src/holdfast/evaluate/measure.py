@@ -328,9 +328,9 @@ def in_pieces(tests: Iterable[Probe], tokens: Sequence[str]) -> Iterator[str]:
     if names:
         contain = "contains" if len(names) == 1 else "contain"
         yield (
-            f"{listed(names)} {contain} new tokens of the tuned model. Both models were tested on "
-            "the tokens of the base, which splits them, so that figures per token are comparable. "
-            "To test them as single tokens, take the resized model before training as the base."
+            f"{listed(names)} {contain} new tokens of the tuned model. Both models read them with "
+            "the base's tokenizer, which splits them, so that figures per token are comparable. To "
+            "test them as single tokens, take the resized model before training as the base."
         )
 
 

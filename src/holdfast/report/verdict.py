@@ -235,22 +235,22 @@ def on_tokens(vocabulary: Vocabulary) -> str:
     >>> on_tokens(Vocabulary(500, 502, ("<|tool|>", "<|end|>")))
     '2 tokens are new (<|tool|> and <|end|>).'
     >>> on_tokens(Vocabulary(500, 512, ("<|tool|>",)))
-    '1 token is new (<|tool|>), and 11 more rows per token are padding.'
+    '1 token is new (<|tool|>), and 11 more rows are padding.'
     >>> on_tokens(Vocabulary(512, 500))
-    'The tuned model has 12 rows per token fewer.'
+    "The tuned model's vocabulary has 12 rows fewer."
     """
     new, more = vocabulary.new, vocabulary.tuned - vocabulary.base
     if not new:
         return (
             f"{_tokens(more)} new or padding."
             if more > 0
-            else f"The tuned model has {-more} rows per token fewer."
+            else f"The tuned model's vocabulary has {-more} rows fewer."
         )
     said = f"{_tokens(len(new))} new ({listed([plain(token) for token in new])})"
     if more < 0:
-        return f"{said}, and the tuned model has {-more} rows per token fewer."
+        return f"{said}, and the tuned model's vocabulary has {-more} rows fewer."
     if more > len(new):
-        return f"{said}, and {more - len(new)} more rows per token are padding."
+        return f"{said}, and {more - len(new)} more rows are padding."
     return f"{said}."
 
 
