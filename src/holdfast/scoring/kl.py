@@ -154,7 +154,8 @@ class StoredPredictions:
             for pair in pairs:
                 over = [_over(table, sizes.shared) for table in pair]
                 sums.append(kl_divergence(*over).double().sum())
-                outside += sum(float(table[:, sizes.shared :].exp().sum()) for table in pair)
+                if sizes.base != sizes.tuned:
+                    outside += sum(float(table[:, sizes.shared :].exp().sum()) for table in pair)
             yield ComparedTable(float(torch.stack(sums).sum()), len(base), sizes, outside)
 
     def _file(self, number: int) -> Path:
