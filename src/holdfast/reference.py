@@ -25,8 +25,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from holdfast._torch.checks import did_you_mean
 from holdfast._torch.fingerprint import fingerprint
 from holdfast._torch.layers import within
-from holdfast._torch.layout import like, storage_of, whole
+from holdfast._torch.layout import is_sharded, like, storage_of, whole
 from holdfast._torch.names import Alignment, align, shorten
+from holdfast._torch.vocabulary import Vocabularies, vocabularies
 from holdfast.io.files import write_whole
 from holdfast.io.safetensors_files import map_safetensors
 
@@ -258,12 +259,11 @@ class Reference(Mapping[str, Tensor]):
     def _pairs(self, model: nn.Module) -> tuple[list[tuple[str, Tensor, Tensor]], tuple[str, ...]]:
         """Each parameter with its anchor, and the names of those without one."""
         named = dict(model.named_parameters())
-        anchors = self.match(list(named.values()), list(named))
-        rows = list(zip(named, named.values(), anchors, strict=True))
-        if all(anchor is None for anchor in anchors):
+        found = dict(zip(named, self.shared(list(named.values()), list(named)), strict=True))
+        if all(pair is None for pair in found.values()):
             raise ValueError(self.nothing_matches(list(named)))
-        without = tuple(n for n, _, a in rows if a is None)
-        return [(n, p, a) for n, p, a in rows if a is not None], without
+        without = tuple(name for name, pair in found.items() if pair is None)
+        return [(name, *pair) for name, pair in found.items() if pair is not None], without
 
     def match(
         self,
@@ -276,6 +276,31 @@ class Reference(Mapping[str, Tensor]):
         ``alignment`` translates the names. If None, it is derived from them. Raises ValueError,
         listing names, if an anchor has the wrong shape.
         """
+        anchors = self._anchors(params, names, alignment)
+        self._check_shapes(params, names, anchors)
+        return anchors
+
+    def shared(
+        self, params: Sequence[Tensor], names: Sequence[str]
+    ) -> list[tuple[Tensor, Tensor] | None]:
+        """Each parameter with its anchor, or the rows of the tokens that both have as views.
+
+        As :meth:`match`, for what needs no whole tensors: the model may have another number of
+        tokens than these weights.
+        """
+        anchors = self._anchors(params, names, None)
+        pairs = list(zip(params, anchors, strict=True))
+        if sizes := _vocabularies(params, names, anchors):
+            for i, (p, a) in enumerate(pairs):
+                # A slice of a sharded tensor is a copy.
+                if a is not None and sizes.explain(a.shape, p.shape) and not is_sharded(p):
+                    pairs[i] = p[: sizes.shared], a[: sizes.shared]
+        self._check_shapes([p for p, _ in pairs], names, [a for _, a in pairs])
+        return [None if a is None else (p, a) for p, a in pairs]
+
+    def _anchors(
+        self, params: Sequence[Tensor], names: Sequence[str] | None, alignment: Alignment | None
+    ) -> list[Tensor | None]:
         if names is None and not self._owners:
             raise ValueError(
                 "anchors are matched by name, but the parameters have no names: pass "
@@ -286,23 +311,41 @@ class Reference(Mapping[str, Tensor]):
         if names is not None:
             alignment = alignment or align(names, self)
             keys = [key or alignment(name) for key, name in zip(keys, names, strict=True)]
-        anchors = [None if key is None else self[key] for key in keys]
+        return [None if key is None else self[key] for key in keys]
+
+    def _check_shapes(
+        self,
+        params: Sequence[Tensor],
+        names: Sequence[str] | None,
+        anchors: Sequence[Tensor | None],
+    ) -> None:
+        names = names or [self._names.get(p) or self._owners.get(p) or "" for p in params]
         wrong = [
-            f"{names[i] if names else keys[i]} is {tuple(p.shape)}, its anchor {tuple(a.shape)}"
-            for i, (p, a) in enumerate(zip(params, anchors, strict=True))
+            f"{name} is {tuple(p.shape)}, its anchor {tuple(a.shape)}"
+            for name, p, a in zip(names, params, anchors, strict=True)
             if a is not None and a.shape != p.shape
         ]
-        if wrong:
-            raise ValueError(
-                f"anchors of the wrong shape: {shorten(wrong, '; ')}. If that part is new, leave "
-                'it out: Reference.open(path, without="classifier")'
+        if not wrong:
+            return
+        hint = 'If that part is new, leave it out: Reference.open(path, without="classifier")'
+        if sizes := _vocabularies(params, names, anchors):
+            hint = (
+                f"The model was resized from {sizes.base} to {sizes.tuned} tokens, but each of its "
+                "weights needs an anchor: use the model after resizing, Reference.of(model)"
             )
-        return anchors
+        raise ValueError(f"anchors of the wrong shape: {shorten(wrong, '; ')}. {hint}")
 
     def nothing_matches(self, names: Sequence[str], what: str = "anchor") -> str:
         """The error message if no parameter has an anchor, or an importance."""
         known = f"{what.capitalize()}s: {shorten(list(self))}"
         return f"no parameter has an {what}. Parameters: {shorten(names)}. {known}"
+
+
+def _vocabularies(
+    params: Sequence[Tensor], names: Sequence[str], anchors: Sequence[Tensor | None]
+) -> Vocabularies | None:
+    matched = zip(names, params, anchors, strict=True)
+    return vocabularies((name, a.shape, p.shape) for name, p, a in matched if a is not None)
 
 
 def distance(param: Tensor, anchor: Tensor) -> float:

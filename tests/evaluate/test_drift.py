@@ -141,7 +141,7 @@ def test_prefixes_and_a_new_head(tmp_path):
 
 
 def test_a_resized_head_is_told(tmp_path):
-    tuned = weights() | {"lm_head.weight": torch.ones(13, 4)}
+    tuned = weights() | {"lm_head.weight": torch.ones(13, 4)}  # but not its embedding
     found = drift(saved(tmp_path / "base", weights()), saved(tmp_path / "tuned", tuned))
     assert found.only_tuned == ("lm_head.weight (11×4 → 13×4)",)
     assert "lm_head.weight" not in {row.name for row in found.tensors}

@@ -14,6 +14,7 @@ TUNED may be a LoRA adapter: the result is a full model.
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from holdfast.cli._guard import check_page, show
 from holdfast.cli._options import NUMBER, Parser, UsageError, add
@@ -25,6 +26,7 @@ from holdfast.io.merge import merge_on_disk
 from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
 from holdfast.report.printing import tell, tell_line
+from holdfast.report.verdict import INTERPOLATED, on_tokens
 
 
 def add_options(parser: Parser) -> None:
@@ -72,14 +74,19 @@ def merge(options: argparse.Namespace) -> None:
     moved = drift(options.base, out, **shared)
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     if options.json:
-        about = {"out": str(out), "alpha": alpha, "bytes": size, "relative": moved.total.relative}
-        tell(json.dumps(encode({**about, "not_finite": moved.not_finite}), allow_nan=False))
+        about: dict[str, Any] = {
+            "out": str(out), "alpha": alpha, "bytes": size, "relative": moved.total.relative,
+            "not_finite": moved.not_finite, "vocabulary": moved.vocabulary,
+        }  # fmt: skip
+        tell(json.dumps(encode(about), allow_nan=False))
         return
     shown = f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
     tell_line(
         f"wrote {options.out} ({shown}), α = {alpha:g} between {options.base} and {options.tuned}: "
         f"{100 * moved.total.relative:.2g} % from the base"
     )
+    if moved.vocabulary is not None:
+        tell_line(f"{on_tokens(moved.vocabulary)} {INTERPOLATED}")
     if bad := moved.not_finite:
         tell_line(f"{len(bad)} tensors contain NaN or infinity, the first is {bad[0]}")
 

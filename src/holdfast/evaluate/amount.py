@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from holdfast._torch.batch import logits_of, to_device
+from holdfast._torch.vocabulary import vocabulary_size
 from holdfast.evaluate.kl import KL, ContextFreeKL
 from holdfast.evaluate.probes import BLOCK, Completions, Probe, Sized, Text
 from holdfast.io.models import Loaded
 from holdfast.report.words import seconds
-from holdfast.scoring.draw import vocabulary_size
 
 #: Tokens that are run to estimate the time: on a CPU few, because they take long there.
 _TOKENS, _TOKENS_ON_A_CPU = 1 << 13, 1 << 6

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdfast._torch.finite import is_finite
 from holdfast._torch.progress import progress_bar
-from holdfast.evaluate.report import Drift, DriftRow
+from holdfast.evaluate.report import Drift, DriftRow, Vocabulary
 from holdfast.io.checkpoint import WeightsSource, open_weights
 from holdfast.io.pairing import Pair, pair
 from holdfast.io.weights import Scratch, Weights, in_parallel, slices, widened
@@ -31,7 +31,8 @@ def drift(
 
     Sums over 4096 weights are in float32, sums of these in float64. Integer tensors (counters,
     packed quantized weights) are ignored. A tensor with NaN or infinity in either model is named in
-    ``not_finite`` and counts as not moved; ``base_not_finite`` names those of the base. The
+    ``not_finite`` and counts as not moved; ``base_not_finite`` names those of the base. If the
+    models differ in their number of tokens, the rows of the tokens that both have count. The
     arguments are those of :func:`open_weights`; a tuned LoRA adapter is combined with the base.
 
     Example:
@@ -59,9 +60,9 @@ def drift(
         if not is_finite(distance):
             not_finite.append(p.name)
             distance = 0.0
-        size = before[p.base].size
-        rows.append(DriftRow(p.name, distance, norm, size, *layer_and_kind(p.name)))
+        rows.append(DriftRow(p.name, distance, norm, p.size, *layer_and_kind(p.name)))
     rows.sort(key=lambda row: (_place(row.layer), row.kind))
+    sizes = pairing.vocabularies
     return Drift(
         total=_together("total", rows),
         layers=_grouped(rows, "layer"),
@@ -71,6 +72,7 @@ def drift(
         only_tuned=(*pairing.only_tuned, *pairing.resized),
         not_finite=tuple(not_finite),
         base_not_finite=tuple(base_not_finite),
+        vocabulary=Vocabulary(*sizes, pairing.new_tokens) if sizes else None,
     )
 
 
@@ -81,7 +83,7 @@ def _measured(
     base: Weights, tuned: Weights, pairs: Iterable[Pair], progress: bool
 ) -> Iterator[tuple[Pair, float, float]]:
     """Yield the distance and the pretrained norm of each pair, in order."""
-    sizes = {p: base[p.base].size for p in pairs}
+    sizes = {p: p.size for p in pairs}
     parts = ((p, begin, end) for p, size in sizes.items() for begin, end in slices(size))
     work = partial(_sums, base, tuned, Scratch())
     moved = pretrained = 0.0

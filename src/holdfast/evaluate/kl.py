@@ -6,9 +6,10 @@ divergence can be measured on texts that the base model generates from its BOS t
 (https://arxiv.org/abs/2505.13811).
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,10 +17,12 @@ from torch import Tensor
 
 from holdfast._torch.checks import natural_number, whole_number
 from holdfast._torch.progress import progress_bar
+from holdfast._torch.vocabulary import vocabulary_size
 from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.report import Divergence
 from holdfast.evaluate.stats import Outcomes, estimate
 from holdfast.io.models import Loaded
+from holdfast.report.words import percent
 from holdfast.scoring.draw import draw_texts
 from holdfast.scoring.kl import StoredPredictions, masked_log_probs, next_token_log_probs
 
@@ -32,16 +35,25 @@ class KL:
     """KL(base‖tuned) on some inputs: first :meth:`remember` the base, then :meth:`compare`.
 
     ``log_probs`` runs a model; it yields one table per sequence with one row of log-probabilities
-    per prediction. The other arguments are those of :class:`Divergence`.
+    per prediction. ``over_tokens`` says that its columns are tokens: of two models with different
+    numbers of them, the tokens of both are compared. The other arguments are those of
+    :class:`Divergence`.
     """
 
     #: Whether the inputs are texts that the base generates.
     on_drawn_texts: ClassVar[bool] = False
 
     def __init__(
-        self, name: str, log_probs: Callable[[Loaded], Tables], per: str, how: str
+        self,
+        name: str,
+        log_probs: Callable[[Loaded], Tables],
+        per: str,
+        how: str,
+        *,
+        over_tokens: bool = True,
     ) -> None:
         self.name, self.log_probs, self.per, self.how = name, log_probs, per, how
+        self.over_tokens = over_tokens
         self._stored = StoredPredictions(Path())
 
     def remember(self, loaded: Loaded, folder: Path, *, progress: bool) -> None:
@@ -53,12 +65,19 @@ class KL:
         if not self._stored.tables:
             raise ValueError(f"{self.name} holds no tokens or samples to predict")
 
-    def compare(self, loaded: Loaded, *, progress: bool) -> Divergence:
+    def compare(self, loaded: Loaded, *, progress: bool, same_ids: bool = True) -> Divergence:
+        """Compare a model that may have other numbers of tokens if ids mean the same tokens."""
         bar = f"KL on {self.name}, tuned"
         tables = _counted(self.log_probs(loaded), self._stored.tables, bar, progress)
-        sums, counts = zip(*self._stored.compare(tables), strict=True)
-        found = estimate(Outcomes(sums, counts))
-        return Divergence(self.name, found, sum(counts), self.per, self.how)
+        found = list(self._stored.compare(tables, resized=self.over_tokens and same_ids))
+        kl = estimate(Outcomes([one.kl for one in found], [one.rows for one in found]))
+        predictions, sizes, how = sum(one.rows for one in found), found[0].columns, self.how
+        if sizes.base != sizes.tuned:
+            share = percent(math.fsum(one.outside for one in found) / predictions)
+            larger = "base" if sizes.base > sizes.tuned else "tuned model"
+            how += f"; over the {sizes.shared:,} tokens of both models"
+            how += f" (the others have {share} of the {larger}'s probability)"
+        return Divergence(self.name, kl, predictions, self.per, how)
 
 
 def _counted(tables: Tables, total: int | None, name: str, shown: bool) -> Iterator[Tensor]:
@@ -93,7 +112,8 @@ def class_kl(task: Classification) -> KL:
     def log_probs(loaded: Loaded) -> Tables:
         return (logits.float().log_softmax(-1)[None] for logits in task.logits(loaded))
 
-    return KL(task.name, log_probs, "sample", "over the classes of each sample")
+    how = "over the classes of each sample"
+    return KL(task.name, log_probs, "sample", how, over_tokens=False)
 
 
 class ContextFreeKL(KL):
@@ -126,4 +146,6 @@ class ContextFreeKL(KL):
         return [text[:-1] for text in texts]
 
     def _log_probs(self, loaded: Loaded) -> Tables:
-        return next_token_log_probs(loaded, self._ids)
+        known = vocabulary_size(loaded.model)
+        texts = (takewhile(lambda token: token < known, text) for text in self._ids)
+        return next_token_log_probs(loaded, list(map(list, texts)))

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -25,12 +25,14 @@ from holdfast.evaluate.drift import drift as measure_drift
 from holdfast.evaluate.kl import KL, ContextFreeKL
 from holdfast.evaluate.probes import Probe, Similarity
 from holdfast.evaluate.report import Divergence, ForgettingReport, Score
-from holdfast.evaluate.suite import Data, PathLike, Suite, kl_of
+from holdfast.evaluate.suite import Data, PathLike, Suite, kl_of, mentions
 from holdfast.io.adapter import is_adapter
 from holdfast.io.heads import ModelSource, NewHead, head_like, is_headless
 from holdfast.io.models import Loaded, Loader
+from holdfast.io.tokens import TokenChange, token_change
 from holdfast.recipe import Recipe, as_recipe, recipe_beside
 from holdfast.report.printing import tell_line
+from holdfast.report.words import listed
 
 
 @named_settings
@@ -204,14 +206,20 @@ class Examination:
         return amount_of(self.tests, self.kls, loaded)
 
     def compare(
-        self, loaded: Loaded, *, is_base: bool = False, recipe: Recipe | None = None
+        self,
+        loaded: Loaded,
+        *,
+        is_base: bool = False,
+        recipe: Recipe | None = None,
+        tokens: TokenChange | None = None,
     ) -> Compared:
         """Run the tests on another model and compare; the base itself does not run again."""
-        answers = Compared(notes=list(self.notes))
+        tokens = tokens or TokenChange()
+        answers = Compared(notes=[*self.notes, *in_pieces(self.tests, tokens.new)])
         rehearsed = recipe is not None and recipe.recall.trains_on_drawn_texts
         for kl in self.kls:
             try:
-                found = kl.compare(loaded, progress=self.progress)
+                found = kl.compare(loaded, progress=self.progress, same_ids=tokens.same_ids)
                 signal = rehearsed and kl.on_drawn_texts
                 answers.divergences.append(replace(found, trained_on=signal))
             except ValueError as error:  # a new head has other classes
@@ -280,7 +288,8 @@ class Meter:
         if not self.started:
             self._start(base, tuned)
         with self.loader.open(base if tuned is None else tuned, base) as loaded:
-            return exam.compare(loaded, is_base=tuned is None, recipe=recipe)
+            tokens = token_change(base, tuned)
+            return exam.compare(loaded, is_base=tuned is None, recipe=recipe, tokens=tokens)
 
     def _start(self, base: ModelSource, tuned: ModelSource | None) -> None:
         self.loader = self.loader.shared_by(base, base if tuned is None else tuned)
@@ -311,6 +320,18 @@ class Meter:
         for test in self.exam.tests:
             if isinstance(test, Classification):
                 test.check_kind(model)
+
+
+def in_pieces(tests: Iterable[Probe], tokens: Sequence[str]) -> Iterator[str]:
+    """Say which tests contain new tokens: the base's tokenizer, which both use, splits them."""
+    names = list(dict.fromkeys(test.name for test in tests if mentions(test, tokens)))
+    if names:
+        contain = "contains" if len(names) == 1 else "contain"
+        yield (
+            f"{listed(names)} {contain} new tokens of the tuned model. Both models read them with "
+            "the base's tokenizer, which splits them, so that figures per token are comparable. To "
+            "test them as single tokens, take the resized model before training as the base."
+        )
 
 
 def _name(source: ModelSource) -> str:

@@ -105,6 +105,20 @@ class DriftRow:
 
 
 @dataclass(frozen=True)
+class Vocabulary:
+    """The vocabularies of two models that differ in their number of tokens.
+
+    Attributes:
+        base, tuned: the number of rows of the token embedding, with those that pad it.
+        new: the tokens that only the tuned model's tokenizer has, if both tokenizers are known.
+    """
+
+    base: int
+    tuned: int
+    new: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Drift:
     """How far the weights moved, over those that both models have.
 
@@ -116,6 +130,8 @@ class Drift:
         only_base, only_tuned: tensors that only one model has, such as a new head.
         not_finite: tensors with NaN or infinity in either model; they count as not moved.
         base_not_finite: those of them that hold NaN or infinity in the base.
+        vocabulary: the numbers of tokens, if the models differ in them. Of tensors with a row per
+            token, the first rows count, which both models have.
     """
 
     total: DriftRow
@@ -126,6 +142,7 @@ class Drift:
     only_tuned: tuple[str, ...] = ()
     not_finite: tuple[str, ...] = ()
     base_not_finite: tuple[str, ...] = ()
+    vocabulary: Vocabulary | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The tests that models take, built from files, rows and texts."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,26 @@ def _first_rows(name: str, data: Any, limit: int | None) -> rows.Rows:
     if isinstance(data, rows.DatasetRows):
         return data[:limit]
     return [data[i] for i in range(min(len(data), limit or len(data)))]
+
+
+def mentions(probe: Probe, tokens: Sequence[str]) -> bool:
+    """Whether a text of a test contains one of the tokens."""
+    if isinstance(probe, Text):
+        return any(token in probe.text for token in tokens)
+    given: Any = getattr(probe, "data" if isinstance(probe, Classification) else "rows", None)
+    if not tokens or not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
+        return False
+    texts = (text for i in range(len(given)) for text in _strings(given[i]))
+    return any(token in text for text in texts for token in tokens)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the texts in the columns of a row, of conversations too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings(part)
 
 
 def kl_of(probe: Probe, loaded: Loaded, samples: int) -> KL | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from holdfast._torch.adapters import base_name
 from holdfast._torch.imports import require
 from holdfast._torch.names import align, shorten
+from holdfast._torch.vocabulary import is_token_embedding, vocabularies
 from holdfast.io.patterns import matching
 from holdfast.io.safetensors_files import map_safetensors
 from holdfast.io.untrusted import read_object
@@ -50,7 +51,10 @@ class AdaptedWeights(Weights):
         shards = {file: list(names) for file, names in base.shards.items()}
         if shards:  # tensors that the base lacks go into its last file
             shards[list(shards)[-1]] += [name for name in specs if name not in base]
+        sizes = vocabularies((n, base[n].shape, specs[n].shape) for n in replaced if n in base)
         super().__init__(label, specs, config=base.config, path=path, shards=shards)
+        #: The number of tokens, if it is not that of the base.
+        self.tokens = sizes.tuned if sizes else None
         self.base, self._products = base, dict(products)
         self._replaced = LiveWeights(label, replaced)
 
@@ -96,6 +100,12 @@ def read_config(path: Path) -> dict[str, Any]:
         if (value := config.get(key)) is not None and not allowed(value):
             raise ValueError(f"{file}: {key} must be {words}, got {str(value)[:60]!r}")
     return config
+
+
+def tokens_in(path: Path) -> int | None:
+    """Return the number of tokens of the embedding that is saved with an adapter, if any."""
+    tensors = map_safetensors(_weights_in(path))
+    return next((len(t) for name, t in tensors.items() if is_token_embedding(name)), None)
 
 
 def check_adapter(path: Path, modules: Iterable[str]) -> None:
@@ -171,6 +181,9 @@ def adapt(
     whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         name = name.removeprefix("base_model.model.")
+        # Beside a resized embedding that is trained in full, PEFT saves its original, and it again.
+        if ".original_module." in name or ".modules_to_save." in name:
+            continue
         if match := _PART.fullmatch(name):
             letter = (match["embedding"] or "") + match["letter"]
             parts.setdefault(f"{match['module']}.weight", {})[letter] = tensor

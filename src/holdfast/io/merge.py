@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,8 +22,9 @@ from holdfast._torch.progress import progress_bar
 from holdfast.io.adapter import AdaptedWeights
 from holdfast.io.checkpoint import PICKLES, WeightsSource, open_weights
 from holdfast.io.outputs import claim, finished, written_aside
-from holdfast.io.pairing import check_complete, pair
+from holdfast.io.pairing import Pair, check_complete, pair
 from holdfast.io.safetensors_files import header_for
+from holdfast.io.untrusted import read_object
 from holdfast.io.weights import Scratch, Weights, in_parallel, slices, widened
 
 #: Weights of any format and their indices are not copied, nor are files of trainers.
@@ -51,8 +53,10 @@ def merge_on_disk(
     """Write the interpolation of a base and a tuned model as a checkpoint.
 
     Tensors that only the tuned model has (a new head), resized tensors and integer tensors are
-    copied from the tuned model. Interpolation is in float32, the result has the tuned model's
-    dtype. α = 1 gives the tuned weights exactly, α = 0 the base's in the tuned model's dtype.
+    copied from the tuned model. If the models differ in their number of tokens, the rows of tokens
+    that both have are interpolated, and the others are copied. Interpolation is in float32, the
+    result has the tuned model's dtype. α = 1 gives the tuned weights exactly, α = 0 the base's in
+    the tuned model's dtype.
 
     Args:
         base: as for :func:`holdfast.io.checkpoint.open_weights`.
@@ -73,7 +77,7 @@ def merge_on_disk(
     pairing = pair(before, after)
     check_complete(before, after, pairing)
     # The first pair of a tensor counts; a second one is a head that the tuned model ties.
-    partner = {p.tuned: p.base for p in reversed(pairing.pairs)}
+    partner = {p.tuned: p for p in reversed(pairing.pairs)}
     merge = _Merge(before, after, partner, alpha)
     files, size = after.shards, sum(spec.bytes for spec in after.values())
     if len(files) == 1:
@@ -86,6 +90,8 @@ def merge_on_disk(
         with written_aside(out, partial(_remove_replaced, out)) as aside:
             for name, companion in companions.items():
                 shutil.copyfile(companion, aside / name)
+            if isinstance(after, AdaptedWeights) and after.tokens and "config.json" in companions:
+                _set_tokens(aside / "config.json", after.tokens)
             with progress_bar(size, "merge", shown=progress, unit="B") as bar:
                 for file, names in files.items():
                     for written in merge.write(aside / file, names):
@@ -98,11 +104,11 @@ def merge_on_disk(
 
 @dataclass(frozen=True)
 class _Merge:
-    """Both models, the base's name of each tensor of the tuned model, and α."""
+    """Both models, the pairs of their tensors by the tuned model's names, and α."""
 
     base: Weights
     tuned: Weights
-    partner: Mapping[str, str]
+    partner: Mapping[str, Pair]
     alpha: float
     scratch: Scratch = field(default_factory=Scratch)
 
@@ -114,7 +120,7 @@ class _Merge:
         tasks = (
             (name, offsets[name], begin, end)
             for name, spec in specs.items()
-            for begin, end in slices(spec.size)
+            for begin, end in (*slices(self._shared(name)), *slices(spec.size, self._shared(name)))
         )
         yield from in_parallel(partial(self._write_slice, file), tasks)
 
@@ -126,13 +132,16 @@ class _Merge:
             opened.write(values.numpy().data)
         return values.numel()
 
+    def _shared(self, name: str) -> int:
+        """Return how many of a tensor's weights the base has too. They come first."""
+        return self.partner[name].size if name in self.partner else 0
+
     def _between(self, name: str, begin: int, end: int) -> torch.Tensor:
-        """Return α·θ₁ + (1−α)·θ* of a slice, exact for α = 0 and 1."""
+        """Return α·θ₁ + (1−α)·θ* of a slice, exact for α = 0 and 1; the tuned values if new."""
         dtype = self.tuned[name].dtype
-        own = self.partner.get(name)
-        if own is None or self.alpha == 1 or not dtype.is_floating_point:
+        if begin >= self._shared(name) or self.alpha == 1 or not dtype.is_floating_point:
             return self.tuned.read(name, begin, end, self.scratch).to(dtype)
-        before = self.base.read(own, begin, end, self.scratch)
+        before = self.base.read(self.partner[name].base, begin, end, self.scratch)
         if self.alpha == 0:
             return before.to(dtype)
         after = self.tuned.read(name, begin, end, self.scratch)
@@ -200,8 +209,22 @@ def _companions(tuned: Weights) -> dict[str, Path]:
     }
 
 
+def _set_tokens(file: Path, tokens: int) -> None:
+    """Set the number of tokens in the configuration of a base whose adapter has more of them."""
+    config = read_object(file)
+    text = config.get("text_config")  # of a multimodal model
+    for part in (config, text) if isinstance(text, dict) else (config,):
+        if "vocab_size" in part:
+            part["vocab_size"] = tokens
+    _write_json(file, config)
+
+
 def _write_index(directory: Path, files: Mapping[str, list[str]], size: int) -> None:
     weight_map = sorted((name, file) for file, names in files.items() for name in names)
     index = {"metadata": {"total_size": size}, "weight_map": dict(weight_map)}
-    text = json.dumps(index, indent=2, ensure_ascii=False) + "\n"
-    (directory / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+    _write_json(directory / "model.safetensors.index.json", index)
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    file.write_text(text, encoding="utf-8")

@@ -23,8 +23,9 @@ from holdfast._torch.checks import NamedSettings, whole_number
 from holdfast._torch.imports import require
 from holdfast._torch.layers import head_parts
 from holdfast._torch.names import shorten
+from holdfast._torch.vocabulary import vocabulary_size
 from holdfast.io import heads
-from holdfast.io.adapter import base_of, check_adapter, is_adapter
+from holdfast.io.adapter import base_of, check_adapter, is_adapter, tokens_in
 from holdfast.io.checkpoint import open_weights
 from holdfast.io.files import first_line
 from holdfast.io.heads import ModelSource, NewHead
@@ -318,6 +319,9 @@ class Loader(NamedSettings):
         body = self.load(str(under), head=head)
         modules = (name for name, _ in body.named_modules())
         check_adapter(path, modules)
+        if (tokens := tokens_in(path)) and tokens != vocabulary_size(body):
+            resized: Any = body
+            resized.resize_token_embeddings(tokens, mean_resizing=False)
         try:
             merged: nn.Module = peft.PeftModel.from_pretrained(body, path).merge_and_unload()
         except Exception as error:  # settings that do not fit the model raise many types

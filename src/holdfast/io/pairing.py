@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from holdfast._torch.names import align, plain_name, shorten
+from holdfast._torch.vocabulary import Vocabularies, vocabularies
+from holdfast.io.tokens import TokenChange, token_change
 from holdfast.io.weights import Spec, Weights, slices
 
 _EMBEDDING = re.compile(r"embed|wte|tok|shared")
@@ -20,22 +22,33 @@ _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|decoder|output|output_layer)\.weig
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor that both models have: its name without prefixes, and its name in each model."""
+    """A tensor that both models have: its name without prefixes, and its name in each model.
+
+    The first ``size`` weights are those of both models. A tensor with a row per token has more of
+    them in the model that has more tokens.
+    """
 
     name: str
     base: str
     tuned: str
+    size: int
     again: bool = False  # another name for the tensor of another pair (tied embeddings)
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """The tensors of both models, and those that only one has or that differ in shape."""
+    """The tensors of both models, and those that only one has or that differ in shape.
+
+    ``vocabularies`` are the numbers of rows per token, if the models differ in them, and
+    ``new_tokens`` the names of the tokens that only the tuned model has, as far as they are known.
+    """
 
     pairs: tuple[Pair, ...]
     only_base: tuple[str, ...]
     only_tuned: tuple[str, ...]
     resized: tuple[str, ...]
+    vocabularies: Vocabularies | None = None
+    new_tokens: tuple[str, ...] = ()
 
 
 def pair(base: Weights, tuned: Weights) -> Pairing:
@@ -49,36 +62,54 @@ def pair(base: Weights, tuned: Weights) -> Pairing:
             f"{base.label} and {tuned.label} are different architectures: they share no tensor "
             f"name ({shorten(list(base), most=2)}; {shorten(list(tuned), most=2)})"
         )
+    shapes = ((name, base[own].shape, tuned[name].shape) for name, own in partner.items())
+    sizes = vocabularies(shapes)
+    tokens = token_change(base.path, tuned.path) if sizes else TokenChange()
+    if not tokens.same_ids:
+        sizes = None  # the same row is another token
     resized = {
         name: f"{name} ({_shape(base, own)} → {_shape(tuned, name)})"
         for name, own in partner.items()
-        if base[own].shape != tuned[name].shape
+        if not _same_rows(base[own], tuned[name], sizes)
     }
     if len(resized) > len(partner) / 2:
         raise ValueError(
             f"{base.label} and {tuned.label} are different architectures: {len(resized)} of "
             f"{len(partner)} shared tensors differ in shape: {shorten([*resized.values()], most=3)}"
         )
+
+    def paired(name: str, of_base: str, of_tuned: str, *, again: bool = False) -> Pair:
+        size = min(base[of_base].size, tuned[of_tuned].size)
+        return Pair(plain_name(name), of_base, of_tuned, size, again)
+
     pairs = {
-        name: Pair(plain_name(name), own, name, _tied_alike(base, own, tuned, name, partner))
+        name: paired(name, own, name, again=_tied_alike(base, own, tuned, name, partner))
         for name, own in partner.items()
         if name not in resized
     }
     for name in tuned:
         if name not in partner:
             if (first := _twin(tuned, name, pairs)) is not None:
-                pairs[name] = Pair(plain_name(name), pairs[first].base, name, again=True)
-            elif (own := _untied_from(base, tuned, name)) is not None:
-                pairs[name] = Pair(plain_name(name), own, name)
+                pairs[name] = paired(name, pairs[first].base, name, again=True)
+            elif (own := _untied_from(base, tuned, name, sizes)) is not None:
+                pairs[name] = paired(name, own, name)
     of_base = set(partner.values())
     left = [n for n in base if n not in of_base and _twin(base, n, of_base) is None]
-    heads = {n: own for n in left if (own := _untied_from(tuned, base, n)) is not None}
+    back = None if sizes is None else Vocabularies(sizes.tuned, sizes.base)
+    heads = {n: own for n in left if (own := _untied_from(tuned, base, n, back)) is not None}
     return Pairing(
-        pairs=(*pairs.values(), *(Pair(plain_name(n), n, own) for n, own in heads.items())),
+        pairs=(*pairs.values(), *(paired(n, n, own) for n, own in heads.items())),
         only_base=tuple(name for name in left if name not in heads),
         only_tuned=tuple(name for name in tuned if name not in pairs and name not in resized),
         resized=tuple(resized.values()),
+        vocabularies=sizes,
+        new_tokens=tokens.new,
     )
+
+
+def _same_rows(one: Spec, other: Spec, sizes: Vocabularies | None) -> bool:
+    """Whether two tensors have the same shape, or differ only in their rows per token."""
+    return one.shape == other.shape or (sizes is not None and sizes.explain(one.shape, other.shape))
 
 
 def _tied_alike(
@@ -105,12 +136,14 @@ def _twin(weights: Weights, name: str, among: Iterable[str]) -> str | None:
     return None
 
 
-def _untied_from(without: Weights, other: Weights, head: str) -> str | None:
+def _untied_from(
+    without: Weights, other: Weights, head: str, sizes: Vocabularies | None
+) -> str | None:
     """Return the embedding that a model without its own head uses as its head."""
     if not _HEAD.search(head) or not _ties(without, other):
         return None
-    shape = other[head].shape
-    return next((n for n, s in without.items() if s.shape == shape and _EMBEDDING.search(n)), None)
+    fits = (n for n, spec in without.items() if _same_rows(spec, other[head], sizes))
+    return next((name for name in fits if _EMBEDDING.search(name)), None)
 
 
 def _ties(weights: Weights, other: Weights) -> bool:

@@ -20,13 +20,13 @@ SLICE = 2**19
 _MOST_THREADS = 16  # more do not read faster, and each holds its own slice
 
 
-def slices(size: int) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end of each slice of a tensor.
+def slices(size: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield the begin and end of each slice of a tensor, from a weight on.
 
     >>> [end - begin for begin, end in slices(2 * SLICE + 3)]
     [524288, 524288, 3]
     """
-    for begin in range(0, size, SLICE):
+    for begin in range(start, size, SLICE):
         yield begin, min(begin + SLICE, size)
 
 

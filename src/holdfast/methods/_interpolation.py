@@ -17,7 +17,8 @@ def pairs_to_interpolate(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The tensors of a tuned model that change with α, each with its value at α = 0.
 
-    Of LoRA adapters this is B. Parameters without pretrained values (a new head) are left out.
+    Of LoRA adapters this is B. Parameters without pretrained values (a new head) are left out, and
+    so are the rows of new tokens.
     """
     adapters = {name: (p, is_b) for name, p, is_b in adapter_parameters(model)}
     scaled = [p for p, is_b in adapters.values() if is_b]
@@ -34,10 +35,10 @@ def pairs_to_interpolate(
         named += list(model.named_buffers())
     named = [(n, t) for n, t in named if t.is_floating_point()]
     names, tensors = [n for n, _ in named], [t for _, t in named]
-    bases = reference.match(tensors, names)
-    if not scaled and all(base is None for base in bases):
+    pairs = reference.shared(tensors, names)
+    if not scaled and all(pair is None for pair in pairs):
         raise ValueError(reference.nothing_matches(names))
-    yield from ((t, base) for t, base in zip(tensors, bases, strict=True) if base is not None)
+    yield from filter(None, pairs)
 
 
 @torch.no_grad()

@@ -6,8 +6,8 @@ https://arxiv.org/abs/2109.01903.
     θ = α·θ₁ + (1−α)·θ*
 
 α = 1 is the tuned model, α = 0 the pretrained one, to the last bit. Parameters without pretrained
-values (a new head) stay as tuned. Trying several α costs no training. With LoRA the effective
-weights are interpolated, θ* + α·BA, by scaling B.
+values (a new head, the rows of new tokens) stay as tuned. Trying several α costs no training. With
+LoRA the effective weights are interpolated, θ* + α·BA, by scaling B.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -11,7 +11,7 @@ from holdfast.report.document import Column, Document, Figure, Section, Table
 from holdfast.report.frontier import MOST, Axis, Mark, frontier
 from holdfast.report.plot import ACCENT, GAINED
 from holdfast.report.recommend import recommend_alpha
-from holdfast.report.verdict import no_evidence, source_of
+from holdfast.report.verdict import INTERPOLATED, no_evidence, on_tokens, source_of
 from holdfast.report.words import NONE, Span, change_of, listed, nats, percent, plain, score_text
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ def document(sweep: Sweep) -> Document:
     alphas = Axis("α, from the base to the tuned model", [Span(p.alpha) for p in sweep.points])
     distances = [q.axis for q in found if q.role == "distance"]
     notes = dict.fromkeys(note for point in sweep.points for note in point.report.notes)
+    for drift in (point.report.drift for point in sweep.points):
+        if drift is not None and drift.vocabulary is not None:
+            notes[f"{on_tokens(drift.vocabulary)} {INTERPOLATED}"] = None
     return Document(
         kind="sweep over α",
         answer=answer,

@@ -15,11 +15,13 @@ from holdfast.report.document import Answer
 from holdfast.report.words import Change, change_of, listed, nats, percent, plain
 
 if TYPE_CHECKING:
-    from holdfast.evaluate.report import Divergence, Drift, ForgettingReport, Score
+    from holdfast.evaluate.report import Divergence, Drift, ForgettingReport, Score, Vocabulary
 
 Forgotten = Literal["nothing", "little", "some", "much", "unknown"]
 
 NO_TESTS = "To see what was forgotten, test tasks that the model should keep."
+SHARED_ROWS = "Only the rows of tokens that both models have are compared."
+INTERPOLATED = "The rows of tokens that both models have are interpolated, the others are as tuned."
 #: A KL below this, in nats, is rounding error.
 _STILL = 1e-6
 #: More tests than this are counted instead of named.
@@ -218,15 +220,47 @@ def _on_weights(drift: Drift) -> list[str]:
         most = max(drift.layers, key=lambda row: row.relative, default=None)
         where = f", most in {plain(most.name)} ({percent(most.relative)})" if most else ""
         said.append(f"The weights moved by {percent(drift.total.relative)} of their norm{where}.")
+    if drift.vocabulary is not None:
+        said.append(f"{on_tokens(drift.vocabulary)} {SHARED_ROWS}")
     for names, lacks in ((drift.only_base, "tuned"), (drift.only_tuned, "base")):
         if names:
             said.append(f"The {lacks} model lacks {listed([plain(name) for name in names])}.")
     return said
 
 
+def on_tokens(vocabulary: Vocabulary) -> str:
+    """Say how many tokens are new or missing, with their names.
+
+    >>> from holdfast.evaluate.report import Vocabulary
+    >>> on_tokens(Vocabulary(500, 502, ("<|tool|>", "<|end|>")))
+    '2 tokens are new (<|tool|> and <|end|>).'
+    >>> on_tokens(Vocabulary(500, 512, ("<|tool|>",)))
+    '1 token is new (<|tool|>), and 11 more rows are padding.'
+    >>> on_tokens(Vocabulary(512, 500))
+    "The tuned model's vocabulary has 12 rows fewer."
+    """
+    new, more = vocabulary.new, vocabulary.tuned - vocabulary.base
+    if not new:
+        return (
+            f"{_tokens(more)} new or padding."
+            if more > 0
+            else f"The tuned model's vocabulary has {-more} rows fewer."
+        )
+    said = f"{_tokens(len(new))} new ({listed([plain(token) for token in new])})"
+    if more < 0:
+        return f"{said}, and the tuned model's vocabulary has {-more} rows fewer."
+    if more > len(new):
+        return f"{said}, and {more - len(new)} more rows are padding."
+    return f"{said}."
+
+
+def _tokens(number: int) -> str:
+    return "1 token is" if number == 1 else f"{number:,} tokens are"
+
+
 def _is_still(drift: Drift) -> bool:
     """Whether both models have the same tensors with the same values."""
-    odd = drift.only_base or drift.only_tuned or drift.not_finite
+    odd = drift.only_base or drift.only_tuned or drift.not_finite or drift.vocabulary
     return drift.total.distance == 0 and not odd
 
 

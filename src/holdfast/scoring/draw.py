@@ -21,6 +21,7 @@ from holdfast._torch.layout import is_sharded
 from holdfast._torch.lm_head import is_out_of_memory
 from holdfast._torch.memory import Batches
 from holdfast._torch.rng import generator_of
+from holdfast._torch.vocabulary import vocabulary_size
 from holdfast.io.files import first_line
 
 OnTokens = Callable[[int], object]  # called with the number of tokens since its last call
@@ -60,12 +61,6 @@ def end_tokens(model: Any) -> Tensor:
     found = (getattr(config, "eos_token_id", None) for config in configs)
     end = next((token for token in found if token is not None), None)
     return torch.tensor([] if end is None else end, dtype=torch.long).reshape(-1)
-
-
-def vocabulary_size(model: nn.Module) -> int:
-    embedding = without_peft(model).get_input_embeddings()
-    # DeepSpeed empties the weight.
-    return int(getattr(embedding, "num_embeddings", embedding.weight.shape[0]))
 
 
 def check_predictions(model: nn.Module, is_nan: bool) -> None:

@@ -7,6 +7,7 @@ the tuned model has made its own.
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from holdfast._torch.batch import logits_of
 from holdfast._torch.lm_head import CHUNK
+from holdfast._torch.vocabulary import Vocabularies, check_tokens
 from holdfast.io.models import Loaded
 from holdfast.scoring.likelihood import Runner, losses_and_hits
 
@@ -81,6 +83,7 @@ def masked_log_probs(loaded: Loaded, text: str) -> Iterator[tuple[Tensor, Tensor
     front = [t for t in [tokenizer.cls_token_id] if t is not None]
     back = [t for t in [tokenizer.sep_token_id] if t is not None]
     room = loaded.limit - len(front) - len(back)
+    check_tokens(loaded.model, [ids])
     generator = torch.Generator().manual_seed(0)
     for start in range(0, len(ids), room):
         piece = torch.tensor(ids[start : start + room])
@@ -92,6 +95,22 @@ def masked_log_probs(loaded: Loaded, text: str) -> Iterator[tuple[Tensor, Tensor
         logits = logits_of(loaded.model, inputs)[0, len(front) :][: len(piece)]
         log_probs = logits[chosen.to(logits.device)].float().log_softmax(-1)
         yield log_probs, piece[chosen].to(logits.device)
+
+
+def _over(log_probs: Tensor, tokens: int) -> Tensor:
+    """Return the distributions over the first tokens only, normalized."""
+    if log_probs.shape[-1] == tokens:
+        return log_probs
+    return log_probs[:, :tokens].log_softmax(-1)
+
+
+class ComparedTable(NamedTuple):
+    """The comparison of two tables of log-probabilities, summed over their rows."""
+
+    kl: float
+    rows: int
+    columns: Vocabularies
+    outside: float  # the probability of the tokens that only one of the models has
 
 
 class StoredPredictions:
@@ -112,18 +131,32 @@ class StoredPredictions:
             self.tables, used = self.tables + 1, used + values.nbytes
         return True
 
-    def compare(self, tables: Iterable[Tensor]) -> Iterator[tuple[float, int]]:
-        """Yield the summed KL(stored‖given) of each table, and the table's number of rows."""
+    def compare(
+        self, tables: Iterable[Tensor], *, resized: bool = False
+    ) -> Iterator[ComparedTable]:
+        """Yield the comparison of each stored table with the given one.
+
+        With ``resized``, a model may have more columns, which are tokens that the other one lacks:
+        the divergence is that of the distributions over the tokens of both.
+        """
         for number, tuned in enumerate(itertools.islice(tables, self.tables)):
             base = torch.from_numpy(np.load(self._file(number))).to(tuned.device)
-            if base.shape != tuned.shape:
+            sizes = Vocabularies(base.shape[-1], tuned.shape[-1])
+            if resized and sizes.tuned < sizes.base:
+                base = base[: len(tuned)]  # a text ends where the tuned model lacks a token
+            if len(base) != len(tuned) or (sizes.base != sizes.tuned and not resized):
                 raise ValueError(
                     f"the base makes {len(base)} predictions over {base.shape[-1]} classes or "
                     f"tokens, the tuned model {len(tuned)} over {tuned.shape[-1]}"
                 )
             pairs = zip(base.split(64), tuned.float().split(64), strict=True)
-            sums = [kl_divergence(*pair).double().sum() for pair in pairs]
-            yield float(torch.stack(sums).sum()), len(base)
+            sums, outside = [], 0.0
+            for pair in pairs:
+                over = [_over(table, sizes.shared) for table in pair]
+                sums.append(kl_divergence(*over).double().sum())
+                if sizes.base != sizes.tuned:
+                    outside += sum(float(table[:, sizes.shared :].exp().sum()) for table in pair)
+            yield ComparedTable(float(torch.stack(sums).sum()), len(base), sizes, outside)
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number}.npy"

@@ -14,6 +14,7 @@ from holdfast._torch.finite import matches
 from holdfast._torch.lm_head import Predictions, Split, is_out_of_memory
 from holdfast._torch.progress import progress_bar
 from holdfast._torch.threads import side_by_side
+from holdfast._torch.vocabulary import check_tokens
 from holdfast.data import pad_collate
 from holdfast.io.encoding import Continuation
 from holdfast.io.models import Loaded
@@ -110,6 +111,7 @@ class Runner:
 
         The longest rows run first. Rows are padded on the right.
         """
+        check_tokens(self.split.model, rows)
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
 
         def together(start: int) -> list[int]:

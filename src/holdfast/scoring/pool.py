@@ -22,6 +22,7 @@ from holdfast._torch.batch import evaluating
 from holdfast._torch.checks import natural_number, whole_number
 from holdfast._torch.fingerprint import base_fingerprint, fingerprint
 from holdfast._torch.rng import generator_of
+from holdfast._torch.vocabulary import check_tokens
 from holdfast.io.encoding import pieces, tokenize
 from holdfast.io.render import Reader
 from holdfast.io.rows import open_rows
@@ -34,7 +35,6 @@ from holdfast.scoring.draw import (
     end_tokens,
     is_spread,
     noise_of,
-    vocabulary_size,
 )
 from holdfast.scoring.predictions import Predictor, positions
 from holdfast.scoring.starts import Start, first_token, loaded, text_tokenizer
@@ -239,7 +239,7 @@ def pool_of_texts(
     rows = [found[i] for i in order][:count]
     if not rows:
         raise ValueError("the texts hold no tokens to predict")
-    _check_tokens(rows, model)
+    check_tokens(model, rows)
     tokens = nn.utils.rnn.pad_sequence(
         [torch.tensor(row, dtype=torch.int32) for row in rows], batch_first=True
     )
@@ -345,23 +345,13 @@ def _in_blocks(found: Block) -> list[Block]:
 def _check_starts(starts: Sequence[Start], model: nn.Module, length: int) -> None:
     if not starts or not all(start.tokens for start in starts):
         raise ValueError(f"texts need at least one start, each with a token; got {starts!r}")
-    _check_tokens([start.tokens for start in starts], model)
+    check_tokens(model, [start.tokens for start in starts])
     longest = max(len(start.tokens) for start in starts)
     if longest >= length:
         raise ValueError(
             f"a start of {longest} tokens leaves nothing to draw in texts of {length} tokens: "
             "increase length, or choose another start"
         )
-
-
-def _check_tokens(rows: Sequence[Sequence[int]], model: nn.Module) -> None:
-    size = vocabulary_size(model)
-    for row in rows:
-        if not 0 <= min(row) <= max(row) < size:
-            raise ValueError(
-                f"token {min(row) if min(row) < 0 else max(row)} is not in the model's vocabulary "
-                f"of {size} tokens: use the tokenizer that belongs to the model"
-            )
 
 
 def _refuse_degenerate(pool: Pool, starts: int, name: str) -> None:
