@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from holdfast._torch.adapters import adapters_are_new
 from holdfast._torch.imports import require
 from holdfast._torch.pretrained_head import PretrainedHead
 from holdfast._torch.replace import replaced
@@ -100,7 +101,9 @@ class WithRecipe(Trainer):
             )
         settings.learning_rate = self.run.lr
         given["model"] = self.run.model
+        adapters = {*getattr(self.run.model, "peft_config", ())}
         super().__init__(**given)
+        _remove_copies(self.run.model, adapters)
         own = _has_own_update(recipe) or recipe.penalties or recipe.recall.interpolates
         if self.is_deepspeed_enabled and own:
             raise ValueError(
@@ -429,6 +432,17 @@ def _adapted(
     peft = require("peft", extra="peft", what="peft_config=")
     with seeded(settings.seed):  # the same A on every rank
         return cast(nn.Module, peft.get_peft_model(model, peft_config))
+
+
+def _remove_copies(model: nn.Module, adapters: set[str]) -> None:
+    """Remove TRL's copy of new adapters: its reference is then the model with its adapters off.
+
+    Both are the pretrained model, but transformers resumes with one set of adapters only.
+    """
+    peft: Any = model
+    for copied in {*getattr(model, "peft_config", ())} - adapters:
+        if adapters_are_new(model):
+            peft.delete_adapter(copied)
 
 
 def _collate_labeled(collate: Collate, reading: str, loss: str, samples: list[Any]) -> Any:
