@@ -4,7 +4,7 @@ import copy
 import importlib
 import types
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
@@ -91,17 +91,17 @@ def build(cls, config, recipe, folder, rows, given=None, tokenizer=TOKENIZER, **
     )  # fmt: skip
 
 
-def make_dpo(recipe, folder, cls=HoldfastDPOTrainer, given=None, **options):
+def make_dpo(recipe, folder, cls=HoldfastDPOTrainer, given=None, repeat=1, **options):
     given = {"ref_model": make_model(), **(given or {})}
     cls = DPOTrainer if recipe is None else cls
-    return build(cls, DPOConfig, recipe, folder, PAIRS, given, **options)
+    return build(cls, DPOConfig, recipe, folder, PAIRS * repeat, given, **options)
 
 
-def make_grpo(recipe, folder, cls=HoldfastGRPOTrainer, given=None, **options):
+def make_grpo(recipe, folder, cls=HoldfastGRPOTrainer, given=None, repeat=1, **options):
     given = {"reward_funcs": reward, **(given or {})}
     options = {"num_generations": 2, "max_completion_length": 8} | options
     cls = GRPOTrainer if recipe is None else cls
-    return build(cls, GRPOConfig, recipe, folder, PROMPTS, given, **options)
+    return build(cls, GRPOConfig, recipe, folder, PROMPTS * repeat, given, **options)
 
 
 MAKE = {"dpo": make_dpo, "grpo": make_grpo}
@@ -185,6 +185,16 @@ def test_generated_samples_are_counted(tmp_path):
     run = make_grpo(Recipe(), tmp_path, **options).run
     assert run.visits == 2 * len(PROMPTS) * 2 * 3
     assert run.update_size == 4
+
+
+@BOTH
+@pytest.mark.parametrize("lr", [None, 1e-4])
+def test_the_trainers_learning_rate_is_kept(make, lr, tmp_path):
+    config = DPOConfig if make is make_dpo else GRPOConfig
+    default = next(f.default for f in fields(config) if f.name == "learning_rate")
+    trainer = make("holdfast", tmp_path, learning_rate=lr or default)
+    assert trainer.run.lr == trainer.args.learning_rate == (lr or 1e-6)
+    assert not trainer.run.needs_warm_up
 
 
 def reference_of(trainer):

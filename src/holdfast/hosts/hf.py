@@ -61,7 +61,8 @@ class WithRecipe(Trainer):
     its data. Set the learning rate in ``TrainingArguments`` or in the recipe; two different values
     raise an error. The default value of ``learning_rate`` counts as not set, because nobody can
     see whether you wrote it; a recipe that chooses a learning rate, such as ``"holdfast"``, then
-    replaces it with a warning. ``args.optim`` is used only if the recipe has the default update,
+    replaces it with a warning, unless the trainer has a loss of its own: the rates are for labeled
+    samples. ``args.optim`` is used only if the recipe has the default update,
     ``adamw``. λ, the pull, the distance and the penalties are in the log. After ``train()`` the
     model is the merged one; checkpoints hold the trained weights before merging.
     """
@@ -84,7 +85,9 @@ class WithRecipe(Trainer):
         if given.get("peft_config") is not None:  # before the recipe looks at the model
             given["model"] = _adapted(given["model"], given.pop("peft_config"), settings, recipe)
         default: Any = next(f.default for f in fields(settings) if f.name == "learning_rate")
-        lr = None if settings.learning_rate == default else settings.learning_rate
+        # Rates that a recipe chooses are for the loss of labeled samples.
+        is_set = settings.learning_rate != default or _loss_of_trl(type(self)) is not None
+        lr = settings.learning_rate if is_set else None
         self._total_updates: int | None = None
         self._finished = False
         self._to_plan = 0  # micro-batches of the next update
@@ -181,17 +184,13 @@ class WithRecipe(Trainer):
             )
 
     def _other_loss(self) -> str | None:
-        """The trainer's function for another loss than that of labeled samples; None if not any."""
+        """The function that computes another loss than that of labeled samples; None if none."""
+        ours = ("holdfast.", "transformers.", "trl.")
         for cls in type(self).__mro__:
-            # The loss of SFTTrainer is that of labeled samples; other trainers of TRL compute
-            # theirs in one of two functions. An override of training_step elsewhere is no loss.
-            if cls.__module__.startswith(("holdfast.", "transformers.", "trl.trainer.sft_")):
-                continue
-            of_trl = cls.__module__.startswith("trl.")
-            names = ("compute_loss", "training_step") if of_trl else ("compute_loss",)
-            if found := [name for name in names if name in vars(cls)]:
-                return f"{cls.__name__}.{found[0]}"
-        return "compute_loss_func" if callable(self.compute_loss_func) else None
+            if "compute_loss" in vars(cls) and not cls.__module__.startswith(ours):
+                return f"{cls.__name__}.compute_loss"
+        own = "compute_loss_func" if callable(self.compute_loss_func) else None
+        return own or _loss_of_trl(type(self))
 
     def _replace_loss(self) -> None:
         """Prepare the trainer for the recipe's loss, or raise ValueError."""
@@ -418,6 +417,19 @@ def _default_arguments(cls: type) -> TrainingArguments:
     named = get_args(_parameters(cls)["args"].annotation)
     types = [t for t in named if isinstance(t, type) and issubclass(t, TrainingArguments)]
     return (types or [TrainingArguments])[0]("trainer_output")
+
+
+def _loss_of_trl(cls: type) -> str | None:
+    """The function in which a trainer of TRL computes a loss of its own; None if it has none.
+
+    The loss of SFTTrainer is that of labeled samples. Some trainers compute theirs in their step.
+    """
+    for base in cls.__mro__:
+        is_other = base.__module__.startswith("trl.") and "sft" not in base.__module__
+        found = [name for name in ("compute_loss", "training_step") if name in vars(base)]
+        if is_other and found:
+            return f"{base.__name__}.{found[0]}"
+    return None
 
 
 def _adapted(
