@@ -221,6 +221,17 @@ def test_the_reference_of_dpo_is_the_pretrained_model(names, tmp_path):
     assert furthest(trained(before), moved) < 1e-5
 
 
+def test_the_reference_of_trained_adapters_is_their_copy(tmp_path):
+    peft = pytest.importorskip("peft", reason="the peft extra is not installed")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)  # B is not 0
+    given = {"model": peft.get_peft_model(make_model(), config), "ref_model": None}
+    trainer = make_dpo("self-replay", tmp_path, given=given)
+    assert list(trainer.model.peft_config) == ["default", "ref"]
+    expected = reference_of(trainer)
+    trainer.train()
+    assert torch.equal(reference_of(trainer), expected)
+
+
 def test_the_reference_is_precomputed_before_the_weights_become_random(tmp_path):
     expected = reference_of(make_dpo(None, tmp_path))
     options = {"given": {"ref_model": None}, "precompute_ref_log_probs": True}

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from holdfast._torch.adapters import adapters_are_new
+from holdfast._torch.adapters import adapters_are_new, has_adapters
 from holdfast._torch.imports import require
 from holdfast._torch.pretrained_head import PretrainedHead
 from holdfast._torch.replace import replaced
@@ -452,8 +452,8 @@ def _remove_copies(model: nn.Module, adapters: set[str]) -> None:
     Both are the pretrained model, but transformers resumes with one set of adapters only.
     """
     peft: Any = model
-    for copied in {*getattr(model, "peft_config", ())} - adapters:
-        if adapters_are_new(model):
+    if has_adapters(model) and adapters_are_new(model):
+        for copied in {*getattr(model, "peft_config", ())} - adapters:
             peft.delete_adapter(copied)
 
 
