@@ -118,6 +118,15 @@ class Method(NamedSettings):
         return False
 
     @property
+    def changes_loss(self) -> bool:
+        """Whether the method changes the loss of the training samples.
+
+        It weighs them, or compares the outputs of the model on them. A trainer that computes
+        another loss than that of labeled samples, such as a loss of preferences, refuses it.
+        """
+        return False
+
+    @property
     def needs_fitted_head(self) -> bool:
         """Whether the method uses the pretrained model's predictions on the training data.
 
@@ -225,6 +234,11 @@ class Objective(Method):
 
     @property
     def reads_data(self) -> bool:
+        """True if the method overrides :meth:`prepare`."""
+        return type(self).prepare is not Objective.prepare
+
+    @property
+    def changes_loss(self) -> bool:
         """True if the method overrides :meth:`prepare`."""
         return type(self).prepare is not Objective.prepare
 
@@ -345,6 +359,11 @@ class Recall(Method):
     @property
     def reads_data(self) -> bool:
         """True if the method overrides :meth:`prepare`."""
+        return type(self).prepare is not Recall.prepare
+
+    @property
+    def changes_loss(self) -> bool:
+        """True if the method overrides :meth:`prepare`; False for one with data of its own only."""
         return type(self).prepare is not Recall.prepare
 
     @property

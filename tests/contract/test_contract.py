@@ -22,6 +22,7 @@ from setting import (
 
 from holdfast import Mixout, RecAdamUpdate, Recipe, Run
 from holdfast.registry import PRESETS, methods
+from holdfast.stages import Criterion
 
 every_method = pytest.mark.parametrize("entry", ENTRIES, ids=NAMES)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -86,6 +87,20 @@ def test_dtype_and_device_are_kept(entry, dtype, device):
     assert moved
     if entry.name != "lora":
         assert {name: (t.dtype, t.device) for name, t in model.state_dict().items()} == before
+
+
+@every_method
+def test_it_says_whether_it_changes_the_loss(entry):
+    setting = setting_of(entry)
+    for settings in [{}, *([] if entry.cls.neutral is None else [entry.cls.neutral])]:
+        run = Run(
+            recipe_of(entry.cls(**settings)), setting.make_model(), setting.make_data(), lr=0.01,
+            progress=False, **setting.options(torch.float64),
+        )  # fmt: skip
+        criterion = run.criterion
+        changed = type(criterion) is not Criterion or criterion.recall.uses_outputs
+        changed = changed or bool(criterion.columns)
+        assert any(method.changes_loss for _, method in run.recipe) == changed
 
 
 @pytest.mark.parametrize("entry", methods("trainable"), ids=lambda e: e.name)

@@ -57,7 +57,12 @@ else:
             tell(state.global_step)
     options = {{"save_strategy": "steps", "save_steps": 1, "save_total_limit": 3,
                "per_device_train_batch_size": 4, "max_steps": {updates}, "logging_steps": 10}}
-    if setting.setting_of(*entries) is setting.Texts:
+    if host in ("dpo", "grpo"):
+        import test_trl_losses
+        # One epoch: TRL's sampler starts again with its first order when GRPO resumes.
+        trainer = test_trl_losses.MAKE[host](recipe, folder, repeat=8, **options)
+        trainer.add_callback(Tell())
+    elif setting.setting_of(*entries) is setting.Texts:
         trainer = test_replay_in_hosts.make_trainer(recipe, folder, **options)
         trainer.add_callback(Tell())
     else:
@@ -128,3 +133,10 @@ def test_each_host_is_killed_at_least_twenty_times():
 @pytest.mark.parametrize("host", HOSTS)
 def test_every_method(host, names, tmp_path):
     kill_and_resume(host, names, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("host", ["dpo", "grpo"])
+def test_the_trainers_of_trl(host, tmp_path):
+    pytest.importorskip("trl", reason="the trl extra is not installed")
+    kill_and_resume(host, "self-replay+recadam", tmp_path)

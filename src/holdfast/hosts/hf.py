@@ -6,25 +6,32 @@
 :class:`WithRecipe` adds a recipe to any other subclass of ``transformers.Trainer``:
 
     class MyTrainer(WithRecipe, SomeTrainer): ...
+
+The trainer may compute another loss than that of labeled samples, such as a loss of preferences.
+Recalls with data of their own, updates, penalties and merging work with any loss.
 """
 
 import inspect
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from holdfast._torch.adapters import adapters_are_new, has_adapters
 from holdfast._torch.imports import require
 from holdfast._torch.pretrained_head import PretrainedHead
 from holdfast._torch.replace import replaced
+from holdfast._torch.rng import seeded
 from holdfast.columns import keeping
+from holdfast.data import Collate
 from holdfast.hosts._checkpoints import STATE_FILE, load_run_state, run_state
 from holdfast.hosts._updates import WARM_UP, labels_of
 from holdfast.io.files import write_whole
@@ -32,7 +39,6 @@ from holdfast.losses import count_all
 from holdfast.recipe import FILE, Recipe, as_recipe
 from holdfast.reference import Reference
 from holdfast.run import Run
-from holdfast.stages import Criterion
 
 require("transformers", extra="hf", what="The Hugging Face host")
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
@@ -48,13 +54,15 @@ class WithRecipe(Trainer):
     Args:
         recipe: the methods, or the name of a preset. ``Recipe()`` changes nothing, to the bit.
         new, reference, old_data, old_head, task: see :class:`~holdfast.run.Run`.
-        args, kwargs: the arguments of the trainer.
+        args, kwargs: the arguments of the trainer. Adapters come from the recipe or from
+            ``peft_config=``, but not from both.
 
     Stage 1 runs before the trainer is built, stage 2 (scoring, cached) as soon as the trainer has
     its data. Set the learning rate in ``TrainingArguments`` or in the recipe; two different values
     raise an error. The default value of ``learning_rate`` counts as not set, because nobody can
     see whether you wrote it; a recipe that chooses a learning rate, such as ``"holdfast"``, then
-    replaces it with a warning. ``args.optim`` is used only if the recipe has the default update,
+    replaces it with a warning, unless the trainer has a loss of its own: the rates are for labeled
+    samples. ``args.optim`` is used only if the recipe has the default update,
     ``adamw``. λ, the pull, the distance and the penalties are in the log. After ``train()`` the
     model is the merged one; checkpoints hold the trained weights before merging.
     """
@@ -70,12 +78,16 @@ class WithRecipe(Trainer):
         task: Any = None,
         **kwargs: Any,
     ) -> None:
-        given = _arguments_by_name(type(self), args, kwargs)
+        given = dict(zip(_parameters(type(self)), args, strict=False)) | kwargs
         recipe = as_recipe(recipe)
-        settings = given["args"] = given.get("args") or TrainingArguments("trainer_output")
+        settings = given["args"] = given.get("args") or _default_arguments(type(self))
         _check_arguments(given, settings, recipe)
+        if given.get("peft_config") is not None:  # before the recipe looks at the model
+            given["model"] = _adapted(given["model"], given.pop("peft_config"), settings, recipe)
         default: Any = next(f.default for f in fields(settings) if f.name == "learning_rate")
-        lr = None if settings.learning_rate == default else settings.learning_rate
+        # Rates that a recipe chooses are for the loss of labeled samples.
+        is_set = settings.learning_rate != default or _loss_of_trl(type(self)) is not None
+        lr = settings.learning_rate if is_set else None
         self._total_updates: int | None = None
         self._finished = False
         self._to_plan = 0  # micro-batches of the next update
@@ -92,7 +104,9 @@ class WithRecipe(Trainer):
             )
         settings.learning_rate = self.run.lr
         given["model"] = self.run.model
+        adapters = {*getattr(self.run.model, "peft_config", ())}
         super().__init__(**given)
+        _remove_copies(self.run.model, adapters)
         own = _has_own_update(recipe) or recipe.penalties or recipe.recall.interpolates
         if self.is_deepspeed_enabled and own:
             raise ValueError(
@@ -107,40 +121,49 @@ class WithRecipe(Trainer):
     @property
     def _has_own_loss(self) -> bool:
         """Whether the recipe changes the trainer's loss of a batch."""
-        criterion = self.run.criterion
-        changed = bool(criterion.columns) or criterion.recall.uses_outputs
-        return changed or type(criterion) is not Criterion
+        return any(method.changes_loss for _, method in self.run.recipe)
 
     def _prepare_data(self) -> None:
         """Stage 2, with the data and the collator of the trainer."""
-        data, collate = self.train_dataset, self.data_collator
-        if hasattr(data, "column_names") and hasattr(data, "__len__"):
-            data = self._remove_unused_columns(data, "training")
-        else:
-            collate = self._get_collator_with_removed_columns(collate, "training")
-        self._tell_run()
-        self.run.prepare_data(data, collate)
-        self._refuse_conflicts()
+        self._prepare_run(*self._samples_to_read())
         if self._has_own_loss:
             criterion = self.run.criterion
             self.train_dataset = criterion.data
             self.data_collator = keeping(self.data_collator, *criterion.columns, optional=True)
 
-    @property
-    def _samples_per_row(self) -> float:
-        return 1.0
+    def _samples_to_read(self) -> tuple[Any, Collate]:
+        """The data that methods read before training, and its collate function."""
+        data, collate = self.train_dataset, self.data_collator
+        if hasattr(data, "column_names") and hasattr(data, "__len__"):
+            data = self._remove_unused_columns(data, "training")
+        else:
+            collate = self._get_collator_with_removed_columns(collate, "training")
+        return data, collate
 
-    def _samples_per_update(self) -> int:
-        return round(self.get_total_train_batch_size(self.args) * self._samples_per_row)
-
-    def _tell_run(self) -> None:
-        """What the run can know only now that the trainer is built."""
-        self.run.visits, self.run.update_size = self._visits(), self._samples_per_update()
-        self.run.autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
+    def _prepare_run(self, data: Any, collate: Collate) -> None:
+        """Stage 2, and what the run can know only now that the trainer is built."""
+        run = self.run
+        run.visits, run.update_size = self._visits(), self._samples_per_update()
+        run.autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
             self.accelerator.mixed_precision
         )
-        if self.run.tokenizer is None:  # a trainer may load it by itself
-            self.run.tokenizer = getattr(self, "processing_class", None)
+        if run.tokenizer is None:  # a trainer may load it by itself
+            run.tokenizer = getattr(self, "processing_class", None)
+        if self._has_own_loss:
+            self._replace_loss()
+        elif loss := self._other_loss():
+            reading = (type(method).__name__ for _, method in run.recipe if method.reads_data)
+            collate = partial(_collate_labeled, collate, " and ".join(reading), loss)
+        run.prepare_data(data, collate)
+        self._refuse_parallelism()
+
+    @property
+    def _samples_per_row(self) -> float:
+        """How many samples a row of the data is: several if a trainer generates them from it."""
+        return getattr(self, "num_generations", 1) * getattr(self, "num_iterations", 1)
+
+    def _samples_per_update(self) -> int:
+        return self.get_total_train_batch_size(self.args)
 
     def _visits(self) -> int | None:
         """The number of samples that training visits; None if the data has no length."""
@@ -151,7 +174,7 @@ class WithRecipe(Trainer):
             return None
         return math.ceil(self.args.num_train_epochs * len(data) * self._samples_per_row)
 
-    def _refuse_conflicts(self) -> None:
+    def _refuse_parallelism(self) -> None:
         kinds = {"tensor": "tp", "context": "cp", "sequence": "sp"}
         sizes = {k: getattr(self, f"get_{v}_size", lambda: 1)() for k, v in kinds.items()}
         if self.run.recall.has_data and (split := [k for k, size in sizes.items() if size > 1]):
@@ -159,26 +182,30 @@ class WithRecipe(Trainer):
                 f"the recipe {self.run.recipe.name} runs the model on data of its own, which does "
                 f"not work with {split[0]} parallelism: use DistributedDataParallel or FSDP2"
             )
-        if not self._has_own_loss:
-            return
+
+    def _other_loss(self) -> str | None:
+        """The function that computes another loss than that of labeled samples; None if none."""
+        ours = ("holdfast.", "transformers.", "trl.")
+        for cls in type(self).__mro__:
+            if "compute_loss" in vars(cls) and not cls.__module__.startswith(ours):
+                return f"{cls.__name__}.compute_loss"
+        own = "compute_loss_func" if callable(self.compute_loss_func) else None
+        return own or _loss_of_trl(type(self))
+
+    def _replace_loss(self) -> None:
+        """Prepare the trainer for the recipe's loss, or raise ValueError."""
         if self.args.label_smoothing_factor:
             raise ValueError(
                 f"label smoothing does not work with the recipe {self.run.recipe.name}, which "
                 "replaces the loss: set label_smoothing_factor=0"
             )
-        ours = ("holdfast.", "transformers.", "trl.")
-        others = [
-            f"{cls.__name__}.compute_loss"
-            for cls in type(self).__mro__
-            if "compute_loss" in vars(cls) and not cls.__module__.startswith(ours)
-        ]
-        if self.compute_loss_func is not None:
-            others.append("compute_loss_func")
-        if others:
+        if loss := self._other_loss():
+            changing = (type(m).__name__ for _, m in self.run.recipe if m.changes_loss)
+            names = " and ".join(changing)
             raise ValueError(
-                f"{others[0]} and the recipe's loss are two losses: remove one of them. To "
-                "weight a loss of your own, pass it as task=, a function (model, batch) -> one "
-                "loss per sample"
+                f"{loss} computes another loss than that of samples with labels, which {names} "
+                f"would change: leave out {names}, or pass a loss of your own as task=, a function "
+                "(model, batch) -> one loss per sample"
             )
         # The criterion divides by the targets of the whole update. transformers 5 reads the first
         # flag, earlier versions only the second.
@@ -287,7 +314,9 @@ class WithRecipe(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs and self.run.optimizer is not None:
-            logs |= self.run.log(distance=True)
+            theirs = getattr(self, "_metrics", {}).get("train", {})  # TRL writes them over ours
+            for name, value in self.run.log(distance=True).items():
+                logs[f"holdfast/{name}" if name in theirs else name] = value
         super().log(logs, *args, **kwargs)
 
     def train(
@@ -371,16 +400,76 @@ class _Advance(TrainerCallback):
         self.run.advance(state.global_step + 1)
 
 
-def _arguments_by_name(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments by name, from the first trainer after WithRecipe that names them.
+def _parameters(cls: type) -> dict[str, inspect.Parameter]:
+    """The parameters of the first trainer after WithRecipe that names them.
 
     A subclass may pass on ``*args, **kwargs`` and take further keywords.
     """
     for base in cls.__mro__[cls.__mro__.index(WithRecipe) + 1 :]:
         parameters = inspect.signature(base).parameters
         if "model" in parameters:
-            return dict(zip(parameters, args, strict=False)) | kwargs
+            return dict(parameters)
     raise TypeError(f"{cls.__name__} is not a Trainer")
+
+
+def _default_arguments(cls: type) -> TrainingArguments:
+    """The training arguments of a trainer that gets none, of the type that it names first."""
+    named = get_args(_parameters(cls)["args"].annotation)
+    types = [t for t in named if isinstance(t, type) and issubclass(t, TrainingArguments)]
+    return (types or [TrainingArguments])[0]("trainer_output")
+
+
+def _loss_of_trl(cls: type) -> str | None:
+    """The function in which a trainer of TRL computes a loss of its own; None if it has none.
+
+    The loss of SFTTrainer is that of labeled samples. Some trainers compute theirs in their step.
+    """
+    for base in cls.__mro__:
+        is_other = base.__module__.startswith("trl.") and "sft" not in base.__module__
+        found = [name for name in ("compute_loss", "training_step") if name in vars(base)]
+        if is_other and found:
+            return f"{base.__name__}.{found[0]}"
+    return None
+
+
+def _adapted(
+    model: nn.Module, peft_config: Any, settings: TrainingArguments, recipe: Recipe
+) -> nn.Module:
+    """The model with adapters of a PEFT configuration."""
+    if recipe.trainable.keeps_base:
+        raise ValueError(
+            f"the recipe's {type(recipe.trainable).__name__} and peft_config are two sets of "
+            "adapters: pass only one of them"
+        )
+    peft = require("peft", extra="peft", what="peft_config=")
+    with seeded(settings.seed):  # the same A on every rank
+        return cast(nn.Module, peft.get_peft_model(model, peft_config))
+
+
+def _remove_copies(model: nn.Module, adapters: set[str]) -> None:
+    """Remove TRL's copy of new adapters: its reference is then the model with its adapters off.
+
+    Both are the pretrained model, but transformers resumes with one set of adapters only.
+    """
+    peft: Any = model
+    if has_adapters(model) and adapters_are_new(model):
+        for copied in {*getattr(model, "peft_config", ())} - adapters:
+            peft.delete_adapter(copied)
+
+
+def _collate_labeled(collate: Collate, reading: str, loss: str, samples: list[Any]) -> Any:
+    """A batch of labeled samples; ValueError if the trainer's batches have no labels."""
+    batch = collate(samples)
+    if isinstance(batch, Mapping):
+        labels = batch.get("labels")
+    else:
+        labels = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
+    if not isinstance(labels, Tensor):
+        raise ValueError(
+            f"{reading} reads samples with labels before training, but the batches for {loss} have "
+            "no labels: use a method that does not read the data"
+        )
+    return batch
 
 
 def _check_arguments(given: dict[str, Any], settings: TrainingArguments, recipe: Recipe) -> None:

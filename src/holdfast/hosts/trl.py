@@ -1,11 +1,12 @@
-"""Recipes in TRL's SFTTrainer.
+"""Recipes in TRL's trainers.
 
     trainer = HoldfastSFTTrainer(
         model=model, recipe=recipe, args=SFTConfig(...), train_dataset=dataset
     )
 
-Conversations, prompts with completions, plain text, completion-only loss, packing, padding-free
-batches and PEFT configurations work as in TRL. The recipe's weights reach the right tokens.
+In SFTTrainer, conversations, prompts with completions, plain text, completion-only loss, packing,
+padding-free batches and PEFT configurations work as in TRL. The recipe's weights reach the right
+tokens. DPOTrainer and GRPOTrainer keep their own loss.
 """
 
 import copy
@@ -16,21 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from holdfast._torch.imports import require
-from holdfast._torch.rng import seeded
 from holdfast.columns import keeping, take_columns
-from holdfast.data import pad_collate
+from holdfast.data import Collate, pad_collate
 from holdfast.hosts._packing import per_token
 from holdfast.hosts.hf import WithRecipe
+from holdfast.losses import IGNORED
 from holdfast.recipe import Recipe, as_recipe
 from holdfast.stages import Criterion
 
 require("trl", extra="trl", what="The TRL host")
 from transformers import Trainer  # noqa: E402
 from trl.data_utils import pack_dataset  # noqa: E402
+from trl.trainer.dpo_trainer import DPOTrainer  # noqa: E402
+from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
 from trl.trainer.sft_config import SFTConfig  # noqa: E402
 from trl.trainer.sft_trainer import SFTTrainer  # noqa: E402
 
-__all__ = ["HoldfastSFTTrainer"]
+__all__ = ["HoldfastDPOTrainer", "HoldfastGRPOTrainer", "HoldfastSFTTrainer"]
 
 
 class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
@@ -38,7 +41,7 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
 
     Args:
         recipe, new, reference, old_data: see :class:`~holdfast.hosts.hf.WithRecipe`.
-        args, kwargs: the arguments of SFTTrainer. Use LoRA in the recipe or ``peft_config=``.
+        args, kwargs: the arguments of SFTTrainer.
 
     Samples are scored after TRL has tokenized and truncated them, and packed afterwards, so that
     each token carries the weight of its own sample.
@@ -46,18 +49,6 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
 
     def __init__(self, *args: Any, recipe: Recipe | str, **kwargs: Any) -> None:
         recipe = as_recipe(recipe)
-        peft_config = kwargs.pop("peft_config", None)
-        if peft_config is not None:  # before the recipe looks at the model
-            if recipe.trainable.keeps_base:
-                raise ValueError(
-                    f"the recipe's {type(recipe.trainable).__name__} and peft_config are two sets "
-                    "of adapters: pass only one of them"
-                )
-            peft = require("peft", extra="peft", what="peft_config=")
-            model = args[0] if args else kwargs.pop("model")
-            settings = args[1] if len(args) > 1 else kwargs.get("args")
-            with seeded(getattr(settings, "seed", 42)):  # the same A on every rank
-                args = (peft.get_peft_model(model, peft_config), *args[1:])
         if reason := recipe.objective.packing_conflict():
             raise ValueError(reason)
         self._seen_training_data = False
@@ -96,6 +87,9 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
         known = self._samples and hasattr(rows, "__len__")
         return max(1.0, cast(int, self._samples) / len(rows)) if known else 1.0
 
+    def _samples_per_update(self) -> int:
+        return round(super()._samples_per_update() * self._samples_per_row)
+
     def _prepare_data(self) -> None:
         collator: Any = self.data_collator
         if self.run.old_data is not None:
@@ -105,15 +99,14 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
                 getattr(self, "_formatting_func", None), "old_data",
             )  # fmt: skip
         pad = partial(_pad_tokens, pad_id=getattr(collator, "pad_token_id", 0))
-        self._tell_run()
-        self.run.prepare_data(self.train_dataset, pad if self.run.recipe.reads_data else collator)
-        self._refuse_conflicts()
-        criterion, args = self.run.criterion, cast(SFTConfig, self.args)
+        args = cast(SFTConfig, self.args)
         if self._has_own_loss and args.loss_type != "nll":
             raise ValueError(
                 f"the recipe's loss and loss_type={args.loss_type!r} are two losses: set "
                 'loss_type="nll"'
             )
+        self._prepare_run(self.train_dataset, pad if self.run.recipe.reads_data else collator)
+        criterion = self.run.criterion
         data, columns = criterion.data, criterion.columns
         for column in columns:
             data = data.map(lambda row, name=column: {name: per_token(row, name)})
@@ -163,3 +156,41 @@ def _pad_tokens(samples: list[Any], pad_id: int) -> dict[str, Tensor]:
     """Collate samples that TRL has tokenized, for the pass that scores them."""
     kept = [{name: sample[name] for name in ("input_ids", "labels")} for sample in samples]
     return pad_collate(kept, pad_id)
+
+
+class HoldfastDPOTrainer(WithRecipe, DPOTrainer):
+    """TRL's DPOTrainer with a recipe.
+
+    Args:
+        recipe, new, reference: see :class:`~holdfast.hosts.hf.WithRecipe`.
+        args, kwargs: the arguments of DPOTrainer.
+
+    The loss is TRL's, and its reference model is the pretrained model, also with adapters of the
+    recipe. Methods that read the data before training read the chosen completions. Methods that
+    change the loss of labeled samples raise an error.
+    """
+
+    def _samples_to_read(self) -> tuple[Any, Collate]:
+        data, collate = super()._samples_to_read()
+        return data, partial(_collate_chosen, collate)
+
+
+class HoldfastGRPOTrainer(WithRecipe, GRPOTrainer):
+    """TRL's GRPOTrainer with a recipe.
+
+    Args:
+        recipe, new, reference: see :class:`~holdfast.hosts.hf.WithRecipe`.
+        args, kwargs: the arguments of GRPOTrainer.
+
+    The loss is TRL's. Its data has prompts only, so methods that read labeled samples, or change
+    their loss, raise an error. A recall counts once per update, however many updates use the same
+    completions.
+    """
+
+
+def _collate_chosen(collate: Collate, samples: list[Any]) -> dict[str, Tensor]:
+    """The chosen completions of preferences, as labeled samples."""
+    batch = collate(samples)  # the chosen ones, then the rejected ones
+    batch["labels"] = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, IGNORED)
+    names = ("input_ids", "attention_mask", "labels")
+    return {name: batch[name][: len(samples)] for name in names}

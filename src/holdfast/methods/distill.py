@@ -96,6 +96,10 @@ class Distill(Recall):
     def needs_fitted_head(self) -> bool:
         return self.strength != 0 and self.head == "tuned"
 
+    @property
+    def changes_loss(self) -> bool:
+        return self.strength != 0
+
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"strength": SearchRange(0.03, 30.0, 1.0)}
 

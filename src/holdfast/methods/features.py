@@ -67,6 +67,10 @@ class Features(Recall):
         """False: it uses the batches only."""
         return False
 
+    @property
+    def changes_loss(self) -> bool:
+        return self.strength != 0
+
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"strength": SearchRange(0.03, 3.0, 0.3)}
 

@@ -93,6 +93,10 @@ class Flow(Objective):
     def needs_fitted_head(self) -> bool:
         return self.tau != math.inf
 
+    @property
+    def changes_loss(self) -> bool:
+        return self.tau != math.inf
+
     def packing_conflict(self) -> str | None:
         """A median over a batch needs to know which tokens belong to one sample."""
         if self.tau not in ("batch_median", "running_median"):

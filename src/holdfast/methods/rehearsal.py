@@ -61,6 +61,10 @@ class Rehearsal(Recall):
     ratio: float = 0.25
     anneal: Anneal | None = None
 
+    @property
+    def changes_loss(self) -> bool:
+        return self.ratio != 0
+
     def unfit(self, model: nn.Module, has_old_data: bool) -> str | None:
         if has_old_data or self.ratio == 0:
             return None

@@ -159,6 +159,11 @@ class SelfReplay(Recall):
         """False: the texts come from the model."""
         return False
 
+    @property
+    def changes_loss(self) -> bool:
+        """False: the divergence is a term beside any loss."""
+        return False
+
     def texts_per_update(self, samples: int) -> int:
         """The number of texts beside the samples of an update, over all ranks."""
         return max(self.fewest, round(self.share * samples))
