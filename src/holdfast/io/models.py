@@ -223,7 +223,14 @@ class Loader(NamedSettings):
         return {"quantization_config": config, "device_map": {"": device}}
 
     def _placed(self, model: nn.Module) -> nn.Module:
-        return (model if self.bits else model.to(self.target_device())).eval()
+        if not self.bits:
+            return model.to(self.target_device()).eval()
+        # On some CPUs, bitsandbytes turns weights into a form without a gradient when a model runs
+        # in eval mode, and leaves them so.
+        for module in model.modules():
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
+        return model.eval()
 
     def skeleton(self, source: str, head: NewHead | None = None) -> nn.Module:
         """Return a model without the values of its weights, as its configuration describes it."""
