@@ -20,7 +20,7 @@ def an(kind, **more):
 
 
 def every(names, kind):
-    return {name: kind for name in names.split()}
+    return dict.fromkeys(names.split(), kind)
 
 
 def has(properties):
@@ -92,7 +92,7 @@ def test_the_shape_that_its_reader_needs(name, tmp_path):
         assert record["run_info"]["total_time"] == one.seconds
         is_lora = one.recipe == "lora"
         assert (record["run_info"]["peft_config"] or {}).get("peft_type") == (
-            is_lora and "LORA" or None
+            (is_lora and "LORA") or None
         )
 
 

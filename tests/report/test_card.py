@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("huggingface_hub", reason="the hf extra is not installed")
 
-from huggingface_hub import ModelCard  # noqa: E402
+from huggingface_hub import ModelCard
 
-from holdfast.cli import main  # noqa: E402
-from holdfast.evaluate.gate import Limits, check  # noqa: E402
-from holdfast.evaluate.report import Estimate, ForgettingReport, Score  # noqa: E402
-from report.reports import HOSTILE, reports  # noqa: E402
-from report.sample_report import sample  # noqa: E402
-from report.sample_results import sample_results  # noqa: E402
+from holdfast.cli import main
+from holdfast.evaluate.gate import Limits, check
+from holdfast.evaluate.report import Estimate, ForgettingReport, Score
+from report.reports import HOSTILE, reports
+from report.sample_report import sample
+from report.sample_results import sample_results
 
 BEGIN, END = "<!-- holdfast: forgetting -->", "<!-- /holdfast: forgetting -->"
 

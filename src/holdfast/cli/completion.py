@@ -16,8 +16,8 @@ from holdfast.report.printing import tell
 
 #: Options and arguments that take files or directories.
 FILES = {
-    "base", "config", "data", "model", "model_card", "old_data", "report", "retained", "similarity", "sources",
-    "target", "text", "tuned", "validation", "weighted",
+    "base", "config", "data", "model", "model_card", "old_data", "report", "retained",
+    "similarity", "sources", "target", "text", "tuned", "validation", "weighted",
 }  # fmt: skip
 DIRECTORIES = {"include_path", "out"}
 RECIPES = {"recipe", "recipes"}
