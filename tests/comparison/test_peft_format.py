@@ -90,13 +90,11 @@ def test_the_shape_that_its_reader_needs(name, tmp_path):
         jsonschema.validate(record, SHAPE)
         assert file.name == record["run_info"]["experiment_name"].replace("/", "--") + ".json"
         assert record["run_info"]["total_time"] == one.seconds
-        is_lora = one.recipe == "lora"
-        assert (record["run_info"]["peft_config"] or {}).get("peft_type") == (
-            (is_lora and "LORA") or None
-        )
+        adapters = record["run_info"]["peft_config"]
+        assert (adapters and adapters["peft_type"]) == ("LORA" if one.recipe == "lora" else None)
 
 
-def record_of(one, tmp_path, plan=sample_results().plan):
+def record_of(one, tmp_path, plan):
     (file,) = Results((one,), plan=plan).to_peft(tmp_path)
     return json.loads(file.read_text())
 
@@ -132,7 +130,7 @@ def test_what_is_not_known_is_null(tmp_path):
 
 
 def test_two_runs_of_one_name(tmp_path):
-    with pytest.raises(ValueError, match="two runs have the name a-b--model-seed0.json"):
+    with pytest.raises(ValueError, match=r"two runs have the name a-b--model-seed0\.json"):
         Results((run("a b"), run("a/b"))).to_peft(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""A result as a section of a model card: the rest of the card stays, and the hub reads the scores."""
+"""A result as a section of a model card: the rest stays, and the hub reads the scores."""
 
 import re
 
@@ -175,10 +175,10 @@ def test_only_markdown_and_plain_files(card, tmp_path):
     with pytest.raises(ValueError, match="letters, digits and spaces, got 'a --> b'"):
         sample().save(card, section="a --> b")
     card.write_bytes(b"\xff")
-    with pytest.raises(ValueError, match="README.md is not UTF-8"):
+    with pytest.raises(ValueError, match=r"README\.md is not UTF-8"):
         sample().save(card, section="forgetting")
     (tmp_path / "link.md").symlink_to(card)
-    with pytest.raises(ValueError, match="link.md is a symbolic link"):
+    with pytest.raises(ValueError, match=r"link\.md is a symbolic link"):
         sample().save(tmp_path / "link.md", section="forgetting")
 
 

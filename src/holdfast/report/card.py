@@ -89,10 +89,8 @@ def with_section(text: str, name: str, document: Document) -> str:
     begin, finish = _comments(name)
     section = f"{begin}\n{'#' * level} {name.capitalize()}\n\n{shown}{finish}\n"
     if start == len(lines) and text:
-        last = lines[-1]
-        section = (
-            ("" if last.endswith(("\n", "\r")) else "\n") + "\n" * bool(last.strip()) + section
-        )
+        ended = lines[-1].endswith(("\n", "\r"))
+        section = "\n" * (not ended) + "\n" * bool(lines[-1].strip()) + section
     section = section.replace("\n", _line_break(text))
     return "".join([*lines[:start], section, *lines[end:]])
 
