@@ -108,9 +108,7 @@ def _markdown(table: Table, heading: str) -> str:
 
 
 def _note(table: Table, shown: Sequence[int] | None = None) -> str:
-    notes = [table.note]
-    if table.brief is not None and table.brief < len(table.rows):
-        notes.append(f"{table.brief} of {len(table.rows)} rows.")
+    notes = [table.brief_note]
     left_out = [c.head for i, c in enumerate(table.columns) if shown and i not in shown]
     if left_out:
         notes.append(f"Too wide for this terminal: {', '.join(left_out)}.")
