@@ -223,5 +223,5 @@ def test_a_card_is_no_input(tmp_path, monkeypatch, capsys):
     (tmp_path / "README.md").write_text("some text")
     words = ["measure", "base", "tuned", "--text", "README.md", "--model-card", "README.md"]
     assert main(words) == 2
-    assert "would overwrite the input README.md" in capsys.readouterr().err
+    assert "--model-card README.md is an input itself" in capsys.readouterr().err
     assert (tmp_path / "README.md").read_text() == "some text"

@@ -19,8 +19,10 @@ def check_card(options: argparse.Namespace, inputs: Iterable[str]) -> None:
     """
     if options.model_card is None:
         return
-    files = [name for name in inputs if (path := local_path(name)) and path.is_file()]
-    card = claim_file(options.model_card, files, ours=lambda _: True, option="--model-card")
+    card = claim_file(options.model_card, ours=lambda _: True, option="--model-card")
+    files = [path for name in inputs if (path := local_path(name)) and path.is_file()]
+    if card.exists() and any(card.samefile(path) for path in files):
+        raise ValueError(f"--model-card {card} is an input itself: give another file")
     read_card(card, SECTION)
 
 

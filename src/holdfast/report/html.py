@@ -66,7 +66,8 @@ def _scrolling(table: Table) -> str:
 
     head = line("th", (column.title for column in table.columns))
     body = "".join(f"<tr>{line('td', row)}</tr>" for row in table.rows[: table.brief])
-    return f'<div style="overflow-x:auto;white-space:nowrap"><table><tr>{head}</tr>{body}</table></div>'
+    style = "overflow-x:auto;white-space:nowrap"
+    return f'<div style="{style}"><table><tr>{head}</tr>{body}</table></div>'
 
 
 @cache
