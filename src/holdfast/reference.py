@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,8 @@ class Distance:
 
     total: float
     relative: float
-    per_parameter: dict[str, float]
-    relative_per_parameter: dict[str, float]
+    per_parameter: dict[str, float] = field(repr=False)
+    relative_per_parameter: dict[str, float] = field(repr=False)
     without_anchor: tuple[str, ...]
 
 

@@ -175,6 +175,10 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "out": {"metavar": "DIR", "help": "output directory"},
     "json": {"action": "store_true", "help": "print the result as JSON"},
+    "model_card": {
+        "metavar": "FILE",
+        "help": "add the result to a model card (README.md), as a section and as metadata",
+    },
     "allow_pickle": {
         "action": "store_true", "help": "also read pickled weights (.bin, .pt), as plain tensors",
     },

@@ -94,14 +94,14 @@ def show(found: Tuned, plan: Plan, out: Place, options: argparse.Namespace) -> N
     results = found.results(plan)
     for file, text in {
         "recipe.yaml": found.to_yaml(),
-        "tune.json": found.to_json() + "\n",
+        "tune.json": found.to_json(),
         "results.json": results.to_json(),
         "report.md": results.to_markdown(),
         "report.html": results.to_html(),
     }.items():
         (out / file).write_text(text)
     if options.json:
-        tell(found.to_json())
+        tell(found.to_json(), end="")
     else:
         results.to_terminal()
         tell("\n".join(["", *found.sentences()]))

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from holdfast._torch.checks import named_settings, whole_number
 from holdfast.comparison import processes, search
@@ -28,6 +28,8 @@ from holdfast.io.files import first_line
 from holdfast.io.outputs import claim, refuse_link, write_changed
 from holdfast.io.storage import Place
 from holdfast.recipe import Recipe
+from holdfast.report.document import Answer, Document
+from holdfast.report.shown import Shown
 from holdfast.report.words import percent, plain, score_text
 
 
@@ -50,9 +52,9 @@ class Candidate:
         return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """The outcome of a search.
+@dataclass(frozen=True, repr=False)
+class Tuned(Shown):
+    """The outcome of a search. It is shown by its frontier and the defaults.
 
     Attributes:
         recipe: name of the recipe that was searched.
@@ -73,20 +75,31 @@ class Tuned:
     trained: int
     pruned: int
     failed: int
-
-    def to_json(self) -> str:
-        return _codec.to_json(self)
+    schema_version: int = 1
+    what: ClassVar[str] = "search"
 
     def to_yaml(self) -> str:
         """Return the recipe found as YAML, for ``finetune --recipe`` and ``compare``."""
         return Recipe.from_dict(self.settings).to_yaml()
 
-    def results(self, plan: Plan) -> Results:
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per model of the frontier, or of the defaults, and test."""
+        return self.results().rows()
+
+    def document(self) -> Document:
+        headline, *others = self.sentences()
+        answer = Answer(headline, tuple(others))
+        shown = self.results().document()
+        return replace(shown, kind="search", answer=answer, names=(self.recipe,))
+
+    def results(self, plan: Plan | None = None) -> Results:
         """The frontier and the defaults, on the half that was not used for the choice."""
         shown = [one.reported for one in (self.default, *self.frontier, self.taken) if one]
         runs = {run.label: run for run in shown}
         return Results(
-            runs=tuple(runs.values()), plan=_codec.encode(plan), taken=self.taken.reported.label
+            runs=tuple(runs.values()),
+            plan=_codec.encode(plan) if plan else {},
+            taken=self.taken.reported.label,
         )
 
     def sentences(self) -> list[str]:
@@ -95,12 +108,12 @@ class Tuned:
         trials = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         settings = ", ".join(f"{name} = {value:.3g}" for name, value in self.taken.values.items())
         said = [
+            f"Found ({self.taken.chosen.label}): {settings}.",
             f"Trials: {trials}; {self.candidates} models tested, {len(self.frontier)} of them on "
             "the frontier.",
-            f"Found ({self.taken.chosen.label}): {settings}.",
         ]
         if not self.taken.chosen.target.gain > 0:
-            said.insert(1, "No model is better on the target than the pretrained one: keep that.")
+            said.insert(0, "No model is better on the target than the pretrained one: keep that.")
         if self.default is None:
             return [*said, "The trial with the default settings did not complete."]
         mine, theirs = self.taken.reported, self.default.reported

@@ -104,6 +104,10 @@ class Gate(Shown):
         """Whether all figures are within their limits."""
         return all(check.passed for check in self.checks)
 
+    def measured(self) -> ForgettingReport:
+        """The report under the gate: a model card's metadata takes its scores."""
+        return self.report
+
     def rows(self) -> list[dict[str, Any]]:
         """One row per figure."""
         return [

@@ -6,14 +6,14 @@ policy allows only its own two scripts to run, and nothing to be loaded.
 
 import base64
 import hashlib
-import itertools
 import json
+from collections.abc import Iterable
 from functools import cache
 from html import escape
 from typing import Any
 
 from holdfast._torch.imports import require
-from holdfast.report.document import Document
+from holdfast.report.document import Document, Table
 from holdfast.report.words import plain
 
 
@@ -38,16 +38,36 @@ def to_html(document: Document, data: str) -> str:
 
 
 def to_fragment(document: Document) -> str:
-    """The answer and the main tables, for a notebook; all strings are escaped."""
+    """The answer, the main tables and the notes, for a notebook; all strings are escaped.
+
+    Colors are those of the notebook's theme. A wide table scrolls.
+    """
     answer = document.answer
     parts = [f"<p><strong>{escape(answer.headline)}</strong></p>"]
     parts += [f"<p>{escape(plain(sentence))}</p>" for sentence in answer.sentences]
-    for table in (t for section in document.filled for t in section.tables if not t.page_only):
-        head = "".join(f"<th>{escape(column.title)}</th>" for column in table.columns)
-        rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in table.rows)
-        body = "".join(f"<tr>{row}</tr>" for row in itertools.islice(rows, table.brief))
-        parts.append(f"<p>{escape(table.title)}</p><table><tr>{head}</tr>{body}</table>")
+    for section in document.filled:
+        for table in (table for table in section.tables if not table.page_only):
+            parts += [f"<p><em>{escape(table.title)}</em></p>", _scrolling(table)]
+            parts += [f"<p>{escape(table.brief_note)}</p>"] if table.brief_note else []
+        if section.notes:
+            parts.append(f"<p><em>{escape(section.title)}</em></p>")
+            parts += [f"<p>{escape(plain(note))}</p>" for note in section.notes]
     return f"<div>{''.join(parts)}</div>"
+
+
+def _scrolling(table: Table) -> str:
+    """A table whose names and sentences are on the left; notebooks put all cells on the right."""
+    left = [i == 0 or column.prose for i, column in enumerate(table.columns)]
+    styles = [' style="text-align:left"' if is_left else "" for is_left in left]
+
+    def line(tag: str, cells: Iterable[str]) -> str:
+        shown = zip(cells, styles, strict=True)
+        return "".join(f"<{tag}{style}>{escape(cell)}</{tag}>" for cell, style in shown)
+
+    head = line("th", (column.title for column in table.columns))
+    body = "".join(f"<tr>{line('td', row)}</tr>" for row in table.rows[: table.brief])
+    style = "overflow-x:auto;white-space:nowrap"
+    return f'<div style="{style}"><table><tr>{head}</tr>{body}</table></div>'
 
 
 @cache

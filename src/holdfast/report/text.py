@@ -18,18 +18,21 @@ _STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "red", "info": "blu
 _HEAD = 10
 
 
-def to_markdown(document: Document) -> str:
-    """The answer, the tables and the notes; names cannot act as markup."""
-    answer = document.answer
+def to_markdown(document: Document, level: int = 1) -> str:
+    """The answer, the tables and the notes; names cannot act as markup.
+
+    ``level`` is that of the first heading.
+    """
+    answer, (top, below) = document.answer, ("#" * min(n, 6) for n in (level, level + 1))
     parts = [
-        f"# {escape(answer.headline)}",
+        f"{top} {escape(answer.headline)}",
         escape(" → ".join(map(plain, document.names))),
         _bullets(answer.sentences),
     ]
     for section in document.filled:
-        parts += [_markdown(table) for table in section.tables if not table.page_only]
+        parts += [_markdown(table, below) for table in section.tables if not table.page_only]
         if section.notes:
-            parts.append(f"## {escape(section.title)}\n\n{_bullets(section.notes)}")
+            parts.append(f"{below} {escape(section.title)}\n\n{_bullets(section.notes)}")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -88,7 +91,7 @@ def _bullets(sentences: Sequence[str]) -> str:
     return "\n".join(f"- {escape(plain(sentence))}" for sentence in sentences)
 
 
-def _markdown(table: Table) -> str:
+def _markdown(table: Table, heading: str) -> str:
     head = [column.title for column in table.columns]
     rows = [[escape(cell.strip()) for cell in row] for row in (head, *table.rows[: table.brief])]
     widths = [max(3, *map(len, cells)) for cells in zip(*rows, strict=True)]
@@ -99,13 +102,13 @@ def _markdown(table: Table) -> str:
         return f"| {' | '.join([first, *rest])} |"
 
     text = "\n".join([line(rows[0]), line([":"] * len(widths), "-"), *map(line, rows[1:])])
-    return "\n\n".join(filter(None, [f"## {escape(table.title)}", text, escape(_note(table))]))
+    return "\n\n".join(
+        filter(None, [f"{heading} {escape(table.title)}", text, escape(_note(table))])
+    )
 
 
 def _note(table: Table, shown: Sequence[int] | None = None) -> str:
-    notes = [table.note]
-    if table.brief is not None and table.brief < len(table.rows):
-        notes.append(f"{table.brief} of {len(table.rows)} rows.")
+    notes = [table.brief_note]
     left_out = [c.head for i, c in enumerate(table.columns) if shown and i not in shown]
     if left_out:
         notes.append(f"Too wide for this terminal: {', '.join(left_out)}.")
