@@ -192,7 +192,8 @@ ELSEWHERE = {
     "max_seq_length": "max_length", "sequence_len": "max_length", "output_dir": "out",
     "model_name_or_path": "model", "base_model": "model", "dataset": "data", "datasets": "data",
     "train_file": "data", "eval_dataset": "validation", "eval_steps": "evaluate_every",
-    "early_stopping_patience": "patience", "method": "recipe",
+    "early_stopping_patience": "patience", "method": "recipe", "log_with": "report_to",
+    "wandb_project": "project",
 }  # fmt: skip
 
 #: The shared options about a model and its training data.
