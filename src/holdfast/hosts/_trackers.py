@@ -73,7 +73,7 @@ class TensorBoard(TensorBoardTracker):  # type: ignore[misc]
 
     @staticmethod
     def check() -> None:
-        _need("tensorboard", "tensorboard")
+        _need("tensorboard")
 
     @staticmethod
     def prepare(folder: Path, project: str | None) -> None:
@@ -99,8 +99,7 @@ class Wandb(WandBTracker):  # type: ignore[misc]
     """A run of Weights & Biases, which syncs it or, in offline mode, writes it to a folder."""
 
     def __init__(self, entry: Entry, known: str | None) -> None:
-        import wandb
-
+        wandb = _need("wandb")
         self.id = known or secrets.token_hex(4)
         options: dict[str, Any] = {"group": entry.group}
         if known is not None and not _is_offline(wandb):
@@ -114,7 +113,7 @@ class Wandb(WandBTracker):  # type: ignore[misc]
 
     @staticmethod
     def check() -> None:
-        wandb = _need("wandb", "wandb")
+        wandb = _need("wandb")
         if _is_offline(wandb):
             return
         try:
@@ -141,7 +140,8 @@ class MLflow(MLflowTracker):  # type: ignore[misc]
     def __init__(self, entry: Entry, known: str | None) -> None:
         tags = None if entry.group is None else {"group": entry.group}
         super().__init__(PROJECT, run_id=known, tags=tags, run_name=entry.name)
-        self.experiment_name = entry.project or self.experiment_name  # over the environment's
+        if entry.project is not None:
+            self.experiment_name = entry.project  # the environment has set another
         self.store = contextlib.ExitStack()
         self.folder = entry.folder
 
@@ -151,15 +151,13 @@ class MLflow(MLflowTracker):  # type: ignore[misc]
 
     @staticmethod
     def check() -> None:
-        _need("mlflow", "mlflow")
-        for package in ("sqlalchemy", "alembic"):  # of its SQLite store
-            _need("mlflow", package)
+        for package in ("mlflow", "sqlalchemy", "alembic"):  # the others for SQLite
+            _need(package, "mlflow")
 
     @staticmethod
     def prepare(folder: Path, project: str | None) -> None:
         """Create the store and the experiment, so that processes do not race to create them."""
-        import mlflow
-
+        mlflow = _need("mlflow")
         # It would retry for minutes, also in the middle of a training.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         name = project or os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
@@ -182,28 +180,25 @@ class MLflow(MLflowTracker):  # type: ignore[misc]
         super().log({names[name]: value for name, value in values.items()}, step)
 
     def end(self, failed: bool) -> None:
-        import mlflow
-
         with self.store:
-            mlflow.end_run("FAILED" if failed else "FINISHED")
+            _need("mlflow").end_run("FAILED" if failed else "FINISHED")
 
 
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": MLflow}
 
 
-def _need(tracker: str, package: str) -> Any:
-    return require(package, extra="tracking", what=f"report_to {tracker}")
+def _need(package: str, tracker: str | None = None) -> Any:
+    return require(package, extra="tracking", what=f"report_to {tracker or package}")
 
 
 def _is_offline(wandb: Any) -> bool:
-    return wandb.setup().settings.mode != "online"
+    return bool(wandb.setup().settings.mode != "online")
 
 
 @contextlib.contextmanager
 def _store(folder: Path) -> Iterator[bool]:
     """Let MLflow write to a file of the folder; yields False if the user has set another store."""
-    import mlflow
-
+    mlflow = _need("mlflow")
     if mlflow.is_tracking_uri_set():
         yield False
         return

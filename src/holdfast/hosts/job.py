@@ -351,9 +351,10 @@ class _Log:
         row = json.dumps(values) + "\n"
         with naming_errors(self.file), open(self.file, "ab", opener=open_here) as file:
             file.write(row.encode())
-        write_text(self.clock, str(self.before + time.monotonic() - self.start))
         if self.tracked:
             self.tracked(values)
+        beside = self.tracked.seconds if self.tracked else 0.0
+        write_text(self.clock, str(self.before + time.monotonic() - self.start - beside))
         if self.progress:
             self.progress("training", int(values["update"]), self.total)
 

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -128,6 +129,7 @@ class TrackedRun:
         self._trackers: dict[str, Tracker] | None = None  # None before the start
         self._state: dict[str, dict[str, Any]] = {}  # by tracker: id of the run, and last update
         self._last = 0
+        self.seconds = 0.0  # that the trackers took
 
     def __enter__(self) -> "TrackedRun":
         return self
@@ -156,8 +158,9 @@ class TrackedRun:
                 with self._reporting(name):
                     tracker.log(values, update)
                     self._state[name]["update"] = update
-        with self._reporting("the file of the trackers"):
-            write_text(self._file, json.dumps(self._state))
+        if self._trackers:
+            with self._reporting("the file of the trackers"):
+                write_text(self._file, json.dumps(self._state))
 
     def conclude(self, figures: Mapping[str, float]) -> None:
         """Log figures of the whole run at its last update, under names with ``final/``."""
@@ -172,16 +175,18 @@ class TrackedRun:
         return list((self._trackers or {}).items())
 
     def _start(self) -> None:
+        self._trackers = {}
+        if not self.tracking.report_to:
+            return
         from holdfast.hosts._trackers import Entry
 
-        self._trackers = {}
         self.folder.mkdir(parents=True, exist_ok=True)
         known = self._read() if self.is_resumed else {}
         entry = Entry(self.folder, self.tracking.project, self.group, self.name, self.key)
         for name, cls in self.tracking._classes().items():
             with self._reporting(name):
                 before = known.get(name)
-                tracker = cls(entry, before and before["id"])
+                tracker = cls(entry, None if before is None else before["id"])
                 tracker.start()
                 if before is None:
                     tracker.store_init_configuration(self.settings)
@@ -205,6 +210,7 @@ class TrackedRun:
     @contextlib.contextmanager
     def _reporting(self, name: str) -> Iterator[None]:
         """A tracker that fails must not end the training: say so once, and go on without it."""
+        begin = time.monotonic()
         try:
             with _undisturbed():
                 yield
@@ -215,6 +221,8 @@ class TrackedRun:
                 f"{name} failed, and the run goes on without it: {type(error).__name__}: "
                 f"{first_line(error)}"
             )
+        finally:
+            self.seconds += time.monotonic() - begin
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
