@@ -130,6 +130,7 @@ class Pairs(argparse.Action):
 METAVARS = {
     "text": "FILE", "retained": "FILE", "similarity": "FILE", "include_path": "DIR",
     "tasks": "TASK", "validation": "FILE", "recipes": "RECIPE", "seeds": "SEED", "alphas": "ALPHA",
+    "report_to": "TRACKER", "project": "NAME",
 }  # fmt: skip
 #: Options of several commands.
 SHARED: dict[str, dict[str, Any]] = {

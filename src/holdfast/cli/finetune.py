@@ -242,7 +242,8 @@ def check_unfinished(out: Path, options: argparse.Namespace, stopped: bool) -> N
         raise ValueError(f"{out} already contains a model: give another --out")
     if not config.exists() or not (out / UNFINISHED[0]).exists():
         return  # nothing to continue from
-    before, now = parse_yaml(config.read_text(encoding="utf-8"), str(config)), vars(options)
+    before = parse_yaml(config.read_text(encoding="utf-8"), str(config))
+    now: Any = parse_yaml(config_text(options), "the options")  # lists as YAML has them
     if not isinstance(before, dict):
         raise ValueError(f"{config} is damaged: remove {out} to start the run again")
     for name in sorted({str(name) for name in before} - {*BESIDE, *NOT_SAVED}):

@@ -7,11 +7,11 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast._torch.imports import require
+from holdfast.hosts.tracking import Entry
 from holdfast.io.files import first_line
 
 require("accelerate", extra="tracking", what="Experiment tracking")
@@ -22,20 +22,6 @@ from accelerate.tracking import (  # noqa: E402
 )
 
 PROJECT = "holdfast"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """How trackers name a run, and the folder of their files.
-
-    ``group`` joins the runs of one comparison. ``key`` distinguishes runs with the same name.
-    """
-
-    folder: Path
-    project: str | None
-    group: str | None
-    name: str
-    key: str
 
 
 class Tracker(Protocol):
@@ -66,8 +52,7 @@ class TensorBoard(TensorBoardTracker):  # type: ignore[misc]
     """One folder of event files per run."""
 
     def __init__(self, entry: Entry, known: str | None) -> None:
-        name = f"{entry.name}, {entry.key}" if entry.key else entry.name
-        self.id = re.sub(r"[^\w.,=+ -]", "_", name)
+        self.id = entry.file_name
         super().__init__(self.id, entry.folder / "tensorboard")
         self.is_new = known is None
 
@@ -167,8 +152,10 @@ class MLflow(MLflowTracker):  # type: ignore[misc]
                     place = (folder / "mlflow-artifacts").absolute().as_uri() if is_ours else None
                     mlflow.create_experiment(name, artifact_location=place)
             except mlflow.MlflowException as error:
-                uri = mlflow.get_tracking_uri()
-                raise ValueError(f"mlflow cannot use {uri}: {first_line(error)}") from error
+                raise ValueError(
+                    f"mlflow cannot use {mlflow.get_tracking_uri()}: set MLFLOW_TRACKING_URI to a "
+                    f"server that runs, or leave it out ({first_line(error)[:160]})"
+                ) from error
 
     def start(self) -> None:
         self.store.enter_context(_store(self.folder))
@@ -188,7 +175,7 @@ TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb
 
 
 def _need(package: str, tracker: str | None = None) -> Any:
-    return require(package, extra="tracking", what=f"report_to {tracker or package}")
+    return require(package, extra="tracking", what=f"Tracking with {tracker or package}")
 
 
 def _is_offline(wandb: Any) -> bool:

@@ -37,11 +37,11 @@ class Tracking(NamedSettings):
     """Trackers that get the log of each run. They need ``pip install "holdfast[tracking]"``.
 
     Attributes:
-        report_to: trackers that get the log of each training run, such as its loss and learning
-            rate; their files are in ``tracking`` in the output directory, unless the environment
-            says otherwise (WANDB_DIR, MLFLOW_TRACKING_URI).
-        project: project of W&B and experiment of MLflow that the runs belong to; by default that
-            of the environment (WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME), or ``holdfast``.
+        report_to: trackers that get the log of each training run: ``tensorboard``, ``wandb``,
+            ``mlflow``. Their files are in ``tracking`` in the output directory, unless the
+            environment says otherwise (WANDB_DIR, MLFLOW_TRACKING_URI).
+        project: the project of W&B and the experiment of MLflow that the runs belong to; by default
+            that of the environment (WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME), or ``holdfast``.
 
     Example:
         >>> Tracking(("tensorboard", "tensorbord"))
@@ -101,9 +101,8 @@ class Tracking(NamedSettings):
             resume: continue the run that was stopped before its end. Updates that a tracker has
                 already are not logged again.
         """
-        return TrackedRun(
-            self, Path(folder), name, key, group, flat(settings or {}), is_resumed=resume
-        )
+        entry = Entry(Path(folder), self.project, group, name, key)
+        return TrackedRun(self, entry, flat(settings or {}), is_resumed=resume)
 
     def _classes(self) -> dict[str, "type[Tracker]"]:
         if not self.report_to:
@@ -113,15 +112,31 @@ class Tracking(NamedSettings):
         return {name: TRACKERS[name] for name in self.report_to}
 
 
+@dataclass(frozen=True)
+class Entry:
+    """How trackers name a run, and the folder of their files.
+
+    ``group`` joins the runs of one comparison. ``key`` distinguishes runs of the same name.
+    """
+
+    folder: Path
+    project: str | None
+    group: str | None
+    name: str
+    key: str
+
+    @property
+    def file_name(self) -> str:
+        whole = f"{self.name}, {self.key}" if self.key else self.name
+        return re.sub(r"[^\w.,=+ -]", "_", whole)
+
+
 @dataclass
 class TrackedRun:
     """One run in all trackers. It starts with its first row."""
 
     tracking: Tracking
-    folder: Path
-    name: str
-    key: str
-    group: str | None
+    entry: Entry
     settings: dict[str, Any]
     is_resumed: bool
 
@@ -178,15 +193,12 @@ class TrackedRun:
         self._trackers = {}
         if not self.tracking.report_to:
             return
-        from holdfast.hosts._trackers import Entry
-
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.entry.folder.mkdir(parents=True, exist_ok=True)
         known = self._read() if self.is_resumed else {}
-        entry = Entry(self.folder, self.tracking.project, self.group, self.name, self.key)
         for name, cls in self.tracking._classes().items():
             with self._reporting(name):
                 before = known.get(name)
-                tracker = cls(entry, None if before is None else before["id"])
+                tracker = cls(self.entry, None if before is None else before["id"])
                 tracker.start()
                 if before is None:
                     tracker.store_init_configuration(self.settings)
@@ -195,11 +207,11 @@ class TrackedRun:
 
     @property
     def _file(self) -> Path:
-        return self.folder / f"{self.key or 'run'}.json"
+        return self.entry.folder / f"{self.entry.file_name}.json"
 
     def _read(self) -> dict[str, dict[str, Any]]:
         """The state of a stopped run; nothing if it cannot be read, and the trackers start anew."""
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        with contextlib.suppress(OSError, ValueError, AttributeError, LookupError, TypeError):
             read = json.loads(self._file.read_text(encoding="utf-8"))
             return {
                 str(name): {"id": str(known["id"]), "update": int(known["update"])}
