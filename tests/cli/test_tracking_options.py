@@ -1,7 +1,6 @@
 """``--report-to`` in ``finetune``, ``compare`` and ``tune``, on local files."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,10 @@ from safetensors.torch import load_file
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 pytest.importorskip("tensorboard", reason="the tracking extra is not installed")
 
-from comparison.small_plan import make_plan, settings_of
 from comparison.tiny import save_llama
-from holdfast import Results
+from holdfast import Measuring, Plan, Results, Training
 from holdfast.cli import finetune, main
+from holdfast.comparison.rates import with_rates
 from tracked import figures_of, in_tensorboard
 
 ROWS = [{"prompt": "two plus two is", "completion": "four"}] * 8
@@ -26,9 +25,12 @@ CHOICES = {"question": "the cat sat on the", "choices": ["mat", "five"], "label"
 def _here(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
-    Path("train.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    write("train.jsonl", ROWS), write("choices.jsonl", [CHOICES])
     Path("wiki.txt").write_text(TEXT)
-    Path("choices.jsonl").write_text(json.dumps(CHOICES))
+
+
+def write(name, rows):
+    Path(name).write_text("\n".join(map(json.dumps, rows)))
 
 
 @pytest.fixture(scope="module")
@@ -149,14 +151,26 @@ def test_wrong_options(llama, monkeypatch, capsys):
     assert not Path("new").exists()
 
 
+def plan(model, *more):
+    """Options of compare and tune; a plan of the same settings has the same ids."""
+    write("dev.jsonl", ROWS[:4])
+    return [
+        f"--model={model}", "--data=train.jsonl", "--target=dev.jsonl", "--text", "wiki.txt",
+        "--context-free=2", "--test-max-length=128", "--max-updates=3", "--batch-size=2", *more,
+    ]  # fmt: skip
+
+
 @pytest.mark.usefixtures("forked_workers")
-def test_compare(tmp_path, capsys):
-    plan = make_plan(tmp_path, recipes=("recadam",), seeds=(0,), updates=3)
-    given = [*settings_of(plan), "--grid", "lr", "1e-3", "2e-3", "--jobs=2", "--out=runs/mine"]
+def test_compare(llama):
+    grid = ["--recipes", "recadam", "--seeds", "0", "--grid", "lr", "1e-3", "2e-3"]
+    given = plan(llama, *grid, "--jobs=2", "--out=runs/mine")
     assert main(["compare", *given, "--report-to", "tensorboard"]) == 0
     results = Results.load("runs/mine/results.json")
-    plan = replace(plan, grid={"lr": (1e-3, 2e-3)})
-    assert {run.id for run in results.runs} == {spec.id for spec in plan.runs}
+    same = Plan(
+        llama, "train.jsonl", "dev.jsonl", Measuring(("wiki.txt",), context_free=2, max_length=128),
+        ("recadam",), (0,), {"lr": (1e-3, 2e-3)}, training=Training(max_updates=3, batch_size=2),
+    )  # fmt: skip
+    assert {run.id for run in results.runs} == {spec.id for spec in with_rates(same).runs}
     folders = {p.name: p for p in Path("runs/mine/tracking/tensorboard").iterdir()}
     assert len(folders) == 2
     for run in results.runs:
@@ -165,7 +179,7 @@ def test_compare(tmp_path, capsys):
         (text,) = run.retained
         for name, value in {
             f"target/dev/{run.target.metric}": run.target.after,
-            "retained/prose/perplexity": text.after,
+            "retained/wiki/perplexity": text.after,
             "retained_loss": run.loss,
             "distance": run.drift.distance,
             "kl/context-free": run.kl["context-free"],
@@ -183,10 +197,8 @@ def test_compare(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_tune(tmp_path, capsys):
-    plan = make_plan(tmp_path, recipes=("standard",), seeds=(0,), updates=3)
-    given = [*settings_of(plan), "--recipe=wise-ft", "--trials=1", "--alphas", "1.0", "--jobs=1"]
-    del given[given.index("--recipes") : given.index("--seeds") + 2]
+def test_tune(llama):
+    given = plan(llama, "--recipe=wise-ft", "--trials=1", "--alphas", "1.0", "--jobs=1")
     assert main(["tune", *given, "--out=found", "--report-to", "tensorboard"]) == 0
     found = json.loads(Path("found/tune.json").read_text())
     (folder,) = Path("found/tracking/tensorboard").iterdir()

@@ -130,6 +130,8 @@ def test_a_resumed_run_continues_without_a_step_twice(tmp_path):
     pytest.importorskip("tensorboard", reason="the tracking extra is not installed")
     tracking, wanted = Tracking("tensorboard"), [1, 2, 3, 4, 5, 6]
     stopped_run(tracking, tmp_path, "mine", losses(wanted[:4]))
+    # It was killed after update 4, before that was noted.
+    (tmp_path / "mine.json").write_text('{"tensorboard": ["mine", 3]}')
     with tracking.run(tmp_path, "mine", resume=True) as log:
         for row in losses(wanted[2:]):  # its checkpoint is older than its log
             log(row)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast._torch.imports import require
-from holdfast.hosts.tracking import Entry
+from holdfast.hosts.tracking import Entry, State
 from holdfast.io.files import first_line
 
 require("accelerate", extra="tracking", what="Experiment tracking")
@@ -25,11 +25,11 @@ PROJECT = "holdfast"
 
 
 class Tracker(Protocol):
-    """A tracker of Accelerate. ``known`` is the id of a run to continue."""
+    """A tracker of Accelerate. ``known`` is the state of a run to continue."""
 
     id: str
 
-    def __init__(self, entry: Entry, known: str | None) -> None: ...
+    def __init__(self, entry: Entry, known: State | None) -> None: ...
 
     @staticmethod
     def check() -> None:
@@ -51,9 +51,11 @@ class Tracker(Protocol):
 class TensorBoard(TensorBoardTracker):  # type: ignore[misc]
     """One folder of event files per run."""
 
-    def __init__(self, entry: Entry, known: str | None) -> None:
+    def __init__(self, entry: Entry, known: State | None) -> None:
         self.id = entry.file_name
-        super().__init__(self.id, entry.folder / "tensorboard")
+        # A kill may have come between an update and its note in the state.
+        purge = {} if known is None else {"purge_step": known.update + 1}
+        super().__init__(self.id, entry.folder / "tensorboard", **purge)
         self.is_new = known is None
 
     @staticmethod
@@ -83,9 +85,9 @@ class TensorBoard(TensorBoardTracker):  # type: ignore[misc]
 class Wandb(WandBTracker):  # type: ignore[misc]
     """A run of Weights & Biases, which syncs it or, in offline mode, writes it to a folder."""
 
-    def __init__(self, entry: Entry, known: str | None) -> None:
+    def __init__(self, entry: Entry, known: State | None) -> None:
         wandb = _need("wandb")
-        self.id = known or secrets.token_hex(4)
+        self.id = secrets.token_hex(4) if known is None else known.id
         options: dict[str, Any] = {"group": entry.group}
         if known is not None and not _is_offline(wandb):
             options["resume"] = "allow"
@@ -122,9 +124,10 @@ class Wandb(WandBTracker):  # type: ignore[misc]
 class MLflow(MLflowTracker):  # type: ignore[misc]
     """A run in the MLflow store of the environment, or in a SQLite file."""
 
-    def __init__(self, entry: Entry, known: str | None) -> None:
+    def __init__(self, entry: Entry, known: State | None) -> None:
         tags = None if entry.group is None else {"group": entry.group}
-        super().__init__(PROJECT, run_id=known, tags=tags, run_name=entry.name)
+        run_id = None if known is None else known.id
+        super().__init__(PROJECT, run_id=run_id, tags=tags, run_name=entry.name)
         if entry.project is not None:
             self.experiment_name = entry.project  # the environment has set another
         self.store = contextlib.ExitStack()

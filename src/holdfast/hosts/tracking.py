@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from holdfast._torch.checks import NamedSettings, one_of
 from holdfast._torch.rng import preserve_rng
@@ -131,6 +131,13 @@ class Entry:
         return re.sub(r"[^\w.,=+ -]", "_", whole)
 
 
+class State(NamedTuple):
+    """How far a run is in a tracker, which gave it an id."""
+
+    id: str
+    update: int
+
+
 @dataclass
 class TrackedRun:
     """One run in all trackers. It starts with its first row."""
@@ -142,7 +149,7 @@ class TrackedRun:
 
     def __post_init__(self) -> None:
         self._trackers: dict[str, Tracker] | None = None  # None before the start
-        self._state: dict[str, dict[str, Any]] = {}  # by tracker: id of the run, and last update
+        self._states: dict[str, State] = {}
         self._last = 0
         self.seconds = 0.0  # that the trackers took
 
@@ -150,11 +157,12 @@ class TrackedRun:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for name, tracker in (self._trackers or {}).items():
+        for name, tracker in list((self._trackers or {}).items()):
             with self._reporting(name):
                 tracker.end(failed=kind is not None)
-        if kind is None and self._trackers is not None:
-            self._file.unlink(missing_ok=True)  # only a stopped run needs it
+        if kind is None and self._trackers:
+            with contextlib.suppress(OSError):
+                self._file.unlink()  # only a stopped run needs it
 
     def follow(self, settings: Mapping[str, Any], history: Iterable[Mapping[str, float]]) -> None:
         """Add settings, and continue after the rows that an earlier process has logged."""
@@ -169,13 +177,13 @@ class TrackedRun:
         self._last = update = int(row["update"])
         values = {name: value for name, value in row.items() if name != "update"}
         for name, tracker in self._running():
-            if values and update > self._state[name]["update"]:
+            if values and update > self._states[name].update:
                 with self._reporting(name):
                     tracker.log(values, update)
-                    self._state[name]["update"] = update
+                    self._states[name] = State(tracker.id, update)
         if self._trackers:
             with self._reporting("the file of the trackers"):
-                write_text(self._file, json.dumps(self._state))
+                write_text(self._file, json.dumps(self._states))
 
     def conclude(self, figures: Mapping[str, float]) -> None:
         """Log figures of the whole run at its last update, under names with ``final/``."""
@@ -191,32 +199,27 @@ class TrackedRun:
 
     def _start(self) -> None:
         self._trackers = {}
-        if not self.tracking.report_to:
-            return
-        self.entry.folder.mkdir(parents=True, exist_ok=True)
         known = self._read() if self.is_resumed else {}
-        for name, cls in self.tracking._classes().items():
+        for name in self.tracking.report_to:
             with self._reporting(name):
-                before = known.get(name)
-                tracker = cls(self.entry, None if before is None else before["id"])
+                self.entry.folder.mkdir(parents=True, exist_ok=True)
+                cls = self.tracking._classes()[name]  # a node of Ray may lack the package
+                tracker = cls(self.entry, known.get(name))
                 tracker.start()
-                if before is None:
+                if name not in known:
                     tracker.store_init_configuration(self.settings)
                 self._trackers[name] = tracker
-                self._state[name] = before or {"id": tracker.id, "update": -1}
+                self._states[name] = known.get(name) or State(tracker.id, -1)
 
     @property
     def _file(self) -> Path:
         return self.entry.folder / f"{self.entry.file_name}.json"
 
-    def _read(self) -> dict[str, dict[str, Any]]:
-        """The state of a stopped run; nothing if it cannot be read, and the trackers start anew."""
-        with contextlib.suppress(OSError, ValueError, AttributeError, LookupError, TypeError):
+    def _read(self) -> dict[str, State]:
+        """The states of a stopped run; none if they are damaged, and the trackers start anew."""
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
             read = json.loads(self._file.read_text(encoding="utf-8"))
-            return {
-                str(name): {"id": str(known["id"]), "update": int(known["update"])}
-                for name, known in read.items()
-            }
+            return {name: State(str(id_), int(update)) for name, (id_, update) in read.items()}
         return {}
 
     @contextlib.contextmanager
