@@ -3,7 +3,7 @@
 examples:
   holdfast finetune --model DIR --data train.jsonl --out tuned
   holdfast finetune --model DIR --data train.jsonl --recipe recadam+flow --lr 1e-4 --out tuned
-  holdfast finetune --model DIR --data train.jsonl --text wiki.txt --report-to tensorboard --out tuned
+  holdfast finetune --model DIR --data train.jsonl --text wiki.txt --report-to mlflow --out tuned
   holdfast finetune --config tuned/config.yaml           continues a stopped run
   torchrun --nproc_per_node 2 -m holdfast finetune ...   trains in two processes
 
