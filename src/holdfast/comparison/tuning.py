@@ -266,7 +266,7 @@ def _search_in_processes(
 _PLAN_ERRORS = {kind.__name__: kind for kind in (ValueError, OSError, ImportError)}
 
 
-def _search(*given: Any, tracking: Tracking | None) -> tuple[str, str] | None:
+def _search(*given: Any, tracking: Tracking | None = None) -> tuple[str, str] | None:
     """In a worker process: search. Return an error of the plan; trials keep their own errors."""
     try:
         progress = processes.report_progress
