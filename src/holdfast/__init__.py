@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.hosts.job import Training
     from holdfast.hosts.lightning import RecipeCallback as RecipeCallback
     from holdfast.hosts.raw import finetune_loop, train_loop
+    from holdfast.hosts.tracking import Tracking
     from holdfast.hosts.trl import HoldfastSFTTrainer as HoldfastSFTTrainer
     from holdfast.io.models import Loader
     from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
@@ -79,6 +80,7 @@ _PUBLIC = {
     "holdfast.hosts.job": "Training",
     "holdfast.hosts._driving": "LoopSettings",
     "holdfast.hosts.raw": "finetune_loop train_loop",
+    "holdfast.hosts.tracking": "Tracking",
     "holdfast.io.models": "Loader",
     "holdfast.losses": "count_targets global_targets per_sample_loss weighted_loss",
     "holdfast.methods.adamw": "AdamWUpdate",
@@ -142,8 +144,8 @@ __all__ = [
     "LinearProbe", "LoRA", "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO",
     "MoFOUpdate", "NoRecall", "Plan", "Pretrained", "PretrainedHead", "Preview", "RandomInit",
     "RecAdam", "RecAdamUpdate", "Recipe", "Reference", "Rehearsal", "Results", "Run",
-    "SGDUpdate", "Scores", "SelfReplay", "Training", "Tuned", "Tuning", "Uniform", "Watch",
-    "WiseFT", "adapters_off", "anneal", "compare", "count_targets", "finetune_loop",
+    "SGDUpdate", "Scores", "SelfReplay", "Tracking", "Training", "Tuned", "Tuning", "Uniform",
+    "Watch", "WiseFT", "adapters_off", "anneal", "compare", "count_targets", "finetune_loop",
     "global_targets", "linear_probe", "measure", "measure_many", "optim", "pad_collate",
     "per_sample_loss", "preview", "random_init", "registry", "score", "train_loop", "tune",
     "weighted_loss", "with_weights",

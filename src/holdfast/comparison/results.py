@@ -20,8 +20,12 @@ from typing import Any, ClassVar
 
 from holdfast._torch.finite import is_finite
 from holdfast._torch.layers import within
+<<<<<<< HEAD
 from holdfast.comparison import peft_format as _peft
 from holdfast.comparison.plan import Plan, RunSpec
+=======
+from holdfast.comparison.plan import Plan, RunSpec, label_of
+>>>>>>> tracking
 from holdfast.comparison.processes import reason
 from holdfast.evaluate.report import Curve, Drift, DriftRow, ForgettingReport, Score
 from holdfast.io import codec as _codec
@@ -152,8 +156,16 @@ class RunResult:
     @property
     def label(self) -> str:
         """The name of the recipe, and the values in which it differs from the plan."""
-        shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in self.values.items()}
-        return " ".join([self.recipe, *(f"{k}={v}" for k, v in shown.items())])
+        return label_of(self.recipe, self.values)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The figures after the training by name, for trackers."""
+        found = {f"target/{self.target.name}/{self.target.metric}": self.target.after}
+        found |= {f"retained/{test.name}/{test.metric}": test.after for test in self.retained}
+        found |= {"retained_loss": self.loss} if self.retained else {}
+        found |= {"distance": self.drift.distance} if self.drift else {}
+        return found | {f"kl/{name}": value for name, value in self.kl.items()}
 
     @property
     def kept(self) -> float:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from holdfast.comparison.inputs import paths_of
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.results import Results, RunResult
 from holdfast.comparison.search import Tuning
+from holdfast.hosts.tracking import Tracking
 from holdfast.io import codec as _codec
 from holdfast.io.files import first_line
 from holdfast.io.outputs import claim, refuse_link, write_changed
@@ -146,6 +148,7 @@ def tune(
     storage: str | None = None,
     name: str = "holdfast",
     jobs: int = 1,
+    tracking: Tracking | None = None,
     on_trials: Callable[[list[Any]], None] | None = None,
     on_progress: Callable[[int, str, int, int], None] | None = None,
 ) -> Tuned:
@@ -161,13 +164,15 @@ def tune(
             (``out/study.log`` by default), or the URL of a database.
         name: name of the study, the same on all machines.
         jobs: number of training runs at a time on this machine.
+        tracking: trackers that get the log and the final scores of each trial, on the half that
+            settings are chosen on. Results do not depend on it.
         on_trials: called once per second with the trials so far.
         on_progress: called with the number of a trial on this machine, and how far it is.
     """
     with claim(out, "tune", paths_of(plan)):
         return tune_in(
             out, plan, tuning, storage=storage, name=name, jobs=jobs, config=None,
-            on_trials=on_trials, on_progress=on_progress,
+            tracking=tracking, on_trials=on_trials, on_progress=on_progress,
         )  # fmt: skip
 
 
@@ -180,6 +185,7 @@ def tune_in(
     name: str,
     jobs: int,
     config: str | None,
+    tracking: Tracking | None,
     on_trials: Callable[[list[Any]], None] | None,
     on_progress: Callable[[int, str, int, int], None] | None,
 ) -> Tuned:
@@ -204,8 +210,10 @@ def tune_in(
     if config is not None:
         write_changed(Place.at(out / "config.yaml"), config)
     if left > 0:
+        if tracking:
+            tracking.prepare(out / "tracking")
         given = plan, tuning, folder, kept, name
-        _search_in_processes(study, jobs, given, on_trials, on_progress)
+        _search_in_processes(study, jobs, given, tracking, on_trials, on_progress)
     for unused in folder.glob("*/"):  # a process was killed when its trial was done
         shutil.rmtree(unused, ignore_errors=True)
     with _naming_damage(kept):
@@ -227,6 +235,7 @@ def _search_in_processes(
     study: Any,
     jobs: int,
     given: processes.Call,
+    tracking: Tracking | None,
     on_trials: Callable[[list[Any]], None] | None,
     on_progress: Callable[..., None] | None,
 ) -> None:
@@ -245,8 +254,9 @@ def _search_in_processes(
 
     calls = deque((*given, number) for number in range(jobs))
     ended = processes.call_in_processes(
-        _search, calls, caller="tune", jobs=jobs, on_wait=on_wait, on_progress=on_message
-    )
+        partial(_search, tracking=tracking), calls, caller="tune", jobs=jobs, on_wait=on_wait,
+        on_progress=on_message,
+    )  # fmt: skip
     with contextlib.closing(ended):
         for one in ended:
             if one.error:
@@ -269,10 +279,11 @@ def _search_in_processes(
 _PLAN_ERRORS = {kind.__name__: kind for kind in (ValueError, OSError, ImportError)}
 
 
-def _search(*given: Any) -> tuple[str, str] | None:
+def _search(*given: Any, tracking: Tracking | None = None) -> tuple[str, str] | None:
     """In a worker process: search. Return an error of the plan; trials keep their own errors."""
     try:
-        search.Search(*given, on_progress=processes.report_progress).run()
+        progress = processes.report_progress
+        search.Search(*given, tracking=tracking, on_progress=progress).run()
     except tuple(_PLAN_ERRORS.values()) as error:
         return next(n for n, kind in _PLAN_ERRORS.items() if isinstance(error, kind)), str(error)
     return None
