@@ -20,12 +20,8 @@ from typing import Any, ClassVar
 
 from holdfast._torch.finite import is_finite
 from holdfast._torch.layers import within
-<<<<<<< HEAD
 from holdfast.comparison import peft_format as _peft
-from holdfast.comparison.plan import Plan, RunSpec
-=======
 from holdfast.comparison.plan import Plan, RunSpec, label_of
->>>>>>> tracking
 from holdfast.comparison.processes import reason
 from holdfast.evaluate.report import Curve, Drift, DriftRow, ForgettingReport, Score
 from holdfast.io import codec as _codec
