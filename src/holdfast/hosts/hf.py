@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,9 @@ class WithRecipe(Trainer):
     model is the merged one; checkpoints hold the trained weights before merging.
     """
 
+    #: Packages and modules whose ``compute_loss`` returns the model's own loss.
+    _plain_losses: ClassVar[tuple[str, ...]] = ("holdfast.", "transformers.", "trl.")
+
     def __init__(
         self,
         *args: Any,
@@ -93,7 +96,7 @@ class WithRecipe(Trainer):
         settings.learning_rate = self.run.lr
         given["model"] = self.run.model
         super().__init__(**given)
-        own = _has_own_update(recipe) or recipe.penalties or recipe.recall.interpolates
+        own = has_own_update(recipe) or recipe.penalties or recipe.recall.interpolates
         if self.is_deepspeed_enabled and own:
             raise ValueError(
                 "under DeepSpeed the Trainer gives the optimizer flat pieces of many parameters, "
@@ -166,11 +169,10 @@ class WithRecipe(Trainer):
                 f"label smoothing does not work with the recipe {self.run.recipe.name}, which "
                 "replaces the loss: set label_smoothing_factor=0"
             )
-        ours = ("holdfast.", "transformers.", "trl.")
         others = [
             f"{cls.__name__}.compute_loss"
             for cls in type(self).__mro__
-            if "compute_loss" in vars(cls) and not cls.__module__.startswith(ours)
+            if "compute_loss" in vars(cls) and not cls.__module__.startswith(self._plain_losses)
         ]
         if self.compute_loss_func is not None:
             others.append("compute_loss_func")
@@ -270,7 +272,7 @@ class WithRecipe(Trainer):
         if self.optimizer is not None:
             return self.optimizer
         total = self._total_updates or self.state.max_steps
-        if not _has_own_update(self.run.recipe):
+        if not has_own_update(self.run.recipe):
             return self.run.use_optimizer(super().create_optimizer(model), total)
         trained: nn.Module = self.run.model if model is None else model
         decayed = set(self.get_decay_parameter_names(trained))
@@ -317,8 +319,11 @@ class WithRecipe(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
-        # Reports read it: what was a training signal is no evidence.
         folder: Any = output_dir or self.args.output_dir
+        self.save_recipe(folder)
+
+    def save_recipe(self, folder: str) -> None:
+        """Write the recipe beside a model. Reports read it: a training signal is no evidence."""
         text = self.run.full_recipe.to_yaml()
         write_whole(Path(folder) / FILE, lambda path: path.write_text(text, encoding="utf-8"))
 
@@ -397,13 +402,13 @@ def _check_arguments(given: dict[str, Any], settings: TrainingArguments, recipe:
         )
     if given.get("optimizers", (None, None))[0] is not None:
         raise ValueError("the recipe builds the optimizer: do not pass optimizers=")
-    if _has_own_update(recipe) and given.get("optimizer_cls_and_kwargs") is not None:
+    if has_own_update(recipe) and given.get("optimizer_cls_and_kwargs") is not None:
         raise ValueError(
             f"optimizer_cls_and_kwargs and the recipe's {type(recipe.update).__name__} are two "
             "optimizers: pass only one of them"
         )
 
 
-def _has_own_update(recipe: Recipe) -> bool:
+def has_own_update(recipe: Recipe) -> bool:
     """Whether the recipe's update differs from the default in more than its learning rate."""
     return replace(recipe.update, lr=None) != Recipe().update
