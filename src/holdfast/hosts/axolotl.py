@@ -121,8 +121,9 @@ class HoldfastPlugin(_base.BasePlugin):  # type: ignore[misc]
 
         return HoldfastAxolotlTrainer
 
-    def post_trainer_create(self, cfg: Any, trainer: WithRecipe) -> None:
-        self.trainer = trainer
+    def post_trainer_create(self, cfg: Any, trainer: Any) -> None:
+        # Axolotl keeps its plugins for later runs of the process, which may not use this one.
+        self.trainer = trainer if isinstance(trainer, WithRecipe) else None
 
     def post_train(self, cfg: Any, model: Any) -> None:
         """Write the recipe beside the model, which Axolotl saves without its trainer."""
@@ -134,6 +135,8 @@ class HoldfastPlugin(_base.BasePlugin):  # type: ignore[misc]
 
         A process of its own measures it, because Axolotl has patched transformers in this one.
         """
+        if self.trainer is None:
+            return
         self.trainer = None  # frees the model
         settings = HoldfastSettings(**_plain(cfg.holdfast))
         if not settings.report or not PartialState().is_main_process:
@@ -154,8 +157,8 @@ class _InAxolotl(WithRecipe):
     """What Axolotl's trainer needs besides the recipe."""
 
     #: Axolotl's own trainer counts tokens and then returns the loss of transformers.
-    _plain_losses: ClassVar[tuple[str, ...]] = (
-        *WithRecipe._plain_losses, "axolotl.core.trainers.base",
+    plain_losses: ClassVar[tuple[str, ...]] = (
+        *WithRecipe.plain_losses, "axolotl.core.trainers.base",
     )  # fmt: skip
 
     @property

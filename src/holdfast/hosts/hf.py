@@ -60,7 +60,7 @@ class WithRecipe(Trainer):
     """
 
     #: Packages and modules whose ``compute_loss`` returns the model's own loss.
-    _plain_losses: ClassVar[tuple[str, ...]] = ("holdfast.", "transformers.", "trl.")
+    plain_losses: ClassVar[tuple[str, ...]] = ("holdfast.", "transformers.", "trl.")
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class WithRecipe(Trainer):
         others = [
             f"{cls.__name__}.compute_loss"
             for cls in type(self).__mro__
-            if "compute_loss" in vars(cls) and not cls.__module__.startswith(self._plain_losses)
+            if "compute_loss" in vars(cls) and not cls.__module__.startswith(self.plain_losses)
         ]
         if self.compute_loss_func is not None:
             others.append("compute_loss_func")
