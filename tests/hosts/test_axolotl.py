@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 os.environ |= {"AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
@@ -38,7 +41,8 @@ def folder(tmp_path_factory):
     save(make_llama(limit=256), folder / "base", make_tokenizer())
     words = ["two", "three", "four", "five"]
     rows = [{"instruction": f"{a} plus {b} is", "output": b} for a in words for b in words]
-    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / "prose.txt").write_text("the cat sat on the mat and a dog ran on the log . " * 50)
     return folder
 
 
@@ -50,7 +54,7 @@ def _fresh(folder, monkeypatch):
 
 def load(out, recipe=None, report=False, **more):
     config = {
-        "base_model": "base", "datasets": [{"path": "rows.jsonl", "type": "alpaca"}],
+        "base_model": "base", "datasets": [{"path": "sums.jsonl", "type": "alpaca"}],
         "output_dir": str(out), "val_set_size": 0, "sequence_len": 128, "micro_batch_size": 2,
         "gradient_accumulation_steps": 2, "num_epochs": 2, "learning_rate": 1e-2,
         "optimizer": "adamw_torch", "lr_scheduler": "constant", "warmup_steps": 0, "bf16": False,
@@ -148,15 +152,24 @@ def test_resume(tmp_path):
 
 
 def test_the_report_is_beside_the_model(tmp_path):
-    train(tmp_path / "a", "standard", report={"target": ["rows.jsonl"], "limit": 4})
+    train(tmp_path / "a", "standard", report={"target": ["sums.jsonl"], "limit": 4})
     report = ForgettingReport.load(tmp_path / "a-forgetting" / "report.json")
     assert report.base == "base"
     assert report.settings["limit"] == 4
-    assert {score.name for score in report.scores} == {"rows"}
+    assert {score.name for score in report.scores} == {"sums"}
     assert report.drift.total.distance > 0
     with pytest.raises(RuntimeError, match="To repeat it: holdfast measure base"):
         train(tmp_path / "b", "standard", report={"text": ["nowhere.txt"]})
     assert (tmp_path / "b" / "model.safetensors").exists()
+
+
+def test_the_configuration_of_the_guide():
+    page = Path(__file__).parents[2] / "docs" / "guides" / "axolotl.md"
+    config = yaml.safe_load(re.findall("```yaml\n(.*?)```", page.read_text(), re.DOTALL)[0])
+    do_train(load_cfg(DictDefault(config)), TrainerCliArgs())
+    report = ForgettingReport.load("tuned-forgetting/report.json")
+    assert {score.name for score in report.scores} == {"sums", "prose"}
+    assert recipe_beside("tuned").name == config["holdfast"]["recipe"]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +180,7 @@ def test_the_report_is_beside_the_model(tmp_path):
         ("no stage 'updat'", {"updat": "recadam"}, {}),
         ("Extra inputs are not permitted", "recadam", {"report": {"texts": ["a.txt"]}}),
         ("RecAdamUpdate gives all parameters the same", "recadam", {"embedding_lr": 1e-5}),
-        ("not with rl", "recadam", {"rl": "orpo", "datasets": [{"path": "rows.jsonl"}]}),
+        ("not with rl", "recadam", {"rl": "orpo", "datasets": [{"path": "sums.jsonl"}]}),
     ],
 )
 def test_invalid_settings_are_refused_before_the_model_is_loaded(message, recipe, more, tmp_path):

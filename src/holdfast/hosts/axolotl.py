@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, ClassVar
 
 from holdfast._torch.imports import require
@@ -169,7 +168,7 @@ class _InAxolotl(WithRecipe):
             return 1.0
         rows = args.max_steps * self.get_total_train_batch_size(args)
         data: Any = self.train_dataset
-        return max(1.0, args.num_train_epochs * len(data) / rows)
+        return max(1.0, float(args.num_train_epochs) * len(data) / rows)
 
     def _refuse_conflicts(self) -> None:
         args: Any = self.args
