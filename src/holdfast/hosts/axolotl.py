@@ -166,9 +166,10 @@ class _InAxolotl(WithRecipe):
         args: Any = self.args
         if not args.sample_packing or args.max_steps <= 0:
             return 1.0
-        rows = args.max_steps * self.get_total_train_batch_size(args)
         data: Any = self.train_dataset
-        return max(1.0, float(args.num_train_epochs) * len(data) / rows)
+        visits: float = args.num_train_epochs * len(data)
+        rows: int = args.max_steps * self.get_total_train_batch_size(args)
+        return max(1.0, visits / rows)
 
     def _refuse_conflicts(self) -> None:
         args: Any = self.args
