@@ -182,11 +182,11 @@ class WithRecipe(Trainer):
                 "weight a loss of your own, pass it as task=, a function (model, batch) -> one "
                 "loss per sample"
             )
-        # The criterion divides by the targets of the whole update. transformers 5 reads the first
-        # flag, earlier versions only the second.
-        self.loss_is_scaled_for_ga = True
-        if not hasattr(Trainer, "_prepare_for_training"):
+        # The criterion divides by the targets of the whole update. New versions of transformers
+        # read the first flag, those up to 5.17 only the second.
+        if not hasattr(Trainer, "loss_is_scaled_for_ga"):
             self.model_accepts_loss_kwargs = True
+        self.loss_is_scaled_for_ga = True
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
