@@ -286,3 +286,10 @@ def test_batch_medians_are_refused(tau, packing, tmp_path):
 def test_a_second_loss_is_refused(tmp_path):
     with pytest.raises(ValueError, match='loss_type="nll"'):
         make_trainer(Recipe(objective=Flow()), tmp_path, options={"loss_type": "dft"})
+
+
+def test_a_patched_loss_is_refused(tmp_path, monkeypatch):
+    """Unsloth, for example, replaces TRL's loss by that of the model."""
+    monkeypatch.setattr(SFTTrainer, "compute_loss", transformers.Trainer.compute_loss)
+    with pytest.raises(ValueError, match="a patch has replaced TRL's loss, so the recipe flow"):
+        make_trainer("flow", tmp_path).train()

@@ -138,6 +138,12 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
         weights = criterion.weigh(inputs, values, self.state.global_step + 1)
 
         def weigh(module: nn.Module, given: Any, outputs: Any) -> Any:
+            if not hasattr(outputs, "log_probs"):
+                raise ValueError(
+                    f"a patch has replaced TRL's loss, so the recipe {self.run.recipe.name} cannot "
+                    "weight its tokens: train without packing, with a class of (WithRecipe, "
+                    "SFTTrainer)"
+                )
             # TRL's fused head returns the log-probabilities of labels[:, 1:]. Its metrics stay.
             if weights is not None:
                 outputs.log_probs = outputs.log_probs * weights[:, 1:].to(outputs.log_probs)
