@@ -61,7 +61,7 @@ def test_the_readmes_first_examples_run(monkeypatch, tmp_path):
 
 def test_the_readmes_measuring_examples_run(monkeypatch, tmp_path):
     pytest.importorskip("transformers", reason="the hf extra is not installed")
-    pytest.importorskip("plotly", reason="the eval extra is not installed")
+    pytest.importorskip("cattrs", reason="the eval extra is not installed")
     monkeypatch.chdir(tmp_path)
     from small import make_llama, noisy, save
 
@@ -71,7 +71,7 @@ def test_the_readmes_measuring_examples_run(monkeypatch, tmp_path):
     (tmp_path / "gsm8k.jsonl").write_text('{"question": "two plus two is", "answer": "four"}\n')
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     exec(next(block for block in blocks if "holdfast.measure" in block), {})
-    assert (tmp_path / "report.html").stat().st_size > 1e6
+    assert (tmp_path / "report.html").stat().st_size > 5e5
 
 
 @pytest.mark.soak
