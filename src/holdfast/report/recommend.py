@@ -14,10 +14,9 @@ The definitions:
   the pretrained model's. Without a candidate, keep the pretrained model.
 - A candidate does as well as another one if its target score is within 1 % of the other's (relative
   to it), or no worse than the other's worst seed. A lucky seed of its own does not count.
-- The gain is the improvement over the pretrained model. The balanced choice is a test of
-  non-inferiority with a margin that is fixed in advance: it preserves a share of the best effect.
-  The share does not depend on the unit of the target, and a loss is never weighed against a gain,
-  for which there is no common unit.
+- The gain is the improvement over the pretrained model. A share of the best gain is a margin as in
+  trials of non-inferiority: it is fixed in advance and does not depend on the unit of the target.
+  No loss is weighed against a gain, because they have no common unit.
 - To forget is the mean over the retained tests of the relative loss. A gain counts as no loss. A
   tie goes to the better target score. So no candidate beats a choice on both.
 - Without retained tests, the recipe whose predictions moved least forgets least, by KL(base‖tuned)
@@ -130,12 +129,8 @@ def recommend(results: Results) -> Recommendation:
     if taken:
         reason = "on the data for choosing, it did as well as the best and forgot least"
     elif several:
-        among = (
-            "recipes that do as well as standard fine-tuning"
-            if bar
-            else "recipes close to the best"
-        )
-        reason = _reason(level, "recipe", among, target)
+        among = "that do as well as standard fine-tuning" if bar else "close to the best"
+        reason = _reason(level, "recipe", f"recipes {among}", target)
     else:
         reason = f"it is the only recipe, and better than the pretrained model on {target}"
     roles = _roles(*choices, bar is not None) if several else {}
@@ -147,9 +142,7 @@ def recommend(results: Results) -> Recommendation:
         sentences.append(f"Standard fine-tuning: {standard.says}")
     sentences.append(f"The pretrained model: {reached(start.name, start.metric, start.before)}.")
     if several and not (bar or taken):
-        ran = any(s.recipe == STANDARD for s in summaries)
-        without = "did not improve the target" if ran else "has no result"
-        sentences.append(f"Standard fine-tuning {without}: recipes are compared with the best.")
+        sentences.append(_without_standard(summaries))
     sentences += failed
     if not any(s.retained for s in summaries):
         sentences.append(NO_TESTS)
@@ -257,6 +250,12 @@ def _roles(
         roles.setdefault(balanced, []).append(f"is balanced ({why} with {share})")
     roles.setdefault(best, []).append("has the best target")
     return roles
+
+
+def _without_standard(summaries: Sequence[Summary]) -> str:
+    ran = any(s.recipe == STANDARD for s in summaries)
+    why = "did not improve the target" if ran else "has no result"
+    return f"Standard fine-tuning {why}: recipes are compared with the best."
 
 
 def _reason(
