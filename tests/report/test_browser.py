@@ -132,14 +132,15 @@ def test_better_is_up_and_to_the_right(browser, tmp_path):
 NAMES = """
 Array.from(document.querySelectorAll("#plot-%d .annotation"), (group) => {
   const plot = group.closest("[id^=plot-]"), named = plot.data.find((t) => t.meta === "named");
-  const { x, y, text, showarrow } = plot.layout.annotations[group.dataset.index];
+  const { x, y, text } = plot.layout.annotations[group.dataset.index];
   const at = (k) => named.x[k] === x && named.y[k] === y && named.text[k] === text;
   const i = named.x.findIndex((_, k) => at(k));
   const r = group.querySelector(".annotation-text").getBoundingClientRect();
   const m = plot.querySelectorAll(".point")[i].getBoundingClientRect();
   const across = Math.max(m.left - r.right, r.left - m.right, 0);
   const down = Math.max(m.top - r.bottom, r.top - m.bottom, 0);
-  const lined = showarrow && group.querySelector(".annotation-arrow-g path") !== null;
+  const lines = plot.layout.shapes, drawn = plot.querySelectorAll(".shapelayer path");
+  const lined = drawn.length === lines.length && lines.some((s) => s.xanchor === x && s.yanchor === y);
   return [text, [r.left, r.top, r.right, r.bottom], lined ? 0 : Math.hypot(across, down)];
 })
 """
