@@ -140,7 +140,8 @@ Array.from(document.querySelectorAll("#plot-%d .annotation"), (group) => {
   const across = Math.max(m.left - r.right, r.left - m.right, 0);
   const down = Math.max(m.top - r.bottom, r.top - m.bottom, 0);
   const lines = plot.layout.shapes, drawn = plot.querySelectorAll(".shapelayer path");
-  const lined = drawn.length === lines.length && lines.some((s) => s.xanchor === x && s.yanchor === y);
+  const own = lines.some((s) => s.xanchor === x && s.yanchor === y);
+  const lined = own && drawn.length === lines.length;
   return [text, [r.left, r.top, r.right, r.bottom], lined ? 0 : Math.hypot(across, down)];
 })
 """
