@@ -217,7 +217,7 @@ def _packing_conflict(recipe: Recipe) -> str:
 
 def _check_report() -> None:
     """The report is written after training: what it needs must be there before."""
-    for package in ("cattrs", "jinja2", "plotly", "rich"):
+    for package in ("cattrs", "jinja2", "rich"):
         try:
             require(package, extra="eval", what="The forgetting report")
         except ImportError as error:

@@ -82,7 +82,6 @@ class Figure:
 
     title: str
     plot: dict[str, Any]  # Plotly's data and layout
-    narrow: dict[str, Any] | None = None  # the version for phones, if it differs
     alt: str = ""  # the figure in words, for screen readers
     wide: bool = False  # whether the figure takes the whole width of the page
 

@@ -1,24 +1,36 @@
 """Which recipe of a comparison to take, and which α of a sweep.
 
-The rule for recipes:
+A comparison has a frontier, so no single recipe is right for everybody. Three choices are named:
 
-1. Medians over seeds count. A recipe is a candidate if its target score is finite and better than
-   the pretrained model's. Without a candidate, keep the pretrained model.
-2. A candidate is *close* to the best if its target score is within 1 % of the best one (relative to
-   it), or if the range of its seeds overlaps with that of the best one.
-3. Of the close candidates, take the one that forgets least: the mean over the retained tests of the
-   relative loss. A gain counts as no loss. A tie goes to the better target score.
-4. Without retained tests, take the one whose predictions moved least, by KL(base‖tuned), on inputs
-   that no recipe was trained on. Without such inputs, take the best.
+1. *At the target of standard fine-tuning*: of the recipes that do as well as standard fine-tuning
+   on the target, the one that forgets least. This is the one to take.
+2. *Balanced*: of the recipes with at least 90 % of the best gain on the target, the one that
+   forgets least.
+3. *Best target*.
 
-The answer also names the recipe that forgets least of those with at least 90 % of the best gain.
+The definitions:
 
-A recipe that was chosen on other data (``Results.taken``) is recommended regardless.
+- Medians over seeds count. A recipe is a candidate if its target score is finite and better than
+  the pretrained model's. Without a candidate, keep the pretrained model.
+- A candidate does as well as another one if its target score is within 1 % of the other's (relative
+  to it), or no worse than the other's worst seed. A lucky seed of its own does not count.
+- The gain is the improvement over the pretrained model. A share of the best gain is a margin as in
+  trials of non-inferiority: it is fixed in advance and does not depend on the unit of the target.
+  No loss is weighed against a gain, because they have no common unit.
+- To forget is the mean over the retained tests of the relative loss. A gain counts as no loss. A
+  tie goes to the better target score. So no candidate beats a choice on both.
+- Without retained tests, the recipe whose predictions moved least forgets least, by KL(base‖tuned)
+  on inputs that no recipe was trained on. Without such inputs, only the best target is known.
+- If standard fine-tuning was not run, or did not improve the target, the best recipe takes its
+  place.
 
-The rule for α is the same, with three differences: every α with a finite target score is a
-candidate; an α is also close if the 95 % interval of its gain over the base reaches the best gain;
-losses are on the scale of the verdict (1 is where a loss stops being little). Without retained
-tests, take the smallest close α. Without a target score there is no recommendation.
+A recipe that was chosen on other data (``Results.taken``) is to be taken regardless.
+
+The rule for α is the first choice, with these differences: every α with a finite target score is a
+candidate; it must do as well as the best one, which it also does if the 95 % interval of its gain
+over the base reaches the best gain; losses are on the scale of the verdict (1 is where a loss stops
+being little). Without retained tests, take the smallest such α. Without a target score there is no
+recommendation.
 """
 
 from __future__ import annotations
@@ -31,30 +43,40 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast._torch.finite import is_finite
 from holdfast.report.document import Answer
 from holdfast.report.verdict import NO_TESTS, verdict
-from holdfast.report.words import change_of, percent, plain, score_text
+from holdfast.report.words import change_of, kept, listed, nats, plain, reached
 
 if TYPE_CHECKING:
     from holdfast.comparison.results import Results, Summary
     from holdfast.evaluate.report import Score
     from holdfast.evaluate.sweep import Sweep, SweepPoint
 
-#: Relative distance to the best target score that counts as close.
+#: Relative distance to a target score at which another one is as good.
 CLOSE = 0.01
-#: Share of the best gain on the target for which a recipe is named that forgets less.
+#: Share of the best gain on the target that the balanced choice has at least.
 NEAR = 0.9
 #: The recipe that is plain fine-tuning.
 STANDARD = "standard"
 
+_CLOSEST = "moves the predictions least"
+_BEST = "is the best"
 _CONFIRM = "The choice was made on these samples: confirm it on others."
 
 
 @dataclass(frozen=True)
 class Recommendation(Answer):
-    """The answer of a comparison."""
+    """The answer of a comparison: the recipe to take, and three choices of the frontier.
 
-    label: str | None = None  # the recipe to take; None for the pretrained model
-    best: str | None = None  # the best recipe on the target
-    gentle: str | None = None  # the recipe that forgets least with 90 % of the best gain
+    Attributes:
+        label: the recipe to take; None for the pretrained model.
+        at_standard: the recipe that forgets least at the target of standard fine-tuning.
+        balanced: the recipe that forgets least with at least 90 % of the best gain on the target.
+        best: the recipe with the best target.
+    """
+
+    label: str | None = None
+    at_standard: str | None = None
+    balanced: str | None = None
+    best: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,16 +90,16 @@ class Choice(NamedTuple):
     """A recipe or an α. Less is better of all numbers."""
 
     label: str
-    says: str  # its sentence
+    says: str  # its figures in words
     target: float  # the score; NaN without one
-    low: float  # the range of the score over the seeds, or the interval of its change
-    high: float
+    reach: float  # the score that its data allow: the better end of an interval
+    bar: float  # the score that does as well: of a recipe, its worst seed
     loss: float | None  # None without retained tests
     moved: float  # the KL, or α itself: decides without retained tests
 
-    def close_to(self, best: Choice) -> bool:
-        overlap = max(self.low, best.low) <= min(self.high, best.high)
-        return overlap or abs(self.target - best.target) <= CLOSE * abs(best.target)
+    def does_as_well_as(self, other: Choice) -> bool:
+        near = self.target - other.target <= CLOSE * abs(other.target)
+        return near or self.reach <= other.bar
 
 
 def recommend(results: Results) -> Recommendation:
@@ -86,46 +108,50 @@ def recommend(results: Results) -> Recommendation:
     failed = [f"{len(results.failed)} of {total} runs failed."] if results.failed else []
     if not summaries:
         return Recommendation("No run has finished.", tuple(failed))
-    start, target = summaries[0].target, plain(summaries[0].target.name)
+    start = summaries[0].target
+    target = plain(start.name)
     signals = {name for s in summaries for name in s.trained_on}
     found = {s.label: _recipe(s, signals) for s in summaries}
-    better = [found[s.label] for s in summaries if s.target.gain > 0]
-    better = [c for c in better if is_finite(c.target)]
+    gains = {s.label: s.target.gain for s in summaries}
+    better = [c for c in found.values() if gains[c.label] > 0 and is_finite(c.target)]
     if not better:
         headline = f"Keep the pretrained model: no recipe made it better on {target}."
         return Recommendation(headline, tuple(failed))
     best = min(better, key=lambda c: (c.target, c.loss or 0.0))
-    close = [c for c in better if c.close_to(best)]
-    gains = {s.label: s.target.gain for s in summaries}
-    enough = NEAR * gains[best.label]
-    gentle = _gentlest([c for c in better if c in close or gains[c.label] >= enough])
-    chosen = found.get(results.taken or "", _gentlest(close))
-    untested = "moves the predictions least"
-    if not any(is_finite(c.moved) for c in close):
-        untested = "is the best"
-    reason = _reason(close, "recipe", "recipes", target, untested)
-    if len(found) == 1:
+    run = standard_of(summaries)
+    standard = found[run.label] if run else None
+    bar = standard if standard in better else None
+    level = [c for c in better if c.does_as_well_as(bar or best)]
+    near = [c for c in better if gains[c.label] >= NEAR * gains[best.label]]
+    choices = _gentlest(level), _gentlest(near), best
+    taken, several = found.get(results.taken or ""), len(found) > 1
+    chosen = taken or choices[0]
+    if taken:
+        reason = "on the data for choosing, it did as well as the best and forgot least"
+    elif several:
+        among = "that do as well as standard fine-tuning" if bar else "close to the best"
+        reason = _reason(level, "recipe", f"recipes {among}", target)
+    else:
         reason = f"it is the only recipe, and better than the pretrained model on {target}"
-    if results.taken in found:
-        reason = "on the data for choosing, it was close to the best and forgot least"
-    names = {
-        chosen.label: plain(chosen.label),
-        best.label: f"The best, {plain(best.label)}",
-        gentle.label: f"To forget less, take {plain(gentle.label)}",
-    }
-    if (standard := standard_of(summaries)) is not None:
-        names.setdefault(standard.label, "Standard fine-tuning")
-    names[chosen.label] = plain(chosen.label)
-    sentences = [f"{name}: {found[label].says}" for label, name in names.items()]
-    sentences += [f"The pretrained model: {score_text(start.metric, start.before)}.", *failed]
+    roles = _roles(*choices, bar is not None) if several else {}
+    sentences = [
+        f"{plain(c.label)}{' ' * (c in roles)}{listed(roles.get(c, []))}: {c.says}"
+        for c in dict.fromkeys((chosen, *choices))
+    ]
+    if standard and standard not in (chosen, *choices):
+        sentences.append(f"Standard fine-tuning: {standard.says}")
+    sentences.append(f"The pretrained model: {reached(start.name, start.metric, start.before)}.")
+    if several and not (bar or taken):
+        sentences.append(_without_standard(summaries))
+    sentences += failed
     if not any(s.retained for s in summaries):
         sentences.append(NO_TESTS)
-    if len(found) > 1 and all(s.seeds == 1 for s in summaries):
+    if several and all(s.seeds == 1 for s in summaries):
         sentences.append("Only one seed was run: small differences may be chance.")
-    if len(found) > 1 and results.taken not in found:
+    if several and not taken:
         sentences.append(_CONFIRM)
-    headline = f"Take {plain(chosen.label)}: {reason}."
-    return Recommendation(headline, tuple(sentences), chosen.label, best.label, gentle.label)
+    headline, labels = f"Take {plain(chosen.label)}: {reason}.", [c.label for c in choices]
+    return Recommendation(headline, tuple(sentences), chosen.label, *labels)
 
 
 def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
@@ -138,14 +164,15 @@ def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
     finite = [c for c in reversed(found) if is_finite(c.target)]
     if finite:
         best = min(finite, key=lambda c: c.target)
-        close = [c for c in finite if c.close_to(best)]
-        alpha = _gentlest(close).moved
+        level = [c for c in finite if c.does_as_well_as(best)]
+        alpha = _gentlest(level).moved
         take = {0.0: "Keep the base", 1.0: "Keep the tuned model"}.get(alpha, f"Take α = {alpha:g}")
-        reason = _reason(close, "α", "α", scores[0][1].name, "stays closest to the base")
+        among, test = "α close to the best", plain(scores[0][1].name)
+        reason = _reason(level, "α", among, test, "stays closest to the base")
         if len(found) == 1:
             reason = "it is the only α that was measured"
         elif len(finite) == 1:
-            reason = f"no other α has a finite score on {plain(scores[0][1].name)}"
+            reason = f"no other α has a finite score on {test}"
         advice.append(_CONFIRM)
     else:
         alpha, take = None, "No α is recommended"
@@ -169,28 +196,32 @@ def _recipe(summary: Summary, signals: Collection[str]) -> Choice:
     target, kl = summary.target, kl_of(summary, signals)
     sign = 1 if target.lower_is_better else -1
     seeds = [sign * run.target.after for run in summary.runs if is_finite(run.target.after)]
-    lost = f", lost {percent(summary.loss)} on average" if summary.retained else ""
+    score = reached(target.name, target.metric, target.after)
+    says = [f"{score}.", *kept(summary.retained)]
+    if not summary.retained and kl is not None:
+        says.append(f"Its predictions moved by {nats(kl)} nats.")
     return Choice(
         summary.label,
-        f"{_scored(target.metric, target.after, target.name)}{lost}.",
-        sign * target.after,
-        min(seeds, default=math.nan),
-        max(seeds, default=math.nan),
-        summary.loss if summary.retained else None,
-        math.inf if kl is None else kl,
+        " ".join(says),
+        target=sign * target.after,
+        reach=sign * target.after,
+        bar=max(seeds, default=math.nan),
+        loss=summary.loss if summary.retained else None,
+        moved=math.inf if kl is None else kl,
     )
 
 
 def _alpha(point: SweepPoint, target: Score | None) -> Choice:
     names = {0.0: "The base", 1.0: "The tuned model"}
-    value = low = high = math.nan
+    value = reach = bar = math.nan
     says = []
     if target:
-        says.append(f"{_scored(target.metric, target.after.value, target.name)}.")
+        after = target.after.value
+        says.append(f"{reached(target.name, target.metric, after)}.")
         sign, change = 1 if target.lower_is_better else -1, change_of(target)
-        value, high = sign * target.after.value, sign * change.value
+        value, bar = sign * after, sign * change.value
         end = change.low if target.lower_is_better else change.high  # only the better end counts
-        low = high if end is None else sign * end
+        reach = bar if end is None else sign * end
     # Losses are on the scale of the verdict.
     retained = [score for score in point.report.scores if score.role == "retained"]
     losses = [max(0.0, change_of(score).loss) for score in retained]
@@ -198,7 +229,7 @@ def _alpha(point: SweepPoint, target: Score | None) -> Choice:
         says.append(verdict(point.report).headline)
     loss = sum(losses) / len(losses) if losses else None
     name = names.get(point.alpha, f"α = {point.alpha:g}")
-    return Choice(name, " ".join(says), value, low, high, loss, point.alpha)
+    return Choice(name, " ".join(says), value, reach, bar, loss, point.alpha)
 
 
 def _gentlest(among: Sequence[Choice]) -> Choice:
@@ -207,12 +238,35 @@ def _gentlest(among: Sequence[Choice]) -> Choice:
     return min(among, key=lambda c: (c.moved, c.target))
 
 
-def _reason(close: Sequence[Choice], one: str, several: str, test: str, untested: str) -> str:
-    if len(close) == 1:
-        return f"no other {one} comes close on {plain(test)}"
-    why = "forgets least" if any(c.loss is not None for c in close) else untested
-    return f"of the {len(close)} {several} close to the best on {plain(test)}, it {why}"
+def _roles(
+    at_standard: Choice, balanced: Choice, best: Choice, has_standard: bool
+) -> dict[Choice, list[str]]:
+    """What is said of each choice; one recipe may be several choices."""
+    roles: dict[Choice, list[str]] = {}
+    if (why := _why((at_standard, balanced))) != _BEST:
+        where = "at the target of standard fine-tuning" if has_standard else "close to the best"
+        roles.setdefault(at_standard, []).append(f"{why} {where}")
+        share = f"{100 * NEAR:g} % of the best gain"
+        roles.setdefault(balanced, []).append(f"is balanced ({why} with {share})")
+    roles.setdefault(best, []).append("has the best target")
+    return roles
 
 
-def _scored(metric: str, value: float, test: str) -> str:
-    return f"{score_text(metric, value)} {plain(metric)} on {plain(test)}"
+def _without_standard(summaries: Sequence[Summary]) -> str:
+    ran = any(s.recipe == STANDARD for s in summaries)
+    why = "did not improve the target" if ran else "has no result"
+    return f"Standard fine-tuning {why}: recipes are compared with the best."
+
+
+def _reason(
+    level: Sequence[Choice], one: str, among: str, test: str, closest: str = _CLOSEST
+) -> str:
+    if len(level) == 1:
+        return f"no other {one} comes close on {test}"
+    return f"of the {len(level)} {among} on {test}, it {_why(level, closest)}"
+
+
+def _why(among: Sequence[Choice], closest: str = _CLOSEST) -> str:
+    if any(c.loss is not None for c in among):
+        return "forgets least"
+    return closest if any(is_finite(c.moved) for c in among) else _BEST
