@@ -53,10 +53,12 @@ QUICK = [c for c in CELLS if c[1] == "holdfast" or c[:2] in (("DPOTrainer", "dis
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch, tmp_path):
+def _alone(request, monkeypatch, tmp_path):
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
     datasets.disable_progress_bars()
     accelerate = pytest.importorskip("accelerate.state", reason="the hf extra is not installed")
+    if getattr(request.node, "callspec", None) and "Axolotl" in request.node.name:
+        return  # which keeps them
     for state in ("AcceleratorState", "GradientState", "PartialState"):
         getattr(accelerate, state)._reset_state()
 
@@ -209,6 +211,19 @@ def in_accelerate(recipe, folder):
     return loop.finish()
 
 
+def in_axolotl(recipe, folder):
+    pytest.importorskip("axolotl", reason="the package axolotl is not installed")
+    import test_axolotl as host
+
+    host.PluginManager.get_instance().plugins.clear()
+    rows = [{"instruction": row["prompt"], "output": row["completion"]} for row in ROWS]
+    data = folder / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    base = save(make_llama(vocab=len(TOKENIZER), scale=0.3, limit=256), folder / "base", TOKENIZER)
+    given = {"base_model": str(base), "datasets": [{"path": str(data), "type": "alpaca"}]}
+    return host.train(folder / "out", recipe.name, **given)
+
+
 HOSTS = {
     "your own loop": in_own_loop,
     "command line": on_the_command_line,
@@ -218,6 +233,7 @@ HOSTS = {
     "GRPOTrainer": lambda *given: in_trl("GRPO", *given),
     "Lightning": in_lightning,
     "Accelerate": in_accelerate,
+    "Axolotl": in_axolotl,
 }
 
 
@@ -240,7 +256,9 @@ def test_a_recipe_in_a_host(host, recipe, cell, tmp_path):
         assert moved(HOSTS[host](Recipe.preset(recipe), tmp_path))
         return
     sentence = re.escape(REASONS[cell]).replace("…", ".+")
-    with pytest.raises(ValueError, match=f"^{sentence}$"):
+    if host != "Axolotl":  # whose configuration adds words of its own
+        sentence = f"^{sentence}$"
+    with pytest.raises(ValueError, match=sentence):
         HOSTS[host](Recipe.preset(recipe), tmp_path)
 
 
