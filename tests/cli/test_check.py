@@ -49,7 +49,7 @@ def test_skills(capsys):
     given = ["--skills", "--max-skill-rise=5%", "--context-free=0"]
     assert main(["check", "base", "near", *given]) == 0
     assert main(["check", "base", "far", *given]) == 1
-    assert "French: rise of the perplexity" in capsys.readouterr().out
+    assert "French: rise of the perplexity of a skill" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,12 @@ def test_skills(capsys):
         (["base", "near"], "give at least one limit: --max-perplexity-rise"),
         (["--max-kl=1"], "give BASE and TUNED"),
         (["base", "near", "--max-drop=1%"], "--max-drop needs a test: --text, --retained"),
-        (["base", "near", "--max-skill-rise=1%"], "--max-skill-rise needs --skills"),
+        (["base", "near", "--max-skill-rise=1%"], "--skills and --max-skill-rise need each other"),
+        (
+            ["base", "near", "--skills", "--max-kl=1"],
+            "--skills and --max-skill-rise need each other",
+        ),
+        (["base", "near", "--skills", "--max-perplexity-rise=1%"], "needs a test: --text"),
         (["base", "near", "--min-target=1"], "--min-target needs a --target"),
         (["base", "near", "--report=x.json", "--max-kl=1"], "give BASE and TUNED"),
         (["base", "near", "--max-kl=much"], "must be a number or a percentage, got 'much'"),

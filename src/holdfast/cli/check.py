@@ -54,13 +54,13 @@ def number(word: str) -> float:
 
 def check_tests(options: argparse.Namespace) -> None:
     """Raise before the work if a limit would have nothing to limit."""
-    retained = (options.text, options.retained, options.similarity, options.tasks, options.skills)
+    retained = (options.text, options.retained, options.similarity, options.tasks)
     for name in ("max_perplexity_rise", "max_drop"):
         if getattr(options, name) is not None and not any(retained):
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} needs a test: --text, --retained, --tasks or --skills")
-    if options.max_skill_rise is not None and not options.skills:
-        raise UsageError("--max-skill-rise needs --skills")
+            raise UsageError(f"{option} needs a test: --text, --retained or --tasks")
+    if (options.max_skill_rise is not None) != options.skills:
+        raise UsageError("--skills and --max-skill-rise need each other: give both or none")
     if options.min_target is not None and not options.target:
         raise UsageError("--min-target needs a --target")
     if options.max_drift is not None and not options.drift:

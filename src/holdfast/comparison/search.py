@@ -356,7 +356,8 @@ def goals_of(target: Measured, retained: Sequence[Measured], moved: float) -> tu
 
 def goals_in(result: RunResult) -> tuple[float, float]:
     far = 0.0 if result.drift is None else result.drift.relative
-    evidence = [kl for name, kl in result.kl.items() if name not in result.trained_on]
+    no_evidence = {result.target.name, *result.trained_on}  # the target's predictions are to change
+    evidence = [kl for name, kl in result.kl.items() if name not in no_evidence]
     return goals_of(result.target, result.retained, next(iter(evidence), far))
 
 

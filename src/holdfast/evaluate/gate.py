@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from holdfast._torch.checks import NamedSettings, at_least_zero
 from holdfast.evaluate.report import Estimate, ForgettingReport, Score
-from holdfast.evaluate.skills import OWN_PERPLEXITY
+from holdfast.evaluate.skills import SKILL
 from holdfast.report import gate as shown
 from holdfast.report.document import Document
 from holdfast.report.shown import Shown
@@ -27,11 +27,10 @@ class Limits(NamedSettings):
     Attributes:
         max_perplexity_rise: rise of the perplexity of each test that should be retained, of its
             value before: 0.02 is 2 %. A rise of the NLL counts as the rise of its exponential.
-        max_skill_rise: rise of the perplexity of what the base wrote in a test of a skill, of its
-            value before.
+        max_skill_rise: relative rise of the perplexity in each test of a skill.
         max_drop: drop of each retained accuracy or other share: 0.01 is one point.
         max_kl: divergence of the predictions from those of the base, in nats per prediction, on
-            inputs other than those of a target.
+            inputs other than those of a target. It is not applied where it was a training signal.
         max_drift: distance of the weights from those of the base, relative to their norm.
         min_target: value of each target after fine-tuning; of a loss or perplexity, the largest
             value.
@@ -131,7 +130,9 @@ class Gate(Shown):
 def check(report: ForgettingReport, limits: Limits) -> Gate:
     """Compare the figures of a report with limits.
 
-    A limit without any figure to apply it to is an error: it would pass whatever was forgotten.
+    A limit without any figure to apply it to is an error: it would pass whatever was forgotten. If
+    the divergence was a training signal of the tuned model, ``max_kl`` is not applied to it, and
+    another limit must have a figure.
 
     Example:
         >>> from holdfast.evaluate.report import Divergence
@@ -145,18 +146,27 @@ def check(report: ForgettingReport, limits: Limits) -> Gate:
     checks = []
     for limit, most in limits.given.items():
         found = list(_figures(report, limit))
-        if not found:
+        if not found and not (limit == "max_kl" and _is_signal(report)):
             raise ValueError(f"{limit} has nothing to limit: {_NEEDED[limit]}")
         for name, value, sign in found:
             is_within = math.isfinite(value.value) and sign * value.value <= sign * most
             checks.append(Check(limit, name, value, most, is_within))
+    if not checks:
+        raise ValueError(
+            "the divergence was a training signal of this model, so max_kl has nothing to limit: "
+            "test a text or skills"
+        )
     return Gate(tuple(checks), report)
+
+
+def _is_signal(report: ForgettingReport) -> bool:
+    return any(divergence.trained_on for divergence in report.divergences)
 
 
 #: What the report lacks if a limit applies to nothing.
 _NEEDED = {
     "max_perplexity_rise": "no retained test has a perplexity or NLL, so test a text",
-    "max_skill_rise": "no skill was tested on what the base writes",
+    "max_skill_rise": "no skill was tested",
     "max_drop": "no retained test has an accuracy, so test rows with choices or labels, or tasks",
     "max_kl": "no divergence was measured on inputs other than those of a target",
     "max_drift": "the weights were not compared",
@@ -167,28 +177,26 @@ _NEEDED = {
 def _figures(report: ForgettingReport, limit: str) -> Iterator[tuple[str, Estimate, int]]:
     """The figures that a limit applies to; the sign is −1 if they must be larger than it."""
     retained = [score for score in report.scores if score.role == "retained"]
+    likely = [score for score in retained if kind_of(score.metric) in ("perplexity", "nll")]
     if limit == "max_perplexity_rise":
-        foreign = (s for s in retained if s.metric != OWN_PERPLEXITY)
-        yield from ((s.name, _rise(s), 1) for s in foreign if _is_likelihood(s))
+        yield from ((s.name, _rise(s), 1) for s in likely if not s.metric.startswith(SKILL))
     elif limit == "max_skill_rise":
-        yield from ((s.name, _rise(s), 1) for s in retained if s.metric == OWN_PERPLEXITY)
+        yield from ((s.name, _rise(s), 1) for s in likely if s.metric.startswith(SKILL))
     elif limit == "max_drop":
         shares = (s for s in retained if kind_of(s.metric) == "share")
         yield from ((s.name, _scaled(s.change, -1.0), 1) for s in shares)
     elif limit == "max_kl":
-        # The predictions on the target are to change.
+        # On the target, predictions are to change; where they were trained to stay, they say
+        # nothing about other inputs.
         targets = {s.name for s in report.scores if s.role == "target"}
-        yield from ((d.name, d.kl, 1) for d in report.divergences if d.name not in targets)
+        others = (d for d in report.divergences if d.name not in targets and not d.trained_on)
+        yield from ((d.name, d.kl, 1) for d in others)
     elif limit == "max_drift" and report.drift is not None:
         yield "all weights", Estimate(report.drift.total.relative, None, None, 1), 1
     elif limit == "min_target":
         for score in report.scores:
             if score.role == "target":
                 yield score.name, score.after, 1 if score.lower_is_better else -1
-
-
-def _is_likelihood(score: Score) -> bool:
-    return kind_of(score.metric) in ("perplexity", "nll")
 
 
 def _rise(score: Score) -> Estimate:

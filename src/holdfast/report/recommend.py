@@ -13,14 +13,16 @@ The definitions:
 - Medians over seeds count. A recipe is a candidate if its target score is finite and better than
   the pretrained model's. Without a candidate, keep the pretrained model.
 - A candidate does as well as another one if its target score is within 1 % of the other's (relative
-  to it), or no worse than the other's worst seed. A lucky seed of its own does not count.
+  to it), or no worse than the other's worst seed with at least 90 % of the other's gain. A lucky
+  seed of its own does not count, and one bad seed of the other does not make everything as good.
 - The gain is the improvement over the pretrained model. A share of the best gain is a margin as in
-  trials of non-inferiority: it is fixed in advance and does not depend on the unit of the target.
-  No loss is weighed against a gain, because they have no common unit.
+  trials of non-inferiority: it is fixed in advance. No loss is weighed against a gain, because
+  they have no common unit.
 - To forget is the mean over the retained tests of the relative loss. A gain counts as no loss. A
   tie goes to the better target score. So no candidate beats a choice on both.
 - Without retained tests, the recipe whose predictions moved least forgets least, by KL(base‖tuned)
-  on inputs that no recipe was trained on. Without such inputs, only the best target is known.
+  on inputs that no recipe was trained on and that are not the target's, where predictions are to
+  change. Without such inputs, only the best target is known.
 - If standard fine-tuning was not run, or did not improve the target, the best recipe takes its
   place.
 
@@ -93,7 +95,7 @@ class Choice(NamedTuple):
     says: str  # its figures in words
     target: float  # the score; NaN without one
     reach: float  # the score that its data allow: the better end of an interval
-    bar: float  # the score that does as well: of a recipe, its worst seed
+    bar: float  # the score that does as well: of a recipe, its worst seed within limits
     loss: float | None  # None without retained tests
     moved: float  # the KL, or α itself: decides without retained tests
 
@@ -110,7 +112,7 @@ def recommend(results: Results) -> Recommendation:
         return Recommendation("No run has finished.", tuple(failed))
     start = summaries[0].target
     target = plain(start.name)
-    signals = {name for s in summaries for name in s.trained_on}
+    signals = {start.name, *(name for s in summaries for name in s.trained_on)}
     found = {s.label: _recipe(s, signals) for s in summaries}
     gains = {s.label: s.target.gain for s in summaries}
     better = [c for c in found.values() if gains[c.label] > 0 and is_finite(c.target)]
@@ -205,7 +207,7 @@ def _recipe(summary: Summary, signals: Collection[str]) -> Choice:
         " ".join(says),
         target=sign * target.after,
         reach=sign * target.after,
-        bar=max(seeds, default=math.nan),
+        bar=min(max(seeds, default=math.nan), sign * target.after + (1 - NEAR) * target.gain),
         loss=summary.loss if summary.retained else None,
         moved=math.inf if kl is None else kl,
     )
