@@ -88,9 +88,11 @@ class WithRecipe(Trainer):
         if given.get("peft_config") is not None:  # before the recipe looks at the model
             given["model"] = _adapted(given["model"], given.pop("peft_config"), settings, recipe)
         default: Any = next(f.default for f in fields(settings) if f.name == "learning_rate")
+        is_set = settings.learning_rate != default
         # Rates that a recipe chooses are for the loss of labeled samples.
-        is_set = settings.learning_rate != default or _loss_of_trl(type(self)) is not None
-        lr = settings.learning_rate if is_set else None
+        other_loss = self._other_loss(given.get("compute_loss_func")) is not None
+        keeps = is_set or (other_loss and recipe.update.lr is None)
+        lr = settings.learning_rate if keeps else None
         self._total_updates: int | None = None
         self._finished = False
         self._to_plan = 0  # micro-batches of the next update
@@ -154,7 +156,7 @@ class WithRecipe(Trainer):
             run.tokenizer = getattr(self, "processing_class", None)
         if self._has_own_loss:
             self._replace_loss()
-        elif loss := self._other_loss():
+        elif loss := self._other_loss(self.compute_loss_func):
             reading = (type(method).__name__ for _, method in run.recipe if method.reads_data)
             collate = partial(_collate_labeled, collate, " and ".join(reading), loss)
         run.prepare_data(data, collate)
@@ -186,13 +188,16 @@ class WithRecipe(Trainer):
                 f"not work with {split[0]} parallelism: use DistributedDataParallel or FSDP2"
             )
 
-    def _other_loss(self) -> str | None:
-        """The function that computes another loss than that of labeled samples; None if none."""
-        for cls in type(self).__mro__:
-            if "compute_loss" in vars(cls) and not cls.__module__.startswith(self.plain_losses):
-                return f"{cls.__name__}.compute_loss"
-        own = "compute_loss_func" if callable(self.compute_loss_func) else None
-        return own or _loss_of_trl(type(self))
+    @classmethod
+    def _other_loss(cls, function: Any) -> str | None:
+        """The name of what computes another loss than that of labeled samples; None if nothing.
+
+        ``function`` is the argument ``compute_loss_func`` of the trainer.
+        """
+        for base in cls.__mro__:
+            if "compute_loss" in vars(base) and not base.__module__.startswith(cls.plain_losses):
+                return f"{base.__name__}.compute_loss"
+        return "compute_loss_func" if callable(function) else _loss_of_trl(cls)
 
     def _replace_loss(self) -> None:
         """Prepare the trainer for the recipe's loss, or raise ValueError."""
@@ -201,7 +206,7 @@ class WithRecipe(Trainer):
                 f"label smoothing does not work with the recipe {self.run.recipe.name}, which "
                 "replaces the loss: set label_smoothing_factor=0"
             )
-        if loss := self._other_loss():
+        if loss := self._other_loss(self.compute_loss_func):
             changing = (type(m).__name__ for _, m in self.run.recipe if m.changes_loss)
             names = " and ".join(changing)
             raise ValueError(
