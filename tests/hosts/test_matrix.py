@@ -49,7 +49,8 @@ def cells():
 
 CELLS = [*cells()]
 QUICK = [c for c in CELLS if c[1] == "holdfast" or c[:2] in (("DPOTrainer", "distill"),
-         ("GRPOTrainer", "flow"), ("GRPOTrainer", "ewc"))]  # fmt: skip
+         ("GRPOTrainer", "flow"), ("GRPOTrainer", "ewc"), ("DPOTrainer", "dft"),
+         ("SFTTrainer", "stm"), ("command line", "eaft"))]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
