@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from golden import dft as golden
+from golden import distill
 from holdfast.methods.dft import DFT
+from holdfast.methods.distill import Distill
 from methods.runs import (
     CLASSES,
     collate_for,
@@ -15,6 +17,7 @@ from methods.runs import (
     make_samples,
     moved,
     outputs_and_labels,
+    recalled,
 )
 
 
@@ -38,6 +41,26 @@ def test_the_gradient_is_that_of_the_probability():
     p = torch.stack(outputs).softmax(-1)[range(len(labels)), torch.stack(labels)]
     expected = gradient(-p.mean(), model)
     torch.testing.assert_close(gradient(ours, model), expected, rtol=1e-10, atol=1e-13)
+
+
+def test_with_a_divergence_it_is_asft():
+    """Σ (−sg(p)·log p + λ·KL(base ‖ model)) / N, the loss of https://arxiv.org/abs/2509.23753."""
+    task, samples = "causal_lm", make_samples("causal_lm")
+    run = make_run(make_model(task), samples, task, collate=collate_for(task))
+    criterion = recalled(Distill(strength=0.05, temperature=1.0), run, DFT())
+    model = moved(run.model)
+    outputs, labels = outputs_and_labels(model, samples)
+    base, _ = outputs_and_labels(make_model(task), samples)
+    apart = [
+        distill.kl([*b[t].detach()], [*z[t]], 1.0)
+        for z, b, label in zip(outputs, base, labels, strict=True)
+        for t, _ in distill.targets(task, z, label)
+    ]
+    expected = golden.loss(task, outputs, labels) + 0.05 * sum(apart) / len(apart)
+    ours = loss_of(criterion, model, collate_for(task))
+    assert ours.item() == pytest.approx(expected.item(), rel=1e-12)
+    found = gradient(ours, model)
+    torch.testing.assert_close(found, gradient(expected, model), rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("power", [-1, float("inf"), "much"])

@@ -66,8 +66,8 @@ def normalized_entropy(logits: Tensor, k: int) -> Tensor:
 
     Example:
         >>> import torch
-        >>> normalized_entropy(torch.tensor([[1.0, 1.0, -99.0], [99.0, 1.0, 1.0]]), k=2)
-        tensor([1., 0.])
+        >>> normalized_entropy(torch.tensor([[1.0, 1.0, -9.0], [9.0, 1.0, 1.0]]), k=2)
+        tensor([1.0000, 0.0044])
     """
     k = min(k, logits.shape[-1])
     log_p = logits.topk(k, dim=-1).values.log_softmax(-1)

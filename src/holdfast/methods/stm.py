@@ -80,9 +80,10 @@ class STM(Objective):
         losses = scores.losses[has_target] if by_token is None else torch.cat(by_token)
         kept = self.keep(losses)
         if not kept.any():
+            lowest = losses.double().min().exp().item()
             raise ValueError(
-                f"STM(tau={self.tau:g}) leaves out all {kept.numel()} targets, because the "
-                "pretrained model finds each of them less likely: use a larger tau"
+                f"STM(tau={self.tau:g}) leaves out all {kept.numel()} targets: their lowest "
+                f"perplexity under the pretrained model is {lowest:.4g}. Use a larger tau"
             )
         logger.info(f"STM trains on {int(kept.sum())} of {kept.numel()} targets")
         weights = kept.double()
