@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
     from holdfast.methods.adamw import AdamWUpdate
     from holdfast.methods.auto import Auto
+    from holdfast.methods.dft import DFT
     from holdfast.methods.distill import Distill
+    from holdfast.methods.eaft import EAFT
     from holdfast.methods.ewc import EWC
     from holdfast.methods.features import Features
     from holdfast.methods.flow import Flow
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
     from holdfast.methods.self_replay import SelfReplay
     from holdfast.methods.sfa import SFA
     from holdfast.methods.sgd import SGDUpdate
+    from holdfast.methods.stm import STM
+    from holdfast.methods.talr import TALR
     from holdfast.methods.wise_ft import WiseFT
     from holdfast.recipe import Recipe
     from holdfast.reference import Distance, Reference
@@ -85,7 +89,9 @@ _PUBLIC = {
     "holdfast.losses": "count_targets global_targets per_sample_loss weighted_loss",
     "holdfast.methods.adamw": "AdamWUpdate",
     "holdfast.methods.auto": "Auto",
+    "holdfast.methods.dft": "DFT",
     "holdfast.methods.distill": "Distill",
+    "holdfast.methods.eaft": "EAFT",
     "holdfast.methods.ewc": "EWC",
     "holdfast.methods.features": "Features",
     "holdfast.methods.flow": "Flow",
@@ -106,6 +112,8 @@ _PUBLIC = {
     "holdfast.methods.self_replay": "SelfReplay",
     "holdfast.methods.sfa": "SFA",
     "holdfast.methods.sgd": "SGDUpdate",
+    "holdfast.methods.stm": "STM",
+    "holdfast.methods.talr": "TALR",
     "holdfast.methods.wise_ft": "WiseFT",
     "holdfast.optim": "optim",
     "holdfast.recipe": "Recipe",
@@ -139,14 +147,14 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "EWC", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "AdamWUpdate", "Auto", "Distance",
-    "Distill", "Features", "Flow", "ForgettingReport", "Full", "GradualUnfreezing", "Keep",
-    "LinearProbe", "LoRA", "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO",
-    "MoFOUpdate", "NoRecall", "Plan", "Pretrained", "PretrainedHead", "Preview", "RandomInit",
-    "RecAdam", "RecAdamUpdate", "Recipe", "Reference", "Rehearsal", "Results", "Run",
-    "SGDUpdate", "Scores", "SelfReplay", "Tracking", "Training", "Tuned", "Tuning", "Uniform",
-    "Watch", "WiseFT", "adapters_off", "anneal", "compare", "count_targets", "finetune_loop",
-    "global_targets", "linear_probe", "measure", "measure_many", "optim", "pad_collate",
-    "per_sample_loss", "preview", "random_init", "registry", "score", "train_loop", "tune",
-    "weighted_loss", "with_weights",
+    "DFT", "EAFT", "EWC", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "STM", "TALR",
+    "AdamWUpdate", "Auto", "Distance", "Distill", "Features", "Flow", "ForgettingReport",
+    "Full", "GradualUnfreezing", "Keep", "LinearProbe", "LoRA", "Loader", "LoopSettings",
+    "Measuring", "Mixout", "MoFO", "MoFOUpdate", "NoRecall", "Plan", "Pretrained",
+    "PretrainedHead", "Preview", "RandomInit", "RecAdam", "RecAdamUpdate", "Recipe",
+    "Reference", "Rehearsal", "Results", "Run", "SGDUpdate", "Scores", "SelfReplay", "Tracking",
+    "Training", "Tuned", "Tuning", "Uniform", "Watch", "WiseFT", "adapters_off", "anneal",
+    "compare", "count_targets", "finetune_loop", "global_targets", "linear_probe", "measure",
+    "measure_many", "optim", "pad_collate", "per_sample_loss", "preview", "random_init",
+    "registry", "score", "train_loop", "tune", "weighted_loss", "with_weights",
 ]  # fmt: skip
