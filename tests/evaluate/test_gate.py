@@ -58,7 +58,7 @@ REPORT = ForgettingReport(
         ({"max_drift": 0.04}, []),
         ({"max_drift": 0.02}, ["all weights"]),
         ({"min_target": 0.4}, []),
-        ({"min_target": 0.6}, ["gsm"]),
+        ({"min_target": 0.6}, ["gsm exact_match"]),
     ],
 )
 def test_each_limit(limits, failed):
@@ -70,8 +70,10 @@ def test_each_limit(limits, failed):
 
 def test_a_target_that_should_be_low():
     report = ForgettingReport("a", "b", scores=(score("nll", 2, 1, lower=True, role="target"),))
-    assert check(report, Limits(min_target=1.1)).passed
-    assert not check(report, Limits(min_target=0.9)).passed
+    assert check(report, Limits(max_target_loss=1.1)).passed
+    assert not check(report, Limits(max_target_loss=0.9)).passed
+    with pytest.raises(ValueError, match="no target has a score of which more is better"):
+        check(report, Limits(min_target=0.5))
 
 
 def test_a_training_signal_passes_nothing():

@@ -32,8 +32,9 @@ class Limits(NamedSettings):
         max_kl: divergence of the predictions from those of the base, in nats per prediction, on
             inputs other than those of a target. It is not applied where it was a training signal.
         max_drift: distance of the weights from those of the base, relative to their norm.
-        min_target: value of each target after fine-tuning; of a loss or perplexity, the largest
-            value.
+        min_target: the smallest score of each target after fine-tuning, of metrics such as an
+            accuracy, where more is better.
+        max_target_loss: the largest loss or perplexity of each target after fine-tuning.
 
     Example:
         >>> Limits(max_perplexity_rise=0.02, max_kl=0.05).max_drop is None
@@ -46,10 +47,11 @@ class Limits(NamedSettings):
     max_kl: float | None = None
     max_drift: float | None = None
     min_target: float | None = None
+    max_target_loss: float | None = None
 
     def __post_init__(self) -> None:
         for limit in fields(self):
-            if (value := getattr(self, limit.name)) is not None and limit.name != "min_target":
+            if (value := getattr(self, limit.name)) is not None and "target" not in limit.name:
                 at_least_zero(limit.name, value)
 
     @property
@@ -67,7 +69,7 @@ class Check:
         limit: the name of the limit, such as ``"max_kl"``.
         name: what was measured: the name of a test, or ``"all weights"``.
         value: the figure, in the unit of the limit, with its interval.
-        most: the limit; of ``"min_target"``, the smallest value unless lower is better.
+        most: the limit; of ``"min_target"``, the smallest value.
         passed: whether the figure is within the limit. One that is not finite never is.
     """
 
@@ -170,7 +172,8 @@ _NEEDED = {
     "max_drop": "no retained test has an accuracy, so test rows with choices or labels, or tasks",
     "max_kl": "no divergence was measured on inputs other than those of a target",
     "max_drift": "the weights were not compared",
-    "min_target": "no target was tested",
+    "min_target": "no target has a score of which more is better",
+    "max_target_loss": "no target has a loss or perplexity",
 }
 
 
@@ -193,10 +196,11 @@ def _figures(report: ForgettingReport, limit: str) -> Iterator[tuple[str, Estima
         yield from ((d.name, d.kl, 1) for d in others)
     elif limit == "max_drift" and report.drift is not None:
         yield "all weights", Estimate(report.drift.total.relative, None, None, 1), 1
-    elif limit == "min_target":
+    elif limit in ("min_target", "max_target_loss"):
+        lower, sign = (False, -1) if limit == "min_target" else (True, 1)
         for score in report.scores:
-            if score.role == "target":
-                yield score.name, score.after, 1 if score.lower_is_better else -1
+            if score.role == "target" and score.lower_is_better == lower:
+                yield f"{score.name} {score.metric}", score.after, sign
 
 
 def _rise(score: Score) -> Estimate:

@@ -21,7 +21,8 @@ _WORDS: dict[str, tuple[str, Callable[[float], str]]] = {
     "max_drop": ("drop, points", lambda share: digits(100 * share, 1)),
     "max_kl": ("divergence, nats", nats),
     "max_drift": ("drift of the weights", percent),
-    "min_target": ("target", nats),
+    "min_target": ("target, at least", nats),
+    "max_target_loss": ("loss of the target", nats),
 }
 
 

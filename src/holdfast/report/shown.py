@@ -98,7 +98,7 @@ class Shown(ABC):
         return None
 
     def save(self, path: str | os.PathLike[str], *, section: str | None = None) -> None:
-        """Write a page if the name ends in ``.html``, Markdown for ``.md``, else JSON.
+        """Write a page if the name ends in ``.html``, Markdown for ``.md``, JSON for ``.json``.
 
         The file is written completely or not at all.
 
@@ -111,8 +111,13 @@ class Shown(ABC):
         if section is not None:
             save_section(path, section, self.document(), self.measured())
             return
-        forms = {".html": self.to_html, ".htm": self.to_html, ".md": self.to_markdown}
-        text = forms.get(path.suffix.lower(), self.to_json)()
+        forms = {
+            ".html": self.to_html, ".htm": self.to_html, ".md": self.to_markdown,
+            ".json": self.to_json, "": self.to_json,
+        }  # fmt: skip
+        if (suffix := path.suffix.lower()) not in forms:
+            raise ValueError(f"a {self.what} is saved as .html, .md or .json, got {path}")
+        text = forms[suffix]()
         write_whole(path, lambda file: file.write_text(text, encoding="utf-8", newline="\n"))
 
     @classmethod

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 _STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "red", "info": "blue", "muted": "dim"}
 #: Characters of a column's head on terminals that are too narrow for the whole table.
 _HEAD = 10
+_WIDTH_OF_FILES = 160
 
 
 def to_markdown(document: Document, level: int = 1) -> str:
@@ -46,7 +49,11 @@ def to_terminal(document: Document, console: Console | None = None) -> None:
     except ImportError:
         tell(to_markdown(document), end="")
         return
-    console = console or Console()
+    if console is None:
+        # A file or a pipe has no width: CI systems and pagers scroll.
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_FILES
+        console = Console(width=width)
+    console.on_broken_pipe = _closed  # type: ignore[method-assign]
 
     def text(words: str, style: str = "") -> Text:
         return Text(printable(words), style=style)
@@ -76,6 +83,10 @@ def to_terminal(document: Document, console: Console | None = None) -> None:
             console.print("", shown)
         for note in section.notes:
             console.print(text(plain(note)))
+
+
+def _closed() -> None:
+    raise BrokenPipeError  # rich would exit with the code of a failure
 
 
 def escape(text: str) -> str:
