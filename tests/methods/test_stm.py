@@ -80,7 +80,9 @@ def test_it_tells_how_many_targets_remain(caplog):
 
 
 def test_nothing_left_and_broken_losses_are_errors():
-    with pytest.raises(ValueError, match=r"STM\(tau=1\) leaves out all 17 targets: their lowest .* is 2[.]"):
+    with pytest.raises(
+        ValueError, match=r"STM\(tau=1\) leaves out all 17 targets: their lowest .* is 2[.]"
+    ):
         prepared("causal_lm", STM(1))
     with pytest.raises(ValueError, match="1 of 2 are NaN"):
         STM().keep([0.1, math.nan])
