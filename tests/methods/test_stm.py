@@ -79,9 +79,16 @@ def test_it_tells_how_many_targets_remain(caplog):
     assert " targets" in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore:1 of 1 samples have no targets")
+def test_data_without_targets_is_an_error():
+    with pytest.raises(ValueError, match="no sample has a target"):
+        prepared("causal_lm", STM(), [{"input_ids": [1, 2, 3], "labels": [-100] * 3}])
+
+
 def test_nothing_left_and_broken_losses_are_errors():
-    left_out = r"STM\(tau=1\) leaves out all 17 targets: their lowest .* is 2[.]"
-    with pytest.raises(ValueError, match=left_out):
+    with pytest.raises(
+        ValueError, match=r"STM\(tau=1\) leaves out all 17 targets: their lowest .* is 2[.]"
+    ):
         prepared("causal_lm", STM(1))
     with pytest.raises(ValueError, match="1 of 2 are NaN"):
         STM().keep([0.1, math.nan])

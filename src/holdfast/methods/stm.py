@@ -76,6 +76,8 @@ class STM(Objective):
         check_classes(self, run)
         data, scores = scored(self, run, tokens=run.task in TOKEN_TASKS)
         has_target = scores.counts > 0
+        if not has_target.any():
+            raise ValueError("no sample has a target: there is nothing to train on")
         by_token = scores.token_losses
         losses = scores.losses[has_target] if by_token is None else torch.cat(by_token)
         kept = self.keep(losses)
