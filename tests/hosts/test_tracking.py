@@ -1,5 +1,6 @@
 """The log of a run in real trackers, on local files: each row is there once."""
 
+import json
 import random
 
 import pytest
@@ -151,6 +152,39 @@ def test_a_run_that_starts_again_replaces_the_stopped_one(tmp_path):
         log({"update": 1, "loss": 8.0})
     found = [in_tensorboard(tmp_path / "tensorboard" / name)[0] for name in ("mine", "other")]
     assert found == [{"loss": [(1, 9.0)]}, {"loss": [(1, 8.0)]}]
+
+
+def test_a_finished_run_stays_if_another_has_its_name(tmp_path):
+    pytest.importorskip("tensorboard", reason="the tracking extra is not installed")
+    for loss in (3.0, 2.0):
+        with Tracking("tensorboard").run(tmp_path, "mine") as log:
+            log({"update": 1, "loss": loss})
+    stopped_run(Tracking("tensorboard"), tmp_path, "mine", losses([1, 2]))
+    with Tracking("tensorboard").run(tmp_path, "mine", resume=True) as log:
+        log({"update": 3, "loss": 1 / 3})
+    found = {at.name: in_tensorboard(at)[0] for at in (tmp_path / "tensorboard").iterdir()}
+    assert found == {
+        "mine": {"loss": [(1, 3.0)]}, "mine-2": {"loss": [(1, 2.0)]},
+        "mine-3": close(figures_of(losses([1, 2, 3]))),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", " .. "])
+def test_a_name_that_is_no_file_name(tmp_path, name):
+    with pytest.raises(ValueError, match="name of a run must have more than dots and spaces"):
+        Tracking("tensorboard").run(tmp_path, name)
+
+
+@pytest.mark.parametrize("left", ["..", ".", "", "../.."])
+def test_a_damaged_state_removes_nothing_outside_the_run(tmp_path, left):
+    pytest.importorskip("tensorboard", reason="the tracking extra is not installed")
+    kept = tmp_path / "runs" / "precious.txt"
+    kept.parent.mkdir()
+    kept.write_text("mine")
+    (kept.parent / "mine.json").write_text(json.dumps({"tensorboard": [left, 3]}))
+    with Tracking("tensorboard").run(kept.parent, "mine") as log:
+        log({"update": 1, "loss": 1.0})
+    assert kept.read_text() == "mine"
 
 
 def test_a_tracker_that_fails_does_not_end_the_training(tmp_path, plain, monkeypatch, caplog):
