@@ -1,6 +1,7 @@
 """The log of a run in real trackers, on local files: each row is there once."""
 
 import json
+import os
 import random
 
 import pytest
@@ -237,3 +238,15 @@ def test_an_mlflow_server_that_does_not_answer(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"mlflow cannot use http://127\.0\.0\.1:9: set MLFLOW_T"):
         Tracking("mlflow").prepare(tmp_path / "tracking")
     assert not (tmp_path / "tracking").exists()
+
+
+def test_an_mlflow_server_that_stops_answering(monkeypatch, tmp_path, caplog):
+    pytest.importorskip("mlflow", reason="the tracking extra is not installed")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
+    with Tracking("mlflow").run(tmp_path, "mine") as log:  # in a process that has not prepared it
+        log({"update": 1, "loss": 1.0})
+    assert "mlflow failed, and the run goes on without it" in caplog.text
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "2"

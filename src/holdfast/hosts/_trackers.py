@@ -160,8 +160,6 @@ class MLflow(MLflowTracker):  # type: ignore[misc]
     def prepare(folder: Path, project: str | None) -> None:
         """Create the store and the experiment, so that processes do not race to create them."""
         mlflow = _need("mlflow")
-        # It would retry for minutes, also in the middle of a training.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         name = project or os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         with _store(folder) as is_ours:
             try:
@@ -207,6 +205,8 @@ def _is_offline(wandb: Any) -> bool:
 def _store(folder: Path) -> Iterator[bool]:
     """Let MLflow write to a file of the folder; yields False if the user has set another store."""
     mlflow = _need("mlflow")
+    # It would retry for minutes, also in the middle of a training, in any process.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     if mlflow.is_tracking_uri_set():
         yield False
         return
