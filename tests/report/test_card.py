@@ -97,15 +97,20 @@ def test_the_rest_stays_byte_for_byte(card):
     ("body", "before", "after"),
     [
         (
-            "# A\n\n### Forgetting ##\nstale\n#### stale\n\n\n## Next\n",
+            f"# A\n\n{BEGIN}\n### Forgetting ##\nstale\n#### stale\n{END}\n\n\n## Next\n",
             "# A\n\n",
             "\n\n\n## Next\n",
+        ),
+        (
+            "# A\n\n## Forgetting\n\nwritten by hand\n\n## Next\n",
+            "# A\n\n## Forgetting\n\nwritten by hand\n\n## Next\n\n",
+            "\n",
         ),
         ("# A\ntext", "# A\ntext\n\n", "\n"),
         ("# A\n\n", "# A\n\n", "\n"),
         ("```\n# forgetting\n~~~\n```\n", "```\n# forgetting\n~~~\n```\n\n", "\n"),
     ],
-    ids=["by its heading", "no newline", "blank end", "in code"],
+    ids=["between the comments", "a heading of others", "no newline", "blank end", "in code"],
 )
 def test_where_the_section_goes(card, body, before, after):
     text = saved(card, body)
@@ -113,7 +118,7 @@ def test_where_the_section_goes(card, body, before, after):
     assert text.startswith(before + BEGIN)
     assert text.endswith(END + after)
     assert "stale" not in text
-    level = "###" if "Next" in body else "##"
+    level = "###" if "stale" in body else "##"
     assert f"{BEGIN}\n{level} Forgetting\n\n{level}# Lost" in text
 
 

@@ -31,7 +31,7 @@ _ROLES = {"target": "target of fine-tuning", "retained": "retained after fine-tu
 
 #: The metadata at the beginning, as the hub finds it.
 _FRONT = re.compile(r"\s*---(\r\n|\r|\n)(?P<yaml>.*?)(\r\n|\r|\n)---[ \t]*(\r\n|\n|$)", re.DOTALL)
-_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*\s*")
+_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.DOTALL)
 
 
@@ -79,9 +79,9 @@ def read_card(path: Path, name: str) -> str:
 
 
 def with_section(text: str, name: str, document: Document) -> str:
-    """The text of a card with a section, which replaces one of the same name or is appended.
+    """The text of a card with a section, which replaces the one between its comments.
 
-    Without the comments, a section is found by its heading.
+    Without them, it is appended: text of others stays, also under a heading of the same name.
     """
     lines = text.splitlines(keepends=True)
     start, end, level = _find(lines, name)
@@ -121,12 +121,11 @@ def _line_break(text: str) -> str:
 
 
 def _find(lines: Sequence[str], name: str) -> tuple[int, int, int]:
-    """The lines of a section, and the level of its heading; after the last line if it is new."""
+    """The lines between its comments, and the level of its heading; after the last line if new."""
     outside = dict(_outside_code(lines))
     begin, finish = (
         [i for i, line in outside.items() if line.strip() == comment] for comment in _comments(name)
     )
-    headings = {i: (len(m[1]), m[2]) for i, x in outside.items() if (m := _HEADING.fullmatch(x))}
     if begin or finish:
         if not (len(begin) == len(finish) == 1 and begin < finish):
             raise ValueError(
@@ -134,14 +133,8 @@ def _find(lines: Sequence[str], name: str) -> tuple[int, int, int]:
                 "or remove them"
             )
         start, end = begin[0], finish[0] + 1
-        return start, end, next((n for i, (n, _) in headings.items() if start < i < end), 2)
-    for start, (level, title) in headings.items():
-        if title.lower() == name.lower():
-            after = (i for i, (other, _) in headings.items() if i > start and other <= level)
-            end = next(after, len(lines))
-            while not lines[end - 1].strip():  # the space before the next heading
-                end -= 1
-            return start, end, level
+        found = (_HEADING.match(outside.get(i, "")) for i in range(start, end))
+        return start, end, next((len(heading[1]) for heading in found if heading), 2)
     return len(lines), len(lines), 2
 
 
