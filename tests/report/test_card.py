@@ -1,5 +1,6 @@
 """A result as a section of a model card: the rest stays, and the hub reads the scores."""
 
+import dataclasses
 import re
 
 import pytest
@@ -48,6 +49,15 @@ def test_a_missing_card_is_created(card):
         "text-generation", "nll", 0.805,
     )  # fmt: skip
     assert first.metric_name == "nll (1.396 before fine-tuning, n = 1,319)"
+
+
+@pytest.mark.parametrize("tuned", [".", "..", "below/..", "org/mine"])
+def test_the_name_of_the_model(card, tmp_path, monkeypatch, tuned):
+    (tmp_path / "mine" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "mine" / "mine")
+    dataclasses.replace(sample(), tuned=tuned).save(card, section="forgetting")
+    assert ModelCard.load(card).data.model_name == "mine"
+    assert "\n# mine\n" in card.read_text()
 
 
 def test_again_changes_nothing(card):

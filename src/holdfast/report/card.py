@@ -6,6 +6,7 @@ so that the next update finds it. Everything else in the card stays as it is, by
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,7 +110,12 @@ def with_scores(text: str, report: ForgettingReport, where: str) -> str:
 
 def _title(document: Document) -> str:
     """The beginning of a new card: the name of the model."""
-    return f"# {escape(plain(Path(document.names[-1]).name))}\n"
+    return f"# {escape(_model_name(document.names[-1]))}\n"
+
+
+def _model_name(source: str) -> str:
+    """The last part of a model's name, which may be that of the working directory (``.``)."""
+    return plain(Path(os.path.abspath(source)).name)
 
 
 def _comments(name: str) -> tuple[str, str]:
@@ -200,7 +206,7 @@ def _model_index(known: Mapping[str, Any], report: ForgettingReport, where: str)
     index = known.get("model-index") or []
     try:
         kept = [one for one in index[0]["results"] if not _is_ours(one)] if index else []
-        name = index[0]["name"] if index else plain(Path(report.tuned).name)
+        name = index[0]["name"] if index else _model_name(report.tuned)
     except (AttributeError, KeyError, TypeError, IndexError):
         raise ValueError(
             f"the metadata of {where} has a model-index that is not a list of models with name and "
