@@ -9,7 +9,7 @@ import torch
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
-from tokenizers import normalizers
+from tokenizers import normalizers  # noqa: E402
 from tokenizers.processors import TemplateProcessing  # noqa: E402
 
 import holdfast  # noqa: E402
