@@ -5,8 +5,8 @@ import torch
 
 peft = pytest.importorskip("peft", reason="the peft extra is not installed")
 
-from holdfast._torch.adapters import adapters_are_new
-from small import make_llama
+from holdfast._torch.adapters import adapters_are_new  # noqa: E402
+from small import make_llama  # noqa: E402
 
 CONFIGS = {
     "layers": {"target_modules": ["q_proj"]},
