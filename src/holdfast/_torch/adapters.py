@@ -110,10 +110,10 @@ def adapters_are_new(model: nn.Module) -> bool:
 
 
 def _changes_embedding(module: Any) -> bool:
-    pairs = getattr(module, "lora_embedding_A", None), getattr(module, "lora_embedding_B", None)
-    if not all(isinstance(one, nn.ParameterDict) for one in pairs):
+    a, b = getattr(module, "lora_embedding_A", None), getattr(module, "lora_embedding_B", None)
+    if not isinstance(a, nn.ParameterDict) or not isinstance(b, nn.ParameterDict):
         return False
-    return any(a.any() and pairs[1][name].any() for name, a in pairs[0].items())
+    return any(a[name].any() and b[name].any() for name in a)
 
 
 def _changes_copy(module: Any) -> bool:

@@ -89,7 +89,7 @@ class HoldfastArgs(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> "HoldfastArgs":
         """Refuse what cannot work before the model is loaded."""
-        recipe = recipe_of(self.holdfast.recipe)
+        recipe = configured_recipe(self.holdfast.recipe)
         if reason := _conflict(recipe, self):
             raise ValueError(reason)
         if self.holdfast.report:
@@ -114,7 +114,7 @@ class HoldfastPlugin(_base.BasePlugin):  # type: ignore[misc]
             base: Any = helper.get_cls_from_module_str(cfg.trainer_cls)
         else:
             base = require("axolotl.core.trainers", what="The Axolotl host").AxolotlTrainer
-        recipe = recipe_of(_plain(cfg.holdfast.recipe))
+        recipe = configured_recipe(_plain(cfg.holdfast.recipe))
 
         class HoldfastAxolotlTrainer(_InAxolotl, base):  # type: ignore[misc]
             def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -163,14 +163,14 @@ class _InAxolotl(WithRecipe):
     )  # fmt: skip
 
     @functools.cached_property
-    def _samples_per_row(self) -> float:  # type: ignore[override]
+    def _samples_per_row(self) -> float:
         """Above 1 if samples are packed into rows of the maximum length."""
         args, data = cast(Any, self.args), cast(Any, self.train_dataset)
         if not args.sample_packing or not hasattr(data, "__len__"):
             return 1.0
         samplers = require("axolotl.utils.samplers", what="The Axolotl host")
-        tokens = args.max_seq_length * args.sample_packing_efficiency  # of samples in a row
-        return max(1.0, tokens / float(samplers.get_dataset_lengths(data).mean()))
+        length = float(samplers.get_dataset_lengths(data).mean())
+        return max(1.0, float(args.max_seq_length * args.sample_packing_efficiency) / length)
 
     def _samples_per_update(self) -> int:
         return round(super()._samples_per_update() * self._samples_per_row)
@@ -182,7 +182,7 @@ class _InAxolotl(WithRecipe):
         super()._replace_loss()
 
 
-def recipe_of(given: str | Mapping[str, Any]) -> Recipe:
+def configured_recipe(given: str | Mapping[str, Any]) -> Recipe:
     """The recipe of a configuration; every invalid one is a ValueError, which pydantic reports."""
     try:
         return read_recipe(given)[1] if isinstance(given, str) else Recipe.from_dict(given)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from holdfast._torch.names import align, plain_name, shorten
-from holdfast._torch.vocabulary import Vocabularies, is_token_embedding, vocabularies
+from holdfast._torch.vocabulary import TokenRows, is_token_embedding, token_rows
 from holdfast.io.tokens import token_change
 from holdfast.io.weights import Spec, Weights, slices
 
@@ -40,7 +40,7 @@ class Pairing:
     """The tensors of both models, and those that only one has or that differ in shape.
 
     ``resized`` also has the tensors with a row per token if the rows are those of other tokens.
-    ``vocabularies`` are the numbers of rows per token, if the models differ in them, and
+    ``token_rows`` are the numbers of rows per token, if the models differ in them, and
     ``new_tokens`` the names of the tokens that only the tuned model has, as far as they are known.
     """
 
@@ -48,7 +48,7 @@ class Pairing:
     only_base: tuple[str, ...]
     only_tuned: tuple[str, ...]
     resized: tuple[str, ...]
-    vocabularies: Vocabularies | None = None
+    token_rows: TokenRows | None = None
     new_tokens: tuple[str, ...] = ()
 
 
@@ -64,7 +64,7 @@ def pair(base: Weights, tuned: Weights) -> Pairing:
             f"name ({shorten(list(base), most=2)}; {shorten(list(tuned), most=2)})"
         )
     shapes = ((name, base[own].shape, tuned[name].shape) for name, own in partner.items())
-    sizes = vocabularies(shapes)
+    sizes = token_rows(shapes)
     tokens = token_change(base.path, tuned.path)
     if not tokens.same_ids:
         sizes = None
@@ -99,7 +99,7 @@ def pair(base: Weights, tuned: Weights) -> Pairing:
                 pairs[name] = paired(name, own, name)
     of_base = set(partner.values())
     left = [n for n in base if n not in of_base and _twin(base, n, of_base) is None]
-    back = None if sizes is None else Vocabularies(sizes.tuned, sizes.base)
+    back = None if sizes is None else TokenRows(sizes.tuned, sizes.base)
     heads = {
         n: own
         for n in left
@@ -110,7 +110,7 @@ def pair(base: Weights, tuned: Weights) -> Pairing:
         only_base=tuple(name for name in left if name not in heads),
         only_tuned=tuple(name for name in tuned if name not in pairs and name not in resized),
         resized=tuple(resized.values()),
-        vocabularies=sizes,
+        token_rows=sizes,
         new_tokens=tokens.new,
     )
 
@@ -127,7 +127,7 @@ def _rows_per_token(base: Weights, partner: dict[str, str]) -> list[str]:
     return list(dict.fromkeys([*embeddings, *heads]))
 
 
-def _same_rows(one: Spec, other: Spec, sizes: Vocabularies | None) -> bool:
+def _same_rows(one: Spec, other: Spec, sizes: TokenRows | None) -> bool:
     """Whether two tensors have the same shape, or differ only in their rows per token."""
     return one.shape == other.shape or (sizes is not None and sizes.explain(one.shape, other.shape))
 
@@ -157,7 +157,7 @@ def _twin(weights: Weights, name: str, among: Iterable[str]) -> str | None:
 
 
 def _untied_from(
-    without: Weights, other: Weights, head: str, sizes: Vocabularies | None
+    without: Weights, other: Weights, head: str, sizes: TokenRows | None
 ) -> str | None:
     """Return the embedding that a model without its own head uses as its head."""
     if not _HEAD.search(head) or not _ties(without, other):
