@@ -1,5 +1,6 @@
 """``--report-to`` in ``finetune``, ``compare`` and ``tune``, on local files."""
 
+import argparse
 import json
 from pathlib import Path
 
@@ -130,6 +131,13 @@ def test_a_tracker_that_is_added_later_gets_the_whole_log(llama, monkeypatch):
     assert tune_one(llama, "out", "--report-to", "tensorboard") == 0
     figures, _ = in_tensorboard("out/tracking/tensorboard/out")
     assert figures == close(figures_of(rows_of("out")))
+
+
+def test_a_run_has_the_name_of_its_directory(tmp_path, monkeypatch):
+    (tmp_path / "mine" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "mine" / "below")
+    given = argparse.Namespace(report_to=["tensorboard"], project=None, recipe="recadam")
+    assert finetune.track(Path(".."), given).entry.name == "mine"
 
 
 def test_wrong_options(llama, monkeypatch, capsys):

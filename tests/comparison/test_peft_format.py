@@ -116,6 +116,26 @@ def test_the_figures_of_a_run(tmp_path):
     assert "train samples" not in record["meta_info"]["not_measured"]
 
 
+def test_the_settings_of_a_run_replace_those_of_the_plan(tmp_path):
+    training = {"max_updates": 10, "batch_size": 4, "max_length": 64, "clip_norm": 1.0}
+    plan = {"training": training, "options": {"max_updates": 20, "merging.alpha": 0.5}}
+    one = replace(run("mine"), values={"batch_size": 8, "update.gamma": 10.0})
+    record = record_of(one, tmp_path, plan)
+    used, (metrics,) = record["run_info"]["train_config"], record["train_info"]["metrics"]
+    assert (used["max_steps"], used["batch_size"], used["max_seq_length"]) == (20, 8, 64)
+    assert (metrics["step"], metrics["train samples"]) == (20, 160)
+
+
+@pytest.mark.parametrize("more", [{"patience": 2}, {"max_updates": None}])
+def test_a_run_whose_number_of_updates_was_not_fixed(tmp_path, more):
+    plan = {"training": {"max_updates": 400, "batch_size": 4, **more}}
+    record = record_of(run("mine"), tmp_path, plan)
+    (metrics,) = record["train_info"]["metrics"]
+    assert (metrics["step"], metrics["train samples"]) == (160, 640)
+    plan["training"]["packing"] = True  # a row is several samples
+    assert record_of(run("mine"), tmp_path, plan)["train_info"]["metrics"][0]["train samples"] == 0
+
+
 def test_what_is_not_known_is_null(tmp_path):
     odd = measured("a", "perplexity", 10.0, float("inf"))
     one = replace(run("my recipe/../x"), retained=(odd,), curves=(), versions={})

@@ -129,10 +129,26 @@ def test_the_loss_of_a_recipe_does_not_depend_on_micro_batches(tmp_path):
     assert any((whole[name] - plain[name]).abs().max() > 1e-3 for name in whole)
 
 
-def test_packed_samples_and_texts_of_the_base_model(tmp_path):
-    """Without a learning rate, the recipe chooses it."""
-    more = {"sample_packing": True, "micro_batch_size": 1, "learning_rate": None}
+@pytest.fixture
+def trainers(monkeypatch):
+    """The trainers that Axolotl creates."""
+    found, create = [], HoldfastPlugin.post_trainer_create
+
+    def remember(self, cfg, trainer):
+        found.append(trainer)
+        create(self, cfg, trainer)
+
+    monkeypatch.setattr(HoldfastPlugin, "post_trainer_create", remember)
+    return found
+
+
+def test_packed_samples_and_texts_of_the_base_model(tmp_path, trainers):
+    """Without a learning rate, the recipe chooses it. The number of updates may be the user's."""
+    more = {"sample_packing": True, "micro_batch_size": 1, "learning_rate": None, "max_steps": 1}
     train(tmp_path / "a", "holdfast", **more)
+    (trainer,) = trainers
+    assert len(list(trainer._get_train_sampler())) == 4  # rows of an epoch, with 16 samples
+    assert trainer.run.update_size == 2 * 4
     used = recipe_beside(tmp_path / "a")
     assert used.recall.trains_on_drawn_texts
     assert used.update.lr not in (None, 5e-5)
@@ -166,8 +182,10 @@ def test_the_report_is_beside_the_model(tmp_path):
     assert report.settings["limit"] == 4
     assert {score.name for score in report.scores} == {"sums"}
     assert report.drift.total.distance > 0
-    with pytest.raises(RuntimeError, match="To repeat it: holdfast measure base"):
-        train(tmp_path / "b", "standard", report={"text": ["nowhere.txt"]})
+    with pytest.raises(
+        RuntimeError, match=r"To repeat it: holdfast measure base .* 'no where.txt'"
+    ):
+        train(tmp_path / "b", "standard", report={"text": ["no where.txt"]})
     assert (tmp_path / "b" / "model.safetensors").exists()
 
 

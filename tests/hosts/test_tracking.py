@@ -1,5 +1,7 @@
 """The log of a run in real trackers, on local files: each row is there once."""
 
+import json
+import os
 import random
 
 import pytest
@@ -153,6 +155,39 @@ def test_a_run_that_starts_again_replaces_the_stopped_one(tmp_path):
     assert found == [{"loss": [(1, 9.0)]}, {"loss": [(1, 8.0)]}]
 
 
+def test_a_finished_run_stays_if_another_has_its_name(tmp_path):
+    pytest.importorskip("tensorboard", reason="the tracking extra is not installed")
+    for loss in (3.0, 2.0):
+        with Tracking("tensorboard").run(tmp_path, "mine") as log:
+            log({"update": 1, "loss": loss})
+    stopped_run(Tracking("tensorboard"), tmp_path, "mine", losses([1, 2]))
+    with Tracking("tensorboard").run(tmp_path, "mine", resume=True) as log:
+        log({"update": 3, "loss": 1 / 3})
+    found = {at.name: in_tensorboard(at)[0] for at in (tmp_path / "tensorboard").iterdir()}
+    assert found == {
+        "mine": {"loss": [(1, 3.0)]}, "mine-2": {"loss": [(1, 2.0)]},
+        "mine-3": close(figures_of(losses([1, 2, 3]))),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", " .. "])
+def test_a_name_that_is_no_file_name(tmp_path, name):
+    with pytest.raises(ValueError, match="name of a run must have more than dots and spaces"):
+        Tracking("tensorboard").run(tmp_path, name)
+
+
+@pytest.mark.parametrize("left", ["..", ".", "", "../.."])
+def test_a_damaged_state_removes_nothing_outside_the_run(tmp_path, left):
+    pytest.importorskip("tensorboard", reason="the tracking extra is not installed")
+    kept = tmp_path / "runs" / "precious.txt"
+    kept.parent.mkdir()
+    kept.write_text("mine")
+    (kept.parent / "mine.json").write_text(json.dumps({"tensorboard": [left, 3]}))
+    with Tracking("tensorboard").run(kept.parent, "mine") as log:
+        log({"update": 1, "loss": 1.0})
+    assert kept.read_text() == "mine"
+
+
 def test_a_tracker_that_fails_does_not_end_the_training(tmp_path, plain, monkeypatch, caplog):
     pytest.importorskip("tensorboard", reason="the tracking extra is not installed")
     from holdfast.hosts._trackers import TensorBoard
@@ -203,3 +238,15 @@ def test_an_mlflow_server_that_does_not_answer(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"mlflow cannot use http://127\.0\.0\.1:9: set MLFLOW_T"):
         Tracking("mlflow").prepare(tmp_path / "tracking")
     assert not (tmp_path / "tracking").exists()
+
+
+def test_an_mlflow_server_that_stops_answering(monkeypatch, tmp_path, caplog):
+    pytest.importorskip("mlflow", reason="the tracking extra is not installed")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
+    with Tracking("mlflow").run(tmp_path, "mine") as log:  # in a process that has not prepared it
+        log({"update": 1, "loss": 1.0})
+    assert "mlflow failed, and the run goes on without it" in caplog.text
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "2"

@@ -1,5 +1,6 @@
 """A result as a section of a model card: the rest stays, and the hub reads the scores."""
 
+import dataclasses
 import re
 
 import pytest
@@ -50,6 +51,15 @@ def test_a_missing_card_is_created(card):
     assert first.metric_name == "nll (1.396 before fine-tuning, n = 1,319)"
 
 
+@pytest.mark.parametrize("tuned", [".", "..", "below/..", "org/mine"])
+def test_the_name_of_the_model(card, tmp_path, monkeypatch, tuned):
+    (tmp_path / "mine" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "mine" / "mine")
+    dataclasses.replace(sample(), tuned=tuned).save(card, section="forgetting")
+    assert ModelCard.load(card).data.model_name == "mine"
+    assert "\n# mine\n" in card.read_text()
+
+
 def test_again_changes_nothing(card):
     sample().save(card, section="forgetting")
     before, time = card.read_bytes(), card.stat().st_mtime_ns
@@ -97,15 +107,20 @@ def test_the_rest_stays_byte_for_byte(card):
     ("body", "before", "after"),
     [
         (
-            "# A\n\n### Forgetting ##\nstale\n#### stale\n\n\n## Next\n",
+            f"# A\n\n{BEGIN}\n### Forgetting ##\nstale\n#### stale\n{END}\n\n\n## Next\n",
             "# A\n\n",
             "\n\n\n## Next\n",
+        ),
+        (
+            "# A\n\n## Forgetting\n\nwritten by hand\n\n## Next\n",
+            "# A\n\n## Forgetting\n\nwritten by hand\n\n## Next\n\n",
+            "\n",
         ),
         ("# A\ntext", "# A\ntext\n\n", "\n"),
         ("# A\n\n", "# A\n\n", "\n"),
         ("```\n# forgetting\n~~~\n```\n", "```\n# forgetting\n~~~\n```\n\n", "\n"),
     ],
-    ids=["by its heading", "no newline", "blank end", "in code"],
+    ids=["between the comments", "a heading of others", "no newline", "blank end", "in code"],
 )
 def test_where_the_section_goes(card, body, before, after):
     text = saved(card, body)
@@ -113,7 +128,7 @@ def test_where_the_section_goes(card, body, before, after):
     assert text.startswith(before + BEGIN)
     assert text.endswith(END + after)
     assert "stale" not in text
-    level = "###" if "Next" in body else "##"
+    level = "###" if "stale" in body else "##"
     assert f"{BEGIN}\n{level} Forgetting\n\n{level}# Lost" in text
 
 

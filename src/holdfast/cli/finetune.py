@@ -191,7 +191,7 @@ def track(out: Path, options: argparse.Namespace) -> TrackedRun | None:
     folder = out / "tracking"
     tracking.prepare(folder)
     kept = {n: v for n, v in vars(options).items() if n not in (*BESIDE, *NOT_SAVED, "recipe")}
-    name = out.absolute().name
+    name = out.resolve().name
     return tracking.run(folder, name, settings={"recipe": str(options.recipe), **kept})
 
 

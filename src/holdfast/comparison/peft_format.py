@@ -5,8 +5,8 @@ numbers in some places, so not everything that we do not measure can be null:
 
 - ``train_time`` includes the tests, and all three figures of the accelerator's memory are the peak:
   upper bounds, listed in ``meta_info.upper_bounds``.
-- ``file_size``, ``num_trainable_params``, ``train total tokens`` and, if the number of updates is
-  not in the plan, ``train samples`` are 0 and listed in ``meta_info.not_measured``.
+- ``file_size``, ``num_trainable_params``, ``train total tokens`` and, with packing or if the number
+  of updates is not known, ``train samples`` are 0 and listed in ``meta_info.not_measured``.
 - Everything else that is not known is null, which the reader shows as missing.
 """
 
@@ -26,6 +26,7 @@ from holdfast.report.words import kind_of, plain
 
 if TYPE_CHECKING:
     from holdfast.comparison.results import Measured, Results, RunResult
+    from holdfast.evaluate.report import Curve
 
 _PACKAGES = ("transformers", "peft", "datasets", "bitsandbytes", "torch")
 
@@ -43,15 +44,16 @@ def records(results: Results) -> dict[str, dict[str, Any]]:
 
 
 def _record(run: RunResult, plan: Mapping[str, Any]) -> dict[str, Any]:
-    training = plan.get("training") or {}
+    training = _training(run, plan)
     model = plain(str(plan.get("model") or "model"))
-    updates = training.get("max_updates")
-    samples = updates and updates * training["batch_size"] * training.get("accumulate", 1)
+    updates = _updates(run, training)
+    size = training.get("batch_size", 0) * training.get("accumulate", 1)
+    samples = 0 if updates is None or training.get("packing") else updates * size
     metrics = {
         "step": updates,
         "test accuracy": _share(run.target),
         "train loss": _train_loss(run),
-        "train samples": samples or 0,
+        "train samples": samples,
         "train total tokens": 0,
         "forgetting": forgetting(run),
     }
@@ -92,6 +94,25 @@ def _record(run: RunResult, plan: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _training(run: RunResult, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the training loop: those of the plan, with its options and the run's own."""
+    given = {**(plan.get("options") or {}), **run.values}
+    own = {name: value for name, value in given.items() if "." not in name}
+    return {**(plan.get("training") or {}), **own}
+
+
+def _updates(run: RunResult, training: Mapping[str, Any]) -> int | None:
+    """The number of updates; if it was not fixed, the last one in the log."""
+    fixed: int | None = training.get("max_updates")
+    if fixed is not None and training.get("patience") is None:
+        return fixed
+    return next((curve.steps[-1] for curve in _losses(run)), None)
+
+
+def _losses(run: RunResult) -> list[Curve]:
+    return [curve for curve in run.curves if curve.name == "loss" and curve.values]
+
+
 def forgetting(run: RunResult) -> float | None:
     """The mean rise of the loss on retained texts, in nats per token; None without such tests.
 
@@ -116,8 +137,7 @@ def _share(target: Measured) -> float | None:
 
 
 def _train_loss(run: RunResult) -> float | None:
-    losses = [curve.values[-1] for curve in run.curves if curve.name == "loss" and curve.values]
-    return _finite(losses[0]) if losses else None
+    return next((_finite(curve.values[-1]) for curve in _losses(run)), None)
 
 
 def _experiment(run: RunResult, model: str) -> str:

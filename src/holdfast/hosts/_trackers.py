@@ -1,6 +1,7 @@
 """The trackers of Accelerate, as holdfast starts, continues and ends a run in them."""
 
 import contextlib
+import itertools
 import os
 import posixpath
 import re
@@ -39,6 +40,10 @@ class Tracker(Protocol):
     def prepare(folder: Path, project: str | None) -> None:
         """Create what all runs share, and raise ValueError if the tracker does not answer."""
 
+    @staticmethod
+    def discard(entry: Entry, stopped: State) -> None:
+        """Remove a stopped run that starts again, if two of the same name would be mixed up."""
+
     def start(self) -> None: ...
 
     def store_init_configuration(self, values: dict[str, Any]) -> None: ...
@@ -52,11 +57,13 @@ class TensorBoard(TensorBoardTracker):  # type: ignore[misc]
     """One folder of event files per run."""
 
     def __init__(self, entry: Entry, known: State | None) -> None:
-        self.id = entry.file_name
+        folder = self._folder(entry)
+        names = (f"{entry.file_name}-{n}" if n > 1 else entry.file_name for n in itertools.count(1))
+        unused = (name for name in names if not (folder / name).exists())
+        self.id = next(unused) if known is None else known.id
         # A kill may have come between an update and its note in the state.
         purge = {} if known is None else {"purge_step": known.update + 1}
-        super().__init__(self.id, entry.folder / "tensorboard", **purge)
-        self.is_new = known is None
+        super().__init__(self.id, folder, **purge)
 
     @staticmethod
     def check() -> None:
@@ -66,10 +73,13 @@ class TensorBoard(TensorBoardTracker):  # type: ignore[misc]
     def prepare(folder: Path, project: str | None) -> None:
         """Nothing is shared."""
 
-    def start(self) -> None:
-        if self.is_new:  # of a run that was stopped and starts again
-            shutil.rmtree(Path(self.logging_dir_param, self.id), ignore_errors=True)
-        super().start()
+    @staticmethod
+    def discard(entry: Entry, stopped: State) -> None:
+        shutil.rmtree(TensorBoard._folder(entry) / stopped.id, ignore_errors=True)
+
+    @staticmethod
+    def _folder(entry: Entry) -> Path:
+        return entry.folder / "tensorboard"
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Write them into the file of the run; Accelerate would add a second run for them."""
@@ -117,6 +127,10 @@ class Wandb(WandBTracker):  # type: ignore[misc]
     def prepare(folder: Path, project: str | None) -> None:
         """Nothing is shared."""
 
+    @staticmethod
+    def discard(entry: Entry, stopped: State) -> None:
+        """Runs have ids of their own."""
+
     def end(self, failed: bool) -> None:
         self.run.finish(exit_code=int(failed))
 
@@ -146,8 +160,6 @@ class MLflow(MLflowTracker):  # type: ignore[misc]
     def prepare(folder: Path, project: str | None) -> None:
         """Create the store and the experiment, so that processes do not race to create them."""
         mlflow = _need("mlflow")
-        # It would retry for minutes, also in the middle of a training.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         name = project or os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         with _store(folder) as is_ours:
             try:
@@ -159,6 +171,10 @@ class MLflow(MLflowTracker):  # type: ignore[misc]
                     f"mlflow cannot use {mlflow.get_tracking_uri()}: set MLFLOW_TRACKING_URI to a "
                     f"server that runs, or leave it out ({first_line(error)[:160]})"
                 ) from error
+
+    @staticmethod
+    def discard(entry: Entry, stopped: State) -> None:
+        """Runs have ids of their own."""
 
     def start(self) -> None:
         self.store.enter_context(_store(self.folder))
@@ -189,6 +205,8 @@ def _is_offline(wandb: Any) -> bool:
 def _store(folder: Path) -> Iterator[bool]:
     """Let MLflow write to a file of the folder; yields False if the user has set another store."""
     mlflow = _need("mlflow")
+    # It would retry for minutes, also in the middle of a training, in any process.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     if mlflow.is_tracking_uri_set():
         yield False
         return

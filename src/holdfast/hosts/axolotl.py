@@ -8,11 +8,13 @@ Axolotl loads the model and the data, and builds its own trainer, which gets the
 The saved model is the merged one. A forgetting report is written beside it.
 """
 
+import functools
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from holdfast._torch.imports import require
 from holdfast.hosts.hf import WithRecipe, has_own_update
@@ -87,7 +89,7 @@ class HoldfastArgs(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> "HoldfastArgs":
         """Refuse what cannot work before the model is loaded."""
-        recipe = recipe_of(self.holdfast.recipe)
+        recipe = configured_recipe(self.holdfast.recipe)
         if reason := _conflict(recipe, self):
             raise ValueError(reason)
         if self.holdfast.report:
@@ -112,7 +114,7 @@ class HoldfastPlugin(_base.BasePlugin):  # type: ignore[misc]
             base: Any = helper.get_cls_from_module_str(cfg.trainer_cls)
         else:
             base = require("axolotl.core.trainers", what="The Axolotl host").AxolotlTrainer
-        recipe = recipe_of(_plain(cfg.holdfast.recipe))
+        recipe = configured_recipe(_plain(cfg.holdfast.recipe))
 
         class HoldfastAxolotlTrainer(_InAxolotl, base):  # type: ignore[misc]
             def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -148,7 +150,7 @@ class HoldfastPlugin(_base.BasePlugin):  # type: ignore[misc]
         if subprocess.run([sys.executable, "-m", "holdfast", *command]).returncode:
             raise RuntimeError(
                 f"the model is in {cfg.output_dir}, but its forgetting report failed. To repeat "
-                f"it: holdfast {' '.join(command)}"
+                f"it: {shlex.join(['holdfast', *command])}"
             )
 
 
@@ -160,16 +162,15 @@ class _InAxolotl(WithRecipe):
         *WithRecipe.plain_losses, "axolotl.core.trainers.base",
     )  # fmt: skip
 
-    @property
+    @functools.cached_property
     def _samples_per_row(self) -> float:
-        """Above 1 if samples are packed: Axolotl has counted the updates, not the rows."""
-        args: Any = self.args
-        if not args.sample_packing or args.max_steps <= 0:
+        """Above 1 if samples are packed into rows of the maximum length."""
+        args, data = cast(Any, self.args), cast(Any, self.train_dataset)
+        if not args.sample_packing or not hasattr(data, "__len__"):
             return 1.0
-        data: Any = self.train_dataset
-        visits: float = args.num_train_epochs * len(data)
-        rows: int = args.max_steps * self.get_total_train_batch_size(args)
-        return max(1.0, visits / rows)
+        samplers = require("axolotl.utils.samplers", what="The Axolotl host")
+        length = float(samplers.get_dataset_lengths(data).mean())
+        return max(1.0, float(args.max_seq_length * args.sample_packing_efficiency) / length)
 
     def _samples_per_update(self) -> int:
         return round(super()._samples_per_update() * self._samples_per_row)
@@ -181,7 +182,7 @@ class _InAxolotl(WithRecipe):
         super()._replace_loss()
 
 
-def recipe_of(given: str | Mapping[str, Any]) -> Recipe:
+def configured_recipe(given: str | Mapping[str, Any]) -> Recipe:
     """The recipe of a configuration; every invalid one is a ValueError, which pydantic reports."""
     try:
         return read_recipe(given)[1] if isinstance(given, str) else Recipe.from_dict(given)

@@ -94,7 +94,7 @@ class Tracking(NamedSettings):
 
         Args:
             folder: where files of the trackers go.
-            name: name of the run.
+            name: name of the run. TensorBoard numbers a run whose name a finished one has.
             key: what distinguishes it from other runs of the same name in this folder.
             group: name that a group of runs shares.
             settings: hyperparameters, which may be nested.
@@ -116,7 +116,8 @@ class Tracking(NamedSettings):
 class Entry:
     """How trackers name a run, and the folder of their files.
 
-    ``group`` joins the runs of one comparison. ``key`` distinguishes runs of the same name.
+    ``group`` joins the runs of one comparison. ``key`` distinguishes runs of the same name. The
+    name must not be empty or only dots: this raises ValueError.
     """
 
     folder: Path
@@ -125,10 +126,12 @@ class Entry:
     name: str
     key: str
 
+    def __post_init__(self) -> None:
+        _file_name(self.name)
+
     @property
     def file_name(self) -> str:
-        whole = f"{self.name}, {self.key}" if self.key else self.name
-        return re.sub(r"[^\w.,=+ -]", "_", whole)
+        return _file_name(f"{self.name}, {self.key}" if self.key else self.name)
 
 
 class State(NamedTuple):
@@ -199,11 +202,14 @@ class TrackedRun:
 
     def _start(self) -> None:
         self._trackers = {}
-        known = self._read() if self.is_resumed else {}
+        stopped = self._read()
+        known = stopped if self.is_resumed else {}
         for name in self.tracking.report_to:
             with self._reporting(name):
                 self.entry.folder.mkdir(parents=True, exist_ok=True)
                 cls = self.tracking._classes()[name]  # a node of Ray may lack the package
+                if name in stopped and name not in known:
+                    cls.discard(self.entry, stopped[name])
                 tracker = cls(self.entry, known.get(name))
                 tracker.start()
                 if name not in known:
@@ -219,7 +225,7 @@ class TrackedRun:
         """The states of a stopped run; none if they are damaged, and the trackers start anew."""
         with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
             read = json.loads(self._file.read_text(encoding="utf-8"))
-            return {name: State(str(id_), int(update)) for name, (id_, update) in read.items()}
+            return {name: State(_file_name(id_), int(last)) for name, (id_, last) in read.items()}
         return {}
 
     @contextlib.contextmanager
@@ -238,6 +244,13 @@ class TrackedRun:
             )
         finally:
             self.seconds += time.monotonic() - begin
+
+
+def _file_name(name: str) -> str:
+    """A name as the name of a file, which is never a directory above."""
+    if not name.strip(". "):
+        raise ValueError(f"the name of a run must have more than dots and spaces, got {name!r}")
+    return re.sub(r"[^\w.,=+ -]", "_", name)
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -186,6 +186,9 @@ class HoldfastDPOTrainer(WithRecipe, DPOTrainer):
     The loss is TRL's, and its reference model is the pretrained model, also with adapters of the
     recipe. Methods that read the data before training read the chosen completions. Methods that
     change the loss of labeled samples raise an error.
+
+    Without ``ref_model`` and without adapters, TRL loads the reference by the model's name. If the
+    weights were changed in memory, the reference lacks these changes: pass ``ref_model``.
     """
 
     def _samples_to_read(self) -> tuple[Any, Collate]:

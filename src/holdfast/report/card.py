@@ -6,6 +6,7 @@ so that the next update finds it. Everything else in the card stays as it is, by
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ _ROLES = {"target": "target of fine-tuning", "retained": "retained after fine-tu
 
 #: The metadata at the beginning, as the hub finds it.
 _FRONT = re.compile(r"\s*---(\r\n|\r|\n)(?P<yaml>.*?)(\r\n|\r|\n)---[ \t]*(\r\n|\n|$)", re.DOTALL)
-_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*\s*")
+_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.DOTALL)
 
 
@@ -79,9 +80,9 @@ def read_card(path: Path, name: str) -> str:
 
 
 def with_section(text: str, name: str, document: Document) -> str:
-    """The text of a card with a section, which replaces one of the same name or is appended.
+    """The text of a card with a section, which replaces the one between its comments.
 
-    Without the comments, a section is found by its heading.
+    Without them, it is appended: text of others stays, also under a heading of the same name.
     """
     lines = text.splitlines(keepends=True)
     start, end, level = _find(lines, name)
@@ -109,7 +110,12 @@ def with_scores(text: str, report: ForgettingReport, where: str) -> str:
 
 def _title(document: Document) -> str:
     """The beginning of a new card: the name of the model."""
-    return f"# {escape(plain(Path(document.names[-1]).name))}\n"
+    return f"# {escape(_model_name(document.names[-1]))}\n"
+
+
+def _model_name(source: str) -> str:
+    """The last part of a model's name, which may be that of the working directory (``.``)."""
+    return plain(Path(os.path.abspath(source)).name)
 
 
 def _comments(name: str) -> tuple[str, str]:
@@ -121,12 +127,11 @@ def _line_break(text: str) -> str:
 
 
 def _find(lines: Sequence[str], name: str) -> tuple[int, int, int]:
-    """The lines of a section, and the level of its heading; after the last line if it is new."""
+    """The lines between its comments, and the level of its heading; after the last line if new."""
     outside = dict(_outside_code(lines))
     begin, finish = (
         [i for i, line in outside.items() if line.strip() == comment] for comment in _comments(name)
     )
-    headings = {i: (len(m[1]), m[2]) for i, x in outside.items() if (m := _HEADING.fullmatch(x))}
     if begin or finish:
         if not (len(begin) == len(finish) == 1 and begin < finish):
             raise ValueError(
@@ -134,14 +139,8 @@ def _find(lines: Sequence[str], name: str) -> tuple[int, int, int]:
                 "or remove them"
             )
         start, end = begin[0], finish[0] + 1
-        return start, end, next((n for i, (n, _) in headings.items() if start < i < end), 2)
-    for start, (level, title) in headings.items():
-        if title.lower() == name.lower():
-            after = (i for i, (other, _) in headings.items() if i > start and other <= level)
-            end = next(after, len(lines))
-            while not lines[end - 1].strip():  # the space before the next heading
-                end -= 1
-            return start, end, level
+        found = (_HEADING.match(outside.get(i, "")) for i in range(start, end))
+        return start, end, next((len(heading[1]) for heading in found if heading), 2)
     return len(lines), len(lines), 2
 
 
@@ -207,7 +206,7 @@ def _model_index(known: Mapping[str, Any], report: ForgettingReport, where: str)
     index = known.get("model-index") or []
     try:
         kept = [one for one in index[0]["results"] if not _is_ours(one)] if index else []
-        name = index[0]["name"] if index else plain(Path(report.tuned).name)
+        name = index[0]["name"] if index else _model_name(report.tuned)
     except (AttributeError, KeyError, TypeError, IndexError):
         raise ValueError(
             f"the metadata of {where} has a model-index that is not a list of models with name and "
