@@ -316,11 +316,12 @@ def gate() -> str:
     record = read("gate_h200")
     lines, names = [], [check["name"] for check in record["rows"][0]["checks"]]
     for row in record["rows"]:
-        found = {check["name"]: check for check in row["checks"]}
-        cells = [
-            number(one["value"], 3) if one["limit"] == "max_kl" else f"{100 * one['value']:+.1f} %"
-            for one in (found[name] for name in names)
-        ]
+        found = {
+            check["name"]: number(check["value"], 3) if check["limit"] == "max_kl"
+            else f"{100 * check['value']:+.1f} %"
+            for check in row["checks"]
+        }  # fmt: skip
+        cells = [found.get(name, "—") for name in names]
         (_, loss), verdict = row["target"]["nll"], "failed" if row["exit_code"] else "passed"
         lines.append([row["name"], number(loss, 3), *cells, verdict])
     made = table(["", "GSM8K, nats", *names, ""], lines)
