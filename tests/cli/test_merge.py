@@ -84,22 +84,22 @@ def test_sweep(models, capsys):
     found = Sweep.load("out/sweep.json")
     assert found.recommendation().headline in told.out
     assert "rows (target)" in told.out
-    assert [point.alpha for point in found.points] == [0, 0.5, 1]
+    assert [point.settings["alpha"] for point in found.points] == [0, 0.5, 1]
     files = sorted(file.name for file in (models / "out").iterdir())
     assert files == [".holdfast", "sweep.html", "sweep.json", "sweep.md"]
 
 
 def test_a_sweep_without_tests_shows_the_distance(models, capsys):
     arguments = ["base", "tuned", "--sweep", "0.5", "1", "--out", "out", "--context-free", "2"]
-    assert run(*arguments, "--keep") == 0
+    assert run(*arguments, "--keep-models") == 0
     out = capsys.readouterr().out
     assert "No α is recommended" in out
     assert "predictions, context-free" in out
     assert "weights" in out
     assert (models / "out" / "alpha-0.5" / "model.safetensors").is_file()
-    assert run(*arguments, "--keep") == 2
+    assert run(*arguments, "--keep-models") == 2
     assert "not empty" in capsys.readouterr().err
-    assert run(*arguments, "--keep", "--overwrite") == 0
+    assert run(*arguments, "--keep-models", "--overwrite") == 0
 
 
 def test_bare_weights_can_be_swept(tmp_path, pair, capsys):
@@ -113,7 +113,7 @@ def test_bare_weights_can_be_swept(tmp_path, pair, capsys):
     ("change", "words"),
     [
         (["--sweep", "0", "1", "--alpha", "0.5"], "give one of the two"),
-        (["--sweep", "0", "2"], "--sweep must be numbers from 0 to 1, got 0 2"),
+        (["--sweep", "0", "2"], "alpha must be in [0, 1], got 2.0"),
         (["--sweep", "0", "half"], "--sweep must be a number, got 'half'"),
         (["--sweep", "nan"], "got nan"),
         (["--sweep"], "expected at least one argument"),
@@ -122,7 +122,7 @@ def test_bare_weights_can_be_swept(tmp_path, pair, capsys):
         (["--sweep", "0.5", "--out", "base/in"], "must be outside the input"),
         (["--text", "text.txt"], "--text needs a sweep"),
         (["--context-free", "2"], "--context-free needs a sweep"),
-        (["--keep"], "--keep needs a sweep"),
+        (["--keep-models"], "--keep-models needs a sweep"),
     ],
 )
 def test_bad_sweeps_are_one_sentence_and_leave_nothing(models, capsys, change, words):
