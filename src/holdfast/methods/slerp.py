@@ -67,5 +67,7 @@ def angle_between(one: Tensor, other: Tensor) -> float:
     lengths = [float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in (one, other)]
     if 0 in lengths:
         return 0.0
-    inner = float((one * other).sum(dtype=torch.float64))
-    return math.acos(min(1.0, max(-1.0, inner / math.prod(lengths))))
+    u, v = one / lengths[0], other / lengths[1]
+    # Accurate for small angles, where the arccosine of the inner product is not.
+    apart, along = (float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in (u - v, u + v))
+    return 2 * math.atan2(apart, along)
