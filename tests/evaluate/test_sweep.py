@@ -10,7 +10,7 @@ import torch
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 import holdfast  # noqa: E402
-from holdfast import WiseFT  # noqa: E402
+from holdfast import TIES, ModelStock, WiseFT  # noqa: E402
 from holdfast.evaluate.measure import measure_many  # noqa: E402
 from holdfast.evaluate.probes import Text  # noqa: E402
 from holdfast.evaluate.report import Estimate  # noqa: E402
@@ -280,3 +280,63 @@ def test_what_was_not_tested_is_said():
     nan = sample_sweep(TARGET, (0.5,))
     nan = changed(nan, 0.5, "GSM8K", float("nan"))
     assert "not a finite number" in nan.recommendation().headline
+
+
+def limited(found, **limits):
+    return replace(found, **limits).recommendation()
+
+
+def test_limits():
+    """PIQA is 0.684 and loses 0.031·α²; GSM8K is best at α = 1; the divergence grows with α²."""
+    found = sample_sweep()
+    kept = {a: 1 - max(0.031 * a**2 / 0.684, 0.063 * a**2.6 / 0.429, 2.07 * a**2.2 / 16.49)
+            for a in (0.25, 0.5, 0.75, 1)}  # fmt: skip
+    for retain in (0.80, 0.95, 0.98, 0.999):
+        best = max([a for a, share in kept.items() if share >= retain], default=0)
+        assert limited(found, retain=retain).settings == {"alpha": best}
+    said = limited(found, retain=0.98)
+    assert said.headline.startswith("Take α = 0.25: it keeps 98 % of every retained score, and of")
+    assert said.headline.endswith("the 2 (of 5) within the limit, it is the best on GSM8K.")
+    merged = replace(found, points=found.points[1:])
+    said = limited(merged, retain=0.9999)
+    assert said.settings is None
+    assert said.headline == (
+        "No α keeps 99.99 % of every retained score: keep the base, or try smaller changes of the "
+        "weights."
+    )
+    assert "The nearest is α = 0.25: it keeps" in said.sentences[0]
+
+
+def test_a_limit_of_the_divergence():
+    found = sample_sweep(RETAINED)
+    kls = [
+        next(d.kl.value for d in point.report.divergences if d.name == "context-free")
+        for point in found.points
+    ]
+    said = limited(found, max_kl=kls[2])
+    assert said.settings == {"alpha": 0.5}  # without a target, the farthest from the base
+    assert "farthest from the base (no target was tested)" in said.headline
+    both = limited(found, max_kl=kls[2], retain=0.9999)
+    assert both.settings == {"alpha": 0}
+    bare = replace(sample_sweep({}), points=tuple(
+        replace(p, report=replace(p.report, divergences=())) for p in found.points))  # fmt: skip
+    bare = replace(bare, points=tuple(
+        replace(p, report=replace(p.report, scores=())) for p in bare.points))  # fmt: skip
+    assert "neither a retained score nor" in limited(bare, max_kl=1.0).headline
+
+
+def test_several_models_and_settings(folders):
+    save(noisy(make_llama(), seed=5), folders / "other", make_tokenizer())
+    tuned = [folders / "tuned", folders / "other"]
+    found = sweep(folders / "base", tuned, TIES(), {"density": [1, 0.5], "lam": [1]},
+                  context_free=2, progress=False)  # fmt: skip
+    assert [point.settings for point in found.points] == [
+        {"density": 0.5, "lam": 1}, {"density": 1, "lam": 1},
+    ]  # fmt: skip
+    assert all(point.kind == "merged" for point in found.points)  # several are not one of them
+    assert found.document().kind == "sweep over density and λ"
+    assert found.tuned == f"{tuned[0]}, {tuned[1]}"
+    one = sweep(folders / "base", tuned[0], TIES(), [1], context_free=0, progress=False)
+    assert [point.kind for point in one.points] == ["tuned"]
+    with pytest.raises(ValueError, match="ModelStock has no setting to sweep"):
+        sweep(folders / "base", tuned, ModelStock(), [1], progress=False)

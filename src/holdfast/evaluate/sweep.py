@@ -192,7 +192,7 @@ def _merges(
         if method.swept is None:
             raise ValueError(f"{type(method).__name__} has no setting to sweep")
         values = {method.swept: values}
-    known = [field.name for field in fields(method)]
+    known = [f.name for f in fields(method) if isinstance(getattr(method, f.name), float)]
     for name, given in values.items():
         if name not in known:
             hint = did_you_mean(name, known)

@@ -38,7 +38,7 @@ class TensorMerging(Merging):
         if self.least_models > 1:
             return (
                 f"{type(self).__name__} merges {self.least_models} or more tuned models, but a "
-                "recipe trains one: train them one by one, then use `holdfast merge`"
+                "recipe trains one: train them one by one, then use 'holdfast merge'"
             )
         return self._refused if recipe.trainable.keeps_base else None
 
@@ -111,7 +111,7 @@ class TensorMerging(Merging):
         name = type(self).__name__
         return (
             f"{name} needs the effective weights, and LoRA trains two factors of their change: "
-            f"train without {name}, then use `holdfast merge`, which also reads adapters"
+            f"train without {name}, then use 'holdfast merge', which also reads adapters"
         )
 
 
