@@ -30,10 +30,6 @@ class TensorMerging(Merging):
 
     needs_reference: ClassVar[bool] = True
 
-    @property
-    def elementwise(self) -> bool:
-        return self.interpolates
-
     def conflict(self, recipe: Recipe) -> str | None:
         if self.least_models > 1:
             return (
