@@ -21,6 +21,7 @@ from holdfast._torch.merging import Where
 from holdfast.methods._merging import TensorMerging
 from holdfast.stages import Checks, MedianLoss, SearchRange, SearchSpace
 
+_SLICE = 2**20  # weights, to need little memory beside the tensors
 _STRAIGHT = 1e-6  # sin Ω below which the formula is 0/0: the line and the arc are the same there
 
 
@@ -55,7 +56,7 @@ class SLERP(TensorMerging):
         if self.t in (0, 1) or math.sin(angle) < _STRAIGHT:
             return torch.lerp(base, end, self.t)
         mine, theirs = (math.sin(s * angle) / math.sin(angle) for s in (1 - self.t, self.t))
-        return mine * base + theirs * end
+        return (mine * base).add_(end, alpha=theirs)
 
 
 def angle_between(one: Tensor, other: Tensor) -> float:
@@ -67,7 +68,10 @@ def angle_between(one: Tensor, other: Tensor) -> float:
     lengths = [float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in (one, other)]
     if 0 in lengths:
         return 0.0
-    u, v = one / lengths[0], other / lengths[1]
+    apart = along = 0.0
+    for a, b in zip(one.split(_SLICE), other.split(_SLICE), strict=True):
+        u, v = a / lengths[0], b / lengths[1]
+        apart += float((u - v).double().square().sum())
+        along += float((u + v).double().square().sum())
     # Accurate for small angles, where the arccosine of the inner product is not.
-    apart, along = (float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in (u - v, u + v))
-    return 2 * math.atan2(apart, along)
+    return 2 * math.atan2(math.sqrt(apart), math.sqrt(along))
