@@ -189,7 +189,7 @@ def _within_limits(
             i = max(range(len(found)), key=lambda i: kept[i][0])
             share, test = kept[i]
             name = _name(sweep.points[i])
-            nearest = [f"The nearest is {name}: it keeps {percent(share)} on {plain(test)}."]
+            nearest = [f"The nearest is {name}: it keeps {100 * share:.4g} % on {plain(test)}."]
         headline = f"No {what} {said}: keep the base, or try smaller changes of the weights."
         return SweepRecommendation(headline, (*nearest, *advice))
     finite = [i for i in within if is_finite(found[i].target)]
