@@ -28,7 +28,7 @@ RUNS = {
     "holdfast": ["--recipe=holdfast"],
 }
 TRAINING = ["--epochs=1", "--batch-size=32"]
-LIMITS = ["--max-perplexity-rise=2%", "--max-skill-rise=30%", "--max-kl=0.15"]
+LIMITS = ["--max-perplexity-rise=3%", "--max-skill-rise=30%", "--max-kl=0.15"]
 TESTS = ["--skills", "--limit-tokens=50000"]
 
 

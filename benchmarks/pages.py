@@ -27,7 +27,7 @@ import _tables
 import pictures
 from _markdown import SPEC, number, table
 
-from holdfast import registry
+from holdfast import Results, registry
 from holdfast.methods.auto import default_lr
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -155,6 +155,14 @@ def speed() -> str:
     ]  # fmt: skip
     head = "step time relative to torch's fused AdamW in the same dtype"
     return table([head, "BERT-base", "Llama-1B"], rows)
+
+
+def recommendation(name: str) -> str:
+    """What the report of a comparison recommends, as a list."""
+    answer = Results.load(ROOT / "benchmarks" / "results" / f"{name}.json").recommendation()
+    return "\n".join(
+        ["", *(f"- {said}" for said in (f"**{answer.headline}**", *answer.sentences)), ""]
+    )
 
 
 def comparison(name: str, *heads: str) -> str:
@@ -354,8 +362,9 @@ def real_models() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
-        methods, stage, modules, timings, targets, memory, speed, comparison, tune, digits,
-        additivity, forgetting, ranks, learning_rates, budgets, gate, real_models, *_tables.TABLES,
+        methods, stage, modules, timings, targets, memory, speed, comparison, recommendation, tune,
+        digits, additivity, forgetting, ranks, learning_rates, budgets, gate, real_models,
+        *_tables.TABLES,
     )
 }  # fmt: skip
 

@@ -33,6 +33,8 @@ FLAGS = [
     "--remote-debugging-pipe",
 ]
 PATIENCE = 60  # seconds
+#: The plots of a page.
+PLOTS = "[...document.querySelectorAll('[id^=plot-]')]"
 #: Chromium reads from descriptor 3 and writes to 4.
 START = "import os, sys; os.dup2({}, 3); os.dup2({}, 4); os.execv(sys.argv[1], sys.argv[1:])"
 
@@ -161,8 +163,7 @@ def opened(browser, folder, found, **more):
     found.save(path)
     browser.events.clear()
     browser.show(path, **more)
+    browser.wait(f"{PLOTS}.every(plot => plot.querySelector('.main-svg'))")
     assert browser.complaints() == []
     assert {u for u in browser.requests() if not u.startswith("data:")} == {path.resolve().as_uri()}
-    return browser.run(
-        "Array.from(document.querySelectorAll('[id^=plot-]'), e => !!e.querySelector('.main-svg'))"
-    )
+    return browser.run(f"{PLOTS}.map(plot => plot.getBoundingClientRect().height > 99)")

@@ -56,7 +56,6 @@ class Faults:
 
 def serve():
     import optuna  # noqa: F401
-    import plotly.graph_objects  # noqa: F401
     import torch
     import transformers
     from transformers import AutoTokenizer, LlamaForCausalLM  # noqa: F401

@@ -1,8 +1,11 @@
 """The wheel and the source archive: built, complete, and usable in an environment of their own."""
 
+import gzip
+import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -95,9 +98,20 @@ def bare(wheel, tmp_path_factory):
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"holdfast"}
-    for data in ("py.typed", "report/page.html.j2", "comparison/default/model/model.safetensors"):
+    for data in (
+        "py.typed", "report/page.html.j2", "report/plotly/plotly-cartesian.min.js.gz",
+        "report/plotly/LICENSE", "comparison/default/model/model.safetensors",
+    ):  # fmt: skip
         assert f"holdfast/{data}" in names
     assert any(name.endswith("LICENSE") for name in names)
+
+
+def test_plotly_is_the_file_that_its_page_names(wheel):
+    archive = zipfile.ZipFile(wheel)
+    script = archive.read("holdfast/report/plotly/plotly-cartesian.min.js.gz")
+    about = (ROOT / "src" / "holdfast" / "report" / "plotly" / "README.md").read_text()
+    digest = hashlib.sha256(gzip.decompress(script)).hexdigest()
+    assert re.findall(r"`([0-9a-f]{64})`", about) == [digest]
 
 
 def test_the_source_archive_builds(tmp_path):

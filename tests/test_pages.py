@@ -58,6 +58,7 @@ def commands_of(text):
 def files(monkeypatch, tmp_path):
     """The files that the README's commands name."""
     pytest.importorskip("transformers", reason="the hf extra is not installed")
+    pytest.importorskip("cattrs", reason="the eval extra is not installed")
     monkeypatch.chdir(tmp_path)
     save(make_llama(), "base", make_tokenizer())
     save(noisy(make_llama()), "tuned", make_tokenizer())

@@ -101,6 +101,18 @@ def loss_of(model: Any, *more: Loss) -> Loss:
     return loss
 
 
+def own_loss_of(run: Run) -> Loss:
+    """The library's own loss of a batch, for objectives that weigh by the model's predictions."""
+
+    def loss(batch: Batch) -> Tensor:
+        labels = torch.full_like(batch["labels"], -100)
+        labels[:, 1:] = torch.where(batch["weights"] > 0, batch["labels"], -100)[:, :-1]
+        given = {"input_ids": batch["input_ids"], "labels": labels}
+        return run.criterion.loss(run.model, given, batch["targets"], 0)
+
+    return loss
+
+
 def weights_of(run: Run) -> list[Any]:
     """What the objective has given each sample: a weight, or one for each of its labels."""
     data, column = run.criterion.data, run.criterion.column

@@ -29,6 +29,7 @@ class Gradient:
         buffers: what the loss changes by the way, such as BatchNorm's statistics.
         clip_norm: clip the gradient's norm to this.
         autocast: run the model in this dtype.
+        graphs: whether the loss never waits for the GPU, so that a CUDA graph can hold it.
     """
 
     def __init__(
@@ -39,15 +40,17 @@ class Gradient:
         *,
         clip_norm: float | None = None,
         autocast: torch.dtype | None = torch.bfloat16,
+        graphs: bool = True,
     ) -> None:
         self.loss, self.clip_norm, self.autocast = loss, clip_norm, autocast
+        self.use_graphs = graphs
         self.parameters = [p for p in parameters if p.requires_grad]
         self.buffers, self.device = list(buffers), self.parameters[0].device
         self.graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Batch, Tensor]] = {}
         self.pool: Any = None
 
     def __call__(self, batch: Batch) -> Tensor:
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or not self.use_graphs:
             return self._compute(batch)
         shapes = tuple((name, tuple(value.shape)) for name, value in batch.items())
         if shapes not in self.graphs:
@@ -97,6 +100,7 @@ def train(
     *,
     clip_norm: float | None = None,
     autocast: torch.dtype | None = torch.bfloat16,
+    graphs: bool = True,
     before_step: Callable[[int], None] | None = None,
     after_step: Callable[[int, Tensor], None] | None = None,
 ) -> None:
@@ -107,15 +111,16 @@ def train(
         batches: one for each update, on any device.
         loss: the run's, of a batch.
         factors: of the learning rate, one for each update.
-        clip_norm, autocast: see :class:`Gradient`.
+        clip_norm, autocast, graphs: see :class:`Gradient`.
         before_step, after_step: called with the update, counted from 1, and its loss.
     """
     run.model.train()
     optimizer = run.make_optimizer(len(factors))
     peaks = [group["lr"] for group in optimizer.param_groups]
     gradient = Gradient(
-        loss, run.model.parameters(), run.model.buffers(), clip_norm=clip_norm, autocast=autocast
-    )
+        loss, run.model.parameters(), run.model.buffers(), clip_norm=clip_norm, autocast=autocast,
+        graphs=graphs,
+    )  # fmt: skip
     for update, (batch, factor) in enumerate(zip(batches, factors, strict=True), 1):
         run.advance(update)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):

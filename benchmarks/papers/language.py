@@ -31,7 +31,7 @@ import torch
 from _jobs import Parser, Record, collect, records, selected, work
 from _lm_replay import replayed
 from _lm_tests import ACCURACIES, Tests, draw, load, make_tests
-from _lm_train import BATCH, loss_of, make_batches, weights_of
+from _lm_train import BATCH, loss_of, make_batches, own_loss_of, weights_of
 from _loop import train
 from _summary import LANGUAGE, comparison, goals, mean_points
 from torch import Tensor
@@ -42,9 +42,13 @@ from _common import default_device
 from additivity_lm import answers, read
 
 from holdfast import (
+    DFT,
+    EAFT,
     EWC,
     HFT,
     L2SP,
+    STM,
+    TALR,
     Flow,
     LoRA,
     MoFOUpdate,
@@ -127,6 +131,14 @@ def plans(lr: float) -> dict[str, Plan]:
         "recadam-0.5-0.3+flow": Plan(recadam(0.5, 0.3, objective=flow)),
         "l2-sp-weak": Plan(Recipe(penalties=[L2SP(0.002 / lr)])),
         "flow-token": Plan(Recipe(objective=Flow(level="token"))),
+        "stm": Plan(Recipe(objective=STM())),
+        "stm-0.5lr": Plan(Recipe(objective=STM()), 0.5),
+        "dft": Plan(Recipe(objective=DFT())),
+        "dft-0.5lr": Plan(Recipe(objective=DFT()), 0.5),
+        "talr": Plan(Recipe(objective=TALR())),
+        "talr-0.5lr": Plan(Recipe(objective=TALR()), 0.5),
+        "eaft": Plan(Recipe(objective=EAFT())),
+        "eaft-0.5lr": Plan(Recipe(objective=EAFT()), 0.5),
     }
     return main | {name: plan._replace(seeds=SEEDS[:1]) for name, plan in once.items()}
 
@@ -206,11 +218,14 @@ class Bench:
         lr, recipe = run.lr, run.recipe
         batches = make_batches(self.samples, weights_of(run), seed, self.device)
         updates = len(batches)
-        loss = loss_of(run.model, *replayed(run, batches, self.device))
+        graphs = not run.criterion.weighs_outputs
+        loss = own_loss_of(run)
+        if graphs:
+            loss = loss_of(run.model, *replayed(run, batches, self.device))
         losses: list[Tensor] = []
         ready = time.monotonic()
         train(
-            run, batches, loss, schedule(updates), clip_norm=1.0, autocast=autocast,
+            run, batches, loss, schedule(updates), clip_norm=1.0, autocast=autocast, graphs=graphs,
             after_step=lambda _, loss: losses.append(loss.clone()),
         )  # fmt: skip
         last = float(torch.stack(losses[-20:]).mean())

@@ -27,13 +27,16 @@ if TYPE_CHECKING:
     from holdfast.hosts.job import Training
     from holdfast.hosts.lightning import RecipeCallback as RecipeCallback
     from holdfast.hosts.raw import finetune_loop, train_loop
+    from holdfast.hosts.tracking import Tracking
     from holdfast.hosts.trl import HoldfastSFTTrainer as HoldfastSFTTrainer
     from holdfast.io.models import Loader
     from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
     from holdfast.methods.adamw import AdamWUpdate
     from holdfast.methods.auto import Auto
     from holdfast.methods.dare import DARE
+    from holdfast.methods.dft import DFT
     from holdfast.methods.distill import Distill
+    from holdfast.methods.eaft import EAFT
     from holdfast.methods.ewc import EWC
     from holdfast.methods.fapm import FAPM
     from holdfast.methods.features import Features
@@ -58,6 +61,8 @@ if TYPE_CHECKING:
     from holdfast.methods.sfa import SFA
     from holdfast.methods.sgd import SGDUpdate
     from holdfast.methods.slerp import SLERP
+    from holdfast.methods.stm import STM
+    from holdfast.methods.talr import TALR
     from holdfast.methods.ties import TIES
     from holdfast.methods.wise_ft import WiseFT
     from holdfast.recipe import Recipe
@@ -85,12 +90,15 @@ _PUBLIC = {
     "holdfast.hosts.job": "Training",
     "holdfast.hosts._driving": "LoopSettings",
     "holdfast.hosts.raw": "finetune_loop train_loop",
+    "holdfast.hosts.tracking": "Tracking",
     "holdfast.io.models": "Loader",
     "holdfast.losses": "count_targets global_targets per_sample_loss weighted_loss",
     "holdfast.methods.adamw": "AdamWUpdate",
     "holdfast.methods.auto": "Auto",
     "holdfast.methods.dare": "DARE",
+    "holdfast.methods.dft": "DFT",
     "holdfast.methods.distill": "Distill",
+    "holdfast.methods.eaft": "EAFT",
     "holdfast.methods.ewc": "EWC",
     "holdfast.methods.fapm": "FAPM",
     "holdfast.methods.features": "Features",
@@ -116,6 +124,8 @@ _PUBLIC = {
     "holdfast.methods.sgd": "SGDUpdate",
     "holdfast.methods.slerp": "SLERP",
     "holdfast.methods.ties": "TIES",
+    "holdfast.methods.stm": "STM",
+    "holdfast.methods.talr": "TALR",
     "holdfast.methods.wise_ft": "WiseFT",
     "holdfast.optim": "optim",
     "holdfast.recipe": "Recipe",
@@ -149,14 +159,15 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "DARE", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "SLERP", "TIES",
-    "AdamWUpdate", "Auto", "Distance", "Distill", "Features", "Flow", "ForgettingReport",
-    "Full", "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA", "Loader",
-    "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock", "NoRecall",
-    "Plan", "Pretrained", "PretrainedHead", "Preview", "RandomInit", "RecAdam", "RecAdamUpdate",
-    "Recipe", "Reference", "Rehearsal", "Results", "Run", "SGDUpdate", "Scores", "SelfReplay",
-    "Training", "Tuned", "Tuning", "Uniform", "Watch", "WiseFT", "adapters_off", "anneal",
-    "compare", "count_targets", "finetune_loop", "global_targets", "linear_probe", "measure",
-    "measure_many", "optim", "pad_collate", "per_sample_loss", "preview", "random_init",
-    "registry", "score", "train_loop", "tune", "weighted_loss", "with_weights",
+    "DARE", "DFT", "EAFT", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "SLERP",
+    "STM", "TALR", "TIES", "AdamWUpdate", "Auto", "Distance", "Distill", "Features", "Flow",
+    "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA",
+    "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock",
+    "NoRecall", "Plan", "Pretrained", "PretrainedHead", "Preview", "RandomInit", "RecAdam",
+    "RecAdamUpdate", "Recipe", "Reference", "Rehearsal", "Results", "Run", "SGDUpdate",
+    "Scores", "SelfReplay", "Tracking", "Training", "Tuned", "Tuning", "Uniform", "Watch",
+    "WiseFT", "adapters_off", "anneal", "compare", "count_targets", "finetune_loop",
+    "global_targets", "linear_probe", "measure", "measure_many", "optim", "pad_collate",
+    "per_sample_loss", "preview", "random_init", "registry", "score", "train_loop", "tune",
+    "weighted_loss", "with_weights",
 ]  # fmt: skip

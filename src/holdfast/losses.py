@@ -20,6 +20,7 @@ Task = Literal["causal_lm", "classification", "regression", "multi_label", "toke
 Count = Tensor | float  # a number of targets, perhaps on the device
 LossFunction = Callable[[nn.Module, Any], Tensor]  # the user's: one loss per sample
 TOKEN_TASKS = ("causal_lm", "token_classification")
+CLASS_TASKS = (*TOKEN_TASKS, "classification")  # each target is one class of several
 IGNORED = -100  # the label that transformers and torch ignore
 
 
@@ -32,6 +33,26 @@ class TokenLosses(NamedTuple):
     def sums(self, samples: int) -> Tensor:
         """The sum of losses of each sample."""
         return self.values.new_zeros(samples).index_add(0, self.sample, self.values)
+
+
+class Predicted(NamedTuple):
+    """What a model predicts for the labels of a batch, without gradients.
+
+    Attributes:
+        labels: the labels of the batch.
+        where: which labels are targets, in the shape of the labels.
+        losses: the loss of every target, in order.
+        outputs: a row of logits per target; None if a host has not computed them.
+    """
+
+    labels: Tensor
+    where: Tensor
+    losses: Tensor
+    outputs: Tensor | None
+
+    def along_labels(self, values: Tensor) -> Tensor:
+        """Values of the targets at the positions of their labels, and 0 elsewhere."""
+        return values.new_zeros(self.labels.shape).masked_scatter(self.where, values)
 
 
 def per_sample_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
@@ -58,7 +79,7 @@ def per_sample_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
 
 def token_losses(logits: Tensor, labels: Tensor, task: Task) -> TokenLosses:
     """The loss of every target, in order; tasks without tokens have one target per sample."""
-    losses, sample = _every_loss(logits, labels, task)
+    losses, sample, _ = _every_loss(logits, labels, task)
     if sample is not None:
         return TokenLosses(losses, sample)
     where = target_mask(labels, task)
@@ -66,15 +87,16 @@ def token_losses(logits: Tensor, labels: Tensor, task: Task) -> TokenLosses:
     return TokenLosses(losses[where], sample[where])
 
 
-def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Tensor | None]:
-    """The losses of all targets and their samples; without samples, one loss per sample or 0.
+def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The losses of all targets, their samples and outputs; without samples, one per sample or 0.
 
     Only the selection of targets synchronizes with a GPU.
     """
     where = target_mask(labels, task)
     if task == "classification":
-        nll = F.cross_entropy(_wide(logits), labels.long(), reduction="none", ignore_index=IGNORED)
-        return nll, None
+        outputs = _wide(logits)
+        nll = F.cross_entropy(outputs, labels.long(), reduction="none", ignore_index=IGNORED)
+        return nll, None, outputs
     if task in ("regression", "multi_label"):
         outputs = target_outputs(logits, labels, task)
         wanted = labels.to(outputs).reshape(len(labels), -1)
@@ -84,15 +106,15 @@ def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Ten
                 f"{tuple(wanted.shape)}: the shapes must be equal"
             )
         if task == "regression":
-            return (outputs - wanted).square().mean(1), None
+            return (outputs - wanted).square().mean(1), None, outputs
         loss = F.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
-        return loss.mean(1), None
+        return loss.mean(1), None, outputs
     targets = where.flatten().nonzero().squeeze(1)
     # The logits at t of a causal model predict the label at t + 1.
     rows = targets - 1 if task == "causal_lm" else targets
     outputs = _wide(logits.flatten(0, 1)[rows])
     nll = F.cross_entropy(outputs, labels.flatten()[targets].long(), reduction="none")
-    return nll, targets // labels.shape[1]
+    return nll, targets // labels.shape[1], outputs
 
 
 def target_outputs(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
@@ -138,7 +160,7 @@ def _wide(tensor: Tensor) -> Tensor:
 def weighted_loss(
     logits: Tensor,
     labels: Tensor,
-    weights: Tensor | None,
+    weights: Tensor | Callable[[Predicted], Tensor | None] | None,
     task: Task,
     num_targets: Tensor | float | None = None,
 ) -> Tensor:
@@ -147,7 +169,7 @@ def weighted_loss(
     Args:
         logits, labels, task: as in :func:`per_sample_loss`.
         weights: one per sample, or for token tasks one per label, in the shape of ``labels``. If
-            None, all weights are 1.
+            None, all weights are 1. A function gets what the model predicts, and returns weights.
         num_targets: the number of targets of the *whole* update, over all micro-batches and devices
             (see :func:`global_targets`), so that gradients do not depend on the size of the
             micro-batches. If None, the targets of this batch are counted.
@@ -158,7 +180,12 @@ def weighted_loss(
         >>> weighted_loss(logits, labels, torch.tensor([1.0, 0.5]), "classification")
         tensor(1.0397)
     """
-    losses, sample = _every_loss(logits, labels, task)
+    losses, sample, outputs = _every_loss(logits, labels, task)
+    if callable(weights):
+        where = target_mask(labels, task)
+        chosen = ... if sample is not None else where
+        found = Predicted(labels, where, losses.detach()[chosen], outputs.detach()[chosen])
+        weights = weights(found)
     if weights is not None:
         weights = torch.as_tensor(weights).to(losses)
         if weights.shape == labels.shape[:1]:

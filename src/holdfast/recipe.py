@@ -152,7 +152,11 @@ class Recipe(NamedSettings):
     def _repr_html_(self) -> str:
         """The stages, as notebooks show them."""
         cells = (line.partition(" ")[::2] for line in self.describe().splitlines())
-        rows = (f"<tr><th>{escape(a)}</th><td>{escape(b.strip())}</td></tr>" for a, b in cells)
+        left = ' style="text-align:left"'  # notebooks put all cells on the right
+        rows = (
+            f"<tr><th{left}>{escape(stage)}</th><td{left}>{escape(method.strip())}</td></tr>"
+            for stage, method in cells
+        )
         return f"<table>{''.join(rows)}</table>"
 
     def describe(self) -> str:

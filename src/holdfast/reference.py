@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from holdfast._torch.fingerprint import fingerprint
 from holdfast._torch.layers import within
 from holdfast._torch.layout import is_sharded, like, storage_of, whole
 from holdfast._torch.names import Alignment, align, shorten
-from holdfast._torch.vocabulary import Vocabularies, vocabularies
+from holdfast._torch.vocabulary import TokenRows, token_rows
 from holdfast.io.files import write_whole
 from holdfast.io.safetensors_files import map_safetensors
 
@@ -46,8 +46,8 @@ class Distance:
 
     total: float
     relative: float
-    per_parameter: dict[str, float]
-    relative_per_parameter: dict[str, float]
+    per_parameter: dict[str, float] = field(repr=False)
+    relative_per_parameter: dict[str, float] = field(repr=False)
     without_anchor: tuple[str, ...]
 
 
@@ -290,7 +290,7 @@ class Reference(Mapping[str, Tensor]):
         """
         anchors = self._anchors(params, names, None)
         pairs = list(zip(params, anchors, strict=True))
-        if sizes := _vocabularies(params, names, anchors):
+        if sizes := _token_rows(params, names, anchors):
             for i, (p, a) in enumerate(pairs):
                 # A slice of a sharded tensor is a copy.
                 if a is not None and sizes.explain(a.shape, p.shape) and not is_sharded(p):
@@ -328,7 +328,7 @@ class Reference(Mapping[str, Tensor]):
         if not wrong:
             return
         hint = 'If that part is new, leave it out: Reference.open(path, without="classifier")'
-        if sizes := _vocabularies(params, names, anchors):
+        if sizes := _token_rows(params, names, anchors):
             hint = (
                 f"The model was resized from {sizes.base} to {sizes.tuned} tokens, but each of its "
                 "weights needs an anchor: use the model after resizing, Reference.of(model)"
@@ -341,11 +341,11 @@ class Reference(Mapping[str, Tensor]):
         return f"no parameter has an {what}. Parameters: {shorten(names)}. {known}"
 
 
-def _vocabularies(
+def _token_rows(
     params: Sequence[Tensor], names: Sequence[str], anchors: Sequence[Tensor | None]
-) -> Vocabularies | None:
+) -> TokenRows | None:
     matched = zip(names, params, anchors, strict=True)
-    return vocabularies((name, a.shape, p.shape) for name, p, a in matched if a is not None)
+    return token_rows((name, a.shape, p.shape) for name, p, a in matched if a is not None)
 
 
 def distance(param: Tensor, anchor: Tensor) -> float:

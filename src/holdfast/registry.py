@@ -12,7 +12,9 @@ from holdfast._torch.checks import did_you_mean
 from holdfast.methods.adamw import AdamWUpdate
 from holdfast.methods.auto import Auto
 from holdfast.methods.dare import DARE
+from holdfast.methods.dft import DFT
 from holdfast.methods.distill import Distill
+from holdfast.methods.eaft import EAFT
 from holdfast.methods.ewc import EWC
 from holdfast.methods.fapm import FAPM
 from holdfast.methods.features import Features
@@ -37,6 +39,8 @@ from holdfast.methods.self_replay import SelfReplay
 from holdfast.methods.sfa import SFA
 from holdfast.methods.sgd import SGDUpdate
 from holdfast.methods.slerp import SLERP
+from holdfast.methods.stm import STM
+from holdfast.methods.talr import TALR
 from holdfast.methods.ties import TIES
 from holdfast.methods.wise_ft import WiseFT
 from holdfast.stages import Merging, Method, Objective, Penalty, Recall, Start, Trainable, Update
@@ -151,6 +155,10 @@ register("pretrained", "start", Pretrained, "", "start from the pretrained weigh
 register("random-init", "start", RandomInit, "2004.12651", "start from random weights and be pulled to the pretrained ones")
 register("uniform", "objective", Uniform, "", "every sample counts the same")
 register("flow", "objective", Flow, "2502.02797", "weight each sample by exp(−loss / τ), with its loss under the pretrained model")
+register("stm", "objective", STM, "2501.14315", "leave out the tokens that the pretrained model finds unlikely")
+register("dft", "objective", DFT, "2508.05629", "weight each token by its probability under the model in training")
+register("talr", "objective", TALR, "2509.20758", "weight each token by p^(1/τ), with its probability p under the model in training")
+register("eaft", "objective", EAFT, "2601.02151", "weight each token by the entropy of the model's prediction")
 register("no-recall", "recall", NoRecall, "", "the loss preserves no old knowledge")
 register("auto", "recall", Auto, "", "the recall that fits the model, as in the preset `holdfast`")
 register("self-replay", "recall", SelfReplay, "2605.26097", "preserve the predictions on texts sampled from the pretrained model itself")

@@ -31,6 +31,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from torch import Tensor, nn
@@ -42,7 +43,15 @@ from holdfast._torch.checks import NamedSettings, above_zero, at_least_zero
 from holdfast._torch.merging import Where
 from holdfast.columns import take_columns
 from holdfast.data import Collate, IndexedSource, as_source
-from holdfast.losses import Count, LossFunction, Task, count_targets, infer_task, weighted_loss
+from holdfast.losses import (
+    Count,
+    LossFunction,
+    Predicted,
+    Task,
+    count_targets,
+    infer_task,
+    weighted_loss,
+)
 from holdfast.reference import Reference
 
 if TYPE_CHECKING:
@@ -275,10 +284,13 @@ class Criterion:
         recall: the recall of the recipe, which may add columns and change the loss.
         auxiliary: the weight of the model's auxiliary loss (for mixture-of-experts models) in each
             micro-batch. If None, the number of its targets divided by that of the whole update.
+        needs_outputs: whether :meth:`output_weights` needs the logits, and not only the losses. A
+            host with a loss of its own may know only the losses.
     """
 
     column: str | None = None
     auxiliary: float | None = None
+    needs_outputs: bool = False
 
     def __init__(self, run: Run, data: Any = None) -> None:
         self.data = run.data if data is None else data
@@ -308,8 +320,8 @@ class Criterion:
             update: the number of the update, counted from 1.
         """
         batch, values = take_columns(batch, self.columns)
-        weights = self.weigh(batch, values, update)
         if not isinstance(self.task, str):  # the user's function: one loss per sample
+            weights = self.weigh(batch, values, update)
             losses = self.task(model, batch)
             if losses.shape != (batch_length(batch),):
                 raise ValueError(
@@ -320,18 +332,50 @@ class Criterion:
         inputs, labels = inputs_and_labels(model, batch)
         before = self.recall.before(model, inputs, labels, values, update)
         logits, auxiliary = self.forward(model, inputs, labels, num_targets)
-        loss = weighted_loss(logits, labels, weights, self.task, num_targets) + auxiliary
+        weigh = partial(self.weigh, batch, values, update)
+        weighing = weigh if self.weighs_outputs else weigh()
+        loss = weighted_loss(logits, labels, weighing, self.task, num_targets) + auxiliary
         apart = self.recall.on_outputs(before, logits, labels)
         return loss if apart is None else loss + apart / num_targets
 
-    def weigh(self, batch: Any, values: Mapping[str, Tensor], update: int) -> Tensor | None:
-        """Return the weights of a batch's samples or tokens, given its columns; None if all 1."""
-        own = None if self.column is None else values[self.column]
-        return self.recall.weights(self.weights(batch, own, update), values, update)
+    def weigh(
+        self,
+        batch: Any,
+        values: Mapping[str, Tensor],
+        update: int,
+        predicted: Predicted | None = None,
+    ) -> Tensor | None:
+        """Return the weights of a batch's samples or tokens; None if all 1.
+
+        Args:
+            batch: the batch without its columns.
+            values: its columns, by name.
+            update: the number of the update, counted from 1.
+            predicted: what the model predicts, if :attr:`weighs_outputs`.
+        """
+        if predicted is None:
+            column = None if self.column is None else values[self.column]
+            weights = self.weights(batch, column, update)
+        else:
+            weights = predicted.along_labels(self.output_weights(batch, predicted))
+        return self.recall.weights(weights, values, update)
 
     def weights(self, batch: Any, values: Tensor | None, update: int) -> Tensor | None:
         """Return the objective's weights, given the values of its column; None if all 1."""
         return None
+
+    @property
+    def weighs_outputs(self) -> bool:
+        """True if the criterion overrides :meth:`output_weights`."""
+        return type(self).output_weights is not Criterion.output_weights
+
+    def output_weights(self, batch: Any, predicted: Predicted) -> Tensor:
+        """Return a weight per target, given what the model predicts.
+
+        :meth:`weights` is then not called. The weights carry no gradient. ``predicted.outputs`` may
+        be None unless ``needs_outputs``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not weigh by outputs")
 
     def forward(
         self, model: nn.Module, inputs: Any, labels: Tensor, num_targets: Count

@@ -1,6 +1,8 @@
 """Progress where there is no terminal: a line now and then."""
 
 import re
+import sys
+from types import ModuleType
 
 import pytest
 
@@ -45,3 +47,16 @@ def test_nothing_is_shown(clock, capsys):
     clock[0] += 31
     bar.update(50)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("widgets", [False, True])
+def test_bars_in_a_notebook(widgets, monkeypatch):
+    """Of text without ipywidgets, where tqdm.auto would warn."""
+    pytest.importorskip("tqdm", reason="the hf extra is not installed")
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: widgets or None)
+    bars = progress._bars()
+    assert bars.__name__ == ("tqdm_notebook" if widgets else "tqdm")
+    if not widgets:
+        with progress.progress_bar(2, "text", shown=False) as bar:
+            bar.update(2)

@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
-pytest.importorskip("plotly", reason="the eval extra is not installed")
+pytest.importorskip("cattrs", reason="the eval extra is not installed")
 
 from holdfast.cli import main
 from holdfast.comparison import default

@@ -1,6 +1,8 @@
 """``holdfast check``: exit codes, files and messages."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -37,7 +39,7 @@ def test_it_passes_and_fails(capsys):
 def test_a_saved_report(capsys):
     assert main(["measure", "base", "far", "--context-free=0", "--out=report"]) == 0
     given = ["check", "--report=report/report.json"]
-    assert main([*given, "--max-drift=100"]) == 0
+    assert main([*given, "--max-drift=10000%"]) == 0
     assert main([*given, "--max-drift=1%"]) == 1
     assert main(["check", "base", "far", "--max-drift=1%"]) == 1  # without drawing texts
     assert "context-free" not in capsys.readouterr().err
@@ -49,7 +51,7 @@ def test_skills(capsys):
     given = ["--skills", "--max-skill-rise=5%", "--context-free=0"]
     assert main(["check", "base", "near", *given]) == 0
     assert main(["check", "base", "far", *given]) == 1
-    assert "French: rise of the perplexity" in capsys.readouterr().out
+    assert "French: rise of the perplexity of a skill" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -58,9 +60,15 @@ def test_skills(capsys):
         (["base", "near"], "give at least one limit: --max-perplexity-rise"),
         (["--max-kl=1"], "give BASE and TUNED"),
         (["base", "near", "--max-drop=1%"], "--max-drop needs a test: --text, --retained"),
-        (["base", "near", "--max-skill-rise=1%"], "--max-skill-rise needs --skills"),
+        (["base", "near", "--max-skill-rise=1%"], "--skills and --max-skill-rise need each other"),
+        (
+            ["base", "near", "--skills", "--max-kl=1"],
+            "--skills and --max-skill-rise need each other",
+        ),
+        (["base", "near", "--skills", "--max-perplexity-rise=1%"], "needs a test: --text"),
         (["base", "near", "--min-target=1"], "--min-target needs a --target"),
         (["base", "near", "--report=x.json", "--max-kl=1"], "give BASE and TUNED"),
+        (["base", "near", "--max-drift=3"], "a number below 1, got '3': write 3%"),
         (["base", "near", "--max-kl=much"], "must be a number or a percentage, got 'much'"),
         (["base", "near", "--max-kl=-1"], "max_kl must be"),
         (["base", "near", "--max-klx=1"], "did you mean '--max-kl'"),
@@ -69,3 +77,12 @@ def test_skills(capsys):
 def test_wrong_input(given, words, capsys):
     assert main(["check", *given]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit", ["10000%", "1%"])
+def test_a_closed_pipe_is_no_verdict(limit, tmp_path):
+    """Neither 0 nor 1: what could not be printed was not said."""
+    assert main(["measure", "base", "far", "--context-free=0", "--out=report"]) == 0
+    words = f"-m holdfast check --report report/report.json --max-drift {limit}"
+    shell = f"{sys.executable} {words} 2>&1 | true; exit ${{PIPESTATUS[0]}}"
+    assert subprocess.run(["bash", "-c", shell]).returncode == 141

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
-pytest.importorskip("plotly", reason="the eval extra is not installed")
+pytest.importorskip("cattrs", reason="the eval extra is not installed")
 
 from comparison.tiny import save_bert, save_llama
 from holdfast.cli import main

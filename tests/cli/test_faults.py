@@ -11,7 +11,7 @@ import shutil
 import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
-pytest.importorskip("plotly", reason="the eval extra is not installed")
+pytest.importorskip("cattrs", reason="the eval extra is not installed")
 pytest.importorskip("optuna", reason="the cli extra is not installed")
 
 from comparison.tiny import save_llama

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
-for package in ("cattrs", "optuna", "peft", "plotly"):
+for package in ("cattrs", "optuna", "peft"):
     pytest.importorskip(package, reason="the cli extra is not installed")
 
 from cli.damage import VALUES, damaged  # noqa: E402

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("plotly", reason="the eval extra is not installed")
+pytest.importorskip("cattrs", reason="the eval extra is not installed")
 
 from holdfast.cli import main
 from holdfast.comparison.results import Results

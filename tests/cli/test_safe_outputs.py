@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
-pytest.importorskip("plotly", reason="the eval extra is not installed")
+pytest.importorskip("cattrs", reason="the eval extra is not installed")
 
 from cli.test_bad_input import contents
 from comparison.tiny import save_llama

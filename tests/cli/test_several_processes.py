@@ -13,9 +13,11 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 pytest.importorskip("accelerate", reason="the hf extra is not installed")
+pytest.importorskip("tensorboard", reason="the tracking extra is not installed")
 
 from holdfast.cli import main  # noqa: E402
 from holdfast.comparison.default import MODEL  # noqa: E402
+from tracked import in_tensorboard  # noqa: E402
 
 ROWS = [{"prompt": f"two plus {i} is", "completion": "four " * (i % 3) + "five"} for i in range(11)]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -102,7 +104,8 @@ def rows_of(folder):
 
 
 def test_two_processes_are_one(tmp_path):
-    status, out, err = launch(command("two", "recadam+flow", 2, "--accumulate=2", "--json"))
+    more = ["--accumulate=2", "--json", "--report-to=tensorboard"]
+    status, out, err = launch(command("two", "recadam+flow", 2, *more))
     assert status == 0, err
     assert json.loads(out)["updates"] == 4  # printed once
     assert "note: 2 processes, 8 samples per update\n" in err
@@ -112,6 +115,9 @@ def test_two_processes_are_one(tmp_path):
     assert_same_as_one_process("two", "recadam+flow", 8)
     for ours, theirs in zip(rows_of("two"), rows_of("one"), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3)
+    (file,) = Path("two/tracking/tensorboard/two").iterdir()  # of the first process
+    figures, _ = in_tensorboard(file.parent)
+    assert [step for step, _ in figures["loss"]] == [1, 2, 3, 4]
 
 
 def test_gradient_checkpointing_with_parameters_that_have_no_gradient():

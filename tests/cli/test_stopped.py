@@ -12,7 +12,7 @@ import time
 import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
-pytest.importorskip("plotly", reason="the eval extra is not installed")
+pytest.importorskip("cattrs", reason="the eval extra is not installed")
 if sys.platform != "linux":
     pytest.skip("limits and capabilities of Linux", allow_module_level=True)
 

@@ -35,7 +35,7 @@ from holdfast.comparison.search import (
     place_of,
     revive,
 )
-from holdfast.comparison.tuning import tune, tune_in, tuned_of
+from holdfast.comparison.tuning import Tuned, tune, tune_in, tuned_of
 from holdfast.comparison.worker import Worker
 from holdfast.io import codec
 from report.sample_results import measured
@@ -257,6 +257,10 @@ def test_the_frontier_is_chosen_on_one_half_and_reported_on_the_other():
     assert not found.taken.beats(found.default, "reported")
     assert "does not beat the defaults in both" in " ".join(found.sentences())
     assert "Of 2 models on the frontier, 0 beat the defaults" in " ".join(found.sentences())
+    assert repr(found).startswith("<Tuned recadam: Found (trial 3): lr = ")
+    assert "<table>" in found._repr_html_()
+    assert [*dict.fromkeys(found.to_pandas()["recipe"])] == ["defaults", "trial 3", "trial 2"]
+    assert Tuned.from_json(found.to_json()).to_json() == found.to_json()
 
 
 def test_no_trial_at_all_says_why():

@@ -128,6 +128,11 @@ def setting_of(*entries):
     return Texts if WRITING & names else Images if SEEING & names else Vectors
 
 
+def method_of(entry):
+    """The method with its defaults; a model that was never trained finds no token likely."""
+    return entry.cls(**({"tau": 30.0} if entry.name == "stm" else {}))
+
+
 def recipe_of(*chosen):
     """A recipe of methods, in their slots; with RandomInit comes what it needs."""
     slots = {}

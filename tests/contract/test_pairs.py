@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 import torch
-from setting import ENTRIES, Stopped, assert_same_bits, recipe_of, stop_at, train
+from setting import ENTRIES, Stopped, assert_same_bits, method_of, recipe_of, stop_at, train
 
 PAIRS = [
     (a, b)
@@ -65,7 +65,7 @@ SAMPLE = sample(SENSIBLE)
     ids=map(pair_id, SENSIBLE),
 )
 def test_a_pair_trains_and_resumes(pair, tmp_path):
-    recipe = recipe_of(*(entry.cls() for entry in pair))
+    recipe = recipe_of(*map(method_of, pair))
     assert type(recipe).from_yaml(recipe.to_yaml()) == recipe
     options = {"max_updates": 20, "log_every": 1}
     whole = train(recipe, **options)
@@ -85,4 +85,4 @@ def test_a_pair_that_makes_no_sense_is_refused_with_the_reason(pair):
 
 
 def test_all_pairs_are_here():
-    assert len(PAIRS) == 463
+    assert len(PAIRS) == 587

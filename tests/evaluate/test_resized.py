@@ -174,7 +174,42 @@ def test_other_tokens_at_the_same_rows_are_not_compared(tmp_path, disk):
     assert report.drift.vocabulary is None
     assert len(report.drift.only_tuned) == 2
     assert report.divergences == ()
-    assert "over 27 classes or tokens" in report.notes[0]
+    assert "14 of 21 tokens" in report.notes[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_model_with_other_ids(tmp_path, disk, family):
+    """Its embedding and its head are in another order, like the ids of its tokenizer."""
+    model, order = FAMILIES[family](), [*range(7), *reversed(range(7, TOKENS))]
+    with torch.no_grad():
+        for p in token_rows(model).values():
+            p.copy_(p[order].clone())
+    words = make_tokenizer().convert_ids_to_tokens(order)
+    save(model, tmp_path / "other", make_tokenizer(" ".join(words[7:])))
+    base, other, tests = disk / family, tmp_path / "other", {"text": {"words": TEXT}}
+    report = measure(base, other, **tests, progress=False)
+    assert report.drift.total.distance == 0
+    assert len(report.drift.only_tuned) == len(token_rows(model))
+    assert all(name.endswith("(rows of other tokens)") for name in report.drift.only_tuned)
+    assert report.divergences == report.scores == ()
+    (note,) = report.notes
+    assert note.startswith("20 of 27 tokens have other ids in the tuned model's tokenizer, so the")
+    merged = load_file(merge_on_disk(base, other, tmp_path / "out", 0.5) / "model.safetensors")
+    expected = load_file(other / "model.safetensors")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in merged.items())
+
+
+@pytest.mark.parametrize(("words", "moved"), [(1000, 2), (1000, 20), (4, 4)])
+def test_tokens_with_other_ids_are_counted(tmp_path, words, moved):
+    names = [f"w{i}" for i in range(words)]
+    for folder, vocabulary in (("one", names), ("two", names[:moved][::-1] + names[moved:])):
+        save(FAMILIES["tied"](), tmp_path / folder, make_tokenizer(" ".join(vocabulary)))
+    change = token_change(tmp_path / "one", tmp_path / "two")
+    assert (change.both, change.moved) == (words + 7, moved)
+    report = measure(tmp_path / "one", tmp_path / "two", context_free=2, progress=False)
+    assert len(report.divergences) == (moved == 2)
+    assert report.notes[0].startswith(f"{moved} of {words + 7:,} tokens have other ids")
+    assert token_change(tmp_path / "one", tmp_path / "one").moved == 0
 
 
 def test_names_of_new_tokens(tmp_path, disk):

@@ -35,7 +35,7 @@ def test_a_model_forgets_none_of_its_own_skills_and_a_noisy_one_does():
     }  # fmt: skip
     assert all(score.change.value == 0 for score in same.scores)
     worse = measured(model, noisy(model, 0.5), tokenizer, texts=8, tokens=8)
-    drawn = [score for score in worse.scores if score.metric == "own_perplexity"]
+    drawn = [score for score in worse.scores if score.metric == "skill_perplexity"]
     assert len(drawn) == 6
     assert all(score.change.value > 0 for score in drawn)
     assert all(score.change.low is not None and score.change.n == 8 for score in drawn)

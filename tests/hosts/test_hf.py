@@ -105,7 +105,7 @@ def test_the_neutral_recipe_is_the_trainer_to_the_bit(tmp_path, optim, steps):
         [
             "recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "mas", "l1-sp", "sfa", "hft",
             "distill", "gradual-unfreezing", "linear-probe", "wise-ft", "sgd", "lp-ft+flow",
-            "random-init+recadam", "lora+recadam+flow+l2-sp+wise-ft",
+            "random-init+recadam", "lora+recadam+flow+l2-sp+wise-ft", "dft", "talr", "eaft",
         ],
         ["ewc", "gradual-unfreezing", "lp-ft+flow", "lora+recadam+flow+l2-sp+wise-ft"],
     ),

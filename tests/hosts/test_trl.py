@@ -13,7 +13,18 @@ import transformers  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 from trl import SFTConfig, SFTTrainer  # noqa: E402
 
-from holdfast import Flow, LoRA, Recipe, finetune_loop, pad_collate, score  # noqa: E402
+from holdfast import (  # noqa: E402
+    DFT,
+    EAFT,
+    STM,
+    TALR,
+    Flow,
+    LoRA,
+    Recipe,
+    finetune_loop,
+    pad_collate,
+    score,
+)
 from holdfast.hosts.trl import HoldfastSFTTrainer  # noqa: E402
 from matrices import sampled  # noqa: E402
 
@@ -106,12 +117,15 @@ def tokenized(trainer):
 @pytest.mark.parametrize(
     "names",
     sampled(
-        ["recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "distill", "lora+flow+wise-ft"],
-        ["ewc", "lora+flow+wise-ft"],
+        [
+            "recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "distill", "lora+flow+wise-ft",
+            "stm", "dft", "talr", "eaft",
+        ],
+        ["ewc", "lora+flow+wise-ft", "talr", "eaft"],
     ),
-)
+)  # fmt: skip
 def test_a_recipe_in_the_trainer_is_the_raw_loop(tmp_path, names):
-    recipe = Recipe.preset(names)
+    recipe = Recipe(objective=STM(20.0)) if names == "stm" else Recipe.preset(names)
     rows = tokenized(make_trainer(None, tmp_path))
     trainer = make_trainer(recipe, tmp_path)
     trainer.train()
@@ -166,14 +180,15 @@ def test_weights_reach_the_right_tokens_through_packing(tmp_path, shared_data, s
     assert values == pytest.approx([known[ids] for ids in order for _ in ids])
 
 
-def test_the_packed_loss_is_the_unpacked_one(tmp_path):
+@pytest.mark.parametrize("objective", sampled([Flow(), DFT(), TALR(), EAFT()], [Flow(), TALR()]))
+def test_the_packed_loss_is_the_unpacked_one(tmp_path, objective):
     """With all samples in one batch, packing changes neither tokens nor weights."""
     losses = []
     for options in ({}, {"packing": True}, {"padding_free": True, "max_length": None}):
         if options.get("packing"):
             options["max_length"] = 64
         options["num_train_epochs"] = 1
-        trainer = make_trainer(Recipe(objective=Flow()), tmp_path, options=options)
+        trainer = make_trainer(Recipe(objective=objective), tmp_path, options=options)
         losses.append(first_loss(trainer))
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert losses[2] == pytest.approx(losses[0], rel=1e-5)
@@ -283,6 +298,22 @@ def test_batch_medians_are_refused(tau, packing, tmp_path):
     assert "packed batch" not in str(no.value)
 
 
+def test_dft_is_that_of_trl(tmp_path):
+    ours = make_trainer(Recipe.preset("dft"), tmp_path)
+    theirs = make_trainer(None, tmp_path, options={"loss_type": "dft"})
+    ours.train()
+    theirs.train()
+    for (name, p), q in zip(ours.model.named_parameters(), theirs.model.parameters(), strict=True):
+        assert (p - q).abs().max() < 1e-9, name
+
+
 def test_a_second_loss_is_refused(tmp_path):
     with pytest.raises(ValueError, match='loss_type="nll"'):
         make_trainer(Recipe(objective=Flow()), tmp_path, options={"loss_type": "dft"})
+
+
+def test_a_patched_loss_is_refused(tmp_path, monkeypatch):
+    """Unsloth, for example, replaces TRL's loss by that of the model."""
+    monkeypatch.setattr(SFTTrainer, "compute_loss", transformers.Trainer.compute_loss)
+    with pytest.raises(ValueError, match="a patch has replaced TRL's loss, so the recipe flow"):
+        make_trainer("flow", tmp_path).train()

@@ -4,7 +4,7 @@ import copy
 import importlib
 import types
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
@@ -26,8 +26,8 @@ from trl import (  # noqa: E402
     RLOOTrainer,
 )
 
-from holdfast import LoRA, Recipe, Run, SelfReplay  # noqa: E402
-from holdfast.hosts.hf import WithRecipe  # noqa: E402
+from holdfast import AdamWUpdate, LoRA, Recipe, Run, SelfReplay  # noqa: E402
+from holdfast.hosts.hf import HoldfastTrainer, WithRecipe  # noqa: E402
 from holdfast.hosts.trl import HoldfastDPOTrainer, HoldfastGRPOTrainer  # noqa: E402
 from holdfast.methods.self_replay import ReplayTerm  # noqa: E402
 from holdfast.methods.sgd import SGDUpdate  # noqa: E402
@@ -195,6 +195,20 @@ def test_the_trainers_learning_rate_is_kept(make, lr, tmp_path):
     trainer = make("holdfast", tmp_path, learning_rate=lr or default)
     assert trainer.run.lr == trainer.args.learning_rate == (lr or 1e-6)
     assert not trainer.run.needs_warm_up
+    if lr is None:  # the rate of a recipe is one that the user has set
+        recipe = Recipe(update=AdamWUpdate(lr=5e-6))
+        assert make(recipe, tmp_path, learning_rate=default).args.learning_rate == 5e-6
+
+
+def test_a_loss_of_your_own_keeps_the_learning_rate(tmp_path):
+    class Mine(HoldfastTrainer):
+        def compute_loss(self, *args, **kwargs):
+            return 2 * super().compute_loss(*args, **kwargs)
+
+    args = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    for cls, rate in ((Mine, args.learning_rate), (HoldfastTrainer, None)):
+        trainer = cls(model=make_llama(), recipe="holdfast", args=replace(args))
+        assert (trainer.run.lr == args.learning_rate) == (rate is not None)
 
 
 def reference_of(trainer):

@@ -1,12 +1,15 @@
 """A watch in the real hosts: its values are in their logs."""
 
+import importlib
+
 import pytest
 import torch
 
-from holdfast import Recipe, Reference
+from holdfast import L2SP, NoRecall, RecAdamUpdate, Recipe, Reference, SelfReplay
 from holdfast.evaluate.watch import Watch, curves_of
 from holdfast.hosts.watching import watch_lightning, watch_trainer
 from ranks import run_on_ranks
+from tracked import in_tensorboard
 
 
 def test_in_the_trainer_with_a_recipe_and_without(tmp_path, monkeypatch):
@@ -30,6 +33,28 @@ def test_in_the_trainer_with_a_recipe_and_without(tmp_path, monkeypatch):
         (loss,) = (c for c in curves_of(trainer.state.log_history) if c.name == "loss")
         assert loss.steps == (1, 2, 3, 4, 5)  # the trainer's own log is not disturbed
     assert curves_of(plain.state.log_history) == curves_of(ours.state.log_history)
+
+
+@pytest.mark.parametrize("host", ["hf", "trl"])
+def test_the_trainers_own_trackers_get_all_figures(tmp_path, monkeypatch, host):
+    pytest.importorskip("tensorboard", reason="the tracking extra is not installed")
+    pytest.importorskip(host.replace("hf", "transformers"), reason=f"no extra {host}")
+    make_trainer = importlib.import_module(f"test_{host}").make_trainer
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    recall = SelfReplay(budget=0.5, share=0.25, fewest=1, length=8) if host == "trl" else NoRecall()
+    recipe = Recipe(recall=recall, update=RecAdamUpdate(), penalties=(L2SP(strength=0.1),))
+    trainer = make_trainer(recipe, tmp_path, options={"report_to": "tensorboard"})
+    watch_trainer(trainer, Watch(trainer.model, every=2))
+    trainer.train()
+    figures, _ = in_tensorboard(tmp_path / "board")
+    wanted = {"loss", "learning_rate", "lam", "pull", "distance", "penalty/L2SP"}
+    wanted |= {"forgetting/distance"} | ({"kl", "strength"} if host == "trl" else set())
+    for name in wanted:
+        logged = [(r["step"], r[name]) for r in trainer.state.log_history if name in r]
+        assert logged
+        close = [(step, pytest.approx(value, rel=1e-6)) for step, value in logged]
+        assert figures[f"train/{name}"] == close
 
 
 @pytest.mark.filterwarnings("ignore")

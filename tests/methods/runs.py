@@ -11,6 +11,7 @@ from holdfast.losses import count_targets
 
 TASKS = ["classification", "multi_label", "regression", "causal_lm", "token_classification"]
 TOKENS = ("causal_lm", "token_classification")
+CLASSES = (*TOKENS, "classification")
 
 
 class Net(nn.Module):
@@ -105,6 +106,16 @@ def loss_of(criterion, model, collate, indices=None, update=1, num_targets=None)
         labels = batch["labels"] if isinstance(batch, dict) else batch[1]
         num_targets = float(count_targets(labels, criterion.task).sum())
     return criterion.loss(model, batch, num_targets, update)
+
+
+def outputs_and_labels(model, samples):
+    """Sample by sample, without padding, as the golden twins want them."""
+    outputs, labels = [], []
+    for sample in samples:
+        inputs = {n: torch.as_tensor(v)[None] for n, v in sample.items() if n != "labels"}
+        outputs.append(model(**inputs)[0])
+        labels.append(torch.as_tensor(sample["labels"]))
+    return outputs, labels
 
 
 def gradient(loss, model):

@@ -108,7 +108,7 @@ def test_a_running_median_is_saved_with_the_criterion():
 
 @pytest.mark.parametrize("task", TASKS)
 def test_an_infinite_tau_is_uniform_to_the_bit_and_scores_nothing(task, monkeypatch):
-    monkeypatch.setattr("holdfast.methods.flow.score", None)
+    monkeypatch.setattr("holdfast.methods._base_losses.score", None)
     neutral, model = prepared(task, Flow(**Flow.neutral), new=("head",))
     uniform = Uniform().prepare(make_run(model, make_samples(task, SAMPLES), task))
     assert torch.equal(*(loss_of(c, model, collate_for(task)) for c in (neutral, uniform)))

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,8 @@ from report.test_html import hostile_report, hostile_results, hostile_sweep
 
 pytestmark = pytest.mark.soak
 
+#: The comparison of ``make demo``.
+COMPARED = Path(__file__).parents[2] / "benchmarks" / "results" / "compare_default.json"
 LONG = {f"{name}+wise-ft+and-more": row for name, row in RECIPES.items()}
 ODD = Estimate(float("nan"), float("inf"), None, 0)
 BROKEN = replace(sample().scores[0], before=ODD, after=ODD, change=ODD)
@@ -118,23 +121,110 @@ def test_better_is_up_and_to_the_right(browser, tmp_path):
     for plot in (0, 1, 2):  # lower is better in one and higher in others
         places = browser.run(
             "Object.fromEntries(Array.from(document.querySelectorAll("
-            f"'#plot-{plot} .textpoint text'), e => [e.textContent, "
+            f"'#plot-{plot} .annotation-text'), e => [e.textContent, "
             "[e.getBoundingClientRect().x, e.getBoundingClientRect().y]]))"
         )
         assert places["sfa"][0] < places["lora"][0]
         assert places["lora"][1] < places["standard"][1]
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_names_stand_apart(browser, tmp_path, width):
-    assert all(opened(browser, tmp_path, sample_results(), width=width))
-    boxes = browser.run(
-        "Array.from(document.querySelectorAll('#plot-0 .textpoint text'), e => "
-        "{const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]})"
-    )
-    boxes = [box for box in boxes if box[2] > box[0]]
-    assert len(boxes) > 5
-    for i, a in enumerate(boxes):
-        for b in boxes[:i]:
-            across, down = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-            assert across < 3 or down < 5
+#: Of each name in a plot: its text, its box, and how far it is from its mark; 0 with a line to it.
+NAMES = """
+Array.from(document.querySelectorAll("#plot-%d .annotation"), (group) => {
+  const plot = group.closest("[id^=plot-]"), named = plot.data.find((t) => t.meta === "named");
+  const { x, y, text } = plot.layout.annotations[group.dataset.index];
+  const at = (k) => named.x[k] === x && named.y[k] === y && named.text[k] === text;
+  const i = named.x.findIndex((_, k) => at(k));
+  const r = group.querySelector(".annotation-text").getBoundingClientRect();
+  const m = plot.querySelectorAll(".point")[i].getBoundingClientRect();
+  const across = Math.max(m.left - r.right, r.left - m.right, 0);
+  const down = Math.max(m.top - r.bottom, r.top - m.bottom, 0);
+  const lines = plot.layout.shapes, drawn = plot.querySelectorAll(".shapelayer path");
+  const own = lines.some((s) => s.xanchor === x && s.yanchor === y);
+  const lined = own && drawn.length === lines.length;
+  return [text, [r.left, r.top, r.right, r.bottom], lined ? 0 : Math.hypot(across, down)];
+})
+"""
+MARKS = """
+Array.from(document.querySelectorAll("#plot-%d .point"), (mark) => {
+  const r = mark.getBoundingClientRect();
+  return [r.left, r.top, r.right, r.bottom];
+})
+"""
+MANY = {f"recipe-{i}": (0.67 + 0.01 * (i % 7), 0.1 + 0.06 * i) for i in range(30)}
+
+
+def overlap(a, b):
+    return min(min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1]))
+
+
+@pytest.mark.parametrize("width", [1280, 800, 390])
+@pytest.mark.parametrize(
+    ("found", "least"),
+    [(sample_results(), 11), (Results.load(COMPARED), 12), (sample_results(MANY), 20)],
+    ids=["sample", "demo", "many"],
+)
+def test_names_stand_beside_their_marks(browser, tmp_path, found, least, width):
+    assert all(opened(browser, tmp_path, found, width=width))
+    for plot in range(4):
+        names, marks = browser.run(NAMES % plot), browser.run(MARKS % plot)
+        assert len(names) >= (least if width == 1280 else least // 2)
+        for i, (text, box, far) in enumerate(names):
+            assert far < 8, text
+            assert not [other for other, b, _ in names[:i] if overlap(box, b) > 2], text
+            assert sum(overlap(box, mark) > 2 for mark in marks) == 0, text
+
+
+def test_names_follow_the_size_of_the_plot(browser, tmp_path):
+    assert all(opened(browser, tmp_path, sample_results(), width=1280))
+    size = {"width": 700, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.call("Emulation.setDeviceMetricsOverride", **size)
+    browser.wait("document.querySelector('#plot-0 .main-svg').clientWidth < 700")
+    assert all(far < 8 for *_, far in browser.run(NAMES % 0))
+
+
+def test_paper_is_light_and_unfolded(browser, tmp_path):
+    assert all(opened(browser, tmp_path, sample(), dark=True))
+    ink = "getComputedStyle(document.querySelector('h1')).color"
+    folded = "document.querySelectorAll('details:not([open])').length"
+    widest = "Math.max(...Array.from(document.querySelectorAll('.main-svg'), e => e.clientWidth))"
+    before = [browser.run(x) for x in (ink, folded, widest)]
+    assert before[1] > 0
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(ink) == "rgb(29, 29, 31)"
+    assert browser.run(folded) == 0
+    assert browser.run(widest) <= 680
+    bar = "document.querySelector('.barlayer .point path').style.fill"
+    assert browser.run(bar) == "rgb(204, 31, 45)"
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    browser.wait(f"{widest} === {before[2]}")
+    assert [browser.run(x) for x in (ink, folded)] == before[:2]
+    assert browser.call("Page.printToPDF")["data"]
+
+
+@pytest.fixture
+def without_scripts(browser):
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    yield
+    browser.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+@pytest.fixture
+def without_inflating(browser):
+    source = "delete globalThis.DecompressionStream"
+    script = browser.call("Page.addScriptToEvaluateOnNewDocument", source=source)
+    yield
+    browser.call("Page.removeScriptToEvaluateOnNewDocument", **script)
+
+
+@pytest.mark.parametrize("lacking", ["without_scripts", "without_inflating"])
+def test_without_plots_there_is_a_sentence(browser, tmp_path, request, lacking):
+    request.getfixturevalue(lacking)
+    path = tmp_path / "page.html"
+    sample_results().save(path)
+    browser.call("Page.navigate", url=path.resolve().as_uri())
+    browser.wait("location.protocol === 'file:' && document.readyState === 'complete'")
+    shown = "Array.from(document.querySelectorAll('.undrawable'), e => e.checkVisibility())"
+    browser.wait(f"{shown}.length === 3 && {shown}.every(Boolean)")
+    assert browser.run("document.querySelector('.plots').checkVisibility()") is False
+    assert browser.run("document.querySelector('tbody').checkVisibility()") is True

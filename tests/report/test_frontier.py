@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.report.frontier import Axis, Mark, frontier, out_of_view, pareto, placed
+from holdfast.report.frontier import Axis, Mark, frontier, out_of_view, pareto
 from holdfast.report.plot import ACCENT, GAINED
 from holdfast.report.words import Span
 
@@ -12,15 +12,6 @@ pairs = st.lists(st.tuples(st.floats(0, 300), st.floats(0, 200)), max_size=15)
 
 def points(count):
     return [Mark(f"model {i}", ACCENT, ()) for i in range(count)]
-
-
-@given(pairs)
-def test_names_stand_beside_their_points(found):
-    names = [f"name {i}" for i in range(len(found))]
-    places = placed(names, found, 300, 200)
-    assert len(places) == len(found)
-    if len(found) == 1 and 30 < found[0][1] < 170:
-        assert places[0] is not None
 
 
 @given(pairs)

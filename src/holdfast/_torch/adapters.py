@@ -99,8 +99,30 @@ def adapter_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
 
 
 def adapters_are_new(model: nn.Module) -> bool:
-    """Whether a model with its adapters off is the model of now: no B of LoRA has changed."""
-    return not any(p.any() for n, p in model.named_parameters() if ".lora_B." in n)
+    """Whether a model with its adapters off is the model of now.
+
+    No B of LoRA has changed, nor A of an embedding, which PEFT sets to 0 instead, and parts that
+    are trained in full equal their originals.
+    """
+    if any(p.any() for name, p in model.named_parameters() if ".lora_B." in name):
+        return False
+    return not any(_changes_embedding(m) or _changes_copy(m) for m in model.modules())
+
+
+def _changes_embedding(module: Any) -> bool:
+    a, b = getattr(module, "lora_embedding_A", None), getattr(module, "lora_embedding_B", None)
+    if not isinstance(a, nn.ParameterDict) or not isinstance(b, nn.ParameterDict):
+        return False
+    return any(a[name].any() and b[name].any() for name in a)
+
+
+def _changes_copy(module: Any) -> bool:
+    copies = getattr(module, "modules_to_save", None)
+    if not isinstance(copies, nn.ModuleDict):
+        return False
+    original = dict(module.original_module.named_parameters())
+    trained = (found for copy in copies.values() for found in copy.named_parameters())
+    return any((p != original[name].to(p)).any() for name, p in trained)
 
 
 def adapters_are_removable(model: nn.Module) -> bool:

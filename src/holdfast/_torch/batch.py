@@ -73,6 +73,27 @@ def inputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
     )
 
 
+def sequences(batch: Any, labels: Tensor) -> Tensor:
+    """The number of the sequence that each label belongs to, counted over the batch from 0.
+
+    A row is a sequence. Samples that are packed into a row are told apart by their positions, which
+    start again at 0.
+
+    Example:
+        >>> import torch
+        >>> labels = torch.zeros(2, 4)
+        >>> sequences({"position_ids": torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3]])}, labels)
+        tensor([[0, 0, 1, 1],
+                [2, 2, 2, 2]])
+    """
+    positions = batch.get("position_ids") if isinstance(batch, Mapping) else None
+    begins = torch.zeros_like(labels, dtype=torch.bool)
+    if isinstance(positions, Tensor) and positions.shape == labels.shape:
+        begins = positions == 0
+    begins.reshape(len(labels), -1)[:, 0] = True
+    return begins.flatten().cumsum(0).reshape(labels.shape) - 1
+
+
 def accepted_names(model: nn.Module) -> tuple[frozenset[str], bool]:
     """The names of the arguments of a model's forward, and whether it accepts others."""
     forward = without_peft(model).forward  # PEFT's own accepts anything

@@ -25,6 +25,11 @@ def above_zero(name: str, value: Any) -> float:
     return _number(name, value, "a finite number > 0", lambda number: 0 < number < math.inf)
 
 
+def at_least_one(name: str, value: Any) -> float:
+    """A number ≥ 1, perhaps infinity."""
+    return _number(name, value, "a number ≥ 1, or infinity", lambda number: number >= 1)
+
+
 def share(name: str, value: Any) -> float:
     return _number(name, value, "in [0, 1]", lambda number: 0 <= number <= 1)
 

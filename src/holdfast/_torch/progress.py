@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
 import time
 from typing import Any
@@ -48,11 +50,20 @@ class Lines:
 
 def progress_bar(total: int | None, description: str, *, shown: bool, unit: str = "sample") -> Any:
     """A progress bar with ``update(n)``, as a context manager."""
-    if (sys.stderr and sys.stderr.isatty()) or "ipykernel" in sys.modules:
-        try:
-            from tqdm.auto import tqdm
+    bars = _bars()
+    if bars is None:
+        return Lines(total, description, shown=shown, unit=unit)
+    return bars(total=total, desc=description, disable=not shown, unit=unit)
 
-            return tqdm(total=total, desc=description, disable=not shown, unit=unit)
-        except ImportError:  # the core needs torch, safetensors and numpy only
-            pass
-    return Lines(total, description, shown=shown, unit=unit)
+
+def _bars() -> Any:
+    """The bars of tqdm: widgets in a notebook with ipywidgets, else text; None if neither fits."""
+    in_notebook = "ipykernel" in sys.modules
+    if not in_notebook and not (sys.stderr and sys.stderr.isatty()):
+        return None
+    try:
+        if in_notebook and importlib.util.find_spec("ipywidgets"):
+            return importlib.import_module("tqdm.notebook").tqdm
+        return importlib.import_module("tqdm").tqdm  # tqdm.auto would warn without ipywidgets
+    except ImportError:  # the core needs torch, safetensors and numpy only
+        return None

@@ -21,7 +21,7 @@ _TOKEN_EMBEDDING = re.compile(
 Shape = Sequence[int]
 
 
-class Vocabularies(NamedTuple):
+class TokenRows(NamedTuple):
     """The numbers of rows per token in two models, of which the first ones are shared."""
 
     base: int
@@ -34,27 +34,27 @@ class Vocabularies(NamedTuple):
     def explain(self, base: Shape, tuned: Shape) -> bool:
         """Whether two tensors have different shapes only because of their rows per token.
 
-        >>> Vocabularies(30, 33).explain((30, 16), (33, 16))
+        >>> TokenRows(30, 33).explain((30, 16), (33, 16))
         True
-        >>> Vocabularies(30, 33).explain((2, 16), (3, 16))  # classes
+        >>> TokenRows(30, 33).explain((2, 16), (3, 16))  # classes
         False
         """
         rows = (*base[:1], *tuned[:1])
         return base != tuned and rows == tuple(self) and tuple(base[1:]) == tuple(tuned[1:])
 
 
-def vocabularies(tensors: Iterable[tuple[str, Shape, Shape]]) -> Vocabularies | None:
+def token_rows(tensors: Iterable[tuple[str, Shape, Shape]]) -> TokenRows | None:
     """Compare the token embeddings of two models; None if they have equally many rows.
 
     ``tensors`` are the tensors of both models: a name, and the shapes in the base and in the tuned
     model.
 
-    >>> vocabularies([("model.embed_tokens.weight", (30, 16), (33, 16))])
-    Vocabularies(base=30, tuned=33)
+    >>> token_rows([("model.embed_tokens.weight", (30, 16), (33, 16))])
+    TokenRows(base=30, tuned=33)
     """
     for name, base, tuned in tensors:
         if is_token_embedding(name) and base and tuned:
-            found = Vocabularies(base[0], tuned[0])
+            found = TokenRows(base[0], tuned[0])
             if found.explain(base, tuned):
                 return found
     return None

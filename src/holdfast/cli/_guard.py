@@ -58,9 +58,9 @@ def log_lines() -> Iterator[None]:
 
 
 def check_page() -> None:
-    """Check before the work that an HTML page can be drawn, which needs plotly."""
-    if importlib.util.find_spec("plotly") is None:
-        raise ImportError('the HTML page needs the package plotly: pip install "holdfast[eval]"')
+    """Check before the work that an HTML page can be drawn, which needs jinja2."""
+    if importlib.util.find_spec("jinja2") is None:
+        raise ImportError('the HTML page needs the package jinja2: pip install "holdfast[eval]"')
 
 
 def show(shown: Shown, options: argparse.Namespace, out: Place | None, *files: str) -> None:

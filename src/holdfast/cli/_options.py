@@ -130,6 +130,7 @@ class Pairs(argparse.Action):
 METAVARS = {
     "text": "FILE", "retained": "FILE", "similarity": "FILE", "include_path": "DIR",
     "tasks": "TASK", "validation": "FILE", "recipes": "RECIPE", "seeds": "SEED", "alphas": "ALPHA",
+    "report_to": "TRACKER", "project": "NAME",
 }  # fmt: skip
 #: Options of several commands.
 SHARED: dict[str, dict[str, Any]] = {
@@ -175,6 +176,10 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "out": {"metavar": "DIR", "help": "output directory"},
     "json": {"action": "store_true", "help": "print the result as JSON"},
+    "model_card": {
+        "metavar": "FILE",
+        "help": "add the result to a model card (README.md), as a section and as metadata",
+    },
     "allow_pickle": {
         "action": "store_true", "help": "also read pickled weights (.bin, .pt), as plain tensors",
     },
@@ -192,7 +197,8 @@ ELSEWHERE = {
     "max_seq_length": "max_length", "sequence_len": "max_length", "output_dir": "out",
     "model_name_or_path": "model", "base_model": "model", "dataset": "data", "datasets": "data",
     "train_file": "data", "eval_dataset": "validation", "eval_steps": "evaluate_every",
-    "early_stopping_patience": "patience", "method": "recipe",
+    "early_stopping_patience": "patience", "method": "recipe", "log_with": "report_to",
+    "wandb_project": "project",
 }  # fmt: skip
 
 #: The shared options about a model and its training data.

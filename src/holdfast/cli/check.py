@@ -2,8 +2,8 @@
 
 examples:
   holdfast check BASE TUNED --skills --max-skill-rise 30%
-  holdfast check BASE TUNED --text wiki.txt --max-perplexity-rise 2% --max-kl 0.05
-  holdfast check BASE TUNED --retained piqa.jsonl --max-drop 1% --target gsm.jsonl --min-target 0.5
+  holdfast check BASE TUNED --text wiki.txt --max-perplexity-rise 3% --max-kl 0.15
+  holdfast check BASE TUNED --retained piqa.jsonl --max-drop 1% --target dev.jsonl --min-target 0.5
   holdfast check --report report/report.json --max-drift 3%     limits for what measure has measured
 
 --out writes junit.xml for CI systems, summary.md for pull requests, and the report as a page. A
@@ -25,6 +25,8 @@ from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
 
 FILES = ("gate.json", "summary.md", "report.html")
+#: Limits in the unit of their figure; the others are relative to it, or shares.
+ABSOLUTE = ("max_kl", "min_target", "max_target_loss")
 
 
 def add_options(parser: Parser) -> None:
@@ -32,7 +34,8 @@ def add_options(parser: Parser) -> None:
     add_models(parser, nargs="?")
     limits = parser.add_argument_group("limits")
     for name, text in attribute_texts(Limits).items():
-        limits.add_argument(f"--{name.replace('_', '-')}", type=number, metavar="X", help=text)
+        kind = number if name in ABSOLUTE else share
+        limits.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="X", help=text)
     add_tests(parser)
     parser.add_argument("--report", metavar="FILE", help="the JSON of a report of measure")
     add(parser.add_argument_group("output"), "out", "json")
@@ -52,17 +55,32 @@ def number(word: str) -> float:
         ) from None
 
 
+def share(word: str) -> float:
+    """Read a percentage, or a number below 1.
+
+    >>> share("2%"), share("300%"), share("0.02")
+    (0.02, 3.0, 0.02)
+    """
+    found = number(word)
+    if found >= 1 and not word.endswith("%"):
+        raise argparse.ArgumentTypeError(
+            f"must be a percentage or a number below 1, got {word!r}: write {word}%"
+        )
+    return found
+
+
 def check_tests(options: argparse.Namespace) -> None:
     """Raise before the work if a limit would have nothing to limit."""
-    retained = (options.text, options.retained, options.similarity, options.tasks, options.skills)
+    retained = (options.text, options.retained, options.similarity, options.tasks)
     for name in ("max_perplexity_rise", "max_drop"):
         if getattr(options, name) is not None and not any(retained):
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} needs a test: --text, --retained, --tasks or --skills")
-    if options.max_skill_rise is not None and not options.skills:
-        raise UsageError("--max-skill-rise needs --skills")
-    if options.min_target is not None and not options.target:
-        raise UsageError("--min-target needs a --target")
+            raise UsageError(f"{option} needs a test: --text, --retained or --tasks")
+    if (options.max_skill_rise is not None) != options.skills:
+        raise UsageError("--skills and --max-skill-rise need each other: give both or none")
+    for name in ("min_target", "max_target_loss"):
+        if getattr(options, name) is not None and not options.target:
+            raise UsageError(f"--{name.replace('_', '-')} needs a --target")
     if options.max_drift is not None and not options.drift:
         raise UsageError("--max-drift needs the drift: leave out --no-drift")
 
@@ -82,7 +100,7 @@ def run(options: argparse.Namespace) -> None:
         if options.max_kl is None:
             options.context_free = 0  # which takes most of the time
     inputs = inputs_of(options) if options.report is None else [options.report]
-    with claim(out, "check", inputs, files=(*FILES, "junit.xml")):
+    with claim(out, "check", inputs, files=(*FILES, "junit.xml", "report.json")):
         if options.report is not None:
             report = ForgettingReport.load(options.report)
         else:
@@ -90,6 +108,7 @@ def run(options: argparse.Namespace) -> None:
         gate = check(report, limits)
         if out is not None:
             (out / "junit.xml").write_text(gate.to_junit())
+            (out / "report.json").write_text(report.to_json())  # for other limits
         show(gate, options, out, *FILES)
         if not gate.passed:
             raise Failed(gate.document().answer.headline)

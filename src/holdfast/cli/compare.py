@@ -38,6 +38,7 @@ from holdfast.comparison.rates import with_rates
 from holdfast.comparison.results import Results
 from holdfast.comparison.scheduler import compare_in, finished_runs
 from holdfast.hosts.job import Training
+from holdfast.hosts.tracking import Tracking
 from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
 from holdfast.report.printing import tell_line
@@ -54,6 +55,7 @@ def add_options(parser: Parser) -> None:
     output = parser.add_argument_group("output and running")
     add(output, "out", default="runs/compare")
     add(output, "json", "jobs")
+    add_settings(output, Tracking)
     engine = "run in local processes, or on a Ray cluster"
     output.add_argument("--engine", **_options.one_of("local", "ray"), default="local", help=engine)
     output.add_argument(
@@ -85,6 +87,7 @@ def demo_settings() -> dict[str, Any]:
 def run(options: argparse.Namespace) -> None:
     plan, out = settings_from(Plan, options), Place.at(output_name(options.out))
     check_page()
+    settings_from(Tracking, options).check()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # Progress shows all of it
     with claim(out, "compare", [*paths_of(plan), *config_input(options)]):
         results = run_all(plan, out, options)
@@ -114,8 +117,8 @@ def run_all(plan: Plan, out: Place, options: argparse.Namespace) -> Results:
 
         return compare_in(
             out, plan, jobs=jobs_of(options), engine=options.engine, gpus=options.gpus,
-            address=options.address, config=config_text(options), on_finished=finished,
-            on_progress=under_way,
+            address=options.address, config=config_text(options),
+            tracking=settings_from(Tracking, options), on_finished=finished, on_progress=under_way,
         )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 examples:
   holdfast finetune --model DIR --data train.jsonl --out tuned
   holdfast finetune --model DIR --data train.jsonl --recipe recadam+flow --lr 1e-4 --out tuned
+  holdfast finetune --model DIR --data train.jsonl --text wiki.txt --report-to mlflow --out tuned
   holdfast finetune --config tuned/config.yaml           continues a stopped run
   torchrun --nproc_per_node 2 -m holdfast finetune ...   trains in two processes
 
@@ -44,10 +45,12 @@ from holdfast.cli._options import (
 )
 from holdfast.cli._processes import is_first, joined
 from holdfast.cli._progress import Progress
+from holdfast.comparison.plan import Measuring
 from holdfast.evaluate.amount import training_seconds
 from holdfast.evaluate.suite import Suite
 from holdfast.evaluate.watch import validation_tests, watch_training
 from holdfast.hosts.job import Training, encode, train
+from holdfast.hosts.tracking import TrackedRun, Tracking
 from holdfast.io.codec import to_json
 from holdfast.io.encoding import TrainingData
 from holdfast.io.files import write_text
@@ -62,6 +65,10 @@ from holdfast.report.words import seconds
 
 #: Files that only an unfinished run has; the first one is its checkpoint.
 UNFINISHED = ("run.pt", "history.jsonl", "seconds")
+#: The tests of Measuring that a model takes during training.
+RETAINED = ("text", "data", "similarity", "context_free", "limit")
+#: Options that do not change the run: a stopped one may be continued with others.
+BESIDE = ("out", "report_to", "project")
 
 
 def add_options(parser: Parser) -> None:
@@ -73,13 +80,19 @@ def add_options(parser: Parser) -> None:
     add(training, "recipe", default=DEFAULT_RECIPE)
     add(training, "set", "seed", "device")
     add_settings(training, Training)
-    add(parser.add_argument_group("output"), "out", "json")
+    tests = parser.add_argument_group("tests during training, of what should be retained")
+    add_settings(tests, Measuring, only=RETAINED)
+    parser.set_defaults(context_free=0, limit=100)
+    output = parser.add_argument_group("output")
+    add(output, "out", "json")
+    add_settings(output, Tracking)
 
 
 def run(options: argparse.Namespace) -> None:
     out = Path(output_name(options.out))
     with joined() as device, contextlib.ExitStack() as stack:
         if is_first():
+            settings_from(Tracking, options).check()
             stopped = stack.enter_context(claim(out, "finetune", inputs_of(options)))
             check_unfinished(out, options, stopped)
         if device is not None and options.device is not None:
@@ -90,6 +103,7 @@ def run(options: argparse.Namespace) -> None:
 def inputs_of(options: argparse.Namespace) -> list[str]:
     files = [*filter(is_recipe_file, [options.recipe]), *config_input(options)]
     data = [x for x in (options.data, options.old_data, options.validation) if _is_named(x)]
+    data += [*options.text, *options.retained, *options.similarity]
     return [options.model, *(name for given in data for name in names_of(given)), *files]
 
 
@@ -110,7 +124,13 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
         columns=options.columns, validation=training.validation,
     )  # fmt: skip
     samples, old = encode(task, [recipe], training, options.old_data)
-    Suite(**validation_tests(task.validation)).build()  # raises if they fit no test
+    retained = Suite(
+        text=options.text, data=options.retained, similarity=options.similarity,
+        context_free=options.context_free, limit=options.limit, columns=options.columns,
+    )  # fmt: skip
+    for suite in (Suite(**validation_tests(task.validation)), retained):
+        suite.build()  # raises if they fit no test
+    tracked = track(out, options) if is_first() else None
     model, new = task.load()
     if is_first():
         if not (out / UNFINISHED[0]).exists():
@@ -118,7 +138,7 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
         write_changed(Place.at(out / "config.yaml"), config)
     watch = functools.partial(
         watch_training, training=training, validation=task.validation, new=new,
-        loader=replace(loader, tokenizer=task.tokenizer),
+        retained=retained, loader=replace(loader, tokenizer=task.tokenizer),
     )  # fmt: skip
     head = f", new head ({task.head}): {', '.join(new)}" if task.head else ""
     # The run logs what the recipe is resolved to.
@@ -129,12 +149,14 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
     if training.lr is not None and recipe.update.lr not in (None, training.lr):
         say(f"the recipe's own learning rate is used: {recipe.update.lr:g}", "note")
     with contextlib.ExitStack() as stack:
+        if tracked is not None:
+            stack.enter_context(tracked)
         # Bars of the preparation, such as drawing texts, come before that of the training.
         bars = functools.cache(lambda: stack.enter_context(Progress(1, "training")))
         model, trained, history = train(
             model, recipe, samples, training, out, old_data=old, new=new,
             tokenizer=task.tokenizer, seed=options.seed, watch=watch,
-            show=is_first(),
+            show=is_first(), tracked=tracked,
             progress=lambda doing, done, total: bars().update(name, done, total, doing),
         )  # fmt: skip
     weights = whole_weights(model)
@@ -159,6 +181,18 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
             f"rate {trained.update.lr:g}.{kept} The model is in {out}; `holdfast measure "
             f"{options.model} {out}` shows what it forgot"
         )
+
+
+def track(out: Path, options: argparse.Namespace) -> TrackedRun | None:
+    """The run in the trackers that the options name, whose stores answer; None without any."""
+    tracking = settings_from(Tracking, options)
+    if not tracking.report_to:
+        return None
+    folder = out / "tracking"
+    tracking.prepare(folder)
+    kept = {n: v for n, v in vars(options).items() if n not in (*BESIDE, *NOT_SAVED, "recipe")}
+    name = out.resolve().name
+    return tracking.run(folder, name, settings={"recipe": str(options.recipe), **kept})
 
 
 def length_of_run(training: Training, loaded: Loaded, samples: Sequence[Any]) -> str:
@@ -209,10 +243,11 @@ def check_unfinished(out: Path, options: argparse.Namespace, stopped: bool) -> N
         raise ValueError(f"{out} already contains a model: give another --out")
     if not config.exists() or not (out / UNFINISHED[0]).exists():
         return  # nothing to continue from
-    before, now = parse_yaml(config.read_text(encoding="utf-8"), str(config)), vars(options)
+    before = parse_yaml(config.read_text(encoding="utf-8"), str(config))
+    now: Any = parse_yaml(config_text(options), "the options")  # lists as YAML has them
     if not isinstance(before, dict):
         raise ValueError(f"{config} is damaged: remove {out} to start the run again")
-    for name in sorted({str(name) for name in before} - {"out", *NOT_SAVED}):
+    for name in sorted({str(name) for name in before} - {*BESIDE, *NOT_SAVED}):
         if before.get(name) != now.get(name):
             raise ValueError(
                 f"{out} contains an unfinished run with {name} {before.get(name)}, not "

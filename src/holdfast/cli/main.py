@@ -93,7 +93,9 @@ def _main(words: list[str], interrupts: _Interrupts) -> int:
             _run(words)
         sys.stdout.flush()  # a full disk fails here, not at exit
     except BrokenPipeError:  # the reader, such as head, has closed the pipe
-        sys.stderr.close()
+        # Python would complain at exit about what it cannot write.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except UsageError as error:
         if is_first():  # all processes of a launcher read the same words
             say(error)

@@ -6,6 +6,7 @@ examples:
   holdfast measure BASE TUNED --target flowers/test  images, one folder per class
   holdfast measure BASE ENCODER --similarity stsb.jsonl --target cola.jsonl
   holdfast measure BASE ADAPTER --tasks piqa arc_easy --limit 500
+  holdfast measure BASE TUNED --text wiki.txt --model-card TUNED/README.md
 
 BASE and TUNED are directories, hub names or GGUF files of transformers models; TUNED may be a LoRA
 adapter. --retained and --target take rows (JSON lines, CSV, Parquet, Arrow), a directory written by
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 
+from holdfast.cli._card import check_card, update_card
 from holdfast.cli._guard import check_page, show
 from holdfast.cli._options import Parser, add, add_settings, one_of
 from holdfast.comparison.plan import Measuring
@@ -39,7 +41,7 @@ def add_options(parser: Parser) -> None:
     parser.describe(__doc__, "BASE TUNED [options]")
     add_models(parser)
     add_tests(parser)
-    add(parser.add_argument_group("output"), "out", "json")
+    add(parser.add_argument_group("output"), "out", "model_card", "json")
 
 
 def add_models(parser: Parser, *, several: bool = False, **more: Any) -> None:
@@ -96,9 +98,11 @@ def run(options: argparse.Namespace) -> None:
     out = None if options.out is None else Place.at(Path(output_name(options.out)))
     if out is not None:
         check_page()
+    check_card(options, inputs_of(options))
     with claim(out, "measure", inputs_of(options), files=FILES):
         report = measure(options.base, options.tuned, **measure_arguments(options))
         show(report, options, out, *FILES)
+        update_card(options, report)
 
 
 def inputs_of(options: argparse.Namespace) -> list[str]:

@@ -33,6 +33,7 @@ from holdfast.comparison.inputs import check_inputs, paths_of
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.search import Tuning
 from holdfast.comparison.tuning import Tuned, tune_in
+from holdfast.hosts.tracking import Tracking
 from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
 from holdfast.report.printing import tell, tell_line
@@ -53,6 +54,7 @@ def add_options(parser: Parser) -> None:
     output = parser.add_argument_group("output and running")
     add(output, "out", default="runs/tune")
     add(output, "json", "jobs")
+    add_settings(output, Tracking)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -60,6 +62,7 @@ def run(options: argparse.Namespace) -> None:
     plan = settings_from(Plan, options, recipes=(tuning.recipe,), seeds=(tuning.seed,))
     out = Place.at(Path(output_name(options.out)))
     check_page()
+    settings_from(Tracking, options).check()
     with claim(out, "tune", [*paths_of(plan), *config_input(options)]):
         check_inputs(plan)
         show(search_all(plan, tuning, out, options), plan, out, options)
@@ -84,8 +87,8 @@ def search_all(plan: Plan, tuning: Tuning, out: Place, options: argparse.Namespa
 
         return tune_in(
             out.folder, plan, tuning, storage=options.storage, name=options.name,
-            jobs=jobs_of(options), config=config_text(options), on_trials=on_trials,
-            on_progress=under_way,
+            jobs=jobs_of(options), config=config_text(options),
+            tracking=settings_from(Tracking, options), on_trials=on_trials, on_progress=under_way,
         )  # fmt: skip
 
 
@@ -94,14 +97,14 @@ def show(found: Tuned, plan: Plan, out: Place, options: argparse.Namespace) -> N
     results = found.results(plan)
     for file, text in {
         "recipe.yaml": found.to_yaml(),
-        "tune.json": found.to_json() + "\n",
+        "tune.json": found.to_json(),
         "results.json": results.to_json(),
         "report.md": results.to_markdown(),
         "report.html": results.to_html(),
     }.items():
         (out / file).write_text(text)
     if options.json:
-        tell(found.to_json())
+        tell(found.to_json(), end="")
     else:
         results.to_terminal()
         tell("\n".join(["", *found.sentences()]))

@@ -101,6 +101,11 @@ class RunSpec:
     training: Training
     id: str
 
+    @property
+    def label(self) -> str:
+        """The name of the recipe, and the values of the grid that apply."""
+        return label_of(self.recipe, self.values)
+
 
 @dataclass(frozen=True)
 class Plan(NamedSettings):
@@ -236,6 +241,15 @@ class Plan(NamedSettings):
         given = (self.model, self.data, self.old_data, self.target, validation, *tests)
         names = [name for source in given if source is not None for name in names_of(source)]
         return [contents_of(name) for name in names]
+
+
+def label_of(recipe: str, values: Mapping[str, Any]) -> str:
+    """
+    >>> label_of("recadam", {"lr": 1e-4})
+    'recadam lr=0.0001'
+    """
+    shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in values.items()}
+    return " ".join([recipe, *(f"{k}={v}" for k, v in shown.items())])
 
 
 def contents_of(source: str) -> str | None:

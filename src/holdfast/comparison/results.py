@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +20,12 @@ from typing import Any, ClassVar
 
 from holdfast._torch.finite import is_finite
 from holdfast._torch.layers import within
-from holdfast.comparison.plan import Plan, RunSpec
+from holdfast.comparison import peft_format as _peft
+from holdfast.comparison.plan import Plan, RunSpec, label_of
 from holdfast.comparison.processes import reason
 from holdfast.evaluate.report import Curve, Drift, DriftRow, ForgettingReport, Score
 from holdfast.io import codec as _codec
+from holdfast.io.files import write_text
 from holdfast.io.storage import Place
 from holdfast.recipe import Recipe, difference
 from holdfast.report import comparison as _shown
@@ -149,8 +152,16 @@ class RunResult:
     @property
     def label(self) -> str:
         """The name of the recipe, and the values in which it differs from the plan."""
-        shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in self.values.items()}
-        return " ".join([self.recipe, *(f"{k}={v}" for k, v in shown.items())])
+        return label_of(self.recipe, self.values)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The figures after the training by name, for trackers."""
+        found = {f"target/{self.target.name}/{self.target.metric}": self.target.after}
+        found |= {f"retained/{test.name}/{test.metric}": test.after for test in self.retained}
+        found |= {"retained_loss": self.loss} if self.retained else {}
+        found |= {"distance": self.drift.distance} if self.drift else {}
+        return found | {f"kl/{name}": value for name, value in self.kl.items()}
 
     @property
     def kept(self) -> float:
@@ -354,6 +365,18 @@ class Results(Shown):
             for run in self.runs
             for test in (run.target, *run.retained)
         ]  # fmt: skip
+
+    def to_peft(self, directory: str | os.PathLike[str]) -> list[Path]:
+        """Write one JSON per run in the format of PEFT's method comparison; return the files.
+
+        :mod:`holdfast.comparison.peft_format` says what is null, 0 or an upper bound in them.
+        """
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        found = _peft.records(self)
+        for file, record in found.items():
+            write_text(folder / file, json.dumps(record, indent=2, allow_nan=False) + "\n")
+        return [folder / file for file in found]
 
     def document(self) -> Document:
         return _shown.document(self)

@@ -20,6 +20,7 @@ from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.rates import with_rates
 from holdfast.comparison.results import Results, RunResult, collect, read_result
 from holdfast.comparison.worker import Worker
+from holdfast.hosts.tracking import Tracking
 from holdfast.io.outputs import claim, output_name, write_changed
 from holdfast.io.storage import Place
 
@@ -37,6 +38,7 @@ def compare(
     gpus: float = 0,
     address: str | None = None,
     config: str | None = None,
+    tracking: Tracking | None = None,
     on_finished: Callable[[RunSpec, RunResult | None, str | None], None] | None = None,
     on_progress: Callable[[RunSpec, str, int, int], None] | None = None,
 ) -> Results:
@@ -63,6 +65,8 @@ def compare(
         gpus: GPUs per run on Ray.
         address: address of the Ray cluster.
         config: text for ``config.yaml``.
+        tracking: trackers that get the log and the final scores of each run. Results do not depend
+            on it.
         on_finished: called with each run that has ended, its result or None, and its traceback.
         on_progress: called with a run, the name of its activity, the amount done and the total
             amount (local engine only).
@@ -70,7 +74,7 @@ def compare(
     with claim(place := Place.at(output_name(out)), "compare", paths_of(plan)):
         return compare_in(
             place, plan, jobs=jobs, engine=engine, gpus=gpus, address=address, config=config,
-            on_finished=on_finished, on_progress=on_progress,
+            tracking=tracking, on_finished=on_finished, on_progress=on_progress,
         )  # fmt: skip
 
 
@@ -83,6 +87,7 @@ def compare_in(
     gpus: float,
     address: str | None,
     config: str | None,
+    tracking: Tracking | None,
     on_finished: Callable[[RunSpec, RunResult | None, str | None], None] | None,
     on_progress: Callable[[RunSpec, str, int, int], None] | None,
 ) -> Results:
@@ -97,10 +102,12 @@ def compare_in(
     results = finished_runs(plan, place)
     left = [spec for spec in plan.runs if spec.id not in results]
     failed: dict[str, str] = {}
+    if tracking and left:
+        tracking.prepare(place.folder / "tracking")
     if engine == "ray" and left:
-        ended = _run_on_ray(plan, left, place, gpus, address)
+        ended = _run_on_ray(plan, left, place, gpus, address, tracking)
     else:
-        ended = _run_locally(plan, left, place, jobs, on_progress)
+        ended = _run_locally(plan, left, place, jobs, on_progress, tracking)
     with contextlib.closing(ended):
         for spec, result, error in ended:
             note = place / "failed" / f"{spec.id}.txt"
@@ -124,7 +131,12 @@ def finished_runs(plan: Plan, place: Place) -> dict[str, RunResult]:
 
 
 def _run_locally(
-    plan: Plan, specs: Sequence[RunSpec], out: Place, jobs: int, tell: Callable[..., None] | None
+    plan: Plan,
+    specs: Sequence[RunSpec],
+    out: Place,
+    jobs: int,
+    tell: Callable[..., None] | None,
+    tracking: Tracking | None = None,
 ) -> Generator[Ending, None, None]:
     """Run the specs in parallel processes.
 
@@ -139,7 +151,7 @@ def _run_locally(
     died: list[RunSpec] = []
     for some, workers in ((specs, jobs), (died, 1)):
         ended = processes.call_in_processes(
-            partial(run_one, progress=processes.report_progress),
+            partial(run_one, progress=processes.report_progress, tracking=tracking),
             deque((plan, spec, out) for spec in some),
             caller="compare", jobs=jobs, workers=workers, on_progress=on_progress,
         )  # fmt: skip
@@ -155,7 +167,12 @@ def _run_locally(
 
 
 def _run_on_ray(
-    plan: Plan, specs: Sequence[RunSpec], out: Place, gpus: float, address: str | None
+    plan: Plan,
+    specs: Sequence[RunSpec],
+    out: Place,
+    gpus: float,
+    address: str | None,
+    tracking: Tracking | None,
 ) -> Generator[Ending, None, None]:
     """Run as tasks of a Ray cluster. If a node dies, Ray retries its task on another node.
 
@@ -176,7 +193,7 @@ def _run_on_ray(
                 stacklevel=2,
             )
         for spec in specs:
-            pending[task.remote(plan, spec, out, os.getcwd())] = spec
+            pending[task.remote(plan, spec, out, os.getcwd(), tracking)] = spec
         while pending:
             (done, *_), _ = ray.wait(list(pending))
             spec = pending.pop(done)
@@ -206,24 +223,29 @@ def _join(ray: Any, address: str | None) -> None:
 
 
 def _run_on_node(
-    plan: Plan, spec: RunSpec, out: Place, here: str
+    plan: Plan, spec: RunSpec, out: Place, here: str, tracking: Tracking | None
 ) -> tuple[RunResult | None, str | None]:
     """In a Ray task. Relative paths refer to the directory in which the plan was started."""
     if Path(here).is_dir():
         os.chdir(here)
     torch.set_num_threads(1)  # the one CPU that the task asked for
-    return processes.attempt(run_one, (plan, spec, out))
+    return processes.attempt(run_one, (plan, spec, out, None, tracking))
 
 
 _worker: Worker | None = None
 
 
 def run_one(
-    plan: Plan, spec: RunSpec, out: Place, progress: Callable[..., None] | None = None
+    plan: Plan,
+    spec: RunSpec,
+    out: Place,
+    progress: Callable[..., None] | None = None,
+    tracking: Tracking | None = None,
 ) -> RunResult:
     """Do one run with the worker of this process, which keeps what all runs of a plan share."""
     global _worker
     folder = out.folder / "runs"
-    if _worker is None or (_worker.plan, _worker.folder) != (plan, folder):
-        _worker = Worker(plan, folder)
+    given = plan, folder, tracking or Tracking()
+    if _worker is None or (_worker.plan, _worker.folder, _worker.tracking) != given:
+        _worker = Worker(*given, group=out.path.rpartition("/")[2])
     return _worker(spec, progress, out / "runs")

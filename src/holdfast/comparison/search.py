@@ -6,6 +6,7 @@ The sampler sees the half of the tests that settings are chosen on. The study al
 on the other half, for the report. Machines that share the storage of a study share its search.
 """
 
+import contextlib
 import copy
 import secrets
 import shutil
@@ -31,6 +32,7 @@ from holdfast.comparison.results import Measured, RunResult, measured, result_of
 from holdfast.comparison.worker import Worker, peak_memory, reset_peak_memory
 from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance
 from holdfast.hosts.job import default_lr
+from holdfast.hosts.tracking import TrackedRun, Tracking
 from holdfast.hosts.watching import Observer
 from holdfast.io import codec as _codec
 from holdfast.io.files import first_line, naming_errors, remove_cut_line, write_text
@@ -141,6 +143,7 @@ class Search:
         name: str,
         number: int = 0,
         *,
+        tracking: Tracking | None = None,
         on_progress: Callable[..., None] = lambda *_: None,
     ) -> None:
         self.tuning, self.folder, self.number = tuning, folder, number
@@ -149,7 +152,9 @@ class Search:
         one = replace(plan.measuring, half=0, tasks=())
         self.plan = replace(plan, measuring=one)
         other = replace(plan, measuring=replace(plan.measuring, half=1))
-        self.worker, self.reporter = Worker(self.plan, folder), Worker(other, folder)
+        group = folder.absolute().parent.name
+        self.worker = Worker(self.plan, folder, tracking, group=group)
+        self.reporter = Worker(other, folder)
         self.study = open_study(storage, name)
         self._resolve()
         self.recipe = recipe_of(self.study, tuning)
@@ -172,7 +177,7 @@ class Search:
                 self.study.tell(trial, state=TrialState.FAIL)  # another process was faster
                 return
             try:
-                self._do(trial)
+                self._do(trial, f"trial {len(before) + 1}")
             except (_Pruned, DivergedError):
                 self.study.tell(trial, state=TrialState.PRUNED)
             except OSError:  # of the disk, not of the settings: the next search repeats the trial
@@ -181,28 +186,35 @@ class Search:
                 trial.set_user_attr("error", "".join(traceback.format_exception(error)))
                 self.study.tell(trial, state=TrialState.FAIL)
 
-    def _do(self, trial: Any) -> None:
+    def _do(self, trial: Any, name: str) -> None:
         values = {name: suggest(range_, trial, name) for name, range_ in self.space.items()}
         trial.set_user_attr("default", values == self.defaults)
         spec = self.plan.spec(self.tuning.recipe, self.tuning.seed, values, self.recipe)
         folder = self.folder / spec.id
         folder.mkdir(parents=True, exist_ok=True)
         reset_peak_memory()
+        drawn = values.get(self.swept or "")
         try:
-            results = self._train_and_test(trial, spec, folder)
-            self._tell(trial, values.get(self.swept or ""), results)
+            with self.worker.tracked(spec, name) as tracked:
+                results = None
+                with contextlib.suppress(_Pruned):  # in the trackers, it has not failed
+                    results = self._train_and_test(trial, spec, folder, tracked)
+                tracked.conclude(results[drawn][0].figures if results else {"pruned": 1})
+            if results is None:
+                raise _Pruned
+            self._tell(trial, drawn, results)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _train_and_test(
-        self, trial: Any, spec: RunSpec, folder: Path
+        self, trial: Any, spec: RunSpec, folder: Path, tracked: TrackedRun
     ) -> dict[float | None, Halves]:
         """Return the results on both halves, by value of the swept setting."""
         begin, progress = time.monotonic(), partial(self.on_progress, trial.number)
         found: dict[float | None, Halves] = {}
 
         def test(run: Run, history: list[dict[str, float]]) -> None:
-            curves, trained = curves_of(history), time.monotonic() - begin
+            curves, trained = curves_of(history), time.monotonic() - begin - tracked.seconds
             progress("testing", 0, 1)
 
             def both(tuned: Any) -> Halves:
@@ -234,7 +246,7 @@ class Search:
 
         looks = self.tuning.prune and spec.training.patience is None
         watch = partial(self._looking, trial) if looks else None
-        self.worker.train(spec, folder, progress, watch=watch, on_trained=test)
+        self.worker.train(spec, folder, progress, watch, on_trained=test, tracked=tracked)
         return found
 
     def _looking(self, trial: Any, model: nn.Module, total: int) -> Observer:
@@ -345,7 +357,8 @@ def goals_of(target: Measured, retained: Sequence[Measured], moved: float) -> tu
 
 def goals_in(result: RunResult) -> tuple[float, float]:
     far = 0.0 if result.drift is None else result.drift.relative
-    evidence = [kl for name, kl in result.kl.items() if name not in result.trained_on]
+    no_evidence = {result.target.name, *result.trained_on}  # the target's predictions are to change
+    evidence = [kl for name, kl in result.kl.items() if name not in no_evidence]
     return goals_of(result.target, result.retained, next(iter(evidence), far))
 
 

@@ -14,8 +14,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from holdfast._torch.checks import named_settings, whole_number
 from holdfast.comparison import processes, search
@@ -23,11 +24,14 @@ from holdfast.comparison.inputs import paths_of
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.results import Results, RunResult
 from holdfast.comparison.search import Tuning
+from holdfast.hosts.tracking import Tracking
 from holdfast.io import codec as _codec
 from holdfast.io.files import first_line
 from holdfast.io.outputs import claim, refuse_link, write_changed
 from holdfast.io.storage import Place
 from holdfast.recipe import Recipe
+from holdfast.report.document import Answer, Document
+from holdfast.report.shown import Shown
 from holdfast.report.words import percent, plain, score_text
 
 
@@ -50,9 +54,9 @@ class Candidate:
         return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """The outcome of a search.
+@dataclass(frozen=True, repr=False)
+class Tuned(Shown):
+    """The outcome of a search. It is shown by its frontier and the defaults.
 
     Attributes:
         recipe: name of the recipe that was searched.
@@ -73,20 +77,31 @@ class Tuned:
     trained: int
     pruned: int
     failed: int
-
-    def to_json(self) -> str:
-        return _codec.to_json(self)
+    schema_version: int = 1
+    what: ClassVar[str] = "search"
 
     def to_yaml(self) -> str:
         """Return the recipe found as YAML, for ``finetune --recipe`` and ``compare``."""
         return Recipe.from_dict(self.settings).to_yaml()
 
-    def results(self, plan: Plan) -> Results:
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per model of the frontier, or of the defaults, and test."""
+        return self.results().rows()
+
+    def document(self) -> Document:
+        headline, *others = self.sentences()
+        answer = Answer(headline, tuple(others))
+        shown = self.results().document()
+        return replace(shown, kind="search", answer=answer, names=(self.recipe,))
+
+    def results(self, plan: Plan | None = None) -> Results:
         """The frontier and the defaults, on the half that was not used for the choice."""
         shown = [one.reported for one in (self.default, *self.frontier, self.taken) if one]
         runs = {run.label: run for run in shown}
         return Results(
-            runs=tuple(runs.values()), plan=_codec.encode(plan), taken=self.taken.reported.label
+            runs=tuple(runs.values()),
+            plan=_codec.encode(plan) if plan else {},
+            taken=self.taken.reported.label,
         )
 
     def sentences(self) -> list[str]:
@@ -95,12 +110,12 @@ class Tuned:
         trials = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         settings = ", ".join(f"{name} = {value:.3g}" for name, value in self.taken.values.items())
         said = [
+            f"Found ({self.taken.chosen.label}): {settings}.",
             f"Trials: {trials}; {self.candidates} models tested, {len(self.frontier)} of them on "
             "the frontier.",
-            f"Found ({self.taken.chosen.label}): {settings}.",
         ]
         if not self.taken.chosen.target.gain > 0:
-            said.insert(1, "No model is better on the target than the pretrained one: keep that.")
+            said.insert(0, "No model is better on the target than the pretrained one: keep that.")
         if self.default is None:
             return [*said, "The trial with the default settings did not complete."]
         mine, theirs = self.taken.reported, self.default.reported
@@ -133,6 +148,7 @@ def tune(
     storage: str | None = None,
     name: str = "holdfast",
     jobs: int = 1,
+    tracking: Tracking | None = None,
     on_trials: Callable[[list[Any]], None] | None = None,
     on_progress: Callable[[int, str, int, int], None] | None = None,
 ) -> Tuned:
@@ -148,13 +164,15 @@ def tune(
             (``out/study.log`` by default), or the URL of a database.
         name: name of the study, the same on all machines.
         jobs: number of training runs at a time on this machine.
+        tracking: trackers that get the log and the final scores of each trial, on the half that
+            settings are chosen on. Results do not depend on it.
         on_trials: called once per second with the trials so far.
         on_progress: called with the number of a trial on this machine, and how far it is.
     """
     with claim(out, "tune", paths_of(plan)):
         return tune_in(
             out, plan, tuning, storage=storage, name=name, jobs=jobs, config=None,
-            on_trials=on_trials, on_progress=on_progress,
+            tracking=tracking, on_trials=on_trials, on_progress=on_progress,
         )  # fmt: skip
 
 
@@ -167,6 +185,7 @@ def tune_in(
     name: str,
     jobs: int,
     config: str | None,
+    tracking: Tracking | None,
     on_trials: Callable[[list[Any]], None] | None,
     on_progress: Callable[[int, str, int, int], None] | None,
 ) -> Tuned:
@@ -191,8 +210,10 @@ def tune_in(
     if config is not None:
         write_changed(Place.at(out / "config.yaml"), config)
     if left > 0:
+        if tracking:
+            tracking.prepare(out / "tracking")
         given = plan, tuning, folder, kept, name
-        _search_in_processes(study, jobs, given, on_trials, on_progress)
+        _search_in_processes(study, jobs, given, tracking, on_trials, on_progress)
     for unused in folder.glob("*/"):  # a process was killed when its trial was done
         shutil.rmtree(unused, ignore_errors=True)
     with _naming_damage(kept):
@@ -214,6 +235,7 @@ def _search_in_processes(
     study: Any,
     jobs: int,
     given: processes.Call,
+    tracking: Tracking | None,
     on_trials: Callable[[list[Any]], None] | None,
     on_progress: Callable[..., None] | None,
 ) -> None:
@@ -232,8 +254,9 @@ def _search_in_processes(
 
     calls = deque((*given, number) for number in range(jobs))
     ended = processes.call_in_processes(
-        _search, calls, caller="tune", jobs=jobs, on_wait=on_wait, on_progress=on_message
-    )
+        partial(_search, tracking=tracking), calls, caller="tune", jobs=jobs, on_wait=on_wait,
+        on_progress=on_message,
+    )  # fmt: skip
     with contextlib.closing(ended):
         for one in ended:
             if one.error:
@@ -256,10 +279,11 @@ def _search_in_processes(
 _PLAN_ERRORS = {kind.__name__: kind for kind in (ValueError, OSError, ImportError)}
 
 
-def _search(*given: Any) -> tuple[str, str] | None:
+def _search(*given: Any, tracking: Tracking | None = None) -> tuple[str, str] | None:
     """In a worker process: search. Return an error of the plan; trials keep their own errors."""
     try:
-        search.Search(*given, on_progress=processes.report_progress).run()
+        progress = processes.report_progress
+        search.Search(*given, tracking=tracking, on_progress=progress).run()
     except tuple(_PLAN_ERRORS.values()) as error:
         return next(n for n, kind in _PLAN_ERRORS.items() if isinstance(error, kind)), str(error)
     return None

@@ -23,6 +23,7 @@ from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.suite import Suite
 from holdfast.evaluate.watch import Watch, curves_of, watch_training
 from holdfast.hosts.job import ProgressCallback, Trained, Training, spent_before, train
+from holdfast.hosts.tracking import TrackedRun, Tracking
 from holdfast.hosts.watching import Observer
 from holdfast.io.storage import Place
 from holdfast.recipe import Recipe
@@ -32,8 +33,16 @@ from holdfast.run import Run
 class Worker:
     """Does runs of one plan, each in its own folder; the base model is tested only once."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        tracking: Tracking | None = None,
+        *,
+        group: str | None = None,
+    ) -> None:
         self.plan, self.folder = plan, folder
+        self.tracking, self.group = tracking or Tracking(), group
         self.data = training_data(plan)
         self.tokenizer = self.data.tokenizer
         self.new: tuple[str, ...] = plan.new  # load() adds the new head
@@ -52,18 +61,21 @@ class Worker:
         folder.mkdir(parents=True, exist_ok=True)
         reset_peak_memory()
         try:
-            model, recipe, history = self.train(spec, folder, progress)
-            if progress:
-                progress("testing", 0, 1)
-            report = replace(self.measure(spec.id, model, recipe), curves=curves_of(history))
+            with self.tracked(spec, f"{spec.label}, seed {spec.seed}") as tracked:
+                model, recipe, history = self.train(spec, folder, progress, tracked=tracked)
+                if progress:
+                    progress("testing", 0, 1)
+                report = replace(self.measure(spec.id, model, recipe), curves=curves_of(history))
+                spent = time.monotonic() - begin - tracked.seconds
+                result = result_of(spec, recipe, report, self.new, spent, peak_memory())
+                tracked.conclude(result.figures)
         except Exception:
             # Another attempt, on a node that Ray believed dead, may have finished and cleaned up.
             if (found := read_result(file, spec)) is not None:
                 return found
             raise
         if (found := read_result(file, spec)) is None:
-            spent = time.monotonic() - begin
-            found = result_of(spec, recipe, report, self.new, spent, peak_memory())
+            found = result
             file.write_text(found.to_json())
         for left in ("run.pt", "history.jsonl", "seconds"):  # only a stopped run needs these
             (folder / left).unlink(missing_ok=True)
@@ -80,6 +92,7 @@ class Worker:
         progress: ProgressCallback | None = None,
         watch: Callable[[nn.Module, int], Observer] | None = None,
         on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
+        tracked: TrackedRun | None = None,
     ) -> Trained:
         model = self.load()
         length, old = spec.training.max_length, self.plan.old_data
@@ -91,6 +104,7 @@ class Worker:
             old_data=None if old is None else self.samples(model, length, old), new=self.new,
             tokenizer=self.tokenizer, seed=spec.seed, progress=progress,
             watch=watch or self._watching(spec.training), on_trained=on_trained,
+            tracked=tracked,
         )  # fmt: skip
 
     def _watching(self, training: Training) -> Callable[[nn.Module, int], Watch]:
@@ -98,6 +112,15 @@ class Worker:
         return partial(
             watch_training, training=training, loader=loader, validation=self.data.validation,
             new=self.new,
+        )  # fmt: skip
+
+    def tracked(self, spec: RunSpec, name: str) -> TrackedRun:
+        """The run in the trackers, whose files are beside the folder of the runs."""
+        plan, digest = self.plan, spec.id.rpartition("-")[2]
+        about = {"model": plan.model, "data": plan.data, "recipe": spec.recipe, "seed": spec.seed}
+        return self.tracking.run(
+            self.folder.parent / "tracking", name, key=digest, group=self.group,
+            settings={**about, **vars(spec.training)},
         )  # fmt: skip
 
     def load(self) -> nn.Module:

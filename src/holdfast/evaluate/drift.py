@@ -62,7 +62,7 @@ def drift(
             distance = 0.0
         rows.append(DriftRow(p.name, distance, norm, p.size, *layer_and_kind(p.name)))
     rows.sort(key=lambda row: (_place(row.layer), row.kind))
-    sizes = pairing.vocabularies
+    sizes = pairing.token_rows
     return Drift(
         total=_together("total", rows),
         layers=_grouped(rows, "layer"),

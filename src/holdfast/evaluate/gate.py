@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from holdfast._torch.checks import NamedSettings, at_least_zero
 from holdfast.evaluate.report import Estimate, ForgettingReport, Score
-from holdfast.evaluate.skills import OWN_PERPLEXITY
+from holdfast.evaluate.skills import SKILL
 from holdfast.report import gate as shown
 from holdfast.report.document import Document
 from holdfast.report.shown import Shown
@@ -27,14 +27,14 @@ class Limits(NamedSettings):
     Attributes:
         max_perplexity_rise: rise of the perplexity of each test that should be retained, of its
             value before: 0.02 is 2 %. A rise of the NLL counts as the rise of its exponential.
-        max_skill_rise: rise of the perplexity of what the base wrote in a test of a skill, of its
-            value before.
+        max_skill_rise: relative rise of the perplexity in each test of a skill.
         max_drop: drop of each retained accuracy or other share: 0.01 is one point.
         max_kl: divergence of the predictions from those of the base, in nats per prediction, on
-            inputs other than those of a target.
+            inputs other than those of a target. It is not applied where it was a training signal.
         max_drift: distance of the weights from those of the base, relative to their norm.
-        min_target: value of each target after fine-tuning; of a loss or perplexity, the largest
-            value.
+        min_target: the smallest score of each target after fine-tuning, of metrics such as an
+            accuracy, where more is better.
+        max_target_loss: the largest loss or perplexity of each target after fine-tuning.
 
     Example:
         >>> Limits(max_perplexity_rise=0.02, max_kl=0.05).max_drop is None
@@ -47,10 +47,11 @@ class Limits(NamedSettings):
     max_kl: float | None = None
     max_drift: float | None = None
     min_target: float | None = None
+    max_target_loss: float | None = None
 
     def __post_init__(self) -> None:
         for limit in fields(self):
-            if (value := getattr(self, limit.name)) is not None and limit.name != "min_target":
+            if (value := getattr(self, limit.name)) is not None and "target" not in limit.name:
                 at_least_zero(limit.name, value)
 
     @property
@@ -68,7 +69,7 @@ class Check:
         limit: the name of the limit, such as ``"max_kl"``.
         name: what was measured: the name of a test, or ``"all weights"``.
         value: the figure, in the unit of the limit, with its interval.
-        most: the limit; of ``"min_target"``, the smallest value unless lower is better.
+        most: the limit; of ``"min_target"``, the smallest value.
         passed: whether the figure is within the limit. One that is not finite never is.
     """
 
@@ -104,6 +105,10 @@ class Gate(Shown):
         """Whether all figures are within their limits."""
         return all(check.passed for check in self.checks)
 
+    def measured(self) -> ForgettingReport:
+        """The report under the gate: a model card's metadata takes its scores."""
+        return self.report
+
     def rows(self) -> list[dict[str, Any]]:
         """One row per figure."""
         return [
@@ -127,7 +132,9 @@ class Gate(Shown):
 def check(report: ForgettingReport, limits: Limits) -> Gate:
     """Compare the figures of a report with limits.
 
-    A limit without any figure to apply it to is an error: it would pass whatever was forgotten.
+    A limit without any figure to apply it to is an error: it would pass whatever was forgotten. If
+    the divergence was a training signal of the tuned model, ``max_kl`` is not applied to it, and
+    another limit must have a figure.
 
     Example:
         >>> from holdfast.evaluate.report import Divergence
@@ -141,50 +148,59 @@ def check(report: ForgettingReport, limits: Limits) -> Gate:
     checks = []
     for limit, most in limits.given.items():
         found = list(_figures(report, limit))
-        if not found:
+        if not found and not (limit == "max_kl" and _is_signal(report)):
             raise ValueError(f"{limit} has nothing to limit: {_NEEDED[limit]}")
         for name, value, sign in found:
             is_within = math.isfinite(value.value) and sign * value.value <= sign * most
             checks.append(Check(limit, name, value, most, is_within))
+    if not checks:
+        raise ValueError(
+            "the divergence was a training signal of this model, so max_kl has nothing to limit: "
+            "test a text or skills"
+        )
     return Gate(tuple(checks), report)
+
+
+def _is_signal(report: ForgettingReport) -> bool:
+    return any(divergence.trained_on for divergence in report.divergences)
 
 
 #: What the report lacks if a limit applies to nothing.
 _NEEDED = {
     "max_perplexity_rise": "no retained test has a perplexity or NLL, so test a text",
-    "max_skill_rise": "no skill was tested on what the base writes",
+    "max_skill_rise": "no skill was tested",
     "max_drop": "no retained test has an accuracy, so test rows with choices or labels, or tasks",
     "max_kl": "no divergence was measured on inputs other than those of a target",
     "max_drift": "the weights were not compared",
-    "min_target": "no target was tested",
+    "min_target": "no target has a score of which more is better",
+    "max_target_loss": "no target has a loss or perplexity",
 }
 
 
 def _figures(report: ForgettingReport, limit: str) -> Iterator[tuple[str, Estimate, int]]:
     """The figures that a limit applies to; the sign is −1 if they must be larger than it."""
     retained = [score for score in report.scores if score.role == "retained"]
+    likely = [score for score in retained if kind_of(score.metric) in ("perplexity", "nll")]
     if limit == "max_perplexity_rise":
-        foreign = (s for s in retained if s.metric != OWN_PERPLEXITY)
-        yield from ((s.name, _rise(s), 1) for s in foreign if _is_likelihood(s))
+        yield from ((s.name, _rise(s), 1) for s in likely if not s.metric.startswith(SKILL))
     elif limit == "max_skill_rise":
-        yield from ((s.name, _rise(s), 1) for s in retained if s.metric == OWN_PERPLEXITY)
+        yield from ((s.name, _rise(s), 1) for s in likely if s.metric.startswith(SKILL))
     elif limit == "max_drop":
         shares = (s for s in retained if kind_of(s.metric) == "share")
         yield from ((s.name, _scaled(s.change, -1.0), 1) for s in shares)
     elif limit == "max_kl":
-        # The predictions on the target are to change.
+        # On the target, predictions are to change; where they were trained to stay, they say
+        # nothing about other inputs.
         targets = {s.name for s in report.scores if s.role == "target"}
-        yield from ((d.name, d.kl, 1) for d in report.divergences if d.name not in targets)
+        others = (d for d in report.divergences if d.name not in targets and not d.trained_on)
+        yield from ((d.name, d.kl, 1) for d in others)
     elif limit == "max_drift" and report.drift is not None:
         yield "all weights", Estimate(report.drift.total.relative, None, None, 1), 1
-    elif limit == "min_target":
+    elif limit in ("min_target", "max_target_loss"):
+        lower, sign = (False, -1) if limit == "min_target" else (True, 1)
         for score in report.scores:
-            if score.role == "target":
-                yield score.name, score.after, 1 if score.lower_is_better else -1
-
-
-def _is_likelihood(score: Score) -> bool:
-    return kind_of(score.metric) in ("perplexity", "nll")
+            if score.role == "target" and score.lower_is_better == lower:
+                yield f"{score.name} {score.metric}", score.after, sign
 
 
 def _rise(score: Score) -> Estimate:

@@ -65,11 +65,11 @@ class KL:
         if not self._stored.tables:
             raise ValueError(f"{self.name} holds no tokens or samples to predict")
 
-    def compare(self, loaded: Loaded, *, progress: bool, same_ids: bool = True) -> Divergence:
-        """Compare a model that may have other numbers of tokens if ids mean the same tokens."""
+    def compare(self, loaded: Loaded, *, progress: bool) -> Divergence:
+        """Compare a model, which may have another number of tokens."""
         bar = f"KL on {self.name}, tuned"
         tables = _counted(self.log_probs(loaded), self._stored.tables, bar, progress)
-        found = list(self._stored.compare(tables, resized=self.over_tokens and same_ids))
+        found = list(self._stored.compare(tables, resized=self.over_tokens))
         kl = estimate(Outcomes([one.kl for one in found], [one.rows for one in found]))
         predictions, sizes, how = sum(one.rows for one in found), found[0].columns, self.how
         if sizes.base != sizes.tuned:

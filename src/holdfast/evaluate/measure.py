@@ -211,15 +211,14 @@ class Examination:
         *,
         is_base: bool = False,
         recipe: Recipe | None = None,
-        tokens: TokenChange | None = None,
+        new_tokens: Sequence[str] = (),
     ) -> Compared:
         """Run the tests on another model and compare; the base itself does not run again."""
-        tokens = tokens or TokenChange()
-        answers = Compared(notes=[*self.notes, *in_pieces(self.tests, tokens.new)])
+        answers = Compared(notes=[*self.notes, *in_pieces(self.tests, new_tokens)])
         rehearsed = recipe is not None and recipe.recall.trains_on_drawn_texts
         for kl in self.kls:
             try:
-                found = kl.compare(loaded, progress=self.progress, same_ids=tokens.same_ids)
+                found = kl.compare(loaded, progress=self.progress)
                 signal = rehearsed and kl.on_drawn_texts
                 answers.divergences.append(replace(found, trained_on=signal))
             except ValueError as error:  # a new head has other classes
@@ -281,15 +280,18 @@ class Meter:
 
     def _examine(self, tuned: ModelSource | None, recipe: Recipe | None) -> Compared:
         exam, base = self.exam, self.base
-        if not exam.tests and not exam.free:
-            return Compared()
+        tokens = token_change(base, tuned)
+        notes = list(on_ids(tokens))
+        if not tokens.same_ids or not (exam.tests or exam.free):
+            return Compared(notes=notes)
         if exam.free and not exam.tests and (reason := self.loader.cannot_generate(base)):
-            return Compared(notes=[f"No context-free divergence: {reason}."])
+            return Compared(notes=[*notes, f"No context-free divergence: {reason}."])
         if not self.started:
             self._start(base, tuned)
         with self.loader.open(base if tuned is None else tuned, base) as loaded:
-            tokens = token_change(base, tuned)
-            return exam.compare(loaded, is_base=tuned is None, recipe=recipe, tokens=tokens)
+            new, is_base = tokens.new, tuned is None
+            found = exam.compare(loaded, is_base=is_base, recipe=recipe, new_tokens=new)
+            return replace(found, notes=[*notes, *found.notes])
 
     def _start(self, base: ModelSource, tuned: ModelSource | None) -> None:
         self.loader = self.loader.shared_by(base, base if tuned is None else tuned)
@@ -320,6 +322,22 @@ class Meter:
         for test in self.exam.tests:
             if isinstance(test, Classification):
                 test.check_kind(model)
+
+
+def on_ids(tokens: TokenChange) -> Iterator[str]:
+    """Say how many tokens have other ids, and what that means."""
+    if not tokens.moved:
+        return
+    some = (
+        f"{tokens.moved:,} of {tokens.both:,} tokens have other ids in the tuned model's tokenizer"
+    )
+    if tokens.same_ids:
+        yield f"{some}. Their rows and their predictions are compared with those of other tokens."
+    else:
+        yield (
+            f"{some}, so the vocabulary was replaced. Rows per token are not compared, and there "
+            "is no divergence and no test, because both models would read the base's ids."
+        )
 
 
 def in_pieces(tests: Iterable[Probe], tokens: Sequence[str]) -> Iterator[str]:

@@ -198,6 +198,10 @@ class ForgettingReport(Shown):
         """What was forgotten, in plain words."""
         return verdict(self)
 
+    def measured(self) -> "ForgettingReport":
+        """The report itself: a model card's metadata takes its scores."""
+        return self
+
     def rows(self) -> list[dict[str, Any]]:
         """One row per test."""
         return [

@@ -8,7 +8,7 @@ which are still the base's own.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,8 @@ from holdfast.io.models import Loaded
 from holdfast.scoring.draw import draw_texts
 from holdfast.scoring.likelihood import log_likelihoods
 
-#: The metric of tests on texts that the base wrote: its change is a divergence from the base.
-OWN_PERPLEXITY = "own_perplexity"
+#: How the metrics of these tests begin.
+SKILL = "skill_"
 
 _CODE = (
     "def fibonacci(n):\n", "import os\nimport sys\n\n\ndef main():\n", "class Stack:\n",
@@ -64,7 +64,7 @@ def skills(texts: int = 16, tokens: int = 48, *, seed: int = 0) -> list[Probe]:
     drawn = partial(Continued, texts=texts, tokens=tokens, seed=seed)
     languages = [drawn(name, partial(_openings, some)) for name, some in _LANGUAGES.items()]
     code, chats = drawn("code", partial(_openings, _CODE)), drawn("chats", _chats)
-    return [Completions("arithmetic", sums(4 * texts, seed)), code, *languages, chats]
+    return [Sums("arithmetic", sums(4 * texts, seed)), code, *languages, chats]
 
 
 def sums(count: int, seed: int = 0) -> list[dict[str, str]]:
@@ -78,6 +78,14 @@ def sums(count: int, seed: int = 0) -> list[dict[str, str]]:
         question, _, answer = lines[-1].rpartition(" ")
         rows.append({"prompt": "\n".join([*lines[:-1], question]), "completion": f" {answer}"})
     return rows
+
+
+class Sums(Completions):
+    """Right answers to sums."""
+
+    def scores(self, before: Any, after: Any) -> list[Score]:
+        found = super().scores(before, after)
+        return [replace(score, metric=f"{SKILL}{score.metric}") for score in found]
 
 
 @dataclass
@@ -117,7 +125,9 @@ class Continued:
     def scores(self, before: Outcomes, after: Outcomes) -> list[Score]:
         if not self._drawn:
             return []
-        score = partial(compare, self.name, OWN_PERPLEXITY, lower_is_better=True, role=self.role)
+        score = partial(
+            compare, self.name, f"{SKILL}perplexity", lower_is_better=True, role=self.role
+        )
         return [score(before, after, transform=np.exp)]
 
 

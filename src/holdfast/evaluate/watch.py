@@ -17,6 +17,7 @@ from torch import nn
 from holdfast._torch.adapters import adapter_norms, base_name, unwrapped
 from holdfast._torch.checks import whole_number
 from holdfast._torch.rng import preserve_rng
+from holdfast.evaluate.amount import limited
 from holdfast.evaluate.measure import Compared, Examination
 from holdfast.evaluate.report import Curve, Score
 from holdfast.evaluate.suite import Suite
@@ -117,10 +118,20 @@ def watch_training(
     loader: Loader,
     validation: Rows = (),
     new: Sequence[str] = (),
+    retained: Suite | None = None,
 ) -> Watch:
-    """Watch the distance to the pretrained weights, and the loss on the rows for validation."""
+    """Watch the distance to the pretrained weights, and the loss on the rows for validation.
+
+    ``retained`` are tests of what should not be forgotten. Their limit is not that of the rows for
+    validation, all of which count.
+    """
     every = training.evaluate_every or max(1, total_updates // 20)
     tests = validation_tests(validation)
+    if retained is not None:
+        with loader.open(unwrapped(model)) as loaded:
+            probes = retained.build()[0]
+            tests["probes"] = [limited(probe, loaded, retained.limit, None) for probe in probes]
+        tests["context_free"] = retained.context_free
     reference = Reference.of(model, device="cpu").without(new)
     watch = Watch(model, every=every, loader=loader, reference=reference, **tests)
     watch.last = total_updates

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, ClassVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,9 @@ class WithRecipe(Trainer):
     model is the merged one; checkpoints hold the trained weights before merging.
     """
 
+    #: Packages and modules whose ``compute_loss`` returns the model's own loss.
+    plain_losses: ClassVar[tuple[str, ...]] = ("holdfast.", "transformers.", "trl.")
+
     def __init__(
         self,
         *args: Any,
@@ -85,9 +88,11 @@ class WithRecipe(Trainer):
         if given.get("peft_config") is not None:  # before the recipe looks at the model
             given["model"] = _adapted(given["model"], given.pop("peft_config"), settings, recipe)
         default: Any = next(f.default for f in fields(settings) if f.name == "learning_rate")
+        is_set = settings.learning_rate != default
         # Rates that a recipe chooses are for the loss of labeled samples.
-        is_set = settings.learning_rate != default or _loss_of_trl(type(self)) is not None
-        lr = settings.learning_rate if is_set else None
+        other_loss = self._other_loss(given.get("compute_loss_func")) is not None
+        keeps = is_set or (other_loss and recipe.update.lr is None)
+        lr = settings.learning_rate if keeps else None
         self._total_updates: int | None = None
         self._finished = False
         self._to_plan = 0  # micro-batches of the next update
@@ -107,7 +112,7 @@ class WithRecipe(Trainer):
         adapters = {*getattr(self.run.model, "peft_config", ())}
         super().__init__(**given)
         _remove_copies(self.run.model, adapters)
-        own = _has_own_update(recipe) or recipe.penalties or recipe.recall.interpolates
+        own = has_own_update(recipe) or recipe.penalties or recipe.recall.interpolates
         if self.is_deepspeed_enabled and own:
             raise ValueError(
                 "under DeepSpeed the Trainer gives the optimizer flat pieces of many parameters, "
@@ -151,7 +156,7 @@ class WithRecipe(Trainer):
             run.tokenizer = getattr(self, "processing_class", None)
         if self._has_own_loss:
             self._replace_loss()
-        elif loss := self._other_loss():
+        elif loss := self._other_loss(self.compute_loss_func):
             reading = (type(method).__name__ for _, method in run.recipe if method.reads_data)
             collate = partial(_collate_labeled, collate, " and ".join(reading), loss)
         run.prepare_data(data, collate)
@@ -183,14 +188,16 @@ class WithRecipe(Trainer):
                 f"not work with {split[0]} parallelism: use DistributedDataParallel or FSDP2"
             )
 
-    def _other_loss(self) -> str | None:
-        """The function that computes another loss than that of labeled samples; None if none."""
-        ours = ("holdfast.", "transformers.", "trl.")
-        for cls in type(self).__mro__:
-            if "compute_loss" in vars(cls) and not cls.__module__.startswith(ours):
-                return f"{cls.__name__}.compute_loss"
-        own = "compute_loss_func" if callable(self.compute_loss_func) else None
-        return own or _loss_of_trl(type(self))
+    @classmethod
+    def _other_loss(cls, function: Any) -> str | None:
+        """The name of what computes another loss than that of labeled samples; None if nothing.
+
+        ``function`` is the argument ``compute_loss_func`` of the trainer.
+        """
+        for base in cls.__mro__:
+            if "compute_loss" in vars(base) and not base.__module__.startswith(cls.plain_losses):
+                return f"{base.__name__}.compute_loss"
+        return "compute_loss_func" if callable(function) else _loss_of_trl(cls)
 
     def _replace_loss(self) -> None:
         """Prepare the trainer for the recipe's loss, or raise ValueError."""
@@ -199,7 +206,7 @@ class WithRecipe(Trainer):
                 f"label smoothing does not work with the recipe {self.run.recipe.name}, which "
                 "replaces the loss: set label_smoothing_factor=0"
             )
-        if loss := self._other_loss():
+        if loss := self._other_loss(self.compute_loss_func):
             changing = (type(m).__name__ for _, m in self.run.recipe if m.changes_loss)
             names = " and ".join(changing)
             raise ValueError(
@@ -207,11 +214,11 @@ class WithRecipe(Trainer):
                 f"would change: leave out {names}, or pass a loss of your own as task=, a function "
                 "(model, batch) -> one loss per sample"
             )
-        # The criterion divides by the targets of the whole update. transformers 5 reads the first
-        # flag, earlier versions only the second.
-        self.loss_is_scaled_for_ga = True
-        if not hasattr(Trainer, "_prepare_for_training"):
+        # The criterion divides by the targets of the whole update. New versions of transformers
+        # read the first flag, those up to 5.17 only the second.
+        if not hasattr(Trainer, "loss_is_scaled_for_ga"):
             self.model_accepts_loss_kwargs = True
+        self.loss_is_scaled_for_ga = True
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
@@ -297,7 +304,7 @@ class WithRecipe(Trainer):
         if self.optimizer is not None:
             return self.optimizer
         total = self._total_updates or self.state.max_steps
-        if not _has_own_update(self.run.recipe):
+        if not has_own_update(self.run.recipe):
             return self.run.use_optimizer(super().create_optimizer(model), total)
         trained: nn.Module = self.run.model if model is None else model
         decayed = set(self.get_decay_parameter_names(trained))
@@ -346,8 +353,11 @@ class WithRecipe(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
-        # Reports read it: what was a training signal is no evidence.
         folder: Any = output_dir or self.args.output_dir
+        self.save_recipe(folder)
+
+    def save_recipe(self, folder: str) -> None:
+        """Write the recipe beside a model. Reports read it: a training signal is no evidence."""
         text = self.run.full_recipe.to_yaml()
         write_whole(Path(folder) / FILE, lambda path: path.write_text(text, encoding="utf-8"))
 
@@ -486,13 +496,13 @@ def _check_arguments(given: dict[str, Any], settings: TrainingArguments, recipe:
         )
     if given.get("optimizers", (None, None))[0] is not None:
         raise ValueError("the recipe builds the optimizer: do not pass optimizers=")
-    if _has_own_update(recipe) and given.get("optimizer_cls_and_kwargs") is not None:
+    if has_own_update(recipe) and given.get("optimizer_cls_and_kwargs") is not None:
         raise ValueError(
             f"optimizer_cls_and_kwargs and the recipe's {type(recipe.update).__name__} are two "
             "optimizers: pass only one of them"
         )
 
 
-def _has_own_update(recipe: Recipe) -> bool:
+def has_own_update(recipe: Recipe) -> bool:
     """Whether the recipe's update differs from the default in more than its learning rate."""
     return replace(recipe.update, lr=None) != Recipe().update

@@ -31,6 +31,7 @@ from holdfast.hosts._early_stop import check_may_stop
 from holdfast.hosts._packing import Packed, check_packing
 from holdfast.hosts._updates import as_samples, number_of_updates, warm_up_and_decay
 from holdfast.hosts.raw import plain_if_interrupted
+from holdfast.hosts.tracking import TrackedRun
 from holdfast.hosts.watching import Observer
 from holdfast.io.encoding import TrainingData
 from holdfast.io.files import naming_errors, open_here, remove_cut_line, write_text
@@ -217,6 +218,7 @@ def train(
     progress: ProgressCallback | None = None,
     watch: Callable[[nn.Module, int], Observer] | None = None,
     on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
+    tracked: TrackedRun | None = None,
 ) -> Trained:
     """Train a pretrained model, or resume the run in the folder.
 
@@ -226,7 +228,8 @@ def train(
 
     ``show`` shows progress bars of what happens before training, such as drawing texts. ``watch``
     builds a watch from the pretrained model and the total number of updates; its values go into the
-    log. ``on_trained`` is called with the run and its log instead of stage 4.
+    log. ``on_trained`` is called with the run and its log instead of stage 4. ``tracked`` gets the
+    rows of the log as well.
     """
     from holdfast.hosts.accelerate import AccelerateLoop, autocast_of, make_accelerator
 
@@ -268,6 +271,9 @@ def train(
         progress=show,
     )  # fmt: skip
     run.progress = False  # the caller shows the progress of the training itself
+    if tracked and accelerator.is_main_process:
+        tracked.follow(run.full_recipe.to_dict(), log.rows())
+        log.tracked = tracked
     if training.packing:
         data, columns = run.criterion.data, run.criterion.columns
         run.criterion.data = Packed(data, training.max_length, columns)
@@ -336,6 +342,7 @@ class _Log:
         self.file, self.total, self.progress = folder / "history.jsonl", total, progress
         self.clock, self.start = folder / "seconds", time.monotonic()
         self.before = spent_before(folder)
+        self.tracked: TrackedRun | None = None
         if self.file.exists():
             remove_cut_line(self.file)
         self.rows()  # raises before the training if a line is damaged
@@ -344,7 +351,10 @@ class _Log:
         row = json.dumps(values) + "\n"
         with naming_errors(self.file), open(self.file, "ab", opener=open_here) as file:
             file.write(row.encode())
-        write_text(self.clock, str(self.before + time.monotonic() - self.start))
+        if self.tracked:
+            self.tracked(values)
+        beside = self.tracked.seconds if self.tracked else 0.0
+        write_text(self.clock, str(self.before + time.monotonic() - self.start - beside))
         if self.progress:
             self.progress("training", int(values["update"]), self.total)
 

@@ -21,7 +21,7 @@ from holdfast.columns import keeping, take_columns
 from holdfast.data import Collate, pad_collate
 from holdfast.hosts._packing import per_token
 from holdfast.hosts.hf import WithRecipe
-from holdfast.losses import IGNORED
+from holdfast.losses import IGNORED, Predicted, target_mask
 from holdfast.recipe import Recipe, as_recipe
 from holdfast.stages import Criterion
 
@@ -118,9 +118,10 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
 
     @property
     def _has_trls_loss(self) -> bool:
-        """Whether the loss is TRL's own, perhaps with weights."""
+        """Whether the loss is TRL's own, perhaps with weights. Its fused head has no logits."""
         criterion = self.run.criterion
-        return type(criterion).loss is Criterion.loss and not criterion.recall.uses_outputs
+        uses_logits = criterion.needs_outputs or criterion.recall.uses_outputs
+        return type(criterion).loss is Criterion.loss and not uses_logits
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         if self._has_trls_loss:
@@ -135,10 +136,20 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
             return super().compute_loss(model, inputs, *args, **kwargs)
         criterion = self.run.criterion
         inputs, values = take_columns(inputs, criterion.columns)
-        weights = criterion.weigh(inputs, values, self.state.global_step + 1)
+        weights_of = partial(criterion.weigh, inputs, values, self.state.global_step + 1)
 
         def weigh(module: nn.Module, given: Any, outputs: Any) -> Any:
+            if not hasattr(outputs, "log_probs"):
+                raise ValueError(
+                    f"a patch has replaced TRL's loss, so the recipe {self.run.recipe.name} cannot "
+                    "weight its tokens: train without packing, with a class of (WithRecipe, "
+                    "SFTTrainer)"
+                )
             # TRL's fused head returns the log-probabilities of labels[:, 1:]. Its metrics stay.
+            predicted = None
+            if criterion.weighs_outputs:
+                predicted = _predicted(outputs.log_probs, inputs["labels"])
+            weights = weights_of(predicted)
             if weights is not None:
                 outputs.log_probs = outputs.log_probs * weights[:, 1:].to(outputs.log_probs)
             return outputs
@@ -150,6 +161,13 @@ class HoldfastSFTTrainer(WithRecipe, SFTTrainer):
     def _share_of_auxiliary(self) -> float:
         """Like TRL's own loss: the mean over micro-batches and ranks."""
         return 1.0 / self.current_gradient_accumulation_steps
+
+
+def _predicted(log_probs: Tensor, labels: Tensor) -> Predicted:
+    """The losses of all targets, given the log-probabilities of ``labels[:, 1:]``."""
+    where = target_mask(labels, "causal_lm")
+    losses = -log_probs.detach()[where[:, 1:]]
+    return Predicted(labels, where, losses, None)
 
 
 def _pad_tokens(samples: list[Any], pad_id: int) -> dict[str, Tensor]:
@@ -168,6 +186,9 @@ class HoldfastDPOTrainer(WithRecipe, DPOTrainer):
     The loss is TRL's, and its reference model is the pretrained model, also with adapters of the
     recipe. Methods that read the data before training read the chosen completions. Methods that
     change the loss of labeled samples raise an error.
+
+    Without ``ref_model`` and without adapters, TRL loads the reference by the model's name. If the
+    weights were changed in memory, the reference lacks these changes: pass ``ref_model``.
     """
 
     def _samples_to_read(self) -> tuple[Any, Collate]:

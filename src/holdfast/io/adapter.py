@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from holdfast._torch.adapters import base_name
 from holdfast._torch.imports import require
 from holdfast._torch.names import align, shorten
-from holdfast._torch.vocabulary import is_token_embedding, vocabularies
+from holdfast._torch.vocabulary import is_token_embedding, token_rows
 from holdfast.io.patterns import matching
 from holdfast.io.safetensors_files import map_safetensors
 from holdfast.io.untrusted import read_object
@@ -51,7 +51,7 @@ class AdaptedWeights(Weights):
         shards = {file: list(names) for file, names in base.shards.items()}
         if shards:  # tensors that the base lacks go into its last file
             shards[list(shards)[-1]] += [name for name in specs if name not in base]
-        sizes = vocabularies((n, base[n].shape, specs[n].shape) for n in replaced if n in base)
+        sizes = token_rows((n, base[n].shape, specs[n].shape) for n in replaced if n in base)
         super().__init__(label, specs, config=base.config, path=path, shards=shards)
         #: The number of tokens, if it is not that of the base.
         self.tokens = sizes.tuned if sizes else None

@@ -2,6 +2,7 @@
 
 import re
 from functools import lru_cache
+from pathlib import Path
 
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -24,6 +25,18 @@ def check_hub(name: str, kind: str) -> bool:
             f"reached to look for a {kind} of that name"
         )
     return False
+
+
+def is_cached_model(name: str) -> bool:
+    """Return whether a name is that of a model of the hub, which was loaded from it before."""
+    if not is_hub_name(name) or Path(name).exists():
+        return False
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except (ImportError, ValueError):  # HFValidationError: the hub allows fewer names
+        return False
 
 
 def _is_cached(name: str, kind: str) -> bool:

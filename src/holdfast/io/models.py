@@ -227,9 +227,10 @@ class Loader(NamedSettings):
             return model.to(self.target_device()).eval()
         # On some CPUs, bitsandbytes turns weights into a form without a gradient when a model runs
         # in eval mode, and leaves them so.
+        packs = "support_avx512bf16_for_cpu"
         for module in model.modules():
-            if hasattr(module, "support_avx512bf16_for_cpu"):
-                module.support_avx512bf16_for_cpu = False
+            if hasattr(module, packs):
+                setattr(module, packs, False)
         return model.eval()
 
     def skeleton(self, source: str, head: NewHead | None = None) -> nn.Module:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from holdfast._torch.names import align, plain_name, shorten
-from holdfast._torch.vocabulary import Vocabularies, vocabularies
-from holdfast.io.tokens import TokenChange, token_change
+from holdfast._torch.vocabulary import TokenRows, is_token_embedding, token_rows
+from holdfast.io.tokens import token_change
 from holdfast.io.weights import Spec, Weights, slices
 
 _EMBEDDING = re.compile(r"embed|wte|tok|shared")
@@ -39,7 +39,8 @@ class Pair:
 class Pairing:
     """The tensors of both models, and those that only one has or that differ in shape.
 
-    ``vocabularies`` are the numbers of rows per token, if the models differ in them, and
+    ``resized`` also has the tensors with a row per token if the rows are those of other tokens.
+    ``token_rows`` are the numbers of rows per token, if the models differ in them, and
     ``new_tokens`` the names of the tokens that only the tuned model has, as far as they are known.
     """
 
@@ -47,7 +48,7 @@ class Pairing:
     only_base: tuple[str, ...]
     only_tuned: tuple[str, ...]
     resized: tuple[str, ...]
-    vocabularies: Vocabularies | None = None
+    token_rows: TokenRows | None = None
     new_tokens: tuple[str, ...] = ()
 
 
@@ -63,10 +64,10 @@ def pair(base: Weights, tuned: Weights) -> Pairing:
             f"name ({shorten(list(base), most=2)}; {shorten(list(tuned), most=2)})"
         )
     shapes = ((name, base[own].shape, tuned[name].shape) for name, own in partner.items())
-    sizes = vocabularies(shapes)
-    tokens = token_change(base.path, tuned.path) if sizes else TokenChange()
+    sizes = token_rows(shapes)
+    tokens = token_change(base.path, tuned.path)
     if not tokens.same_ids:
-        sizes = None  # the same row is another token
+        sizes = None
     resized = {
         name: f"{name} ({_shape(base, own)} → {_shape(tuned, name)})"
         for name, own in partner.items()
@@ -77,6 +78,9 @@ def pair(base: Weights, tuned: Weights) -> Pairing:
             f"{base.label} and {tuned.label} are different architectures: {len(resized)} of "
             f"{len(partner)} shared tensors differ in shape: {shorten([*resized.values()], most=3)}"
         )
+    if not tokens.same_ids:  # the same row is another token
+        by_token = (n for n in _rows_per_token(base, partner) if n not in resized)
+        resized |= {name: f"{name} (rows of other tokens)" for name in by_token}
 
     def paired(name: str, of_base: str, of_tuned: str, *, again: bool = False) -> Pair:
         size = min(base[of_base].size, tuned[of_tuned].size)
@@ -91,23 +95,39 @@ def pair(base: Weights, tuned: Weights) -> Pairing:
         if name not in partner:
             if (first := _twin(tuned, name, pairs)) is not None:
                 pairs[name] = paired(name, pairs[first].base, name, again=True)
-            elif (own := _untied_from(base, tuned, name, sizes)) is not None:
+            elif tokens.same_ids and (own := _untied_from(base, tuned, name, sizes)) is not None:
                 pairs[name] = paired(name, own, name)
     of_base = set(partner.values())
     left = [n for n in base if n not in of_base and _twin(base, n, of_base) is None]
-    back = None if sizes is None else Vocabularies(sizes.tuned, sizes.base)
-    heads = {n: own for n in left if (own := _untied_from(tuned, base, n, back)) is not None}
+    back = None if sizes is None else TokenRows(sizes.tuned, sizes.base)
+    heads = {
+        n: own
+        for n in left
+        if tokens.same_ids and (own := _untied_from(tuned, base, n, back)) is not None
+    }
     return Pairing(
         pairs=(*pairs.values(), *(paired(n, n, own) for n, own in heads.items())),
         only_base=tuple(name for name in left if name not in heads),
         only_tuned=tuple(name for name in tuned if name not in pairs and name not in resized),
         resized=tuple(resized.values()),
-        vocabularies=sizes,
+        token_rows=sizes,
         new_tokens=tokens.new,
     )
 
 
-def _same_rows(one: Spec, other: Spec, sizes: Vocabularies | None) -> bool:
+def _rows_per_token(base: Weights, partner: dict[str, str]) -> list[str]:
+    """The names of token embeddings, and of output layers and biases with as many rows."""
+    embeddings = [name for name in partner if is_token_embedding(name)]
+    tokens = {base[partner[name]].shape[0] for name in embeddings}
+    heads = [
+        name
+        for name, own in partner.items()
+        if not _LAYER.search(name) and base[own].shape[:1] and base[own].shape[0] in tokens
+    ]
+    return list(dict.fromkeys([*embeddings, *heads]))
+
+
+def _same_rows(one: Spec, other: Spec, sizes: TokenRows | None) -> bool:
     """Whether two tensors have the same shape, or differ only in their rows per token."""
     return one.shape == other.shape or (sizes is not None and sizes.explain(one.shape, other.shape))
 
@@ -137,7 +157,7 @@ def _twin(weights: Weights, name: str, among: Iterable[str]) -> str | None:
 
 
 def _untied_from(
-    without: Weights, other: Weights, head: str, sizes: Vocabularies | None
+    without: Weights, other: Weights, head: str, sizes: TokenRows | None
 ) -> str | None:
     """Return the embedding that a model without its own head uses as its head."""
     if not _HEAD.search(head) or not _ties(without, other):

@@ -11,8 +11,9 @@ from torch import nn
 
 from holdfast.io.untrusted import read_object
 
-#: Two tokenizers with fewer tokens at the same id, of those that both have, are not related.
-_MOST = 0.5
+#: The smallest share of tokens with the same id, of those that both tokenizers have, with which
+#: the rows of two models are compared.
+_MOST = 0.99
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,18 @@ class TokenChange:
 
     Attributes:
         new: the tokens that only the tuned model has, by their ids.
-        same_ids: whether most tokens of both models have the same ids, so that the rows of the two
-            models can be compared. True if a tokenizer is not known.
+        both: the number of tokens that both models have; 0 if a tokenizer is not known.
+        moved: how many of these have other ids.
     """
 
     new: tuple[str, ...] = ()
-    same_ids: bool = True
+    both: int = 0
+    moved: int = 0
+
+    @property
+    def same_ids(self) -> bool:
+        """Whether an id means the same token in both models, so that rows can be compared."""
+        return self.moved <= (1 - _MOST) * self.both
 
 
 def token_change(
@@ -42,9 +49,8 @@ def token_change(
         return TokenChange()
     old, new = _ids(read_object(before)), _ids(read_object(after))
     added = sorted(new.keys() - old.keys(), key=lambda token: new[token])
-    both = old.keys() & new.keys()
-    same = sum(old[token] == new[token] for token in both)
-    return TokenChange(tuple(added), same >= _MOST * max(1, len(both)))
+    both = old.keys() & new.keys() or old.keys()  # without a common token, all have changed
+    return TokenChange(tuple(added), len(both), sum(old[t] != new.get(t) for t in both))
 
 
 def _tokenizer_file(source: str | os.PathLike[str] | nn.Module | None) -> Path | None:

@@ -28,9 +28,8 @@ from torch import Tensor
 
 from holdfast._torch.batch import inputs_and_labels
 from holdfast._torch.checks import one_of
-from holdfast.columns import with_weights
 from holdfast.losses import TOKEN_TASKS, target_mask
-from holdfast.scoring.scorer import score
+from holdfast.methods._base_losses import CarriedWeights, scored
 from holdfast.scoring.scores import Scores
 from holdfast.stages import (
     Checks,
@@ -40,7 +39,6 @@ from holdfast.stages import (
     Run,
     SearchRange,
     SearchSpace,
-    samples_of,
 )
 
 TauRule = Literal["median", "batch_median", "running_median"]
@@ -115,16 +113,7 @@ class Flow(Objective):
             return Criterion(run)
         if self.level == "token" and run.task not in TOKEN_TASKS:
             raise ValueError(f'Flow(level="token") needs a task with tokens, not {run.task!r}')
-        data = samples_of(self, run, run.data).data
-        scores = score(
-            run.model,
-            run.data,
-            task=run.task,
-            collate=run.collate,
-            tokens=self.level == "token",
-            cache=run.cache,
-            progress=run.progress,
-        )
+        data, scores = scored(self, run, tokens=self.level == "token")
         return FlowCriterion(run, data, self, scores)
 
     def weigh(self, losses: Tensor | Scores) -> Tensor:
@@ -190,10 +179,8 @@ class Flow(Objective):
         return tau
 
 
-class FlowCriterion(Criterion):
+class FlowCriterion(CarriedWeights):
     """The weighted loss. Samples carry weights, or losses if τ depends on the batch."""
-
-    column = "holdfast_weight"  # unlikely to be a column of the user
 
     def __init__(self, run: Run, data: Any, flow: Flow, scores: Scores) -> None:
         self.flow = replace(flow)  # with its own running median
@@ -201,8 +188,7 @@ class FlowCriterion(Criterion):
         values: Any = scores.losses if self.by_batch else self.flow.weigh(scores)
         if flow.level == "token":
             values = scores.token_losses if self.by_batch else scores.split(values)
-        task = run.task if isinstance(run.task, str) else "causal_lm"  # used for tokens only
-        super().__init__(run, with_weights(data, values, column=self.column, task=task))
+        super().__init__(run, data, values)
 
     def weights(self, batch: Any, values: Tensor | None, update: int) -> Tensor | None:
         if self.by_batch and values is not None:

@@ -65,6 +65,12 @@ class Table:
         return cls(title, tuple(cells), rows, **more)
 
     @property
+    def brief_note(self) -> str:
+        """The line below the first rows, where only those are shown."""
+        cut = self.brief is not None and self.brief < len(self.rows)
+        return " ".join(filter(None, [self.note, f"{self.brief} of {len(self.rows)} rows." * cut]))
+
+    @property
     def toned(self) -> list[tuple[tuple[str, ...], Tone]]:
         none: Tone = ""
         return list(zip(self.rows, self.tones or repeat(none), strict=False))
@@ -76,7 +82,6 @@ class Figure:
 
     title: str
     plot: dict[str, Any]  # Plotly's data and layout
-    narrow: dict[str, Any] | None = None  # the version for phones, if it differs
     alt: str = ""  # the figure in words, for screen readers
     wide: bool = False  # whether the figure takes the whole width of the page
 

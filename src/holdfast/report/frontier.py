@@ -1,6 +1,7 @@
 """The frontier between what was learned and what was kept: one mark per model.
 
-The target is to the right and a retained test upwards; better is always to the right and up.
+The target is to the right and a retained test upwards; better is always to the right and up. The
+page places the names beside their marks, because only it knows the size of a plot.
 """
 
 from __future__ import annotations
@@ -16,17 +17,12 @@ from holdfast.report.words import Span, cut, kind_of, plain
 
 #: Retained tests that are drawn at most; the tables have all.
 MOST = 6
-#: Pixels of a plot's inside: over the whole page, over half of it, on a phone.
-_WHOLE, _HALF, _PHONE = 910, 420, 215
 #: A value that is worse than the worst quarter by this many interquartile ranges is out of view.
 _FAR = 10
 #: Marks are drawn in this order.
 _ORDER = (ACCENT, LOST, GAINED)
-#: Pixels: of a letter, of a line of text, of a mark's radius, and room for text at the right.
-_LETTER, _LINE, _DOT, _MARGIN = 7.0, 15.0, 6.0, 30.0
 
 Pair = tuple[float, float]
-Box = tuple[float, float, float, float]
 
 
 class Mark(NamedTuple):
@@ -100,9 +96,13 @@ def frontier(
     drawn = [marks[i] for i in order]
     xs, ys = [x.spans[i] for i in order], [y.spans[i] for i in order]
     colors = [mark.color for mark in drawn]
+    names = [escape(cut(plain(mark.name), 22)) for mark in drawn]
+    bold = [n if color == ACCENT else f"<b>{n}</b>" for n, color in zip(names, colors, strict=True)]
     dots = {
         "type": "scatter",
-        "mode": "markers+text",
+        "mode": "markers",
+        "meta": "named",  # the page writes the texts beside the marks
+        "text": bold,
         "x": [span.value for span in xs],
         "y": [span.value for span in ys],
         "error_x": whiskers(xs),
@@ -112,12 +112,11 @@ def frontier(
         "marker": {"size": [14 if color == GAINED else 10 for color in colors], "color": colors},
         "customdata": [hover(mark.name, mark.details) for mark in drawn],
     }
-    height = 480 if wide else 330
     right, upwards = ("" if a.lower_is_better is None else "better →" for a in (x, y))
     title = ", ".join(filter(None, [escape(cut(x.title, 40)), right]))
     layout: JSON = {
-        "height": height,
-        "margin": {"r": _MARGIN, "t": 26},
+        "height": 420 if wide else 330,
+        "margin": {"r": 30, "t": 26},
         "xaxis": {"range": list(across), "ticksuffix": x.suffix, "title": {"text": title}},
         "yaxis": {"range": list(up), "ticksuffix": y.suffix, "title": {"text": upwards}},
     }
@@ -125,23 +124,8 @@ def frontier(
         dotted = {"color": "var(--same)", "width": 1.5, "dash": "dot"}
         ends = {"x0": 0, "x1": 1, "xref": "paper", "y0": y.start, "y1": y.start}
         layout["shapes"] = [{"type": "line", "layer": "below", "line": dotted, **ends}]
-    names = [cut(plain(mark.name), 22) for mark in drawn]
-
-    def plot(width: float) -> JSON:
-        inside = height - 70
-        pixels = [
-            (width * _share(across, a.value), inside * (1 - _share(up, b.value)))
-            for a, b in zip(xs, ys, strict=True)
-        ]
-        # The last mark is on top, so its name is placed first.
-        places = placed(names[::-1], pixels[::-1], width, inside)[::-1]
-        texts = [escape(name) if place else "" for name, place in zip(names, places, strict=True)]
-        bold = [t if c == ACCENT else f"<b>{t}</b>" for t, c in zip(texts, colors, strict=True)]
-        named = {"text": bold, "textposition": [place or "top right" for place in places]}
-        return {"data": [line, dots | named], "layout": layout}
-
     alt = "; ".join(", ".join([plain(mark.name), *mark.details]) for mark in drawn[:20])
-    return Figure(y.title, plot(_WHOLE if wide else _HALF), plot(_PHONE), alt, wide)
+    return Figure(y.title, {"data": [line, dots], "layout": layout}, alt, wide)
 
 
 def out_of_view(marks: Sequence[Mark], x: Axis, y: Axis) -> list[str]:
@@ -161,43 +145,6 @@ def pareto(points: Sequence[Pair]) -> list[int]:
         if not found or points[i][1] > points[found[-1]][1]:
             found.append(i)
     return found[::-1]
-
-
-def placed(
-    names: Sequence[str], points: Sequence[Pair], width: float, height: float
-) -> list[str | None]:
-    """A text position for each name, first come first served; None where there is no room.
-
-    Points are in pixels from the top left of a plot of ``width`` × ``height``.
-    """
-    taken: list[Box] = []
-    found: list[str | None] = []
-    for name, point in zip(names, points, strict=True):
-        dots = [(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y in points if (x, y) != point]
-        found.append(None)
-        for place, box in _boxes(name, *point).items():
-            left, top, right, bottom = box
-            inside = left >= 0 and top >= -_LINE and bottom <= height
-            inside = inside and right <= width + _MARGIN - _DOT
-            if inside and not any(_meet(box, other) for other in (*taken, *dots)):
-                taken.append(box)
-                found[-1] = place
-                break
-    return found
-
-
-def _boxes(text: str, x: float, y: float) -> dict[str, Box]:
-    """The box of a text at each position beside its point, the preferred position first."""
-    wide = _LETTER * len(text)
-    sides = {"right": x + _DOT, "left": x - _DOT - wide}
-    heights = {"top": y - _DOT - _LINE, "middle": y - _LINE / 2, "bottom": y + _DOT}
-    corners = {f"{h} {s}": (sides[s], heights[h]) for s in sides for h in heights}
-    corners |= {f"{h} center": (x - wide / 2, heights[h]) for h in ("top", "bottom")}
-    return {place: (x, y, x + wide, y + _LINE) for place, (x, y) in corners.items()}
-
-
-def _meet(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _view(x: Axis, y: Axis) -> tuple[Pair, Pair, list[int]]:

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 #: A limit in words, and how its figures are written.
 _WORDS: dict[str, tuple[str, Callable[[float], str]]] = {
     "max_perplexity_rise": ("rise of the perplexity", percent),
-    "max_skill_rise": ("rise of the perplexity", percent),
+    "max_skill_rise": ("rise of the perplexity of a skill", percent),
     "max_drop": ("drop, points", lambda share: digits(100 * share, 1)),
     "max_kl": ("divergence, nats", nats),
     "max_drift": ("drift of the weights", percent),
-    "min_target": ("target", nats),
+    "min_target": ("target, at least", nats),
+    "max_target_loss": ("loss of the target", nats),
 }
 
 
@@ -54,10 +55,8 @@ def _sentences(gate: Gate) -> list[str]:
             f"The limit lies within the interval on {', '.join(dict.fromkeys(close))}: more "
             "samples might turn the outcome."
         )
-    limited = {check.name for check in gate.checks if check.limit == "max_kl"}
-    trained = [d for d in gate.report.divergences if d.trained_on and d.name in limited]
-    if trained:
-        said.append(no_evidence(listed([source_of(d) for d in trained])))
+    if trained := [source_of(d) for d in gate.report.divergences if d.trained_on]:
+        said.append(no_evidence(listed(trained)))
     return [*said, verdict(gate.report).headline]
 
 

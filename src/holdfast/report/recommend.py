@@ -1,25 +1,38 @@
 """Which recipe of a comparison to take, and which point of a sweep.
 
-The rule for recipes:
+A comparison has a frontier, so no single recipe is right for everybody. Three choices are named:
 
-1. Medians over seeds count. A recipe is a candidate if its target score is finite and better than
-   the pretrained model's. Without a candidate, keep the pretrained model.
-2. A candidate is *close* to the best if its target score is within 1 % of the best one (relative to
-   it), or if the range of its seeds overlaps with that of the best one.
-3. Of the close candidates, take the one that forgets least: the mean over the retained tests of the
-   relative loss. A gain counts as no loss. A tie goes to the better target score.
-4. Without retained tests, take the one whose predictions moved least, by KL(base‖tuned), on inputs
-   that no recipe was trained on. Without such inputs, take the best.
+1. *At the target of standard fine-tuning*: of the recipes that do as well as standard fine-tuning
+   on the target, the one that forgets least. This is the one to take.
+2. *Balanced*: of the recipes with at least 90 % of the best gain on the target, the one that
+   forgets least.
+3. *Best target*.
 
-The answer also names the recipe that forgets least of those with at least 90 % of the best gain.
+The definitions:
 
-A recipe that was chosen on other data (``Results.taken``) is recommended regardless.
+- Medians over seeds count. A recipe is a candidate if its target score is finite and better than
+  the pretrained model's. Without a candidate, keep the pretrained model.
+- A candidate does as well as another one if its target score is within 1 % of the other's (relative
+  to it), or no worse than the other's worst seed with at least 90 % of the other's gain. A lucky
+  seed of its own does not count, and one bad seed of the other does not make everything as good.
+- The gain is the improvement over the pretrained model. A share of the best gain is a margin as in
+  trials of non-inferiority: it is fixed in advance. No loss is weighed against a gain, because
+  they have no common unit.
+- To forget is the mean over the retained tests of the relative loss. A gain counts as no loss. A
+  tie goes to the better target score. So no candidate beats a choice on both.
+- Without retained tests, the recipe whose predictions moved least forgets least, by KL(base‖tuned)
+  on inputs that no recipe was trained on and that are not the target's, where predictions are to
+  change. Without such inputs, only the best target is known.
+- If standard fine-tuning was not run, or did not improve the target, the best recipe takes its
+  place.
 
-The rule for the points of a sweep is the same, with three differences: every point with a finite
-target score is a candidate; a point is also close if the 95 % interval of its gain over the base
-reaches the best gain; losses are on the scale of the verdict (1 is where a loss stops being
-little). Without retained tests, take the close point that is nearest to the base. Without a target
-score there is no recommendation.
+A recipe that was chosen on other data (``Results.taken``) is to be taken regardless.
+
+The rule for the points of a sweep is the first choice, with these differences: every point with a
+finite target score is a candidate; it must do as well as the best one, which it also does if the
+95 % interval of its gain over the base reaches the best gain; losses are on the scale of the
+verdict (1 is where a loss stops being little). Without retained tests, take the one of them that is
+nearest to the base. Without a target score there is no recommendation.
 
 With limits (``retain``, ``max_kl``), the candidates are the points within them, and the best on the
 target is taken; without a target score, the one that is farthest from the base. ``retain = 0.99``
@@ -36,30 +49,49 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast._torch.finite import is_finite
 from holdfast.report.document import Answer
 from holdfast.report.verdict import NO_TESTS, verdict
-from holdfast.report.words import change_of, percent, plain, score_text, settings_text, symbol
+from holdfast.report.words import (
+    change_of,
+    kept,
+    listed,
+    nats,
+    plain,
+    reached,
+    settings_text,
+    symbol,
+)
 
 if TYPE_CHECKING:
     from holdfast.comparison.results import Results, Summary
     from holdfast.evaluate.report import Score
     from holdfast.evaluate.sweep import Sweep, SweepPoint
 
-#: Relative distance to the best target score that counts as close.
+#: Relative distance to a target score at which another one is as good.
 CLOSE = 0.01
-#: Share of the best gain on the target for which a recipe is named that forgets less.
+#: Share of the best gain on the target that the balanced choice has at least.
 NEAR = 0.9
 #: The recipe that is plain fine-tuning.
 STANDARD = "standard"
 
+_CLOSEST = "moves the predictions least"
+_BEST = "is the best"
 _CONFIRM = "The choice was made on these samples: confirm it on others."
 
 
 @dataclass(frozen=True)
 class Recommendation(Answer):
-    """The answer of a comparison."""
+    """The answer of a comparison: the recipe to take, and three choices of the frontier.
 
-    label: str | None = None  # the recipe to take; None for the pretrained model
-    best: str | None = None  # the best recipe on the target
-    gentle: str | None = None  # the recipe that forgets least with 90 % of the best gain
+    Attributes:
+        label: the recipe to take; None for the pretrained model.
+        at_standard: the recipe that forgets least at the target of standard fine-tuning.
+        balanced: the recipe that forgets least with at least 90 % of the best gain on the target.
+        best: the recipe with the best target.
+    """
+
+    label: str | None = None
+    at_standard: str | None = None
+    balanced: str | None = None
+    best: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,16 +105,16 @@ class Choice(NamedTuple):
     """A recipe or a point of a sweep. Less is better of all numbers."""
 
     label: str
-    says: str  # its sentence
+    says: str  # its figures in words
     target: float  # the score; NaN without one
-    low: float  # the range of the score over the seeds, or the interval of its change
-    high: float
+    reach: float  # the score that its data allow: the better end of an interval
+    bar: float  # the score that does as well: of a recipe, its worst seed within limits
     loss: float | None  # None without retained tests
     moved: float  # the KL, or the distance from the base: decides without retained tests
 
-    def close_to(self, best: Choice) -> bool:
-        overlap = max(self.low, best.low) <= min(self.high, best.high)
-        return overlap or abs(self.target - best.target) <= CLOSE * abs(best.target)
+    def does_as_well_as(self, other: Choice) -> bool:
+        near = self.target - other.target <= CLOSE * abs(other.target)
+        return near or self.reach <= other.bar
 
 
 def recommend(results: Results) -> Recommendation:
@@ -91,46 +123,50 @@ def recommend(results: Results) -> Recommendation:
     failed = [f"{len(results.failed)} of {total} runs failed."] if results.failed else []
     if not summaries:
         return Recommendation("No run has finished.", tuple(failed))
-    start, target = summaries[0].target, plain(summaries[0].target.name)
-    signals = {name for s in summaries for name in s.trained_on}
+    start = summaries[0].target
+    target = plain(start.name)
+    signals = {start.name, *(name for s in summaries for name in s.trained_on)}
     found = {s.label: _recipe(s, signals) for s in summaries}
-    better = [found[s.label] for s in summaries if s.target.gain > 0]
-    better = [c for c in better if is_finite(c.target)]
+    gains = {s.label: s.target.gain for s in summaries}
+    better = [c for c in found.values() if gains[c.label] > 0 and is_finite(c.target)]
     if not better:
         headline = f"Keep the pretrained model: no recipe made it better on {target}."
         return Recommendation(headline, tuple(failed))
     best = min(better, key=lambda c: (c.target, c.loss or 0.0))
-    close = [c for c in better if c.close_to(best)]
-    gains = {s.label: s.target.gain for s in summaries}
-    enough = NEAR * gains[best.label]
-    gentle = _gentlest([c for c in better if c in close or gains[c.label] >= enough])
-    chosen = found.get(results.taken or "", _gentlest(close))
-    untested = "moves the predictions least"
-    if not any(is_finite(c.moved) for c in close):
-        untested = "is the best"
-    reason = _reason(close, "recipe", "recipes", target, untested)
-    if len(found) == 1:
+    run = standard_of(summaries)
+    standard = found[run.label] if run else None
+    bar = standard if standard in better else None
+    level = [c for c in better if c.does_as_well_as(bar or best)]
+    near = [c for c in better if gains[c.label] >= NEAR * gains[best.label]]
+    choices = _gentlest(level), _gentlest(near), best
+    taken, several = found.get(results.taken or ""), len(found) > 1
+    chosen = taken or choices[0]
+    if taken:
+        reason = "on the data for choosing, it did as well as the best and forgot least"
+    elif several:
+        among = "that do as well as standard fine-tuning" if bar else "close to the best"
+        reason = _reason(level, "recipe", f"recipes {among}", target)
+    else:
         reason = f"it is the only recipe, and better than the pretrained model on {target}"
-    if results.taken in found:
-        reason = "on the data for choosing, it was close to the best and forgot least"
-    names = {
-        chosen.label: plain(chosen.label),
-        best.label: f"The best, {plain(best.label)}",
-        gentle.label: f"To forget less, take {plain(gentle.label)}",
-    }
-    if (standard := standard_of(summaries)) is not None:
-        names.setdefault(standard.label, "Standard fine-tuning")
-    names[chosen.label] = plain(chosen.label)
-    sentences = [f"{name}: {found[label].says}" for label, name in names.items()]
-    sentences += [f"The pretrained model: {score_text(start.metric, start.before)}.", *failed]
+    roles = _roles(*choices, bar is not None) if several else {}
+    sentences = [
+        f"{plain(c.label)}{' ' * (c in roles)}{listed(roles.get(c, []))}: {c.says}"
+        for c in dict.fromkeys((chosen, *choices))
+    ]
+    if standard and standard not in (chosen, *choices):
+        sentences.append(f"Standard fine-tuning: {standard.says}")
+    sentences.append(f"The pretrained model: {reached(start.name, start.metric, start.before)}.")
+    if several and not (bar or taken):
+        sentences.append(_without_standard(summaries))
+    sentences += failed
     if not any(s.retained for s in summaries):
         sentences.append(NO_TESTS)
-    if len(found) > 1 and all(s.seeds == 1 for s in summaries):
+    if several and all(s.seeds == 1 for s in summaries):
         sentences.append("Only one seed was run: small differences may be chance.")
-    if len(found) > 1 and results.taken not in found:
+    if several and not taken:
         sentences.append(_CONFIRM)
-    headline = f"Take {plain(chosen.label)}: {reason}."
-    return Recommendation(headline, tuple(sentences), chosen.label, best.label, gentle.label)
+    headline, labels = f"Take {plain(chosen.label)}: {reason}.", [c.label for c in choices]
+    return Recommendation(headline, tuple(sentences), chosen.label, *labels)
 
 
 def recommend_point(sweep: Sweep) -> SweepRecommendation:
@@ -148,14 +184,15 @@ def recommend_point(sweep: Sweep) -> SweepRecommendation:
         said = _said(sweep, found, None)
         return SweepRecommendation(f"No {_what(sweep)} is recommended: {reason}.", (*said, *advice))
     best = min(finite, key=lambda c: c.target)
-    close = [c for c in finite if c.close_to(best)]
-    chosen = found.index(_gentlest(close))
-    what, test = _what(sweep), scores[0][1].name
-    reason = _reason(close, what, _what(sweep, several=True), test, "stays closest to the base")
+    level = [c for c in finite if c.does_as_well_as(best)]
+    chosen = found.index(_gentlest(level))
+    what, test = _what(sweep), plain(scores[0][1].name)
+    among = f"{_what(sweep, several=True)} close to the best"
+    reason = _reason(level, what, among, test, "stays closest to the base")
     if len(found) == 1:
         reason = f"it is the only {what} that was measured"
     elif len(finite) == 1:
-        reason = f"no other {what} has a finite score on {plain(test)}"
+        reason = f"no other {what} has a finite score on {test}"
     return SweepRecommendation(
         f"{_take(sweep.points[chosen])}: {reason}.",
         (*_said(sweep, found, chosen), *advice, _CONFIRM),
@@ -166,8 +203,8 @@ def recommend_point(sweep: Sweep) -> SweepRecommendation:
 def _within_limits(
     sweep: Sweep, found: Sequence[Choice], targets: Mapping[int, Score], advice: Sequence[str]
 ) -> SweepRecommendation:
-    limits, kept, kls = [], _kept(sweep), _context_free(sweep)
-    if sweep.retain is not None and kept:
+    limits, shares, kls = [], _shares(sweep), _context_free(sweep)
+    if sweep.retain is not None and shares:
         limits.append(f"keeps {100 * sweep.retain:g} % of every retained score")
     if sweep.max_kl is not None and kls:
         limits.append(f"has a context-free divergence of at most {sweep.max_kl:g} nats per token")
@@ -179,15 +216,15 @@ def _within_limits(
     within = [
         i
         for i in range(len(found))
-        if (sweep.retain is None or not kept or kept[i][0] >= sweep.retain)
+        if (sweep.retain is None or not shares or shares[i][0] >= sweep.retain)
         and (sweep.max_kl is None or not kls or kls[i] <= sweep.max_kl)
     ]
     said, what = " and ".join(limits), _what(sweep)
     if not within:
         nearest = []
-        if kept and sweep.retain is not None:
-            i = max(range(len(found)), key=lambda i: kept[i][0])
-            share, test = kept[i]
+        if shares and sweep.retain is not None:
+            i = max(range(len(found)), key=lambda i: shares[i][0])
+            share, test = shares[i]
             name = _name(sweep.points[i])
             nearest = [f"The nearest is {name}: it keeps {100 * share:.4g} % on {plain(test)}."]
         headline = f"No {what} {said}: keep the base, or try smaller changes of the weights."
@@ -216,7 +253,7 @@ def _scores(sweep: Sweep, role: str) -> Iterator[tuple[int, Score]]:
         yield from ((i, score) for score in point.report.scores if score.role == role)
 
 
-def _kept(sweep: Sweep) -> list[tuple[float, str]]:
+def _shares(sweep: Sweep) -> list[tuple[float, str]]:
     """The least share of a retained score that each point keeps, and its test; empty if none."""
     worst = [(math.inf, "")] * len(sweep.points)
     for i, score in _scores(sweep, "retained"):
@@ -274,27 +311,31 @@ def _recipe(summary: Summary, signals: Collection[str]) -> Choice:
     target, kl = summary.target, kl_of(summary, signals)
     sign = 1 if target.lower_is_better else -1
     seeds = [sign * run.target.after for run in summary.runs if is_finite(run.target.after)]
-    lost = f", lost {percent(summary.loss)} on average" if summary.retained else ""
+    score = reached(target.name, target.metric, target.after)
+    says = [f"{score}.", *kept(summary.retained)]
+    if not summary.retained and kl is not None:
+        says.append(f"Its predictions moved by {nats(kl)} nats.")
     return Choice(
         summary.label,
-        f"{_scored(target.metric, target.after, target.name)}{lost}.",
-        sign * target.after,
-        min(seeds, default=math.nan),
-        max(seeds, default=math.nan),
-        summary.loss if summary.retained else None,
-        math.inf if kl is None else kl,
+        " ".join(says),
+        target=sign * target.after,
+        reach=sign * target.after,
+        bar=min(max(seeds, default=math.nan), sign * target.after + (1 - NEAR) * target.gain),
+        loss=summary.loss if summary.retained else None,
+        moved=math.inf if kl is None else kl,
     )
 
 
 def _point(point: SweepPoint, number: int, target: Score | None) -> Choice:
-    value = low = high = math.nan
+    value = reach = bar = math.nan
     says = []
     if target:
-        says.append(f"{_scored(target.metric, target.after.value, target.name)}.")
+        after = target.after.value
+        says.append(f"{reached(target.name, target.metric, after)}.")
         sign, change = 1 if target.lower_is_better else -1, change_of(target)
-        value, high = sign * target.after.value, sign * change.value
+        value, bar = sign * after, sign * change.value
         end = change.low if target.lower_is_better else change.high  # only the better end counts
-        low = high if end is None else sign * end
+        reach = bar if end is None else sign * end
     # Losses are on the scale of the verdict.
     retained = [score for score in point.report.scores if score.role == "retained"]
     losses = [max(0.0, change_of(score).loss) for score in retained]
@@ -307,7 +348,7 @@ def _point(point: SweepPoint, number: int, target: Score | None) -> Choice:
         moved = drift.total.relative if drift is not None else divergences[0].kl.value
     name = _name(point)
     label = name if point.kind == "merged" else name.capitalize()
-    return Choice(label, " ".join(says), value, low, high, loss, moved)
+    return Choice(label, " ".join(says), value, reach, bar, loss, moved)
 
 
 def _gentlest(among: Sequence[Choice]) -> Choice:
@@ -316,12 +357,35 @@ def _gentlest(among: Sequence[Choice]) -> Choice:
     return min(among, key=lambda c: (c.moved, c.target))
 
 
-def _reason(close: Sequence[Choice], one: str, several: str, test: str, untested: str) -> str:
-    if len(close) == 1:
-        return f"no other {one} comes close on {plain(test)}"
-    why = "forgets least" if any(c.loss is not None for c in close) else untested
-    return f"of the {len(close)} {several} close to the best on {plain(test)}, it {why}"
+def _roles(
+    at_standard: Choice, balanced: Choice, best: Choice, has_standard: bool
+) -> dict[Choice, list[str]]:
+    """What is said of each choice; one recipe may be several choices."""
+    roles: dict[Choice, list[str]] = {}
+    if (why := _why((at_standard, balanced))) != _BEST:
+        where = "at the target of standard fine-tuning" if has_standard else "close to the best"
+        roles.setdefault(at_standard, []).append(f"{why} {where}")
+        share = f"{100 * NEAR:g} % of the best gain"
+        roles.setdefault(balanced, []).append(f"is balanced ({why} with {share})")
+    roles.setdefault(best, []).append("has the best target")
+    return roles
 
 
-def _scored(metric: str, value: float, test: str) -> str:
-    return f"{score_text(metric, value)} {plain(metric)} on {plain(test)}"
+def _without_standard(summaries: Sequence[Summary]) -> str:
+    ran = any(s.recipe == STANDARD for s in summaries)
+    why = "did not improve the target" if ran else "has no result"
+    return f"Standard fine-tuning {why}: recipes are compared with the best."
+
+
+def _reason(
+    level: Sequence[Choice], one: str, among: str, test: str, closest: str = _CLOSEST
+) -> str:
+    if len(level) == 1:
+        return f"no other {one} comes close on {test}"
+    return f"of the {len(level)} {among} on {test}, it {_why(level, closest)}"
+
+
+def _why(among: Sequence[Choice], closest: str = _CLOSEST) -> str:
+    if any(c.loss is not None for c in among):
+        return "forgets least"
+    return closest if any(is_finite(c.moved) for c in among) else _BEST

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 from holdfast._torch.imports import require
 from holdfast.io.codec import decode, to_json
 from holdfast.io.files import write_whole
+from holdfast.report.card import save_section
 from holdfast.report.document import Document
 from holdfast.report.html import to_fragment, to_html
 from holdfast.report.text import to_markdown, to_terminal
@@ -18,6 +19,8 @@ from holdfast.report.words import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from holdfast.evaluate.report import ForgettingReport
 
 #: Keys that a benchmark adds to a result: how it was obtained.
 _RECORD = ("device", "versions", "protocol", "date")
@@ -90,14 +93,31 @@ class Shown(ABC):
         value = {k: v for k, v in value.items() if k in fields or k not in _RECORD}
         return decode(cls, value, f"the {cls.what}")
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a page if the name ends in ``.html``, Markdown for ``.md``, else JSON.
+    def measured(self) -> ForgettingReport | None:
+        """The report whose scores belong into the metadata of a model card, if there is one."""
+        return None
+
+    def save(self, path: str | os.PathLike[str], *, section: str | None = None) -> None:
+        """Write a page if the name ends in ``.html``, Markdown for ``.md``, JSON for ``.json``.
 
         The file is written completely or not at all.
+
+        Args:
+            section: update a section of this name in a model card, ``README.md``, and its metadata:
+                the scores of a report as ``model-index``, and ``base_model``. The rest of the card
+                stays as it is. The section is appended if there is none; a missing card is created.
         """
         path = Path(path)
-        forms = {".html": self.to_html, ".htm": self.to_html, ".md": self.to_markdown}
-        text = forms.get(path.suffix.lower(), self.to_json)()
+        if section is not None:
+            save_section(path, section, self.document(), self.measured())
+            return
+        forms = {
+            ".html": self.to_html, ".htm": self.to_html, ".md": self.to_markdown,
+            ".json": self.to_json, "": self.to_json,
+        }  # fmt: skip
+        if (suffix := path.suffix.lower()) not in forms:
+            raise ValueError(f"a {self.what} is saved as .html, .md or .json, got {path}")
+        text = forms[suffix]()
         write_whole(path, lambda file: file.write_text(text, encoding="utf-8", newline="\n"))
 
     @classmethod

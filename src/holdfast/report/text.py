@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,20 +18,24 @@ if TYPE_CHECKING:
 _STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "red", "info": "blue", "muted": "dim"}
 #: Characters of a column's head on terminals that are too narrow for the whole table.
 _HEAD = 10
+_WIDTH_OF_FILES = 160
 
 
-def to_markdown(document: Document) -> str:
-    """The answer, the tables and the notes; names cannot act as markup."""
-    answer = document.answer
+def to_markdown(document: Document, level: int = 1) -> str:
+    """The answer, the tables and the notes; names cannot act as markup.
+
+    ``level`` is that of the first heading.
+    """
+    answer, (top, below) = document.answer, ("#" * min(n, 6) for n in (level, level + 1))
     parts = [
-        f"# {escape(answer.headline)}",
+        f"{top} {escape(answer.headline)}",
         escape(" → ".join(map(plain, document.names))),
         _bullets(answer.sentences),
     ]
     for section in document.filled:
-        parts += [_markdown(table) for table in section.tables if not table.page_only]
+        parts += [_markdown(table, below) for table in section.tables if not table.page_only]
         if section.notes:
-            parts.append(f"## {escape(section.title)}\n\n{_bullets(section.notes)}")
+            parts.append(f"{below} {escape(section.title)}\n\n{_bullets(section.notes)}")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -43,7 +49,11 @@ def to_terminal(document: Document, console: Console | None = None) -> None:
     except ImportError:
         tell(to_markdown(document), end="")
         return
-    console = console or Console()
+    if console is None:
+        # A file or a pipe has no width: CI systems and pagers scroll.
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_FILES
+        console = Console(width=width)
+    console.on_broken_pipe = _closed  # type: ignore[method-assign]
 
     def text(words: str, style: str = "") -> Text:
         return Text(printable(words), style=style)
@@ -75,6 +85,10 @@ def to_terminal(document: Document, console: Console | None = None) -> None:
             console.print(text(plain(note)))
 
 
+def _closed() -> None:
+    raise BrokenPipeError  # rich would exit with the code of a failure
+
+
 def escape(text: str) -> str:
     r"""Text that Markdown, including GitHub's tables, shows unchanged.
 
@@ -88,7 +102,7 @@ def _bullets(sentences: Sequence[str]) -> str:
     return "\n".join(f"- {escape(plain(sentence))}" for sentence in sentences)
 
 
-def _markdown(table: Table) -> str:
+def _markdown(table: Table, heading: str) -> str:
     head = [column.title for column in table.columns]
     rows = [[escape(cell.strip()) for cell in row] for row in (head, *table.rows[: table.brief])]
     widths = [max(3, *map(len, cells)) for cells in zip(*rows, strict=True)]
@@ -99,13 +113,13 @@ def _markdown(table: Table) -> str:
         return f"| {' | '.join([first, *rest])} |"
 
     text = "\n".join([line(rows[0]), line([":"] * len(widths), "-"), *map(line, rows[1:])])
-    return "\n\n".join(filter(None, [f"## {escape(table.title)}", text, escape(_note(table))]))
+    return "\n\n".join(
+        filter(None, [f"{heading} {escape(table.title)}", text, escape(_note(table))])
+    )
 
 
 def _note(table: Table, shown: Sequence[int] | None = None) -> str:
-    notes = [table.note]
-    if table.brief is not None and table.brief < len(table.rows):
-        notes.append(f"{table.brief} of {len(table.rows)} rows.")
+    notes = [table.brief_note]
     left_out = [c.head for i, c in enumerate(table.columns) if shown and i not in shown]
     if left_out:
         notes.append(f"Too wide for this terminal: {', '.join(left_out)}.")

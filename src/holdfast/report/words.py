@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -73,6 +73,20 @@ class Change:
     def signed(self) -> str:
         """The signed number with its unit: ``−3.1 points``."""
         return f"{self._signed(self.value)} {self.unit}"
+
+    @property
+    def told(self) -> str:
+        """The same for a sentence: of a large rise in perplexity ``25-fold``."""
+        return self.amount if self.amount.endswith("-fold") else self.signed
+
+    @property
+    def grade(self) -> str:
+        """How a model does after the change, by the size of the loss."""
+        if self.loss <= -1:
+            return "better than before"
+        if self.loss < 1:
+            return "about as well as before"
+        return "worse than before" if self.loss < 2 else "much worse than before"
 
     @property
     def margin(self) -> str:
@@ -149,6 +163,79 @@ def settings_text(settings: Mapping[str, float], between: str = ", ") -> str:
 def symbol(name: str) -> str:
     """The symbol of a setting, or its name."""
     return _GREEK.get(name, plain(name))
+
+
+def reached(test: str, metric: str, value: float) -> str:
+    """A score with its test, in words; nats also as a perplexity.
+
+    >>> reached("gsm8k", "nll", 2.182), reached("piqa", "accuracy", 0.597)
+    ('perplexity 8.864 on gsm8k (2.182 nats per token)', '59.7 % accuracy on piqa')
+    """
+    kind, score = kind_of(metric), score_text(metric, value)
+    if kind == "nll":
+        perplexity = score_text("perplexity", _exp(value))
+        return f"perplexity {perplexity} on {plain(test)} ({score} nats per token)"
+    level = f"{plain(metric)} {score}" if kind == "perplexity" else f"{score} {plain(metric)}"
+    return f"{level} on {plain(test)}"
+
+
+def kept(tests: Sequence[Measured]) -> list[str]:
+    """How a model does on what it could do before: one sentence for each kind of test.
+
+    >>> from holdfast.comparison.results import Measured
+    >>> prose = Measured("prose", "perplexity", True, 20.0, 20.2, None, None, 500)
+    >>> code = Measured("code", "perplexity", True, 10.0, 10.3, None, None, 500)
+    >>> piqa = Measured("piqa", "accuracy", False, 0.648, 0.629, None, None, 500)
+    >>> kept([prose])[0].partition(":")[0]
+    'It reads its old texts about as well as before'
+    >>> kept([prose, code])[0].partition(": ")[2]
+    'perplexity +2.0 % on average (+0.020 nats per token), worst on code (+3.0 %).'
+    >>> kept([piqa])[0]
+    'It solves its old tasks worse than before: −1.9 points on piqa.'
+    """
+    groups: dict[str, list[tuple[str, Change]]] = {}
+    for test in tests:
+        is_text = (kind := kind_of(test.metric)) in ("nll", "perplexity")
+        group = "texts" if is_text else plain(test.metric) if kind == "other" else kind
+        found = _perplexity_change(test) if is_text else change_in(test)
+        groups.setdefault(group, []).append((plain(test.name), found))
+    return [_kept(rows, group == "texts") for group, rows in groups.items()]
+
+
+def _kept(rows: Sequence[tuple[str, Change]], are_texts: bool) -> str:
+    if odd := [name for name, found in rows if found.outcome == "not finite"]:
+        return f"It gives NaN or infinity on {listed(odd)}."
+    changes = [found for _, found in rows]
+    value, loss = _mean([c.value for c in changes]), _mean([c.loss for c in changes])
+    mean = replace(changes[0], value=value, loss=loss)
+    does = "reads its old texts" if are_texts else "solves its old tasks"
+    text = f"It {does} {mean.grade}: {'perplexity ' * are_texts}{mean.told}"
+    text += f" on {rows[0][0]}" if len(rows) == 1 else " on average"
+    if are_texts:
+        moved = _mean([math.log1p(c.value / 100) for c in changes])
+        text += f" ({change('nll', True, 0.0, Span(moved)).signed})"
+    name, worst = max(rows, key=lambda row: row[1].loss)
+    return f"{text}{f', worst on {name} ({worst.told})' if worst.loss > loss else ''}."
+
+
+def _perplexity_change(test: Measured) -> Change:
+    """The change of a text's perplexity, also if the test has its logarithm, the nll."""
+    ratio = math.nan
+    if kind_of(test.metric) == "nll":
+        ratio = _exp(test.change)
+    elif 0 < test.before < math.inf:
+        ratio = test.after / test.before
+    # No perplexity falls to a billionth: such a score is not one.
+    moved = Span(ratio - 1 if ratio > 1e-9 else math.nan)
+    return change("perplexity", test.lower_is_better, 1.0, moved)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if not value > 700 else math.inf
 
 
 def kind_of(metric: str) -> MetricKind:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from holdfast._torch.batch import logits_of
 from holdfast._torch.lm_head import CHUNK
-from holdfast._torch.vocabulary import Vocabularies, check_tokens
+from holdfast._torch.vocabulary import TokenRows, check_tokens
 from holdfast.io.models import Loaded
 from holdfast.scoring.likelihood import Runner, losses_and_hits
 
@@ -109,7 +109,7 @@ class ComparedTable(NamedTuple):
 
     kl: float
     rows: int
-    columns: Vocabularies
+    columns: TokenRows
     outside: float  # the probability of the tokens that only one of the models has
 
 
@@ -141,7 +141,7 @@ class StoredPredictions:
         """
         for number, tuned in enumerate(itertools.islice(tables, self.tables)):
             base = torch.from_numpy(np.load(self._file(number))).to(tuned.device)
-            sizes = Vocabularies(base.shape[-1], tuned.shape[-1])
+            sizes = TokenRows(base.shape[-1], tuned.shape[-1])
             if resized and sizes.tuned < sizes.base:
                 base = base[: len(tuned)]  # a text ends where the tuned model lacks a token
             if len(base) != len(tuned) or (sizes.base != sizes.tuned and not resized):
