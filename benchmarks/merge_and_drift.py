@@ -40,7 +40,10 @@ Shapes = dict[str, tuple[int, ...]]
 RESULTS = Path(__file__).parent / "results" / "merge_and_drift.json"
 IMPORT = "from holdfast.evaluate.drift import drift"
 DRIFT = "from holdfast.evaluate.drift import drift; drift({base!r}, {tuned!r})"
-MERGE = "from holdfast.io.merge import merge_on_disk as m; m({base!r}, {tuned!r}, {out!r})"
+MERGE = (
+    "from holdfast import WiseFT; from holdfast.io.merge import merge_on_disk as m; "
+    "m({base!r}, {tuned!r}, {out!r}, WiseFT())"
+)
 # What getrusage says of a child is at least what its parent had, so it tells of itself.
 PEAK = "; print(*(line for line in open('/proc/self/status') if line.startswith('VmHWM')))"
 

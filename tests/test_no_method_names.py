@@ -25,7 +25,7 @@ CLASSES = {
     )
 }
 #: English words, which other code uses with their usual meaning.
-WORDS = {"auto", "features", "full", "keep", "pretrained", "uniform"}
+WORDS = {"auto", "features", "full", "keep", "lines", "pretrained", "ties", "uniform"}
 PRESETS = {entry.name for entry in ENTRIES} - WORDS
 #: The names of the methods' files.
 MODULES = {name.replace("-", "_") for name in PRESETS}

@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
     from holdfast.methods.adamw import AdamWUpdate
     from holdfast.methods.auto import Auto
+    from holdfast.methods.dare import DARE
     from holdfast.methods.dft import DFT
     from holdfast.methods.distill import Distill
     from holdfast.methods.eaft import EAFT
     from holdfast.methods.ewc import EWC
+    from holdfast.methods.fapm import FAPM
     from holdfast.methods.features import Features
     from holdfast.methods.flow import Flow
     from holdfast.methods.gradual_unfreezing import GradualUnfreezing
@@ -45,10 +47,12 @@ if TYPE_CHECKING:
     from holdfast.methods.l1_sp import L1SP
     from holdfast.methods.l2_sp import L2SP
     from holdfast.methods.linear_probe import LinearProbe, linear_probe
+    from holdfast.methods.lines import LiNeS
     from holdfast.methods.lora import LoRA
     from holdfast.methods.lp_ft import LPFT
     from holdfast.methods.mas import MAS
     from holdfast.methods.mixout import Mixout
+    from holdfast.methods.model_stock import ModelStock
     from holdfast.methods.mofo import MoFO, MoFOUpdate
     from holdfast.methods.random_init import RandomInit, random_init
     from holdfast.methods.recadam import RecAdam, RecAdamUpdate
@@ -56,8 +60,10 @@ if TYPE_CHECKING:
     from holdfast.methods.self_replay import SelfReplay
     from holdfast.methods.sfa import SFA
     from holdfast.methods.sgd import SGDUpdate
+    from holdfast.methods.slerp import SLERP
     from holdfast.methods.stm import STM
     from holdfast.methods.talr import TALR
+    from holdfast.methods.ties import TIES
     from holdfast.methods.wise_ft import WiseFT
     from holdfast.recipe import Recipe
     from holdfast.reference import Distance, Reference
@@ -89,10 +95,12 @@ _PUBLIC = {
     "holdfast.losses": "count_targets global_targets per_sample_loss weighted_loss",
     "holdfast.methods.adamw": "AdamWUpdate",
     "holdfast.methods.auto": "Auto",
+    "holdfast.methods.dare": "DARE",
     "holdfast.methods.dft": "DFT",
     "holdfast.methods.distill": "Distill",
     "holdfast.methods.eaft": "EAFT",
     "holdfast.methods.ewc": "EWC",
+    "holdfast.methods.fapm": "FAPM",
     "holdfast.methods.features": "Features",
     "holdfast.methods.flow": "Flow",
     "holdfast.methods.gradual_unfreezing": "GradualUnfreezing",
@@ -101,10 +109,12 @@ _PUBLIC = {
     "holdfast.methods.l1_sp": "L1SP",
     "holdfast.methods.l2_sp": "L2SP",
     "holdfast.methods.linear_probe": "LinearProbe linear_probe",
+    "holdfast.methods.lines": "LiNeS",
     "holdfast.methods.lora": "LoRA",
     "holdfast.methods.lp_ft": "LPFT",
     "holdfast.methods.mas": "MAS",
     "holdfast.methods.mixout": "Mixout",
+    "holdfast.methods.model_stock": "ModelStock",
     "holdfast.methods.mofo": "MoFO MoFOUpdate",
     "holdfast.methods.random_init": "RandomInit random_init",
     "holdfast.methods.recadam": "RecAdam RecAdamUpdate",
@@ -112,6 +122,8 @@ _PUBLIC = {
     "holdfast.methods.self_replay": "SelfReplay",
     "holdfast.methods.sfa": "SFA",
     "holdfast.methods.sgd": "SGDUpdate",
+    "holdfast.methods.slerp": "SLERP",
+    "holdfast.methods.ties": "TIES",
     "holdfast.methods.stm": "STM",
     "holdfast.methods.talr": "TALR",
     "holdfast.methods.wise_ft": "WiseFT",
@@ -147,14 +159,15 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "DFT", "EAFT", "EWC", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "STM", "TALR",
-    "AdamWUpdate", "Auto", "Distance", "Distill", "Features", "Flow", "ForgettingReport",
-    "Full", "GradualUnfreezing", "Keep", "LinearProbe", "LoRA", "Loader", "LoopSettings",
-    "Measuring", "Mixout", "MoFO", "MoFOUpdate", "NoRecall", "Plan", "Pretrained",
-    "PretrainedHead", "Preview", "RandomInit", "RecAdam", "RecAdamUpdate", "Recipe",
-    "Reference", "Rehearsal", "Results", "Run", "SGDUpdate", "Scores", "SelfReplay", "Tracking",
-    "Training", "Tuned", "Tuning", "Uniform", "Watch", "WiseFT", "adapters_off", "anneal",
-    "compare", "count_targets", "finetune_loop", "global_targets", "linear_probe", "measure",
-    "measure_many", "optim", "pad_collate", "per_sample_loss", "preview", "random_init",
-    "registry", "score", "train_loop", "tune", "weighted_loss", "with_weights",
+    "DARE", "DFT", "EAFT", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "SLERP",
+    "STM", "TALR", "TIES", "AdamWUpdate", "Auto", "Distance", "Distill", "Features", "Flow",
+    "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA",
+    "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock",
+    "NoRecall", "Plan", "Pretrained", "PretrainedHead", "Preview", "RandomInit", "RecAdam",
+    "RecAdamUpdate", "Recipe", "Reference", "Rehearsal", "Results", "Run", "SGDUpdate",
+    "Scores", "SelfReplay", "Tracking", "Training", "Tuned", "Tuning", "Uniform", "Watch",
+    "WiseFT", "adapters_off", "anneal", "compare", "count_targets", "finetune_loop",
+    "global_targets", "linear_probe", "measure", "measure_many", "optim", "pad_collate",
+    "per_sample_loss", "preview", "random_init", "registry", "score", "train_loop", "tune",
+    "weighted_loss", "with_weights",
 ]  # fmt: skip

@@ -11,10 +11,12 @@ from typing import Literal
 from holdfast._torch.checks import did_you_mean
 from holdfast.methods.adamw import AdamWUpdate
 from holdfast.methods.auto import Auto
+from holdfast.methods.dare import DARE
 from holdfast.methods.dft import DFT
 from holdfast.methods.distill import Distill
 from holdfast.methods.eaft import EAFT
 from holdfast.methods.ewc import EWC
+from holdfast.methods.fapm import FAPM
 from holdfast.methods.features import Features
 from holdfast.methods.flow import Flow
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
@@ -23,10 +25,12 @@ from holdfast.methods.identity import Full, Keep, NoRecall, Pretrained, Uniform
 from holdfast.methods.l1_sp import L1SP
 from holdfast.methods.l2_sp import L2SP
 from holdfast.methods.linear_probe import LinearProbe
+from holdfast.methods.lines import LiNeS
 from holdfast.methods.lora import LoRA
 from holdfast.methods.lp_ft import LPFT
 from holdfast.methods.mas import MAS
 from holdfast.methods.mixout import Mixout
+from holdfast.methods.model_stock import ModelStock
 from holdfast.methods.mofo import MoFOUpdate
 from holdfast.methods.random_init import RandomInit
 from holdfast.methods.recadam import RecAdamUpdate
@@ -34,8 +38,10 @@ from holdfast.methods.rehearsal import Rehearsal
 from holdfast.methods.self_replay import SelfReplay
 from holdfast.methods.sfa import SFA
 from holdfast.methods.sgd import SGDUpdate
+from holdfast.methods.slerp import SLERP
 from holdfast.methods.stm import STM
 from holdfast.methods.talr import TALR
+from holdfast.methods.ties import TIES
 from holdfast.methods.wise_ft import WiseFT
 from holdfast.stages import Merging, Method, Objective, Penalty, Recall, Start, Trainable, Update
 
@@ -170,3 +176,9 @@ register("mas", "penalties", MAS, "1711.09601", "a quadratic penalty weighted by
 register("sfa", "penalties", SFA, "2501.05559", "average with the pretrained weights a few times during training")
 register("keep", "merging", Keep, "", "keep the tuned model")
 register("wise-ft", "merging", WiseFT, "2109.01903", "keep a point between the pretrained and the tuned weights")
+register("lines", "merging", LiNeS, "2410.17146", "scale the update of each block by its depth: the first blocks stay near the base")
+register("ties", "merging", TIES, "2306.01708", "keep the largest changes of each tensor; of several models, those that agree in sign")
+register("dare", "merging", DARE, "2311.03099", "drop a random share of the changes, and enlarge the others in proportion")
+register("fapm", "merging", FAPM, "2509.08255", "keep the changes that are large but small beside their weight")
+register("slerp", "merging", SLERP, "https://doi.org/10.1145/325334.325242", "interpolate on the arc between the pretrained and the tuned weights")
+register("model-stock", "merging", ModelStock, "2403.19522", "average tuned models, and go back to the base as their angle says")

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
@@ -40,6 +40,7 @@ from torch.optim.optimizer import Optimizer
 from holdfast._torch.adapters import adapter_origin, has_adapters
 from holdfast._torch.batch import batch_length, inputs_and_labels, logits_and_auxiliary, pad_id_of
 from holdfast._torch.checks import NamedSettings, above_zero, at_least_zero
+from holdfast._torch.merging import Where
 from holdfast.columns import take_columns
 from holdfast.data import Collate, IndexedSource, as_source
 from holdfast.losses import (
@@ -658,8 +659,42 @@ class Merging(Method):
 
     #: A setting that :meth:`sweep` can vary after training, without training again.
     swept: ClassVar[str | None] = None
-    #: Whether the merged weights are linear in the tuned ones; with LoRA adapters, in B.
-    interpolates: ClassVar[bool] = False
+    #: How many tuned models it merges, at least and at most; None for any number.
+    least_models: ClassVar[int] = 1
+    most_models: ClassVar[int | None] = 1
+
+    @property
+    def interpolates(self) -> bool:
+        """Whether the merged weights are linear in the tuned ones; with LoRA adapters, in B."""
+        return type(self).scale is not Merging.scale
+
+    @property
+    def tensorwise(self) -> bool:
+        """Whether it merges tensor by tensor, so that it also merges checkpoints on disk."""
+        return self.interpolates or type(self).merged is not Merging.merged
+
+    def unfit_tensors(self, places: Collection[Where]) -> str | None:
+        """Return why the method cannot merge a model with these tensors, or None if it can."""
+        return None
+
+    def scale(self, where: Where) -> float | None:
+        """Return s if the merged tensor is θ* + s·(θ₁ − θ*); None for any other merging.
+
+        Slices of a tensor are then merged by themselves, and :meth:`merged` is not called.
+        """
+        return None
+
+    def merged(self, where: Where, base: Tensor, tuned: Sequence[Tensor]) -> Tensor:
+        """Return the merged values of one tensor, for a method without :meth:`scale`.
+
+        It is a pure function, which is called in memory and for checkpoints on disk.
+
+        Args:
+            where: the tensor's name and the depth of its block.
+            base: θ* of the tensor, flat, in at least float32.
+            tuned: the values of each tuned model, in the same form.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines neither scale nor merged")
 
     def merge(
         self,

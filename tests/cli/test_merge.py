@@ -61,6 +61,48 @@ def test_help_teaches(capsys):
     assert "holdfast merge models/Llama-3.2-1B runs/my-tune --sweep 0 0.25 0.5 0.75 1" in out
 
 
+def test_methods_and_their_settings(tmp_path, pair, capsys):
+    base, tuned = pair
+    save_file({"a.weight": torch.tensor([1.0, 4, 1, 1]), "b": torch.zeros(5)}, tuned)
+    out = tmp_path / "out"
+    assert run(*pair, "--method", "ties", "--density", "0.25", "--out", out, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["method"], told["settings"]) == ("ties", {"density": 0.25, "lam": 1.0})
+    merged = load_file(out / "model.safetensors")
+    assert merged["a.weight"].tolist() == [1, 4, 1, 1]
+    assert run(base, tuned, base, "--method", "model-stock", "--out", tmp_path / "stock") == 0
+    assert "model-stock of" in capsys.readouterr().out
+    seeds = []
+    for seed in ("0", "1"):
+        place = tmp_path / f"dare{seed}"
+        given = ("--method", "dare", "--drop", "0.5", "--seed", seed, "--out", place)
+        assert run(base, tuned, tuned, *given) == 0
+        seeds.append(load_file(place / "model.safetensors")["b"])
+    assert not torch.equal(*seeds)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--method", "fapm", "--beta", "1"], "fapm has no setting --beta: it has --keep"),
+        (["--method", "model-stock", "--t", "1"], "model-stock has no setting --t and no other"),
+        (["--method", "model-stock"], "ModelStock merges 2 or more tuned models, got 1"),
+        (["--method", "lines"], "no tensor's name has a number"),
+        (["--method", "keep"], "invalid choice: 'keep'"),
+        (["--method", "slerp", "--t", "2"], "t must be in [0, 1], got 2.0"),
+        (["--seed", "1"], "--seed needs a sweep"),
+        (["--max-kl", "1"], "--max-kl needs a sweep"),
+        (["--retain", "99%"], "--retain needs a sweep"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(tmp_path, pair, capsys, given, words):
+    assert run(*pair, "--out", tmp_path / "out", *given) == 2
+    said = capsys.readouterr().err
+    assert words in said or "must be 'wise-ft'" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.fixture
 def models(tmp_path, monkeypatch):
     """A base and a tuned model, and files to test them on."""
@@ -84,22 +126,67 @@ def test_sweep(models, capsys):
     found = Sweep.load("out/sweep.json")
     assert found.recommendation().headline in told.out
     assert "rows (target)" in told.out
-    assert [point.alpha for point in found.points] == [0, 0.5, 1]
+    assert [point.settings["alpha"] for point in found.points] == [0, 0.5, 1]
     files = sorted(file.name for file in (models / "out").iterdir())
     assert files == [".holdfast", "sweep.html", "sweep.json", "sweep.md"]
 
 
 def test_a_sweep_without_tests_shows_the_distance(models, capsys):
     arguments = ["base", "tuned", "--sweep", "0.5", "1", "--out", "out", "--context-free", "2"]
-    assert run(*arguments, "--keep") == 0
+    assert run(*arguments, "--keep-models") == 0
     out = capsys.readouterr().out
     assert "No α is recommended" in out
     assert "predictions, context-free" in out
     assert "weights" in out
     assert (models / "out" / "alpha-0.5" / "model.safetensors").is_file()
-    assert run(*arguments, "--keep") == 2
+    assert run(*arguments, "--keep-models") == 2
     assert "not empty" in capsys.readouterr().err
-    assert run(*arguments, "--keep", "--overwrite") == 0
+    assert run(*arguments, "--keep-models", "--overwrite") == 0
+
+
+def test_a_grid(models, capsys):
+    grid = ["--sweep", "alpha", "0", "0.5", "--sweep", "beta", "0", "0.5"]
+    given = ["--method", "lines", *grid, "--out", "out", "--context-free", "2", "--keep-models"]
+    assert run("base", "tuned", *given) == 0
+    found = Sweep.load("out/sweep.json")
+    assert [(*point.settings.values(), point.kind) for point in found.points] == [
+        (0, 0, "base"), (0, 0.5, "merged"), (0.5, 0, "merged"), (0.5, 0.5, "merged"),
+    ]  # fmt: skip
+    kept = sorted(file.name for file in (models / "out").glob("alpha*"))
+    assert kept == ["alpha-0.0-beta-0.5", "alpha-0.5-beta-0.0", "alpha-0.5-beta-0.5"]
+    assert "| α 0.5, β 0.5 |" in (models / "out" / "sweep.md").read_text()
+
+
+def test_the_best_within_a_limit_is_written(models, capsys):
+    tests = ["--text", "text.txt", "--target", "rows.jsonl", "--context-free", "2"]
+    sweep = ["base", "tuned", "--sweep", "0.3", "0.6", "1", *tests]
+    assert run(*sweep, "--retain", "1%", "--out", "out") == 0
+    found, told = Sweep.load("out/sweep.json"), capsys.readouterr()
+    targets = {
+        p.settings["alpha"]: next(s.after.value for s in p.report.scores if s.role == "target")
+        for p in found.points
+    }
+    best = min(targets, key=targets.get)
+    assert found.retain == 0.01
+    assert found.recommendation().settings == {"alpha": best}
+    headline = found.recommendation().headline
+    assert "keeps 1 % of every retained score, and of the 3 (of 3) within the limit" in headline
+    assert " ".join(told.out.split()).startswith(headline)
+    written = [file.name for file in (models / "out").glob("alpha*")]
+    assert written == ([] if best == 1 else [f"alpha-{best}"])
+
+
+def test_nothing_is_within_a_limit(models, capsys):
+    sweep = ["base", "tuned", "--sweep", "0.5", "1", "--context-free", "2", "--out", "out"]
+    assert run(*sweep, "--max-kl", "0") == 1
+    told = capsys.readouterr()
+    no = "No α has a context-free divergence of at most 0 nats per token: keep the base"
+    assert no in " ".join(told.out.split())
+    assert no in told.err
+    assert run(*sweep, "--max-kl", "100") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "it is farthest from the base (no target was tested)" in told
+    assert not list((models / "out").glob("alpha*"))  # the tuned model itself
 
 
 def test_bare_weights_can_be_swept(tmp_path, pair, capsys):
@@ -113,7 +200,7 @@ def test_bare_weights_can_be_swept(tmp_path, pair, capsys):
     ("change", "words"),
     [
         (["--sweep", "0", "1", "--alpha", "0.5"], "give one of the two"),
-        (["--sweep", "0", "2"], "--sweep must be numbers from 0 to 1, got 0 2"),
+        (["--sweep", "0", "2"], "alpha must be in [0, 1], got 2.0"),
         (["--sweep", "0", "half"], "--sweep must be a number, got 'half'"),
         (["--sweep", "nan"], "got nan"),
         (["--sweep"], "expected at least one argument"),
@@ -122,7 +209,14 @@ def test_bare_weights_can_be_swept(tmp_path, pair, capsys):
         (["--sweep", "0.5", "--out", "base/in"], "must be outside the input"),
         (["--text", "text.txt"], "--text needs a sweep"),
         (["--context-free", "2"], "--context-free needs a sweep"),
-        (["--keep"], "--keep needs a sweep"),
+        (["--keep-models"], "--keep-models needs a sweep"),
+        (["--sweep", "alpha"], "expected values after 'alpha'"),
+        (["--sweep", "gamma", "1"], "WiseFT has no setting 'gamma'; known: alpha"),
+        (["--sweep", "1", "--retain", "99%"], "--retain needs tests of what to keep"),
+        (["--sweep", "1", "--retain", "101%", "--text", "text.txt"], "retain must be in (0, 1]"),
+        (["--sweep", "1", "--retain", "most"], "must be a number, got 'most'"),
+        (["--sweep", "1", "--max-kl", "1", "--context-free", "0"], "leave out --context-free 0"),
+        (["--sweep", "1", "--method", "model-stock"], "model-stock has no setting to sweep"),
     ],
 )
 def test_bad_sweeps_are_one_sentence_and_leave_nothing(models, capsys, change, words):

@@ -52,7 +52,7 @@ def test_a_forgetting_report(tmp_path, capsys):
 
 def test_a_sweep_keeps_its_names(tmp_path, capsys):
     (tmp_path / "out").mkdir()
-    points = (SweepPoint(0.0, sample()), SweepPoint(1.0, sample()))
+    points = (SweepPoint({"alpha": 0.0}, sample()), SweepPoint({"alpha": 1.0}, sample()))
     Sweep("base", "tuned", points).save("out/sweep.json")
     assert main(["report", "out"]) == 0
     assert capsys.readouterr().err == "Sweep: out/sweep.html\n"

@@ -9,7 +9,8 @@ from holdfast import RecAdamUpdate, Recipe, pad_collate
 from holdfast.registry import entry_of, methods
 from loops import tune
 
-ENTRIES = methods()
+#: A recipe trains one model, so methods that merge several are not part of one.
+ENTRIES = [entry for entry in methods() if getattr(entry.cls, "least_models", 1) == 1]
 NAMES = [entry.name for entry in ENTRIES]
 WRITING = {"auto", "self-replay"}  # methods that draw texts from the model
 SEEING = {"features"}  # methods that vary images

@@ -291,7 +291,7 @@ def test_a_removed_token_is_refused_in_one_sentence():
 def test_merged_on_disk_as_in_memory(tmp_path, disk, family, back, monkeypatch):
     monkeypatch.setattr(holdfast.io.weights, "SLICE", 23)  # slices end within rows
     base, tuned = (disk / family, disk / f"{family}-tuned")[:: -1 if back else 1]
-    out = merge_on_disk(base, tuned, tmp_path / "out", 0.3)
+    out = merge_on_disk(base, tuned, tmp_path / "out", WiseFT(0.3))
     before, after, merged = (load_file(f / "model.safetensors") for f in (base, tuned, out))
     assert merged.keys() == after.keys()
     for name, tensor in merged.items():
@@ -372,7 +372,7 @@ def test_adapters_with_resized_embeddings(tmp_path, disk, adapters, kind):
     assert f"over the {TOKENS} tokens" in report.divergences[0].how
     rows = {row.name: row for row in report.drift.tensors}
     assert (rows["lm_head.weight"].distance > 0) == (kind == "trained")
-    out = merge_on_disk(base, adapter, tmp_path / "out", 1)
+    out = merge_on_disk(base, adapter, tmp_path / "out", WiseFT(1))
     merged = transformers.AutoModelForCausalLM.from_pretrained(out)
     assert merged.config.vocab_size == TOKENS + 3
     ids = torch.tensor([[2, 7, 8, TOKENS, TOKENS + 2]])

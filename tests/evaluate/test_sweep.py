@@ -10,10 +10,11 @@ import torch
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 import holdfast  # noqa: E402
+from holdfast import TIES, ModelStock, WiseFT  # noqa: E402
 from holdfast.evaluate.measure import measure_many  # noqa: E402
 from holdfast.evaluate.probes import Text  # noqa: E402
 from holdfast.evaluate.report import Estimate  # noqa: E402
-from holdfast.evaluate.sweep import Sweep, SweepPoint, sweep  # noqa: E402
+from holdfast.evaluate.sweep import Sweep, sweep  # noqa: E402
 from holdfast.io.merge import merge_on_disk  # noqa: E402
 from holdfast.io.models import Loader  # noqa: E402
 from report.sample_sweep import RETAINED, TARGET, sample_sweep  # noqa: E402
@@ -43,12 +44,12 @@ def options(**more):
 
 def test_every_point_is_what_measure_says(folders):
     base, tuned = folders / "base", folders / "tuned"
-    found = sweep(base, tuned, [1, 0, 0.5, 0.5], **options())
-    assert [point.alpha for point in found.points] == [0, 0.5, 1]
+    found = sweep(base, tuned, WiseFT(), [1, 0, 0.5, 0.5], **options())
+    assert [point.settings["alpha"] for point in found.points] == [0, 0.5, 1]
     first, half, last = (point.report for point in found.points)
     assert (first.drift.total.distance, first.scores[0].change.value) == (0, 0)
     assert last == holdfast.measure(base, tuned, **options())
-    merge_on_disk(base, tuned, folders / "half", 0.5)
+    merge_on_disk(base, tuned, folders / "half", WiseFT(0.5))
     again = holdfast.measure(base, folders / "half", **options())
     assert replace(half, tuned="") == replace(again, tuned="")
     assert half.tuned == f"{tuned}, α = 0.5"
@@ -59,12 +60,12 @@ def test_every_point_is_what_measure_says(folders):
 def test_a_training_signal_is_named_at_every_point(folders):
     base, tuned = folders / "base", folders / "tuned"
     (tuned / "holdfast_recipe.yaml").write_text(holdfast.Recipe.preset("self-replay").to_yaml())
-    found = sweep(base, tuned, [0, 0.5, 1], **options(text={}))
+    found = sweep(base, tuned, WiseFT(), [0, 0.5, 1], **options(text={}))
     signals = [[d.trained_on for d in point.report.divergences] for point in found.points]
     assert signals == [[False, False], [True, False], [True, False]]  # not on the target's rows
     assert "own texts was a training signal: it is no evidence" in found.to_markdown()
     (tuned / "holdfast_recipe.yaml").write_text("recall: unheard-of")  # of a newer version
-    (point,) = sweep(base, tuned, [1], **options(text={})).points
+    (point,) = sweep(base, tuned, WiseFT(), [1], **options(text={})).points
     assert not any(d.trained_on for d in point.report.divergences)
 
 
@@ -107,7 +108,7 @@ def test_the_base_is_tested_once_and_one_checkpoint_is_there_at_a_time(folders, 
     monkeypatch.setattr(Text, "run", counted)
     monkeypatch.setattr(Loader, "load", watched)
     base = str(folders / "base")
-    sweep(base, folders / "tuned", [0, 0.5, 1], out=folders / "out", **options())
+    sweep(base, folders / "tuned", WiseFT(), [0, 0.5, 1], out=folders / "out", **options())
     values = [value for value, _ in seen]
     assert len(set(values)) == len(values) == 3
     assert {count for _, count in seen} == {0, 1}
@@ -116,16 +117,16 @@ def test_the_base_is_tested_once_and_one_checkpoint_is_there_at_a_time(folders, 
 
 
 def test_merged_checkpoints_can_be_kept(folders):
-    sweep(folders / "base", folders / "tuned", [0, 0.3, 1], out=folders / "out", keep=True,
-          context_free=0, progress=False)  # fmt: skip
+    sweep(folders / "base", folders / "tuned", WiseFT(), [0, 0.3, 1], out=folders / "out",
+          keep_models=True, context_free=0, progress=False)  # fmt: skip
     assert [p.name for p in (folders / "out").iterdir()] == ["alpha-0.3"]
     kept = transformers.LlamaForCausalLM.from_pretrained(folders / "out" / "alpha-0.3")
     ends = [make_llama().state_dict(), noisy(make_llama()).state_dict()]
     for name, value in kept.state_dict().items():
         assert torch.allclose(value, torch.lerp(ends[0][name], ends[1][name], 0.3), atol=1e-6)
     with pytest.raises(FileExistsError, match="not empty"):
-        sweep(folders / "base", folders / "tuned", [0.3], out=folders / "out", keep=True,
-              progress=False)  # fmt: skip
+        sweep(folders / "base", folders / "tuned", WiseFT(), [0.3], out=folders / "out",
+              keep_models=True, progress=False)  # fmt: skip
 
 
 def test_a_lora_adapter(folders):
@@ -133,7 +134,7 @@ def test_a_lora_adapter(folders):
     base = transformers.LlamaForCausalLM.from_pretrained(folders / "base")
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     peft.get_peft_model(base, config).save_pretrained(folders / "adapter")
-    found = sweep(folders / "base", folders / "adapter", [0, 0.5, 1], **options())
+    found = sweep(folders / "base", folders / "adapter", WiseFT(), [0, 0.5, 1], **options())
     moved = [point.report.drift.total.distance for point in found.points]
     assert moved[0] == 0
     assert moved[1] == pytest.approx(moved[2] / 2, rel=1e-4)
@@ -147,17 +148,19 @@ def test_a_model_that_fails_leaves_nothing(folders, monkeypatch):
 
     monkeypatch.setattr(Text, "run", broken)
     with pytest.raises(RuntimeError, match="no memory"):
-        sweep(folders / "base", folders / "tuned", out=folders / "out", **options())
+        sweep(
+            folders / "base", folders / "tuned", WiseFT(), [0.5], out=folders / "out", **options()
+        )
     assert list((folders / "out").iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"alphas": []}, ValueError, "at least one α"),
-        ({"alphas": [0, 1.5]}, ValueError, r"alpha must be in \[0, 1\], got 1.5"),
-        ({"alphas": [float("nan")]}, ValueError, "alpha must be"),
-        ({"keep": True}, ValueError, "keep=True needs out="),
+        ({"values": []}, ValueError, "at least one value of alpha"),
+        ({"values": [0, 1.5]}, ValueError, r"alpha must be in \[0, 1\], got 1.5"),
+        ({"values": [float("nan")]}, ValueError, "alpha must be"),
+        ({"keep_models": True}, ValueError, "keep_models=True needs out="),
         ({"tuned": torch.nn.Linear(1, 1)}, ValueError, "save_pretrained"),
         ({"tuned": "nowhere"}, OSError, "nowhere"),
         ({"txt": "a"}, TypeError, "did you mean 'text'"),
@@ -166,7 +169,10 @@ def test_a_model_that_fails_leaves_nothing(folders, monkeypatch):
 )
 def test_bad_input_is_told_before_a_model_is_loaded(folders, monkeypatch, change, error, words):
     monkeypatch.setattr(Loader, "load", None)
-    given = {"base": folders / "base", "tuned": folders / "tuned", "progress": False, **change}
+    given = {
+        "base": folders / "base", "tuned": folders / "tuned", "method": WiseFT(), "values": [0.5],
+        "progress": False, **change,
+    }  # fmt: skip
     with pytest.raises(error, match=words):
         sweep(**given)
 
@@ -192,9 +198,8 @@ def test_json_comes_back():
         ("{", "not the JSON of a sweep"),
         ("[]", "not a sweep"),
         (found.points[0].report.to_json(), "the key 'points' is missing"),
-        (found.to_json().replace('"schema_version": 1', '"schema_version": 9'), "update holdfast"),
+        (found.to_json().replace('"schema_version": 2', '"schema_version": 9'), "update holdfast"),
         (found.to_json().replace('"alpha": 1.0', '"alpha": 0.1'), "increase"),
-        (found.to_json().replace('"alpha": 1.0', '"alpha": 3'), r"be in \[0, 1\]"),
     ]:
         with pytest.raises(ValueError, match=words):
             Sweep.from_json(text)
@@ -225,53 +230,113 @@ def changed(found, alpha, name, value, interval=None):
                 after=Estimate(value, None, None, 9),
                 change=Estimate(value - s.before.value, low, high, 9),
             )
-            if (point.alpha, s.name) == (alpha, name)
+            if (point.settings["alpha"], s.name) == (alpha, name)
             else s
             for s in point.report.scores
         )
-        points.append(SweepPoint(point.alpha, replace(point.report, scores=scores)))
+        points.append(replace(point, report=replace(point.report, scores=scores)))
     return replace(found, points=tuple(points))
 
 
 def test_the_rule():
     found = sample_sweep()
-    assert found.recommendation().alpha == 0.75  # its interval reaches the best
+    assert found.recommendation().settings == {"alpha": 0.75}  # its interval reaches the best
     far = changed(found, 0.75, "GSM8K", 0.814)
-    assert far.recommendation().alpha == 1  # 1.1 % off, and no interval
+    assert far.recommendation().settings == {"alpha": 1}  # 1.1 % off, and no interval
     assert "no other α comes close on GSM8K" in far.recommendation().headline
     alone = replace(far, points=far.points[-1:])
     assert "it is the only α that was measured" in alone.recommendation().headline
     near = changed(far, 0.5, "GSM8K", 0.812)
-    assert near.recommendation().alpha == 0.5  # 0.9 % off, and loses less
+    assert near.recommendation().settings == {"alpha": 0.5}  # 0.9 % off, and loses less
     reached = changed(far, 0.5, "GSM8K", 0.9, (-0.6, -0.4))
-    assert reached.recommendation().alpha == 0.5
+    assert reached.recommendation().settings == {"alpha": 0.5}
     best = changed(found, 0.25, "GSM8K", 0.7)
-    assert best.recommendation().alpha == 0.25
+    assert best.recommendation().settings == {"alpha": 0.25}
     broken = changed(near, 0.5, "LAMBADA", float("nan"))
-    assert broken.recommendation().alpha == 1  # what is broken is not the least loss
+    assert broken.recommendation().settings == {"alpha": 1}  # what is broken is not the least loss
 
 
 def test_a_target_that_tuning_made_worse():
     worse = {**RETAINED, "GSM8K": ("acc", 0.4, -0.1, False, "target", 1, 0.001)}
     said = sample_sweep(worse).recommendation()
-    assert (said.alpha, said.headline[:13]) == (0, "Keep the base")
+    assert (said.settings, said.headline[:13]) == ({"alpha": 0}, "Keep the base")
 
 
 def test_of_equals_the_best_on_the_target():
     flat = {"PIQA": ("acc", 0.6, 0.02, False, "retained", 1, 0.01), **TARGET}
-    assert sample_sweep(flat).recommendation().alpha == 1
+    assert sample_sweep(flat).recommendation().settings == {"alpha": 1}
 
 
 def test_what_was_not_tested_is_said():
     said = sample_sweep(RETAINED).recommendation()
-    assert said.alpha is None
+    assert said.settings is None
     assert "no target was tested" in said.headline
     assert "The tuned model: Lost 6.3 points on LAMBADA" in str(said)
     said = sample_sweep(TARGET).recommendation()
-    assert said.alpha == 0.75
+    assert said.settings == {"alpha": 0.75}
     assert "stays closest to the base" in said.headline
     assert "test tasks that the model should keep" in str(said)
-    assert sample_sweep({}).recommendation().alpha is None
+    assert sample_sweep({}).recommendation().settings is None
     nan = sample_sweep(TARGET, (0.5,))
     nan = changed(nan, 0.5, "GSM8K", float("nan"))
     assert "not a finite number" in nan.recommendation().headline
+
+
+def limited(found, **limits):
+    return replace(found, **limits).recommendation()
+
+
+def test_limits():
+    """PIQA is 0.684 and loses 0.031·α²; GSM8K is best at α = 1; the divergence grows with α²."""
+    found = sample_sweep()
+    kept = {a: 1 - max(0.031 * a**2 / 0.684, 0.063 * a**2.6 / 0.429, 2.07 * a**2.2 / 16.49)
+            for a in (0.25, 0.5, 0.75, 1)}  # fmt: skip
+    for retain in (0.80, 0.95, 0.98, 0.999):
+        best = max([a for a, share in kept.items() if share >= retain], default=0)
+        assert limited(found, retain=retain).settings == {"alpha": best}
+    said = limited(found, retain=0.98)
+    assert said.headline.startswith("Take α = 0.25: it keeps 98 % of every retained score, and of")
+    assert said.headline.endswith("the 2 (of 5) within the limit, it is the best on GSM8K.")
+    merged = replace(found, points=found.points[1:])
+    said = limited(merged, retain=0.9999)
+    assert said.settings is None
+    assert said.headline == (
+        "No α keeps 99.99 % of every retained score: keep the base, or try smaller changes of the "
+        "weights."
+    )
+    assert "The nearest is α = 0.25: it keeps" in said.sentences[0]
+
+
+def test_a_limit_of_the_divergence():
+    found = sample_sweep(RETAINED)
+    kls = [
+        next(d.kl.value for d in point.report.divergences if d.name == "context-free")
+        for point in found.points
+    ]
+    said = limited(found, max_kl=kls[2])
+    assert said.settings == {"alpha": 0.5}  # without a target, the farthest from the base
+    assert "farthest from the base (no target was tested)" in said.headline
+    both = limited(found, max_kl=kls[2], retain=0.9999)
+    assert both.settings == {"alpha": 0}
+    bare = replace(sample_sweep({}), points=tuple(
+        replace(p, report=replace(p.report, divergences=())) for p in found.points))  # fmt: skip
+    bare = replace(bare, points=tuple(
+        replace(p, report=replace(p.report, scores=())) for p in bare.points))  # fmt: skip
+    assert "neither a retained score nor" in limited(bare, max_kl=1.0).headline
+
+
+def test_several_models_and_settings(folders):
+    save(noisy(make_llama(), seed=5), folders / "other", make_tokenizer())
+    tuned = [folders / "tuned", folders / "other"]
+    found = sweep(folders / "base", tuned, TIES(), {"density": [1, 0.5], "lam": [1]},
+                  context_free=2, progress=False)  # fmt: skip
+    assert [point.settings for point in found.points] == [
+        {"density": 0.5, "lam": 1}, {"density": 1, "lam": 1},
+    ]  # fmt: skip
+    assert all(point.kind == "merged" for point in found.points)  # several are not one of them
+    assert found.document().kind == "sweep over density and λ"
+    assert found.tuned == f"{tuned[0]}, {tuned[1]}"
+    one = sweep(folders / "base", tuned[0], TIES(), [1], context_free=0, progress=False)
+    assert [point.kind for point in one.points] == ["tuned"]
+    with pytest.raises(ValueError, match="ModelStock has no setting to sweep"):
+        sweep(folders / "base", tuned, ModelStock(), [1], progress=False)

@@ -15,7 +15,7 @@ from sharded import (
     whole_state,
 )
 
-MORE = ["l1-sp", "mas", "sfa", "flow+recadam+l2-sp+wise-ft", "mixout"]
+MORE = ["l1-sp", "mas", "sfa", "flow+recadam+l2-sp+wise-ft", "mixout", "lines", "fapm", "slerp"]
 
 
 def sharded(names):

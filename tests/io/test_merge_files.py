@@ -54,7 +54,10 @@ def test_between(tmp_path, dtype, threads):
     torch.set_num_threads(threads)
     base, tuned = weights(torch.float32), weights(dtype)
     out = merge_on_disk(
-        saved(tmp_path / "base", base), saved(tmp_path / "tuned", tuned), tmp_path / "out", 0.3
+        saved(tmp_path / "base", base),
+        saved(tmp_path / "tuned", tuned),
+        tmp_path / "out",
+        WiseFT(0.3),
     )
     torch.set_num_threads(before)
     merged = load_file(out / "model.safetensors")
@@ -70,10 +73,10 @@ def test_the_ends_are_exact(tmp_path, dtype):
     base, tuned = weights(), weights(dtype)
     tuned["norm"][0] = float("nan")  # kept to the bit, too
     places = saved(tmp_path / "base", base), saved(tmp_path / "tuned", tuned)
-    one = merge_on_disk(*places, tmp_path / "one", 1)
+    one = merge_on_disk(*places, tmp_path / "one", WiseFT(1))
     bits = {n: t.view(torch.uint8) for n, t in load_file(one / "model.safetensors").items()}
     assert all(torch.equal(bits[n], t.view(torch.uint8)) for n, t in tuned.items())
-    zero = load_file(merge_on_disk(*places, tmp_path / "zero", 0) / "model.safetensors")
+    zero = load_file(merge_on_disk(*places, tmp_path / "zero", WiseFT(0)) / "model.safetensors")
     assert all(torch.equal(zero[n], t.to(dtype)) for n, t in base.items())
 
 
@@ -82,7 +85,7 @@ def test_the_same_as_in_memory(tmp_path):
     save_file(base.state_dict(), tmp_path / "base.safetensors")
     save_file(tuned.state_dict(), tmp_path / "tuned.safetensors")
     out = merge_on_disk(
-        tmp_path / "base.safetensors", tmp_path / "tuned.safetensors", tmp_path / "out", 0.7
+        tmp_path / "base.safetensors", tmp_path / "tuned.safetensors", tmp_path / "out", WiseFT(0.7)
     )
     WiseFT(alpha=0.7).merge(tuned, Reference.of(base))
     merged = load_file(out / "model.safetensors")
@@ -93,7 +96,7 @@ def test_new_resized_and_integer_tensors_stay_as_tuned(tmp_path):
     base = weights() | {"steps": torch.tensor(3), "head": torch.ones(3)}
     tuned = weights() | {"steps": torch.tensor(8), "head": torch.ones(2), "new": torch.ones(2)}
     out = merge_on_disk(
-        saved(tmp_path / "base", base), saved(tmp_path / "tuned", tuned), tmp_path / "out"
+        saved(tmp_path / "base", base), saved(tmp_path / "tuned", tuned), tmp_path / "out", WiseFT()
     )
     merged = load_file(out / "model.safetensors")
     assert all(torch.equal(merged[name], tuned[name]) for name in ("steps", "head", "new"))
@@ -107,7 +110,7 @@ def test_shards_and_companions(tmp_path):
     for name in ("optimizer.pt", "training_args.bin", "trainer_state.json"):
         (place / name).write_text(name)
     (place / "checkpoint-7").mkdir()
-    out = merge_on_disk(saved(tmp_path / "base", base), place, tmp_path / "deep" / "out")
+    out = merge_on_disk(saved(tmp_path / "base", base), place, tmp_path / "deep" / "out", WiseFT())
     files = {file.name for file in out.iterdir()}
     assert files == {
         *("config.json", "tokenizer.json", "tokenizer.model", "generation_config.json"),
@@ -124,7 +127,7 @@ def test_pickles_become_safetensors(tmp_path, pair):
     tuned = weights()
     (tmp_path / "old").mkdir()
     torch.save(tuned, tmp_path / "old" / "pytorch_model.bin")
-    out = merge_on_disk(pair[0], tmp_path / "old", tmp_path / "out", 1, allow_pickle=True)
+    out = merge_on_disk(pair[0], tmp_path / "old", tmp_path / "out", WiseFT(1), allow_pickle=True)
     assert [file.name for file in out.iterdir()] == ["model.safetensors"]
     assert all(torch.equal(load_file(out / "model.safetensors")[n], t) for n, t in tuned.items())
 
@@ -133,7 +136,10 @@ def test_tied_weights_stay_tied(tmp_path):
     base, tuned = weights(), weights()
     tuned["lm_head.weight"] = tuned["model.embed_tokens.weight"].clone()
     out = merge_on_disk(
-        saved(tmp_path / "base", base), saved(tmp_path / "tuned", tuned), tmp_path / "out", 0.4
+        saved(tmp_path / "base", base),
+        saved(tmp_path / "tuned", tuned),
+        tmp_path / "out",
+        WiseFT(0.4),
     )
     merged = load_file(out / "model.safetensors")
     assert torch.equal(merged["lm_head.weight"], merged["model.embed_tokens.weight"])
@@ -159,7 +165,7 @@ def test_an_adapter_becomes_a_model(tmp_path):
             nn.init.normal_(p)
     model.save_pretrained(tmp_path / "adapter")
     (tmp_path / "adapter" / "tokenizer.json").write_text("{}")
-    out = merge_on_disk(base, tmp_path / "adapter", tmp_path / "out", 0.5)
+    out = merge_on_disk(base, tmp_path / "adapter", tmp_path / "out", WiseFT(0.5))
     names = {file.name for file in out.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json"}
     assert not any("adapter" in name for name in names)
@@ -177,20 +183,20 @@ class TestPlace:
     def test_not_empty(self, tmp_path, pair):
         out = tmp_path / "out"
         out.mkdir()
-        merge_on_disk(*pair, out, 1)  # an empty directory is welcome
+        merge_on_disk(*pair, out, WiseFT(1))  # an empty directory is welcome
         with pytest.raises(FileExistsError, match="is not empty"):
-            merge_on_disk(*pair, out)
-        merge_on_disk(*pair, out, overwrite=True)
+            merge_on_disk(*pair, out, WiseFT())
+        merge_on_disk(*pair, out, WiseFT(), overwrite=True)
         assert {f.name for f in out.iterdir()} == {"config.json", "model.safetensors"}
         assert {f.name for f in tmp_path.iterdir()} == {"base", "tuned", "out"}
 
     @pytest.mark.parametrize("name", ["thesis.tex", "data/train.jsonl", "train.json"])
     def test_only_a_checkpoint_is_replaced(self, tmp_path, pair, name):
-        out = merge_on_disk(*pair, tmp_path / "out", 1)
+        out = merge_on_disk(*pair, tmp_path / "out", WiseFT(1))
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text("mine")
         with pytest.raises(FileExistsError, match="not part of a checkpoint"):
-            merge_on_disk(*pair, out, overwrite=True)
+            merge_on_disk(*pair, out, WiseFT(), overwrite=True)
         assert (out / name).read_text() == "mine"
         assert (out / "model.safetensors").is_file()
 
@@ -201,15 +207,15 @@ class TestPlace:
         (out / ".model.0123abcd.tmp" / "model.safetensors").write_text("cut")
         (out / "model.safetensors").write_text("cut")
         (out / ".holdfast").write_text("merge\n")
-        merge_on_disk(*pair, out, 1)
-        whole = merge_on_disk(*pair, tmp_path / "whole", 1)
+        merge_on_disk(*pair, out, WiseFT(1))
+        whole = merge_on_disk(*pair, tmp_path / "whole", WiseFT(1))
         left, right = ({f.name: f.read_bytes() for f in d.iterdir()} for d in (out, whole))
         assert left == right
 
     @pytest.mark.parametrize("inside", ["", "base", "tuned", "base/new"])
     def test_among_the_sources(self, tmp_path, pair, inside):
         with pytest.raises(ValueError, match=r"outside the input|overwrite the input"):
-            merge_on_disk(*pair, tmp_path / inside, overwrite=True)
+            merge_on_disk(*pair, tmp_path / inside, WiseFT(), overwrite=True)
         assert (pair[0] / "model.safetensors").is_file()
 
     def test_a_failure_leaves_nothing(self, tmp_path, pair, monkeypatch):
@@ -218,27 +224,27 @@ class TestPlace:
 
         monkeypatch.setattr(os, "replace", fail)
         with pytest.raises(OSError, match="the disk is full"):
-            merge_on_disk(*pair, tmp_path / "out")
+            merge_on_disk(*pair, tmp_path / "out", WiseFT())
         assert {f.name for f in tmp_path.iterdir()} == {"base", "tuned"}
 
     def test_a_failure_leaves_what_was_there(self, tmp_path, pair, monkeypatch):
-        merge_on_disk(*pair, tmp_path / "out", 1)
+        merge_on_disk(*pair, tmp_path / "out", WiseFT(1))
         before = (tmp_path / "out" / "model.safetensors").read_bytes()
         monkeypatch.setattr(on_disk, "_check_room", lambda *_: None)
         monkeypatch.setattr(on_disk, "header_for", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            merge_on_disk(*pair, tmp_path / "out", 0, overwrite=True)
+            merge_on_disk(*pair, tmp_path / "out", WiseFT(0), overwrite=True)
         assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
 
     def test_no_room(self, tmp_path, pair, monkeypatch):
         monkeypatch.setattr(on_disk.shutil, "disk_usage", lambda _: type("", (), {"free": 3}))
         with pytest.raises(OSError, match=r"0\.0 GB of free space"):
-            merge_on_disk(*pair, tmp_path / "out")
+            merge_on_disk(*pair, tmp_path / "out", WiseFT())
 
     def test_a_live_model(self, tmp_path, pair):
         with pytest.raises(ValueError, match="no files to write again"):
-            merge_on_disk(pair[0], nn.Linear(2, 2), tmp_path / "out")
+            merge_on_disk(pair[0], nn.Linear(2, 2), tmp_path / "out", WiseFT())
 
     def test_alpha(self, tmp_path, pair):
         with pytest.raises(ValueError, match="alpha"):
-            merge_on_disk(*pair, tmp_path / "out", 1.5)
+            merge_on_disk(*pair, tmp_path / "out", WiseFT(1.5))

@@ -18,6 +18,7 @@ from small import make_llama, make_tokenizer, noisy, save
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 import holdfast  # noqa: E402
+from holdfast import WiseFT  # noqa: E402
 from holdfast.cli import main  # noqa: E402
 from holdfast.io import hub, patterns  # noqa: E402
 from holdfast.io.checkpoint import open_weights  # noqa: E402
@@ -297,7 +298,7 @@ def test_a_tuned_model_may_lack_the_old_head(place):
     tensors["score.weight"] = tensors.pop("lm_head.weight")[:3]
     save_file(tensors, "tuned/model.safetensors")
     change("tuned/config.json", architectures=["LlamaForSequenceClassification"])
-    assert merge_on_disk("base", "tuned", "out").is_dir()
+    assert merge_on_disk("base", "tuned", "out", WiseFT()).is_dir()
 
 
 def test_an_adapted_embedding(place, capsys):

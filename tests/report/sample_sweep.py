@@ -43,5 +43,9 @@ def report(alpha, tests=TESTS):
 
 
 def sample_sweep(tests=TESTS, alphas=ALPHAS):
-    points = tuple(SweepPoint(alpha, report(alpha, tests)) for alpha in alphas)
-    return Sweep("HuggingFaceTB/SmolLM2-135M", "runs/smollm2-gsm8k", points)
+    kinds = {0.0: "base", 1.0: "tuned"}
+    points = tuple(
+        SweepPoint({"alpha": alpha}, report(alpha, tests), kinds.get(alpha, "merged"))
+        for alpha in alphas
+    )
+    return Sweep("HuggingFaceTB/SmolLM2-135M", "runs/smollm2-gsm8k", points, "WiseFT")

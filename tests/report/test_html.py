@@ -29,7 +29,7 @@ sweeps = st.lists(st.tuples(st.floats(0, 1), reports), min_size=1, max_size=3).f
         Sweep,
         names,
         names,
-        st.just(tuple(SweepPoint(a, dict(found)[a]) for a in sorted(dict(found)))),
+        st.just(tuple(SweepPoint({"alpha": a}, dict(found)[a]) for a in sorted(dict(found)))),
     )
 )
 

@@ -26,7 +26,9 @@ RESULTS = Results((RunResult("a-0", "recadam", 0, TARGET, (), None, {}, 1.0, 1),
 SHOWN = {
     "report": REPORT,
     "gate": check(REPORT, Limits(max_perplexity_rise=0.5)),
-    "sweep": Sweep("base", "tuned", (SweepPoint(0.0, REPORT), SweepPoint(1.0, REPORT))),
+    "sweep": Sweep(
+        "base", "tuned", (SweepPoint({"alpha": 0.0}, REPORT), SweepPoint({"alpha": 1.0}, REPORT))
+    ),
     "results": RESULTS,
 }
 

@@ -38,6 +38,10 @@ def positive_share(name: str, value: Any) -> float:
     return _number(name, value, "in (0, 1]", lambda number: 0 < number <= 1)
 
 
+def share_below_one(name: str, value: Any) -> float:
+    return _number(name, value, "in [0, 1)", lambda number: 0 <= number < 1)
+
+
 def whole_number(name: str, value: Any, least: int, most: int = 2**31 - 1) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be a whole number, got {value!r}")

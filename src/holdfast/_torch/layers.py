@@ -1,6 +1,8 @@
 """The layers of a model, from input to output, and its head, found by its structure."""
 
-from collections.abc import Collection
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import nn
@@ -47,6 +49,38 @@ def block_of(model: nn.Module) -> dict[str, str | None]:
         prefix = next((c for c in containers if name.startswith(c)), None)
         blocks[name] = None if prefix is None else prefix + name[len(prefix) :].split(".")[0]
     return blocks
+
+
+def depth_of(names: Iterable[str]) -> dict[str, float | None]:
+    """The depth of each tensor: 0 in the first block, 1 in the last, None outside of blocks.
+
+    It reads only names, so it is the same for a model and for its checkpoint. A block is a numbered
+    part with siblings, such as ``layers.7``; of nested ones, the outermost. An encoder and a
+    decoder are two stacks of blocks; numbered stages (``layer1.0``, ``layer2.0``) are one.
+
+    >>> depth_of(["embed.weight", "h.0.mlp.0.bias", "h.0.mlp.1.bias", "h.1.bias", "h.10.bias"])
+    {'embed.weight': None, 'h.0.mlp.0.bias': 0.0, 'h.0.mlp.1.bias': 0.0, 'h.1.bias': 0.5, \
+'h.10.bias': 1.0}
+    """
+    names = list(names)
+    stacks: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for name in names:
+        for stack, number in _numbered(name):
+            stacks[stack].add(number)
+    depths: dict[str, float | None] = dict.fromkeys(names)
+    for name in names:
+        for stack, number in _numbered(name):
+            if len(blocks := sorted(stacks[stack])) > 1:
+                depths[name] = blocks.index(number) / (len(blocks) - 1)
+                break
+    return depths
+
+
+def _numbered(name: str) -> Iterable[tuple[str, tuple[int, ...]]]:
+    """The numbered parts that a tensor is in, from outside: their stack, and their number in it."""
+    for found in re.finditer(r"(?:^|(?<=\.))\d+(?=\.)", name):
+        part = name[: found.end()]
+        yield re.sub(r"\d+", "#", part), tuple(map(int, re.findall(r"\d+", part)))
 
 
 def head_of(model: nn.Module) -> str | None:

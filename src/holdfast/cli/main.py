@@ -28,7 +28,7 @@ COMMANDS = {
     "draw": "show texts that a language model writes",
     "finetune": "fine-tune a model with one recipe",
     "measure": "measure what a fine-tuned model forgot",
-    "merge": "interpolate between a base and a tuned checkpoint (WiSE-FT)",
+    "merge": "merge tuned checkpoints with their base, without training",
     "methods": "list all methods",
     "report": "show the saved results of compare, measure or merge again",
     "score": "compute the losses and FLOW weights of a dataset",

@@ -44,11 +44,14 @@ def add_options(parser: Parser) -> None:
     add(parser.add_argument_group("output"), "out", "model_card", "json")
 
 
-def add_models(parser: Parser, **more: Any) -> None:
+def add_models(parser: Parser, *, several: bool = False, **more: Any) -> None:
     models = parser.add_argument_group("models")
     base = "pretrained model: a directory or a hub name"
     models.add_argument("base", metavar="BASE", help=base, **more)
-    models.add_argument("tuned", metavar="TUNED", help="fine-tuned model, or LoRA adapter", **more)
+    given: dict[str, Any] = {"nargs": "+"} if several else {}
+    models.add_argument(
+        "tuned", metavar="TUNED", help="fine-tuned model, or LoRA adapter", **given, **more
+    )
     add(models, "allow_pickle", "trust_remote_code")
 
 
@@ -105,4 +108,5 @@ def run(options: argparse.Namespace) -> None:
 def inputs_of(options: argparse.Namespace) -> list[str]:
     tests = [*options.text, *options.retained, *options.target, *options.similarity]
     tests = [name for test in tests for name in names_of(test)]
-    return [options.base, options.tuned, *tests, *filter(None, [options.include_path])]
+    tuned = options.tuned if isinstance(options.tuned, list) else [options.tuned]
+    return [options.base, *tuned, *tests, *filter(None, [options.include_path])]

@@ -56,7 +56,8 @@ class Tuning(NamedSettings):
         recipe: a preset or a YAML file; the settings of its methods are searched.
         trials: number of models to train, over all machines together.
         space: ranges to search instead of the defaults, as in ``{"update.pull": [0.01, 0.5]}``.
-        alphas: values of WiSE-FT's α to test each trained model at, besides the proposed one.
+        alphas: values of the setting that the merging sweeps (α of WiSE-FT) to test each trained
+            model at, besides the proposed one.
         prune: stop a training run that is worse, on the target and on the retained tests, than half
             of the others were at the same update. Not with ``patience`` of the training.
         seed: random seed of the training and of the search.

@@ -125,7 +125,7 @@ class Tuned(Shown):
         better = f"{self._better_than(self.default)} beat the defaults"
         if self.unmerged:
             count = self._better_than(self.unmerged)
-            better += f", and {count} beat the defaults without merging (α = 1)"
+            better += f", and {count} beat the defaults without merging"
         return [
             *said,
             "On the half of the tests that was not used for the choice, the recipe found has "

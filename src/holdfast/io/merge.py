@@ -1,31 +1,37 @@
-"""Interpolate two checkpoints on disk, θ = α·θ₁ + (1−α)·θ*, in constant memory.
+"""Merge checkpoints on disk with their base, tensor by tensor.
 
-The merged checkpoint has the files of the tuned one, or of the base if an adapter was tuned. It is
-written aside and then moved into place: a directory with ``config.json`` is complete.
+The merged checkpoint has the files of the first tuned one, or of the base if an adapter was tuned.
+It is written aside and then moved into place: a directory with ``config.json`` is complete.
 """
+
+from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from holdfast._torch.checks import named_settings, share
+from holdfast._torch.checks import named_settings
+from holdfast._torch.merging import Where, merged_values, places, wide
 from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar
 from holdfast.io.adapter import AdaptedWeights
 from holdfast.io.checkpoint import PICKLES, WeightsSource, open_weights
 from holdfast.io.outputs import claim, finished, written_aside
-from holdfast.io.pairing import Pair, check_complete, pair
+from holdfast.io.pairing import check_complete, pair
 from holdfast.io.safetensors_files import header_for
 from holdfast.io.untrusted import read_object
 from holdfast.io.weights import Scratch, Weights, in_parallel, slices, widened
+
+if TYPE_CHECKING:
+    from holdfast.stages import Merging
 
 #: Weights of any format and their indices are not copied, nor are files of trainers.
 _NOT_COPIED = (".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json", *PICKLES)
@@ -42,50 +48,54 @@ _CHECKPOINT = (
 @named_settings
 def merge_on_disk(
     base: WeightsSource,
-    tuned: WeightsSource,
+    tuned: WeightsSource | Sequence[WeightsSource],
     out: str | os.PathLike[str],
-    alpha: float = 0.5,
+    method: Merging,
     *,
     overwrite: bool = False,
     allow_pickle: bool = False,
     progress: bool = False,
 ) -> Path:
-    """Write the interpolation of a base and a tuned model as a checkpoint.
+    """Write a base and tuned models, merged by a method, as a checkpoint.
 
-    Tensors that only the tuned model has (a new head), resized tensors and integer tensors are
-    copied from the tuned model. If the models differ in their number of tokens, the rows of tokens
-    that both have are interpolated, and the others are copied. Interpolation is in float32, the
-    result has the tuned model's dtype. α = 1 gives the tuned weights exactly, α = 0 the base's in
-    the tuned model's dtype.
+    Tensors that only the first tuned model has (a new head), resized tensors and integer tensors
+    are copied from it. If the models differ in their number of tokens, the rows of tokens that both
+    have are merged, and the others are copied. Merging is in float32, the result has the first
+    tuned model's dtype. Settings that keep the tuned model give its weights exactly.
+
+    A method that interpolates needs constant memory. Another one reads a tensor of each model at a
+    time: the largest tensor times the number of models, in float32, and a few copies of it.
 
     Args:
         base: as for :func:`holdfast.io.checkpoint.open_weights`.
-        tuned: a directory, a file or a LoRA adapter, whose effective weights are interpolated.
+        tuned: a directory, a file or a LoRA adapter, whose effective weights are merged; a list of
+            them if the method merges several.
         out: the output directory. Configuration and tokenizer are copied into it.
-        alpha: the share of the tuned weights, between 0 and 1.
+        method: any method of stage 4, such as ``WiseFT(0.5)``.
         overwrite: replace the checkpoint in ``out``.
         allow_pickle: also read pickled weights; the output is always safetensors.
         progress: show a progress bar.
     """
-    alpha, out = share("alpha", alpha), Path(out).resolve()
+    out, several = Path(out).resolve(), isinstance(tuned, Sequence) and not isinstance(tuned, str)
+    sources: list[Any] = list(tuned) if several else [tuned]  # type: ignore[arg-type]
+    check_number(method, len(sources))
     before = open_weights(base, allow_pickle=allow_pickle)
-    after = open_weights(tuned, base=before, allow_pickle=allow_pickle)
+    models = [open_weights(one, base=before, allow_pickle=allow_pickle) for one in sources]
+    after = models[0]
     if not after.shards:
         raise ValueError(
             f"{after.label} has no files to write again: save it with save_pretrained first"
         )
-    pairing = pair(before, after)
-    check_complete(before, after, pairing)
-    # The first pair of a tensor counts; a second one is a head that the tuned model ties.
-    partner = {p.tuned: p for p in reversed(pairing.pairs)}
-    merge = _Merge(before, after, partner, alpha)
+    merge = _Merge(before, models, _tensors(before, models), method, places(after))
+    if reason := method.unfit_tensors(merge.places.values()):
+        raise ValueError(f"{after.label}: {reason}")
     files, size = after.shards, sum(spec.bytes for spec in after.values())
     if len(files) == 1:
         files = {"model.safetensors": next(iter(files.values()))}
 
     companions = _companions(after)
     ours = partial(_check_replaced, overwrite, companions)
-    with claim(out, "merge", _paths([before, after]), ours=ours):
+    with claim(out, "merge", _paths([before, *models]), ours=ours):
         _check_room(out, size)
         with written_aside(out, partial(_remove_replaced, out)) as aside:
             for name, companion in companions.items():
@@ -102,53 +112,118 @@ def merge_on_disk(
     return out
 
 
+def check_number(method: Merging, models: int) -> None:
+    """Refuse a method that does not merge tensors, or not this number of tuned models."""
+    name, least, most = type(method).__name__, method.least_models, method.most_models
+    if not method.tensorwise:
+        raise ValueError(f"{name} does not merge: there is nothing to write")
+    if models < least:
+        raise ValueError(f"{name} merges {least} or more tuned models, got {models}")
+    if most is not None and models > most:
+        raise ValueError(
+            f"{name} merges {most} tuned model with its base, got {models}: merge them one by one, "
+            "or use a method for several models"
+        )
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of the base: its name there and in each tuned model, and its shared size."""
+
+    base: str
+    tuned: tuple[str, ...]
+    size: int
+
+
+def _tensors(base: Weights, models: Sequence[Weights]) -> dict[str, _Tensor]:
+    """The tensors that all models share, by the first tuned model's names."""
+    pairings = [pair(base, model) for model in models]
+    for model, pairing in zip(models, pairings, strict=True):
+        check_complete(base, model, pairing)
+    # The first pair of a tensor counts; a second one is a head that the tuned model ties.
+    found = {p.tuned: p for p in reversed(pairings[0].pairs)}
+    names = {name: [name] for name in found}
+    for model, pairing in zip(models[1:], pairings[1:], strict=True):
+        by_base = {p.base: p for p in reversed(pairing.pairs)}
+        by_name = {p.name: p for p in reversed(pairing.pairs)}
+        for name, first in found.items():
+            own = by_name.get(first.name) or by_base.get(first.base)
+            if own is None or own.size != first.size:
+                raise ValueError(
+                    f"{model.label} and {models[0].label} differ in {name}: merge models with the "
+                    "same tensors and tokens"
+                )
+            names[name].append(own.tuned)
+    return {name: _Tensor(p.base, tuple(names[name]), p.size) for name, p in found.items()}
+
+
 @dataclass(frozen=True)
 class _Merge:
-    """Both models, the pairs of their tensors by the tuned model's names, and α."""
+    """All models, the tensors that they share, and the method."""
 
     base: Weights
-    tuned: Weights
-    partner: Mapping[str, Pair]
-    alpha: float
+    models: Sequence[Weights]
+    shared: Mapping[str, _Tensor]
+    method: Merging
+    places: Mapping[str, Where]
     scratch: Scratch = field(default_factory=Scratch)
 
     def write(self, file: Path, names: list[str]) -> Iterator[int]:
         """Write a file in slices; yield the number of bytes of each slice."""
-        specs = {name: self.tuned[name] for name in names}
+        specs = {name: self.models[0][name] for name in names}
         header, offsets = header_for(specs)
         file.write_bytes(header)
-        tasks = (
+        write = partial(self._write_slice, file)
+        sliced = (
             (name, offsets[name], begin, end)
             for name, spec in specs.items()
-            for begin, end in (*slices(self._shared(name)), *slices(spec.size, self._shared(name)))
+            for begin, end in self._slices(name, spec.size)
         )
-        yield from in_parallel(partial(self._write_slice, file), tasks)
+        whole = ((n, offsets[n], 0, self._size(n)) for n in specs if self._is_whole(n))
+        yield from in_parallel(write, sliced)
+        yield from map(write, whole)  # one after another, to hold only one of them in memory
+
+    def _slices(self, name: str, size: int) -> Iterator[tuple[int, int]]:
+        """The slices of a tensor: of its merged weights, then of those that are copied."""
+        if not self._is_whole(name):
+            yield from slices(self._size(name))
+        yield from slices(size, self._size(name))
+
+    def _is_whole(self, name: str) -> bool:
+        return name in self.shared and self.method.scale(self.places[name]) is None
+
+    def _size(self, name: str) -> int:
+        """Return how many of a tensor's weights all models have. They come first."""
+        return self.shared[name].size if name in self.shared else 0
 
     def _write_slice(self, file: Path, task: tuple[str, int, int, int]) -> int:
         name, offset, begin, end = task
-        values = self._between(name, begin, end).view(torch.uint8)
+        values = self._merged(name, begin, end).view(torch.uint8)
         with open(file, "r+b") as opened:
-            opened.seek(offset + begin * self.tuned[name].dtype.itemsize)
+            opened.seek(offset + begin * self.models[0][name].dtype.itemsize)
             opened.write(values.numpy().data)
         return values.numel()
 
-    def _shared(self, name: str) -> int:
-        """Return how many of a tensor's weights the base has too. They come first."""
-        return self.partner[name].size if name in self.partner else 0
-
-    def _between(self, name: str, begin: int, end: int) -> torch.Tensor:
-        """Return α·θ₁ + (1−α)·θ* of a slice, exact for α = 0 and 1; the tuned values if new."""
-        dtype = self.tuned[name].dtype
-        if begin >= self._shared(name) or self.alpha == 1 or not dtype.is_floating_point:
-            return self.tuned.read(name, begin, end, self.scratch).to(dtype)
-        before = self.base.read(self.partner[name].base, begin, end, self.scratch)
-        if self.alpha == 0:
+    def _merged(self, name: str, begin: int, end: int) -> torch.Tensor:
+        """Return the merged values of a slice, or the first tuned model's if it is not shared."""
+        first, where, scratch = self.models[0], self.places[name], self.scratch
+        dtype, scale = first[name].dtype, self.method.scale(where)
+        if begin >= self._size(name) or scale == 1 or not dtype.is_floating_point:
+            return first.read(name, begin, end, scratch).to(dtype)
+        own = self.shared[name]
+        before = self.base.read(own.base, begin, end, scratch)
+        if scale == 0:
             return before.to(dtype)
-        after = self.tuned.read(name, begin, end, self.scratch)
-        before, after = widened(before, after, self.scratch)
-        between = self.scratch("between", len(after), after.dtype)
-        torch.lerp(before, after, self.alpha, out=between)
-        return self.scratch.cast("stored", between, dtype)
+        if scale is None:
+            tuned = [m.read(n, begin, end) for m, n in zip(self.models, own.tuned, strict=True)]
+            common = wide(before, *tuned)
+            values = [model.to(common) for model in tuned]
+            return merged_values(self.method, where, before.to(common), values).to(dtype)
+        before, after = widened(before, first.read(name, begin, end, scratch), scratch)
+        between = scratch("between", len(after), after.dtype)
+        return scratch.cast(
+            "stored", merged_values(self.method, where, before, [after], between), dtype
+        )
 
 
 def _paths(sources: list[Weights]) -> list[str]:

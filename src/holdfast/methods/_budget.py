@@ -28,12 +28,7 @@ from torch.optim.optimizer import Optimizer
 from holdfast._torch.adapters import adapters_are_new
 from holdfast._torch.layout import like, rank_and_world
 from holdfast._torch.names import shorten
-from holdfast.methods._interpolation import (
-    copies_of,
-    interpolate,
-    pairs_to_interpolate,
-    restore,
-)
+from holdfast.methods._merging import copies_of, interpolate, pairs_of, restore
 from holdfast.reference import Reference
 from holdfast.stages import Penalty
 
@@ -145,9 +140,9 @@ def check_that_all_can_return(model: nn.Module, reference: Reference | None) -> 
             "a budget moves LoRA's B toward 0 in the end, but the adapters of this model have "
             "other values at the start: merge them into the weights first, or leave out budget="
         )
-    pairs = [*pairs_to_interpolate(model, reference, buffers=False)]
+    pairs = [*pairs_of(model, reference, buffers=False)]
     others = {p: name for name, p in model.named_parameters() if ".lora_" not in name}
-    ends: dict[Tensor, Tensor] = dict(pairs)
+    ends: dict[Tensor, Tensor] = {pair.tensor: pair.base for pair in pairs}
     if stuck := [name for p, name in others.items() if p.requires_grad and p not in ends]:
         raise ValueError(
             "a budget moves the trained weights toward the pretrained ones in the end, but "
@@ -176,8 +171,8 @@ def keep_within(
     found = measure(model)
     if sum(found) <= budget:
         return 1.0, found.value
-    pairs = [*pairs_to_interpolate(model, reference, buffers=False)]
-    tensors = [tensor for tensor, _ in pairs]
+    pairs = [*pairs_of(model, reference, buffers=False)]
+    tensors = [pair.tensor for pair in pairs]
     tuned = copies_of(tensors)
 
     def at(alpha: float) -> Estimate:

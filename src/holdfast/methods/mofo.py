@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
@@ -192,10 +193,13 @@ def largest(values: Tensor, k: int) -> Tensor:
     flat = values.flatten().nan_to_num(torch.inf, torch.inf)
     if k >= flat.numel():
         return torch.ones_like(values, dtype=torch.bool)
-    if flat.is_cuda:  # kthvalue uses a single block of threads there
-        threshold = flat.topk(k, sorted=False).values.min()
-    else:
-        threshold = flat.kthvalue(flat.numel() - k + 1).values
+    if not flat.is_cuda:  # numpy's partition and few indices need the least memory
+        numbers = flat.detach().to(torch.promote_types(flat.dtype, torch.float32)).numpy()
+        least = float(np.partition(numbers, flat.numel() - k)[flat.numel() - k])
+        mask, level = flat > least, flat == least
+        mask[level.nonzero()[: k - int(mask.sum()), 0]] = True
+        return mask.view_as(values)
+    threshold = flat.topk(k, sorted=False).values.min()  # kthvalue uses a single block of threads
     above, level = flat > threshold, flat == threshold
     first_of_level = level.cumsum(0) <= k - above.sum()
     return (above | (level & first_of_level)).view_as(values)

@@ -10,30 +10,25 @@ values (a new head, the rows of new tokens) stay as tuned. Trying several α cos
 LoRA the effective weights are interpolated, θ* + α·BA, by scaling B.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
-from torch import Tensor, nn
+from torch import nn
 
 from holdfast._torch.checks import one_of, share
+from holdfast._torch.merging import Where
 from holdfast.data import Collate
 from holdfast.methods._batch_norm import reestimate_statistics, statistics_of
-from holdfast.methods._interpolation import (
-    copies_of,
-    interpolate,
-    pairs_to_interpolate,
-    restore,
-)
+from holdfast.methods._merging import Pair, TensorMerging, pairs_of
 from holdfast.reference import Reference
-from holdfast.stages import Checks, MedianLoss, Merging, Result, SearchRange, SearchSpace
+from holdfast.stages import Checks, MedianLoss, SearchRange, SearchSpace
 
 Statistics = Literal["interpolate", "keep", "reestimate"]
 
 
 @dataclass(frozen=True)
-class WiseFT(Merging):
+class WiseFT(TensorMerging):
     """Interpolate the weights of a tuned model with the pretrained ones.
 
     Args:
@@ -58,15 +53,16 @@ class WiseFT(Merging):
         "statistics": partial(one_of, allowed=get_args(Statistics)),
     }
     neutral: ClassVar[dict[str, Any] | None] = {"alpha": 1.0}
-    needs_reference: ClassVar[bool] = True
     swept: ClassVar[str | None] = "alpha"
-    interpolates: ClassVar[bool] = True
 
     alpha: float = 0.5
     statistics: Statistics = "interpolate"
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"alpha": SearchRange(0.05, 1.0, 0.5, log=False)}
+
+    def scale(self, where: Where) -> float:
+        return 1.0 if where.is_statistic and self.statistics != "interpolate" else self.alpha
 
     def merge(
         self,
@@ -82,40 +78,10 @@ class WiseFT(Merging):
         ``statistics="reestimate"``, as for :func:`holdfast.score`.
         """
         self._check_data(model, data)
-        interpolate([*self._pairs(model, reference)], self.alpha)
+        super().merge(model, reference)
         if self._reestimates:
             reestimate_statistics(model, data, collate)
         return model
-
-    def sweep(
-        self,
-        model: nn.Module,
-        reference: Reference | None,
-        values: Sequence[float],
-        evaluate: Callable[[nn.Module], Result],
-        *,
-        data: Any = None,
-        collate: Collate | None = None,
-    ) -> dict[float, Result]:
-        """Evaluate the model at several α, and restore the tuned model.
-
-        The setting ``alpha`` is not used; the other arguments are as in :meth:`merge`.
-        """
-        merges = {value: replace(self, alpha=value) for value in values}
-        for method in merges.values():  # before the first evaluation
-            method._check_data(model, data)
-        changed = [tensor for tensor, _ in self._pairs(model, reference)]
-        changed += [buffer for norm in statistics_of(model) for buffer in norm.buffers()]
-        tuned = copies_of(changed)
-        results: dict[float, Result] = {}
-        try:
-            for value, method in merges.items():
-                method.merge(model, reference, data=data, collate=collate)
-                results[value] = evaluate(model)
-                restore(changed, tuned)
-        finally:
-            restore(changed, tuned)
-        return results
 
     @property
     def _reestimates(self) -> bool:
@@ -127,8 +93,6 @@ class WiseFT(Merging):
                 "statistics='reestimate' needs data for BatchNorm's statistics: pass data="
             )
 
-    def _pairs(
-        self, model: nn.Module, reference: Reference | None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _pairs(self, model: nn.Module, reference: Reference | None) -> list[Pair]:
         buffers = self.statistics == "interpolate"
-        return pairs_to_interpolate(model, reference, buffers=buffers)
+        return [*pairs_of(model, reference, buffers=buffers)]

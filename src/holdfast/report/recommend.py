@@ -1,4 +1,4 @@
-"""Which recipe of a comparison to take, and which α of a sweep.
+"""Which recipe of a comparison to take, and which point of a sweep.
 
 A comparison has a frontier, so no single recipe is right for everybody. Three choices are named:
 
@@ -28,24 +28,37 @@ The definitions:
 
 A recipe that was chosen on other data (``Results.taken``) is to be taken regardless.
 
-The rule for α is the first choice, with these differences: every α with a finite target score is a
-candidate; it must do as well as the best one, which it also does if the 95 % interval of its gain
-over the base reaches the best gain; losses are on the scale of the verdict (1 is where a loss stops
-being little). Without retained tests, take the smallest such α. Without a target score there is no
-recommendation.
+The rule for the points of a sweep is the first choice, with these differences: every point with a
+finite target score is a candidate; it must do as well as the best one, which it also does if the
+95 % interval of its gain over the base reaches the best gain; losses are on the scale of the
+verdict (1 is where a loss stops being little). Without retained tests, take the one of them that is
+nearest to the base. Without a target score there is no recommendation.
+
+With limits (``retain``, ``max_kl``), the candidates are the points within them, and the best on the
+target is taken; without a target score, the one that is farthest from the base. ``retain = 0.99``
+means that no retained score is worse than the base's by more than 1 %, relative to it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast._torch.finite import is_finite
 from holdfast.report.document import Answer
 from holdfast.report.verdict import NO_TESTS, verdict
-from holdfast.report.words import change_of, kept, listed, nats, plain, reached
+from holdfast.report.words import (
+    change_of,
+    kept,
+    listed,
+    nats,
+    plain,
+    reached,
+    settings_text,
+    symbol,
+)
 
 if TYPE_CHECKING:
     from holdfast.comparison.results import Results, Summary
@@ -82,14 +95,14 @@ class Recommendation(Answer):
 
 
 @dataclass(frozen=True)
-class AlphaRecommendation(Answer):
+class SweepRecommendation(Answer):
     """The answer of a sweep."""
 
-    alpha: float | None = None  # the α to take; None if the target was not tested
+    settings: dict[str, float] | None = None  # those to take; None without a recommendation
 
 
 class Choice(NamedTuple):
-    """A recipe or an α. Less is better of all numbers."""
+    """A recipe or a point of a sweep. Less is better of all numbers."""
 
     label: str
     says: str  # its figures in words
@@ -97,7 +110,7 @@ class Choice(NamedTuple):
     reach: float  # the score that its data allow: the better end of an interval
     bar: float  # the score that does as well: of a recipe, its worst seed within limits
     loss: float | None  # None without retained tests
-    moved: float  # the KL, or α itself: decides without retained tests
+    moved: float  # the KL, or the distance from the base: decides without retained tests
 
     def does_as_well_as(self, other: Choice) -> bool:
         near = self.target - other.target <= CLOSE * abs(other.target)
@@ -156,31 +169,131 @@ def recommend(results: Results) -> Recommendation:
     return Recommendation(headline, tuple(sentences), chosen.label, *labels)
 
 
-def recommend_alpha(sweep: Sweep) -> AlphaRecommendation:
-    scores = [(p.alpha, s) for p in sweep.points for s in p.report.scores if s.role == "target"]
+def recommend_point(sweep: Sweep) -> SweepRecommendation:
+    scores = [*_scores(sweep, "target")]
     tests = [(s.name, s.metric) for _, s in scores]
-    targets = {a: s for (a, s), test in zip(scores, tests, strict=True) if test == tests[0]}
-    found = [_alpha(point, targets.get(point.alpha)) for point in sweep.points]
+    targets = {i: s for (i, s), test in zip(scores, tests, strict=True) if test == tests[0]}
+    found = [_point(point, i, targets.get(i)) for i, point in enumerate(sweep.points)]
     advice = [NO_TESTS] if all(c.loss is None for c in found) else []
-    # From the largest: of two equally good ones, it is taken.
+    if sweep.retain is not None or sweep.max_kl is not None:
+        return _within_limits(sweep, found, targets, advice)
+    # From the last: of two equally good ones, it is taken.
     finite = [c for c in reversed(found) if is_finite(c.target)]
-    if finite:
-        best = min(finite, key=lambda c: c.target)
-        level = [c for c in finite if c.does_as_well_as(best)]
-        alpha = _gentlest(level).moved
-        take = {0.0: "Keep the base", 1.0: "Keep the tuned model"}.get(alpha, f"Take α = {alpha:g}")
-        among, test = "α close to the best", plain(scores[0][1].name)
-        reason = _reason(level, "α", among, test, "stays closest to the base")
-        if len(found) == 1:
-            reason = "it is the only α that was measured"
-        elif len(finite) == 1:
-            reason = f"no other α has a finite score on {test}"
-        advice.append(_CONFIRM)
-    else:
-        alpha, take = None, "No α is recommended"
+    if not finite:
         reason = "its target score is not a finite number" if scores else "no target was tested"
-    sentences = [f"{c.label}: {c.says}" for c in found if c.moved in (0, alpha, 1) and c.says]
-    return AlphaRecommendation(f"{take}: {reason}.", (*sentences, *advice), alpha)
+        said = _said(sweep, found, None)
+        return SweepRecommendation(f"No {_what(sweep)} is recommended: {reason}.", (*said, *advice))
+    best = min(finite, key=lambda c: c.target)
+    level = [c for c in finite if c.does_as_well_as(best)]
+    chosen = found.index(_gentlest(level))
+    what, test = _what(sweep), plain(scores[0][1].name)
+    among = f"{_what(sweep, several=True)} close to the best"
+    reason = _reason(level, what, among, test, "stays closest to the base")
+    if len(found) == 1:
+        reason = f"it is the only {what} that was measured"
+    elif len(finite) == 1:
+        reason = f"no other {what} has a finite score on {test}"
+    return SweepRecommendation(
+        f"{_take(sweep.points[chosen])}: {reason}.",
+        (*_said(sweep, found, chosen), *advice, _CONFIRM),
+        sweep.points[chosen].settings,
+    )
+
+
+def _within_limits(
+    sweep: Sweep, found: Sequence[Choice], targets: Mapping[int, Score], advice: Sequence[str]
+) -> SweepRecommendation:
+    limits, shares, kls = [], _shares(sweep), _context_free(sweep)
+    if sweep.retain is not None and shares:
+        limits.append(f"keeps {100 * sweep.retain:g} % of every retained score")
+    if sweep.max_kl is not None and kls:
+        limits.append(f"has a context-free divergence of at most {sweep.max_kl:g} nats per token")
+    if not limits:
+        return SweepRecommendation(
+            f"No {_what(sweep)} is recommended: neither a retained score nor a context-free "
+            "divergence was measured."
+        )
+    within = [
+        i
+        for i in range(len(found))
+        if (sweep.retain is None or not shares or shares[i][0] >= sweep.retain)
+        and (sweep.max_kl is None or not kls or kls[i] <= sweep.max_kl)
+    ]
+    said, what = " and ".join(limits), _what(sweep)
+    if not within:
+        nearest = []
+        if shares and sweep.retain is not None:
+            i = max(range(len(found)), key=lambda i: shares[i][0])
+            share, test = shares[i]
+            name = _name(sweep.points[i])
+            nearest = [f"The nearest is {name}: it keeps {100 * share:.4g} % on {plain(test)}."]
+        headline = f"No {what} {said}: keep the base, or try smaller changes of the weights."
+        return SweepRecommendation(headline, (*nearest, *advice))
+    finite = [i for i in within if is_finite(found[i].target)]
+    of = f"of the {len(within)} (of {len(found)}) within the limit"
+    if finite:
+        chosen = min(finite, key=lambda i: (found[i].target, found[i].moved))
+        reason = f"{of}, it is the best on {plain(targets[chosen].name)}"
+    elif targets:
+        return SweepRecommendation(
+            f"No {what} is recommended: no target score within the limit is a finite number."
+        )
+    else:
+        chosen = max(within, key=lambda i: found[i].moved)
+        reason = f"{of}, it is farthest from the base (no target was tested)"
+    return SweepRecommendation(
+        f"{_take(sweep.points[chosen])}: it {said}, and {reason}.",
+        (*_said(sweep, found, chosen), *advice, _CONFIRM),
+        sweep.points[chosen].settings,
+    )
+
+
+def _scores(sweep: Sweep, role: str) -> Iterator[tuple[int, Score]]:
+    for i, point in enumerate(sweep.points):
+        yield from ((i, score) for score in point.report.scores if score.role == role)
+
+
+def _shares(sweep: Sweep) -> list[tuple[float, str]]:
+    """The least share of a retained score that each point keeps, and its test; empty if none."""
+    worst = [(math.inf, "")] * len(sweep.points)
+    for i, score in _scores(sweep, "retained"):
+        before, after = score.before.value, score.after.value
+        gain = before - after if score.lower_is_better else after - before
+        share = 1 + gain / abs(before or 1.0) if is_finite(before, after) else -math.inf
+        worst[i] = min(worst[i], (share, score.name))
+    return worst if any(name for _, name in worst) else []
+
+
+def _context_free(sweep: Sweep) -> list[float]:
+    """The context-free divergence of each point, infinite where it is unknown; empty if none."""
+    found = [
+        next((d.kl.value for d in p.report.divergences if d.name == "context-free"), math.inf)
+        for p in sweep.points
+    ]
+    found = [math.inf if math.isnan(kl) else kl for kl in found]
+    return found if any(map(is_finite, found)) else []
+
+
+def _what(sweep: Sweep, several: bool = False) -> str:
+    """What the points of a sweep differ in: its setting, or its settings."""
+    names = list(sweep.points[0].settings)
+    return symbol(names[0]) if len(names) == 1 else "points" if several else "point"
+
+
+def _name(point: SweepPoint) -> str:
+    ends = {"base": "the base", "tuned": "the tuned model"}
+    return ends.get(point.kind, settings_text(point.settings))
+
+
+def _take(point: SweepPoint) -> str:
+    name = _name(point)
+    return f"Take {name}" if point.kind == "merged" else f"Keep {name}"
+
+
+def _said(sweep: Sweep, found: Sequence[Choice], chosen: int | None) -> list[str]:
+    """Sentences about the ends and the chosen point."""
+    shown = [i for i, p in enumerate(sweep.points) if i == chosen or p.kind != "merged"]
+    return [f"{found[i].label}: {found[i].says}" for i in shown if found[i].says]
 
 
 def standard_of(found: Sequence[Summary]) -> Summary | None:
@@ -213,8 +326,7 @@ def _recipe(summary: Summary, signals: Collection[str]) -> Choice:
     )
 
 
-def _alpha(point: SweepPoint, target: Score | None) -> Choice:
-    names = {0.0: "The base", 1.0: "The tuned model"}
+def _point(point: SweepPoint, number: int, target: Score | None) -> Choice:
     value = reach = bar = math.nan
     says = []
     if target:
@@ -227,11 +339,16 @@ def _alpha(point: SweepPoint, target: Score | None) -> Choice:
     # Losses are on the scale of the verdict.
     retained = [score for score in point.report.scores if score.role == "retained"]
     losses = [max(0.0, change_of(score).loss) for score in retained]
-    if losses and point.alpha != 0:
+    if losses and point.kind != "base":
         says.append(verdict(point.report).headline)
     loss = sum(losses) / len(losses) if losses else None
-    name = names.get(point.alpha, f"α = {point.alpha:g}")
-    return Choice(name, " ".join(says), value, reach, bar, loss, point.alpha)
+    drift, divergences = point.report.drift, point.report.divergences
+    moved = float(number)
+    if drift is not None or divergences:
+        moved = drift.total.relative if drift is not None else divergences[0].kl.value
+    name = _name(point)
+    label = name if point.kind == "merged" else name.capitalize()
+    return Choice(label, " ".join(says), value, reach, bar, loss, moved)
 
 
 def _gentlest(among: Sequence[Choice]) -> Choice:

@@ -1,4 +1,4 @@
-"""The Document of a sweep over α."""
+"""The Document of a sweep."""
 
 from __future__ import annotations
 
@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.report.document import Column, Document, Figure, Section, Table
 from holdfast.report.frontier import MOST, Axis, Mark, frontier
 from holdfast.report.plot import ACCENT, GAINED
-from holdfast.report.recommend import recommend_alpha
-from holdfast.report.verdict import INTERPOLATED, no_evidence, on_tokens, source_of
-from holdfast.report.words import NONE, Span, change_of, listed, nats, percent, plain, score_text
+from holdfast.report.recommend import recommend_point
+from holdfast.report.verdict import SHARED_ROWS, no_evidence, on_tokens, source_of
+from holdfast.report.words import (
+    NONE,
+    Span,
+    change_of,
+    listed,
+    nats,
+    percent,
+    plain,
+    score_text,
+    settings_text,
+    symbol,
+)
 
 if TYPE_CHECKING:
     from holdfast.evaluate.report import ForgettingReport
@@ -23,49 +34,60 @@ _ROLES = ("target", "retained", "distance")
 
 
 class Quantity(NamedTuple):
-    """Something that was measured at each α, as a row of the table and as an axis of a plot."""
+    """Something that was measured at each point, as a row of the table and an axis of a plot."""
 
     role: str
     row: tuple[str, ...]
     axis: Axis
-    worst: float = 0.0  # the worst loss at any α
+    worst: float = 0.0  # the worst loss at any point
 
 
 def document(sweep: Sweep) -> Document:
-    answer = recommend_alpha(sweep)
-    chosen, first = answer.alpha, sweep.points[0].report
+    answer = recommend_point(sweep)
+    chosen, first = answer.settings, sweep.points[0].report
     found, signal = list(_quantities(sweep)), _signal(sweep)
-    heads = [f"α {p.alpha:g}{' ★' if p.alpha == chosen else ''}" for p in sweep.points]
+    names = listed([symbol(name) for name in sweep.points[0].settings])
+    heads = [
+        f"{settings_text(p.settings).replace(' = ', ' ')}{' ★' if p.settings == chosen else ''}"
+        for p in sweep.points
+    ]
     table = Table(
-        "By α",
+        f"By {names}",
         (Column("measured"), Column("in", rank=1), *map(Column, heads)),
         tuple(quantity.row for quantity in found),
-        " ".join(filter(None, ["" if chosen is None else "★ is the recommended α.", signal])),
+        " ".join(
+            filter(None, ["" if chosen is None else f"★ is the recommended {names}.", signal])
+        ),
         opened=True,
     )
-    alphas = Axis("α, from the base to the tuned model", [Span(p.alpha) for p in sweep.points])
+    first_setting = next(iter(sweep.points[0].settings))
+    values = Axis(symbol(first_setting), [Span(p.settings[first_setting]) for p in sweep.points])
     distances = [q.axis for q in found if q.role == "distance"]
     notes = dict.fromkeys(note for point in sweep.points for note in point.report.notes)
     for drift in (point.report.drift for point in sweep.points):
         if drift is not None and drift.vocabulary is not None:
-            notes[f"{on_tokens(drift.vocabulary)} {INTERPOLATED}"] = None
+            notes[f"{on_tokens(drift.vocabulary)} {SHARED_ROWS}"] = None
     return Document(
-        kind="sweep over α",
+        kind=f"sweep over {names}",
         answer=answer,
-        badge="No recommendation" if chosen is None else f"α = {chosen:g}",
+        badge="No recommendation" if chosen is None else settings_text(chosen),
         tone="info" if chosen is None else "good",
         names=(sweep.base, sweep.tuned),
         sections=(
-            _frontier(sweep, alphas, found, chosen),
+            _frontier(sweep, values, found, chosen),
             Section(
                 "Distance from the base",
-                "How far the predictions and the weights are from the base model's at each α."
-                + (f" {signal}" if signal else ""),
-                tuple(_figure(sweep, alphas, axis, chosen) for axis in distances),
+                "How far the predictions and the weights are from the base model's at each "
+                f"{names}.{f' {signal}' if signal else ''}",
+                tuple(_figure(sweep, values, axis, chosen) for axis in distances),
             ),
             Section("All figures", tables=(table,)),
             Section("Not measured", notes=tuple(notes)),
-            Section.facts("How it was measured", Settings=first.settings, Versions=first.versions),
+            Section.facts(
+                "How it was measured",
+                Settings={"method": sweep.method, **first.settings},
+                Versions=first.versions,
+            ),
         ),
         download="sweep.json",
     )
@@ -78,15 +100,20 @@ def _signal(sweep: Sweep) -> str:
     return no_evidence(listed(trained)) if trained else ""
 
 
-def _frontier(sweep: Sweep, alphas: Axis, found: list[Quantity], chosen: float | None) -> Section:
-    """The target against each retained test; without one of the two, the other against α."""
+def _frontier(
+    sweep: Sweep, values: Axis, found: list[Quantity], chosen: dict[str, float] | None
+) -> Section:
+    """The target against each retained test; without one, the other against the setting."""
     targets = [q.axis for q in found if q.role == "target"][:1]
     tests = [q for q in found if q.role == "retained"]
     worst = sorted(tests, key=lambda q: q.worst, reverse=True)[:MOST]
     drawn = [q.axis for q in tests if q in worst]
     if targets and drawn:
         title = "What is learned and what is kept"
-        about = "Right is better on the target, up is better on what should be kept; labels are α."
+        about = (
+            "Right is better on the target, up is better on what should be kept; labels are "
+            f"{listed([symbol(name) for name in sweep.points[0].settings])}."
+        )
     else:
         title, about = "What is kept" if drawn else "What is learned", "Up is better."
     about += " The dotted line is the base; whiskers are 95 % intervals of the change from it."
@@ -94,19 +121,19 @@ def _frontier(sweep: Sweep, alphas: Axis, found: list[Quantity], chosen: float |
         about += " Green is recommended."
     if len(tests) > MOST:
         about += f" These are the {MOST} of {len(tests)} tests that lose most; the table has all."
-    across = targets[0] if targets and drawn else alphas
+    across = targets[0] if targets and drawn else values
     return Section(title, about, tuple(_figure(sweep, across, y, chosen) for y in drawn or targets))
 
 
-def _figure(sweep: Sweep, x: Axis, y: Axis, chosen: float | None) -> Figure:
-    ends = {0.0: "base", 1.0: "tuned"}
+def _figure(sweep: Sweep, x: Axis, y: Axis, chosen: dict[str, float] | None) -> Figure:
     marks = []
     for point, *spans in zip(sweep.points, x.spans, y.spans, strict=True):
         shown = zip((x, y), spans, strict=True)
         details = [f"{axis.title}: {span.value:.4g}{axis.suffix}" for axis, span in shown]
-        name = ends.get(point.alpha, f"{point.alpha:g}")
-        marks.append(Mark(name, GAINED if point.alpha == chosen else ACCENT, tuple(details)))
-    return frontier(marks, x, y, path=True)
+        values = ", ".join(f"{value:g}" for value in point.settings.values())
+        name = values if point.kind == "merged" else point.kind
+        marks.append(Mark(name, GAINED if point.settings == chosen else ACCENT, tuple(details)))
+    return frontier(marks, x, y, path=len(sweep.points[0].settings) == 1)
 
 
 def _quantities(sweep: Sweep) -> Iterator[Quantity]:
@@ -123,7 +150,7 @@ def _quantities(sweep: Sweep) -> Iterator[Quantity]:
 
 
 def _measured(report: ForgettingReport) -> dict[tuple[str, str, str], tuple[Axis, str, float]]:
-    """Axis, text and loss at one α, by role, name and unit. Intervals are those of the change."""
+    """Axis, text and loss at one point, by role, name and unit. Intervals are of the change."""
     found = {}
     for score in report.scores:
         low, high = (

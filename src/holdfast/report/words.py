@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -25,6 +25,7 @@ FEWEST = 8
 
 _SHARES = re.compile("acc|agree|match|em$|f1|mc[12]$|pass$|precision|recall|share")
 _PERPLEXITIES = ("perplexity", "ppl")
+_GREEK = {"alpha": "α", "beta": "β", "lam": "λ"}
 #: The unit of a change, where a loss stops being little, and where it starts to be much.
 _UNITS: dict[MetricKind, tuple[str, float, float]] = {
     "share": ("points", 1.0, 5.0),
@@ -148,6 +149,20 @@ def change_in(test: Measured, before: float | None = None, after: float | None =
     before = test.before if before is None else before
     after = test.after if after is None else after
     return change(test.metric, test.lower_is_better, before, Span(after - before))
+
+
+def settings_text(settings: Mapping[str, float], between: str = ", ") -> str:
+    """Settings of a method as text; Greek letters as in the papers.
+
+    >>> settings_text({"alpha": 0.5, "keep": 1.0})
+    'α = 0.5, keep = 1'
+    """
+    return between.join(f"{symbol(name)} = {value:g}" for name, value in settings.items())
+
+
+def symbol(name: str) -> str:
+    """The symbol of a setting, or its name."""
+    return _GREEK.get(name, plain(name))
 
 
 def reached(test: str, metric: str, value: float) -> str:

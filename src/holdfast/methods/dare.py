@@ -1,0 +1,68 @@
+"""DARE: drop a random share of the changes, and rescale the others.
+
+Yu et al., *Language Models are Super Mario: Absorbing Abilities from Homologous Models as a Free
+Lunch*, ICML 2024, https://arxiv.org/abs/2311.03099.
+
+    mₜ ~ Bernoulli(p),    δ̂ₜ = (1 − mₜ)·(θₜ − θ*) / (1 − p),    θ = θ* + λ·mean of δ̂ₜ
+
+The expectation over the masks is θ* + λ·mean of (θₜ − θ*).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from holdfast._torch.checks import above_zero, natural_number, share_below_one
+from holdfast._torch.merging import Where
+from holdfast._torch.rng import generator_of
+from holdfast.methods._merging import TensorMerging
+from holdfast.stages import Checks, MedianLoss, SearchRange, SearchSpace
+
+
+@dataclass(frozen=True)
+class DARE(TensorMerging):
+    """Undo a random share of the changes, and enlarge the others in proportion.
+
+    Args:
+        drop: the share p of the changes that is dropped, in [0, 1). 0 keeps all changes.
+        lam: the factor λ of the merged change.
+        seed: of the masks, which also depend on the tensor's name and the model's position.
+
+    Example:
+        >>> import torch
+        >>> from holdfast import DARE
+        >>> from holdfast.stages import Where
+        >>> base, tuned = torch.zeros(6), torch.ones(6)
+        >>> DARE(drop=0.5).merged(Where("weight"), base, [tuned])
+        tensor([2., 2., 2., 0., 2., 0.])
+    """
+
+    checks: ClassVar[Checks] = {
+        "drop": share_below_one, "lam": above_zero, "seed": natural_number,
+    }  # fmt: skip
+    neutral: ClassVar[dict[str, Any] | None] = {"drop": 0.0, "lam": 1.0}
+    swept: ClassVar[str | None] = "drop"
+    most_models: ClassVar[int | None] = None
+
+    drop: float = 0.9
+    lam: float = 1.0
+    seed: int = 0
+
+    def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
+        return {"drop": SearchRange(0.0, 0.99, 0.9, log=False)}
+
+    def merged(self, where: Where, base: Tensor, tuned: Sequence[Tensor]) -> Tensor:
+        if len(tuned) == 1 and self.drop == 0 and self.lam == 1:
+            return tuned[0]  # exact, where θ* + (θ₁ − θ*) would be rounded
+        change = torch.zeros_like(base)
+        for number, model in enumerate(tuned):
+            change += torch.where(self._kept(where.name, number, base), model - base, 0)
+        return base + change * (self.lam / (1 - self.drop) / len(tuned))
+
+    def _kept(self, name: str, number: int, like: Tensor) -> Tensor:
+        """The mask of a model's changes, the same on every device."""
+        drawn = torch.rand(like.numel(), generator=generator_of("dare", self.seed, name, number))
+        return (drawn >= self.drop).to(like.device)

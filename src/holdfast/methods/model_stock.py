@@ -1,0 +1,61 @@
+"""Model Stock: average tuned models, and go back to θ* as far as the angle between them says.
+
+Jang et al., *Model Stock: All we need is just a few fine-tuned models*, ECCV 2024,
+https://arxiv.org/abs/2403.19522. Of each tensor, with K tuned models:
+
+    θ = t·θ̄ + (1 − t)·θ*,    θ̄ = mean of θₖ,    t = K·cos φ / (1 + (K−1)·cos φ)
+
+φ is the angle between θₖ − θ* of two models; cos φ is the mean over all pairs of them.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from holdfast._torch.merging import Where
+from holdfast.methods._merging import TensorMerging
+
+
+@dataclass(frozen=True)
+class ModelStock(TensorMerging):
+    """Approximate the center of the weights of many fine-tuned models by two or a few of them.
+
+    It has no settings. A recipe trains one model, so it merges checkpoints only.
+
+    Example:
+        >>> import torch
+        >>> from holdfast import ModelStock
+        >>> from holdfast.stages import Where
+        >>> base, tuned = torch.zeros(2), [torch.tensor([2.0, 0.0]), torch.tensor([1.0, 1.0])]
+        >>> ModelStock().merged(Where("weight"), base, tuned)   # cos φ = 0.71, t = 0.83
+        tensor([1.2426, 0.4142])
+    """
+
+    neutral: ClassVar[dict[str, Any] | None] = None
+    least_models: ClassVar[int] = 2
+    most_models: ClassVar[int | None] = None
+
+    def merged(self, where: Where, base: Tensor, tuned: Sequence[Tensor]) -> Tensor:
+        changes = torch.stack([model - base for model in tuned])
+        return base + ratio(changes) * changes.mean(0)
+
+
+def ratio(changes: Tensor) -> float:
+    """t of the changes of K models. It is 0 if they point away from each other on average.
+
+    >>> round(ratio(torch.tensor([[1.0, 0.0], [1.0, 1.0]])), 4)
+    0.8284
+    """
+    lengths = torch.linalg.vector_norm(changes, dim=1, dtype=torch.float64).tolist()
+    cosines = []
+    for i, j in itertools.combinations(range(len(changes)), 2):
+        inner = float((changes[i] * changes[j]).sum(dtype=torch.float64))
+        product = lengths[i] * lengths[j]
+        cosines.append(inner / product if product else 0.0)
+    cosine = min(1.0, max(0.0, math.fsum(cosines) / len(cosines)))
+    return len(changes) * cosine / (1 + (len(changes) - 1) * cosine)
