@@ -410,8 +410,12 @@ def test_the_command_line_says_once_what_is_new(tmp_path, disk, capsys):
     report = holdfast.ForgettingReport.load(out / "report.json")
     assert report.drift.vocabulary.new == tuple(NEW)
     assert {d.name for d in report.divergences} == {"context-free", "tools"}
-    (note,) = report.notes
-    assert note.startswith("tools contains new tokens of the tuned model. Both models read them")
+    assert report.split == ("tools",)
+    assert report.verdict().sentences[0].startswith("tools contains new tokens of the tuned model,")
+    swept = ["--sweep", "0", "1", "--target", str(tools), "--out", str(tmp_path / "tools")]
+    assert main(["merge", *models, *swept]) == 0
+    told = (tmp_path / "tools" / "sweep.md").read_text()
+    assert "No α is recommended: tools was read in pieces." in told
 
     capsys.readouterr()
     assert main(["merge", *models, "--alpha", "0.25", "--out", str(tmp_path / "merged")]) == 0

@@ -32,7 +32,6 @@ from holdfast.io.models import Loaded, Loader
 from holdfast.io.tokens import TokenChange, token_change
 from holdfast.recipe import Recipe, as_recipe, recipe_beside
 from holdfast.report.printing import tell_line
-from holdfast.report.words import listed
 
 
 @named_settings
@@ -153,6 +152,7 @@ class Compared:
     divergences: list[Divergence] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    split: tuple[str, ...] = ()
 
 
 class Examination:
@@ -214,7 +214,8 @@ class Examination:
         new_tokens: Sequence[str] = (),
     ) -> Compared:
         """Run the tests on another model and compare; the base itself does not run again."""
-        answers = Compared(notes=[*self.notes, *in_pieces(self.tests, new_tokens)])
+        named = (test.name for test in self.tests if mentions(test, new_tokens))
+        answers = Compared(notes=[*self.notes], split=tuple(dict.fromkeys(named)))
         rehearsed = recipe is not None and recipe.recall.trains_on_drawn_texts
         for kl in self.kls:
             try:
@@ -274,6 +275,7 @@ class Meter:
             divergences=tuple(found.divergences),
             scores=tuple(found.scores),
             notes=tuple(found.notes),
+            split=found.split,
             settings=dict(self.settings),
             versions=_versions(),
         )
@@ -337,18 +339,6 @@ def on_ids(tokens: TokenChange) -> Iterator[str]:
         yield (
             f"{some}, so the vocabulary was replaced. Rows per token are not compared, and there "
             "is no divergence and no test, because both models would read the base's ids."
-        )
-
-
-def in_pieces(tests: Iterable[Probe], tokens: Sequence[str]) -> Iterator[str]:
-    """Say which tests contain new tokens: the base's tokenizer, which both use, splits them."""
-    names = list(dict.fromkeys(test.name for test in tests if mentions(test, tokens)))
-    if names:
-        contain = "contains" if len(names) == 1 else "contain"
-        yield (
-            f"{listed(names)} {contain} new tokens of the tuned model. Both models read them with "
-            "the base's tokenizer, which splits them, so that figures per token are comparable. To "
-            "test them as single tokens, take the resized model before training as the base."
         )
 
 

@@ -170,6 +170,7 @@ class ForgettingReport(Shown):
         scores: the results of the tests, before and after.
         curves: figures over the steps of training, if it was watched.
         notes: what could not be measured and why, one sentence each.
+        split: tests that contain new tokens of the tuned model, which both models read in pieces.
         settings: how it was measured: seeds, numbers of samples, lengths.
         versions: versions of holdfast, torch and the other packages involved.
 
@@ -189,6 +190,7 @@ class ForgettingReport(Shown):
     scores: tuple[Score, ...] = ()
     curves: tuple[Curve, ...] = ()
     notes: tuple[str, ...] = ()
+    split: tuple[str, ...] = ()
     settings: dict[str, str | int | float | bool | None] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     schema_version: int = 1

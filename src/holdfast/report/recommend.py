@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast._torch.finite import is_finite
 from holdfast.report.document import Answer
-from holdfast.report.verdict import NO_TESTS, verdict
+from holdfast.report.verdict import NO_TESTS, on_split, verdict
 from holdfast.report.words import (
     change_of,
     kept,
@@ -177,10 +177,13 @@ def recommend_point(sweep: Sweep) -> SweepRecommendation:
     advice = [NO_TESTS] if all(c.loss is None for c in found) else []
     if sweep.retain is not None or sweep.max_kl is not None:
         return _within_limits(sweep, found, targets, advice)
+    split = on_split([n for n in sweep.points[-1].report.split if tests and n == tests[0][0]])
     # From the last: of two equally good ones, it is taken.
-    finite = [c for c in reversed(found) if is_finite(c.target)]
+    finite = [c for c in reversed(found) if is_finite(c.target) and not split]
     if not finite:
         reason = "its target score is not a finite number" if scores else "no target was tested"
+        if split:
+            reason, advice = f"{plain(tests[0][0])} was read in pieces", [*split, *advice]
         said = _said(sweep, found, None)
         return SweepRecommendation(f"No {_what(sweep)} is recommended: {reason}.", (*said, *advice))
     best = min(finite, key=lambda c: c.target)

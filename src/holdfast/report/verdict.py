@@ -74,6 +74,7 @@ def verdict(report: ForgettingReport) -> Verdict:
     base, tuned = _defects(report, judged)
     headline, forgotten = _headline(report, retained)
     sentences = [
+        *on_split(report.split),
         *_on_retained(retained),
         *_on_targets([j for j in judged if j.score.role == "target"]),
         *_on_predictions(report.divergences),
@@ -89,6 +90,22 @@ def verdict(report: ForgettingReport) -> Verdict:
         said = (*defects[1:], *finite, *sentences)
         return Verdict(defects[0], said, "unknown" if base else "much")
     return Verdict(headline, tuple(sentences), forgotten)
+
+
+def on_split(tests: Sequence[str]) -> list[str]:
+    """Say which tests contain new tokens: the base's tokenizer, which both models use, splits them.
+
+    >>> on_split(["calls"])[0][:52]
+    'calls contains new tokens of the tuned model, which '
+    """
+    if not tests:
+        return []
+    names, contain = listed([plain(n) for n in tests]), "contains" if len(tests) == 1 else "contain"
+    return [
+        f"{names} {contain} new tokens of the tuned model, which both models read in pieces, with "
+        "the base's tokenizer. The tuned model was not trained on these pieces: to test the tokens "
+        "themselves, take the resized model before training as the base."
+    ]
 
 
 def source_of(divergence: Divergence) -> str:
