@@ -194,7 +194,8 @@ def test_the_same_model_with_other_ids(tmp_path, disk, family):
     assert report.divergences == report.scores == ()
     (note,) = report.notes
     assert note.startswith("20 of 27 tokens have other ids in the tuned model's tokenizer, so the")
-    merged = load_file(merge_on_disk(base, other, tmp_path / "out", 0.5) / "model.safetensors")
+    out = merge_on_disk(base, other, tmp_path / "out", WiseFT(0.5))
+    merged = load_file(out / "model.safetensors")
     expected = load_file(other / "model.safetensors")
     assert all(torch.equal(tensor, expected[name]) for name, tensor in merged.items())
 

@@ -148,6 +148,8 @@ def test_refused(tmp_path):
     ]:
         with pytest.raises(ValueError, match=words):
             merge_on_disk(start, tuned, out, method)
+    with pytest.raises(TypeError, match=r"must be a method of the stage merging, got 0\.5"):
+        merge_on_disk(start, one, out, 0.5)
     with pytest.raises(ValueError, match="no tensor's name has a number"):
         merge_on_disk(flat, flat, out, LiNeS())
     more = {**base, "layers.1.w": torch.ones(5), "layers.2.w": torch.ones(3)}

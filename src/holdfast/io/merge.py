@@ -114,6 +114,8 @@ def merge_on_disk(
 
 def check_number(method: Merging, models: int) -> None:
     """Refuse a method that does not merge tensors, or not this number of tuned models."""
+    if not hasattr(method, "tensorwise"):
+        raise TypeError(f"method must be a method of the stage merging, got {method!r}")
     name, least, most = type(method).__name__, method.least_models, method.most_models
     if not method.tensorwise:
         raise ValueError(f"{name} does not merge: there is nothing to write")
