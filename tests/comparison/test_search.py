@@ -69,7 +69,7 @@ def test_the_learning_rate_is_searched_around_its_default(recipe, lr, centre, tm
 
 
 def test_a_training_signal_is_no_goal():
-    moved = {"context-free": 0.1, "GSM8K": 0.3}
+    moved = {"context-free": 0.1, "GSM8K": 0.2, "prose": 0.3}  # GSM8K is the target
     one = run("flow", tests={}, kl=moved)
     assert goals_in(one)[1] == 0.1
     assert goals_in(replace(one, trained_on=("context-free",)))[1] == 0.3

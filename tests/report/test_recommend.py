@@ -163,6 +163,7 @@ def test_the_rule(found):
     standard = known.get("standard", best)
     bar = standard if standard in better else best
     worst = max(run.target.after for run in bar.runs)
+    worst = min(worst, bar.target.after + (1 - NEAR) * bar.target.gain)
     assert level.target.after <= max(worst, (1 + CLOSE) * bar.target.after)
     assert near.target.gain >= NEAR * best.target.gain
     for s in better:
