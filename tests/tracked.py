@@ -33,7 +33,7 @@ def in_tensorboard(folder):
             settings = metadata.parse_session_start_info_plugin_data(content).hparams
     kinds = ("string_value", "number_value", "bool_value")
     return {
-        name: [(event.step, event.value) for event in read.Scalars(name)]
+        name: sorted((event.step, event.value) for event in read.Scalars(name))
         for name in read.Tags()["scalars"]
     }, {
         name: next(getattr(value, kind) for kind in kinds if value.HasField(kind))

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -53,7 +53,9 @@ def test_nothing_is_shown(clock, capsys):
 def test_bars_in_a_notebook(widgets, monkeypatch):
     """Of text without ipywidgets, where tqdm.auto would warn."""
     pytest.importorskip("tqdm", reason="the hf extra is not installed")
-    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    kernel = ModuleType("IPython")
+    kernel.get_ipython = lambda: SimpleNamespace(config={"IPKernelApp": {}})
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
     monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: widgets or None)
     bars = progress._bars()
     assert bars.__name__ == ("tqdm_notebook" if widgets else "tqdm")

@@ -91,7 +91,7 @@ def test_methods_and_their_settings(tmp_path, pair, capsys):
         (["--method", "keep"], "invalid choice: 'keep'"),
         (["--method", "slerp", "--t", "2"], "t must be in [0, 1], got 2.0"),
         (["--seed", "1"], "--seed needs a sweep"),
-        (["--max-kl", "1"], "--max-kl needs a sweep"),
+        (["--retain-kl", "1"], "--retain-kl needs a sweep"),
         (["--retain", "99%"], "--retain needs a sweep"),
     ],
 )
@@ -178,12 +178,12 @@ def test_the_best_within_a_limit_is_written(models, capsys):
 
 def test_nothing_is_within_a_limit(models, capsys):
     sweep = ["base", "tuned", "--sweep", "0.5", "1", "--context-free", "2", "--out", "out"]
-    assert run(*sweep, "--max-kl", "0") == 1
+    assert run(*sweep, "--retain-kl", "0") == 1
     told = capsys.readouterr()
     no = "No α has a context-free divergence of at most 0 nats per token: keep the base"
     assert no in " ".join(told.out.split())
     assert no in told.err
-    assert run(*sweep, "--max-kl", "100") == 0
+    assert run(*sweep, "--retain-kl", "100") == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "it is farthest from the base (no target was tested)" in told
     assert not list((models / "out").glob("alpha*"))  # the tuned model itself
@@ -215,7 +215,7 @@ def test_bare_weights_can_be_swept(tmp_path, pair, capsys):
         (["--sweep", "1", "--retain", "99%"], "--retain needs tests of what to keep"),
         (["--sweep", "1", "--retain", "101%", "--text", "text.txt"], "retain must be in (0, 1]"),
         (["--sweep", "1", "--retain", "most"], "must be a number, got 'most'"),
-        (["--sweep", "1", "--max-kl", "1", "--context-free", "0"], "leave out --context-free 0"),
+        (["--sweep", "1", "--retain-kl", "1", "--context-free", "0"], "leave out --context-free 0"),
         (["--sweep", "1", "--method", "model-stock"], "model-stock has no setting to sweep"),
     ],
 )

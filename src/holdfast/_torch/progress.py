@@ -58,7 +58,7 @@ def progress_bar(total: int | None, description: str, *, shown: bool, unit: str 
 
 def _bars() -> Any:
     """The bars of tqdm: widgets in a notebook with ipywidgets, else text; None if neither fits."""
-    in_notebook = "ipykernel" in sys.modules
+    in_notebook = _in_notebook()
     if not in_notebook and not (sys.stderr and sys.stderr.isatty()):
         return None
     try:
@@ -67,3 +67,9 @@ def _bars() -> Any:
         return importlib.import_module("tqdm").tqdm  # tqdm.auto would warn without ipywidgets
     except ImportError:  # the core needs torch, safetensors and numpy only
         return None
+
+
+def _in_notebook() -> bool:
+    """Whether the process is a kernel of a notebook; others may have imported its packages."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return "IPKernelApp" in getattr(shell, "config", ())

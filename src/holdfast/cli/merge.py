@@ -109,7 +109,7 @@ def add_options(parser: Parser) -> None:
         "and write the best on the target",
     )  # fmt: skip
     merging.add_argument(
-        "--max-kl", type=NUMBER, metavar="X",
+        "--retain-kl", type=NUMBER, metavar="X",
         help="with --sweep: take only a model whose context-free divergence is at most X nats per "
         "token; needs no data",
     )  # fmt: skip
@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> None:
         return
     blank = Parser()
     add_tests(blank)
-    alone = {"keep_models": False, "retain": None, "max_kl": None}
+    alone = {"keep_models": False, "retain": None, "retain_kl": None}
     for name, default in {**vars(blank.parse([])), **alone}.items():
         own = name == "seed" and hasattr(method, "seed")
         if getattr(options, name) != default and not own:
@@ -196,14 +196,14 @@ def merge(options: argparse.Namespace, method: Merging) -> None:
 
 
 def measure_merged(options: argparse.Namespace, method: Merging) -> None:
-    limited = options.retain is not None or options.max_kl is not None
+    limited = options.retain is not None or options.retain_kl is not None
     if options.retain is not None and not any(getattr(options, name) for name in KEPT):
         raise UsageError(
             "--retain needs tests of what to keep, such as --retained or --tasks; without data, "
-            "limit the divergence: --max-kl 0.05"
+            "limit the divergence: --retain-kl 0.05"
         )
-    if options.max_kl is not None and options.context_free < 1:
-        raise UsageError("--max-kl needs the context-free divergence: leave out --context-free 0")
+    if options.retain_kl is not None and options.context_free < 1:
+        raise UsageError("--retain-kl needs the base's own texts: leave out --context-free 0")
     values: Mapping[str, list[float]] = options.sweep
     if "" in values:
         if method.swept is None:
@@ -221,7 +221,7 @@ def measure_merged(options: argparse.Namespace, method: Merging) -> None:
             keep_models=options.keep_models,
             overwrite=options.overwrite,
             retain=options.retain,
-            max_kl=options.max_kl,
+            max_kl=options.retain_kl,
             **measure_arguments(options),
         )
         show(found, options, Place.at(out), "sweep.json", "sweep.md", "sweep.html")
