@@ -29,6 +29,7 @@ from _markdown import SPEC, number, table
 
 from holdfast import Results, registry
 from holdfast.methods.auto import default_lr
+from holdfast.recipe import preset_words
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -64,6 +65,12 @@ def stage(name: registry.Stage) -> str:
         cost = SPEC["costs"].get(entry.name, "—")
         rows.append([f"{first}<br>`{entry.cls.__name__}`", entry.summary, cost, paper])
     return table(["name, class", "what it does", "cost compared with AdamW", "paper"], rows)
+
+
+def presets() -> str:
+    """The presets that are not named like a method."""
+    rows = [[f"`{name}`", f"`{preset_words(name)}`"] for name in registry.PRESETS]
+    return table(["preset", "methods"], rows)
 
 
 def modules() -> str:
@@ -363,8 +370,9 @@ def real_models() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
-        methods, stage, modules, timings, targets, memory, speed, comparison, recommendation, tune,
-        digits, additivity, forgetting, ranks, learning_rates, budgets, gate, real_models,
+        methods, stage, presets, modules, timings, targets, memory, speed, comparison,
+        recommendation, tune, digits, additivity, forgetting, ranks, learning_rates, budgets,
+        gate, real_models,
         *_tables.TABLES,
     )
 }  # fmt: skip

@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import (
+    DFT,
     EWC,
     L2SP,
     LPFT,
     AdamWUpdate,
+    Auto,
     Distill,
     Features,
     Flow,
@@ -46,6 +48,15 @@ def test_preset():
     assert Recipe.preset(recipe.name) == recipe
     assert Recipe.preset(" RecAdam + FLOW + WiSE_FT ") == recipe
     assert Recipe.preset("l2-sp+ewc").penalties == (L2SP(), EWC())
+
+
+def test_a_preset_with_settings_names_recipes_that_have_them():
+    asft = Recipe.preset("asft+wise-ft")
+    assert asft.recall == Distill(strength=0.05, temperature=1.0)
+    assert asft.name == "asft+wise-ft"
+    assert Recipe.preset("dft+distill").name == "dft+distill"
+    assert Recipe(objective=DFT(power=0.5), recall=asft.recall).name == "asft"
+    assert Recipe(recall=Auto(strength=0.5)).name == "holdfast"
 
 
 @pytest.mark.parametrize(

@@ -143,11 +143,14 @@ class Recipe(NamedSettings):
         It is a preset.
         """
         plain = [type(method) for _, method in Recipe()]
-        names = [entry_of(m).name for _, m in self if type(m) not in plain]
-        for preset, methods in registry.PRESETS.items():
-            if methods and set(methods) <= set(names):
-                names = [preset, *(name for name in names if name not in methods)]
-        return "+".join(names) or "standard"
+        methods = [method for _, method in self if type(method) not in plain]
+        names = []
+        for preset, wanted in registry.PRESETS.items():
+            found = [m for m in methods if any(_is_like(m, one) for one in wanted)]
+            if wanted and len(found) == len(wanted):
+                names.append(preset)
+                methods = [m for m in methods if m not in found]
+        return "+".join([*names, *(entry_of(m).name for m in methods)]) or "standard"
 
     def _repr_html_(self) -> str:
         """The stages, as notebooks show them."""
@@ -176,18 +179,13 @@ class Recipe(NamedSettings):
         Args:
             names: joined by "+", such as ``"recadam+flow+wise-ft"``. ``"standard"`` is plain
                 fine-tuning, ``"holdfast"`` is ``"auto"``. :func:`holdfast.registry.methods` lists
-                the names.
+                the names, and ``holdfast.registry.PRESETS`` the presets with settings.
         """
         if not isinstance(names, str):
             raise TypeError(f'names must be a string such as "recadam+flow", got {names!r}')
         slots: dict[str, Any] = {}
-        given = [name.strip().lower() for name in names.split("+")]
-        for name in itertools.chain(*(registry.PRESETS.get(name, (name,)) for name in given)):
-            try:
-                entry = registry.find(name)
-            except ValueError as error:
-                raise ValueError(f"{error} (in the preset {names!r})") from None
-            method = entry.cls()
+        for method in itertools.chain(*(_methods_of(name, names) for name in names.split("+"))):
+            entry = entry_of(method)
             if entry.stage == "penalties":
                 slots["penalties"] = (*slots.get("penalties", ()), method)
             elif entry.stage in slots:
@@ -291,6 +289,29 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return "; ".join(found)
 
 
+def changed_settings(method: Method) -> dict[str, Any]:
+    """The settings of a method that differ from its defaults.
+
+    >>> changed_settings(AdamWUpdate(lr=0.1))
+    {'lr': 0.1}
+    """
+    default = _settings(type(method)())
+    return {name: x for name, x in _settings(method).items() if x != default[name]}
+
+
+def preset_words(name: str) -> str:
+    """The methods of a preset and their settings.
+
+    >>> preset_words("asft")
+    'dft + distill(strength=0.05, temperature=1.0)'
+    """
+    words = []
+    for method in registry.PRESETS[name]:
+        changed = ", ".join(f"{name}={x!r}" for name, x in changed_settings(method).items())
+        words.append(entry_of(method).name + (f"({changed})" if changed else ""))
+    return " + ".join(words) or "plain fine-tuning"
+
+
 def preset_that(flag: str) -> str:
     """The name of the first method of stage 1 that has a flag set."""
     return next(e.name for e in registry.methods("trainable") if getattr(e.cls, flag))
@@ -347,6 +368,21 @@ def recipe_beside(model: object) -> Recipe | None:
 
 def _settings(method: Method) -> dict[str, Any]:
     return {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.init}
+
+
+def _methods_of(name: str, names: str) -> Sequence[Method]:
+    """The methods of one name in a preset."""
+    known = registry.PRESETS.get(name.strip().lower())
+    try:
+        return (registry.find(name).cls(),) if known is None else known
+    except ValueError as error:
+        raise ValueError(f"{error} (in the preset {names!r})") from None
+
+
+def _is_like(method: Method, preset: Method) -> bool:
+    """Whether a method has the settings that a preset changes."""
+    changed = changed_settings(preset)
+    return type(method) is type(preset) and all(getattr(method, n) == x for n, x in changed.items())
 
 
 def _wrong_kind(stage: Stage, given: Any) -> str:

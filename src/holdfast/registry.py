@@ -80,8 +80,12 @@ class Entry:
         return f"https://arxiv.org/abs/{self.paper}" if arxiv else self.paper
 
 
-#: Presets that are not named like a method: the methods of each.
-PRESETS: dict[str, tuple[str, ...]] = {"standard": (), "holdfast": ("auto",)}
+#: Presets that are not named like a method: the methods of each, with their settings.
+PRESETS: dict[str, tuple[Method, ...]] = {
+    "standard": (),
+    "holdfast": (Auto(),),
+    "asft": (DFT(), Distill(strength=0.05, temperature=1.0)),  # https://arxiv.org/abs/2509.23753
+}
 
 _entries: dict[str, Entry] = {}
 

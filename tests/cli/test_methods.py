@@ -17,6 +17,7 @@ def test_table(capsys):
     main(["methods"])
     out = capsys.readouterr().out
     assert all(entry.name in out and entry.summary in out for entry in registry.methods())
+    assert "asft                dft + distill(strength=0.05, temperature=1.0)" in out
 
 
 def test_help_and_module():

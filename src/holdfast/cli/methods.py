@@ -5,7 +5,7 @@ examples:
   holdfast methods --json
 
 Names joined by + are a recipe: holdfast finetune --recipe recadam+flow+wise-ft. The preset standard
-is plain fine-tuning; the preset holdfast uses the recall auto.
+is plain fine-tuning; the other presets stand for methods with settings of their own.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import json
 
 from holdfast import registry
 from holdfast.cli._options import Parser, add
+from holdfast.recipe import preset_words
 from holdfast.report.printing import tell
 
 
@@ -35,3 +36,6 @@ def run(options: argparse.Namespace) -> None:
         for entry in registry.methods(stage):
             paper = f"  [{entry.url}]" if entry.url else ""
             tell(f"  {entry.name:<20}{entry.summary}{paper}")
+    tell("\npresets")
+    for preset in registry.PRESETS:
+        tell(f"  {preset:<20}{preset_words(preset)}")
