@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from holdfast.methods.sfa import SFA
     from holdfast.methods.sgd import SGDUpdate
     from holdfast.methods.slerp import SLERP
+    from holdfast.methods.spd import SPD, SPDUpdate
     from holdfast.methods.stm import STM
     from holdfast.methods.talr import TALR
     from holdfast.methods.ties import TIES
@@ -123,8 +124,9 @@ _PUBLIC = {
     "holdfast.methods.sfa": "SFA",
     "holdfast.methods.sgd": "SGDUpdate",
     "holdfast.methods.slerp": "SLERP",
-    "holdfast.methods.ties": "TIES",
+    "holdfast.methods.spd": "SPD SPDUpdate",
     "holdfast.methods.stm": "STM",
+    "holdfast.methods.ties": "TIES",
     "holdfast.methods.talr": "TALR",
     "holdfast.methods.wise_ft": "WiseFT",
     "holdfast.optim": "optim",
@@ -160,11 +162,11 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "DARE", "DFT", "EAFT", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "SLERP",
-    "STM", "TALR", "TIES", "AdamWUpdate", "Auto", "Distance", "Distill", "Features", "Flow",
+    "SPD", "STM", "TALR", "TIES", "AdamWUpdate", "Auto", "Distance", "Distill", "Features", "Flow",
     "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA",
     "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock",
     "NoRecall", "Plan", "Pretrained", "PretrainedHead", "Preview", "RandomInit", "RecAdam",
-    "RecAdamUpdate", "Recipe", "Reference", "Rehearsal", "Results", "Run", "SGDUpdate",
+    "RecAdamUpdate", "Recipe", "Reference", "Rehearsal", "Results", "Run", "SGDUpdate", "SPDUpdate",
     "Scores", "SelfReplay", "Tracking", "Training", "Tuned", "Tuning", "Uniform", "Watch",
     "WiseFT", "adapters_off", "anneal", "compare", "count_targets", "finetune_loop",
     "global_targets", "linear_probe", "measure", "measure_many", "optim", "pad_collate",

@@ -6,9 +6,11 @@ from holdfast.methods.gradual_unfreezing import slanted_triangular
 from holdfast.methods.mas import mas_importance
 from holdfast.methods.mofo import MoFO
 from holdfast.methods.recadam import RecAdam
+from holdfast.methods.spd import SPD
 from holdfast.stages import Penalty
 
 __all__ = [
+    "SPD",
     "MoFO",
     "Penalty",
     "RecAdam",

@@ -39,6 +39,7 @@ from holdfast.methods.self_replay import SelfReplay
 from holdfast.methods.sfa import SFA
 from holdfast.methods.sgd import SGDUpdate
 from holdfast.methods.slerp import SLERP
+from holdfast.methods.spd import SPDUpdate
 from holdfast.methods.stm import STM
 from holdfast.methods.talr import TALR
 from holdfast.methods.ties import TIES
@@ -173,6 +174,7 @@ register("adamw", "update", AdamWUpdate, "1711.05101", "AdamW")
 register("sgd", "update", SGDUpdate, "", "SGD with momentum")
 register("recadam", "update", RecAdamUpdate, "2004.12651", "Adam with a decoupled, annealed pull to the pretrained weights")
 register("mofo", "update", MoFOUpdate, "2407.20999", "Adam that moves only the coordinates with the largest momentum")
+register("spd", "update", SPDUpdate, "2411.01713", "Adam that takes back steps away from the pretrained weights if the gradient points back")
 register("l2-sp", "penalties", L2SP, "1802.01483", "a quadratic penalty on the distance to the pretrained weights")
 register("l1-sp", "penalties", L1SP, "1802.01483", "an L1 penalty on the distance to the pretrained weights: small changes become exactly 0")
 register("ewc", "penalties", EWC, "1612.00796", "a quadratic penalty weighted by the Fisher information")

@@ -81,6 +81,19 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def summed(values: Tensor, p: Any) -> Tensor:
+    """The sum of values over the ranks that hold the shards of a parameter, where it is sharded.
+
+    All ranks must call it, each with values of its own shards.
+    """
+    if not is_sharded(p):
+        return values
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    of = [Replicate() if placed.is_replicate() else Partial() for placed in p.placements]
+    return DTensor.from_local(values, p.device_mesh, of, run_check=False).full_tensor()
+
+
 def whole_on_first(tensor: Tensor) -> Tensor | None:
     """The whole tensor in CPU memory on the first rank, None elsewhere. All ranks must call it."""
     full = whole(tensor.detach())
