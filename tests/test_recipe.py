@@ -25,6 +25,7 @@ from holdfast import (
     Recipe,
     Rehearsal,
     SGDUpdate,
+    SPDUpdate,
     WiseFT,
     registry,
 )
@@ -121,6 +122,7 @@ recipes = st.builds(
         st.builds(SGDUpdate, momentum=number, layer_decay=st.floats(1, 3)),
         st.builds(RecAdamUpdate, pull=number, anneal=st.builds(Sigmoid, number, number)),
         st.builds(MoFOUpdate, fraction=number),
+        st.builds(SPDUpdate, lam=number),
     ),
     penalties=st.lists(
         st.one_of(st.builds(L2SP, number), st.builds(EWC, number, st.booleans())),

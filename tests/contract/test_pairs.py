@@ -30,6 +30,7 @@ REFUSED = {
     ("random-init", "adamw"): "pull",
     ("random-init", "sgd"): "pull",
     ("random-init", "mofo"): "pull",
+    ("random-init", "spd"): "pull",
     ("lp-ft", "auto"): "causal_lm",
     ("lp-ft", "self-replay"): "causal_lm",
 }
