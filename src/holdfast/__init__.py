@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from holdfast.methods.ewc import EWC
     from holdfast.methods.fapm import FAPM
     from holdfast.methods.features import Features
+    from holdfast.methods.finch import Finch, FinchUpdate
     from holdfast.methods.flow import Flow
     from holdfast.methods.gradual_unfreezing import GradualUnfreezing
     from holdfast.methods.hft import HFT
@@ -103,6 +104,7 @@ _PUBLIC = {
     "holdfast.methods.ewc": "EWC",
     "holdfast.methods.fapm": "FAPM",
     "holdfast.methods.features": "Features",
+    "holdfast.methods.finch": "Finch FinchUpdate",
     "holdfast.methods.flow": "Flow",
     "holdfast.methods.gradual_unfreezing": "GradualUnfreezing",
     "holdfast.methods.hft": "HFT",
@@ -162,7 +164,8 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "DARE", "DFT", "EAFT", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "SLERP",
-    "SPD", "STM", "TALR", "TIES", "AdamWUpdate", "Auto", "Distance", "Distill", "Features", "Flow",
+    "SPD", "STM", "TALR", "TIES", "AdamWUpdate", "Auto", "Distance", "Distill", "Features",
+    "Finch", "FinchUpdate", "Flow",
     "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA",
     "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock",
     "NoRecall", "Plan", "Pretrained", "PretrainedHead", "Preview", "RandomInit", "RecAdam",

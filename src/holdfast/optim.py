@@ -2,6 +2,7 @@
 
 from holdfast._optim.penalties import attach_penalties
 from holdfast.methods.ewc import fisher_importance
+from holdfast.methods.finch import Finch
 from holdfast.methods.gradual_unfreezing import slanted_triangular
 from holdfast.methods.mas import mas_importance
 from holdfast.methods.mofo import MoFO
@@ -11,6 +12,7 @@ from holdfast.stages import Penalty
 
 __all__ = [
     "SPD",
+    "Finch",
     "MoFO",
     "Penalty",
     "RecAdam",

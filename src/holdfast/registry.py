@@ -18,6 +18,7 @@ from holdfast.methods.eaft import EAFT
 from holdfast.methods.ewc import EWC
 from holdfast.methods.fapm import FAPM
 from holdfast.methods.features import Features
+from holdfast.methods.finch import FinchUpdate
 from holdfast.methods.flow import Flow
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
 from holdfast.methods.hft import HFT
@@ -175,6 +176,7 @@ register("sgd", "update", SGDUpdate, "", "SGD with momentum")
 register("recadam", "update", RecAdamUpdate, "2004.12651", "Adam with a decoupled, annealed pull to the pretrained weights")
 register("mofo", "update", MoFOUpdate, "2407.20999", "Adam that moves only the coordinates with the largest momentum")
 register("spd", "update", SPDUpdate, "2411.01713", "Adam that takes back steps away from the pretrained weights if the gradient points back")
+register("finch", "update", FinchUpdate, "2605.20005", "AdamW whose learning rate falls as the loss of the update rises")
 register("l2-sp", "penalties", L2SP, "1802.01483", "a quadratic penalty on the distance to the pretrained weights")
 register("l1-sp", "penalties", L1SP, "1802.01483", "an L1 penalty on the distance to the pretrained weights: small changes become exactly 0")
 register("ewc", "penalties", EWC, "1612.00796", "a quadratic penalty weighted by the Fisher information")

@@ -24,7 +24,8 @@ from holdfast.hosts.accelerate import (  # noqa: E402
     make_accelerator,
 )
 
-RECIPES = ["recadam", "flow", "l2-sp", "mofo", "lora", "distill", "recadam+flow+l2-sp+wise-ft"]
+RECIPES = ["recadam", "flow", "l2-sp", "mofo", "lora", "distill", "finch",
+           "recadam+flow+l2-sp+wise-ft"]  # fmt: skip
 SAMPLES = 21  # no multiple of anything: the last update of an epoch leaves a rank with nothing
 
 

@@ -119,9 +119,9 @@ def tokenized(trainer):
     sampled(
         [
             "recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "distill", "lora+flow+wise-ft",
-            "stm", "dft", "talr", "eaft",
+            "stm", "dft", "talr", "eaft", "finch",
         ],
-        ["ewc", "lora+flow+wise-ft", "talr", "eaft"],
+        ["ewc", "finch", "lora+flow+wise-ft", "talr", "eaft"],
     ),
 )  # fmt: skip
 def test_a_recipe_in_the_trainer_is_the_raw_loop(tmp_path, names):

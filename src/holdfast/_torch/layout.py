@@ -38,6 +38,16 @@ def all_agree(answer: bool, device: torch.device) -> bool:
     return bool(found)
 
 
+def mean_over_ranks(value: Tensor) -> Tensor:
+    """The mean of a value over all ranks. All ranks must call it."""
+    _, world = rank_and_world()
+    if world == 1:
+        return value
+    total = value.clone()
+    distributed.all_reduce(total)
+    return total / world
+
+
 def is_sharded(tensor: Any) -> bool:
     # Importing the module takes nearly a second. Where it was not imported, no tensor is sharded.
     sharding = sys.modules.get("torch.distributed.tensor")
