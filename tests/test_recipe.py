@@ -14,6 +14,7 @@ from holdfast import (
     Auto,
     Distill,
     Features,
+    FinchUpdate,
     Flow,
     Full,
     LoopSettings,
@@ -123,6 +124,7 @@ recipes = st.builds(
         st.builds(RecAdamUpdate, pull=number, anneal=st.builds(Sigmoid, number, number)),
         st.builds(MoFOUpdate, fraction=number),
         st.builds(SPDUpdate, lam=number),
+        st.builds(FinchUpdate, smoothing=number),
     ),
     penalties=st.lists(
         st.one_of(st.builds(L2SP, number), st.builds(EWC, number, st.booleans())),

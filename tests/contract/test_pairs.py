@@ -31,6 +31,7 @@ REFUSED = {
     ("random-init", "sgd"): "pull",
     ("random-init", "mofo"): "pull",
     ("random-init", "spd"): "pull",
+    ("random-init", "finch"): "pull",
     ("lp-ft", "auto"): "causal_lm",
     ("lp-ft", "self-replay"): "causal_lm",
 }

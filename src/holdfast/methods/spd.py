@@ -214,18 +214,20 @@ def spd(
     a GPU.
     """
     batches = _batches(params, grads, anchors) if lam else []
-    before = [(_agreements(rows), _deviations(rows, _ways(rows))) for rows in batches]
+    before = [_measured(rows) for rows in batches]
     adamw(
         [*params], [*grads], [*exp_avgs], [*exp_avg_sqs], [], [*state_steps],
         amsgrad=False, maximize=maximize, **adam,
     )  # fmt: skip
     shares = []
-    for rows, (agreement, gamma) in zip(batches, before, strict=True):
-        c = -agreement if maximize else agreement
+    for rows, (gamma, agreement) in zip(batches, before, strict=True):
+        c = agreement if maximize else -agreement
         shares.append(projection(c, gamma, _deviations(rows, _ways(rows)), lam))
         for row, share in zip(rows, shares[-1].unbind(), strict=True):
             theta, star = _pair(row)
-            local(row.p).copy_(theta.lerp(star, share))  # exactly θ* if the share is 1
+            theta.lerp_(star, share)  # exactly θ* if the share is 1
+            if theta.dtype != row.p.dtype:
+                local(row.p).copy_(theta)
     return shares
 
 
@@ -276,7 +278,8 @@ def _pair(row: _Row) -> tuple[Tensor, Tensor]:
 
 def _ways(rows: list[_Row]) -> list[Tensor]:
     """θ − θ* of this rank's shards."""
-    return [theta - star for theta, star in map(_pair, rows)]
+    thetas, stars = zip(*map(_pair, rows), strict=True)
+    return [*torch._foreach_sub(thetas, stars)]
 
 
 def _deviations(rows: list[_Row], ways: list[Tensor]) -> Tensor:
@@ -285,11 +288,12 @@ def _deviations(rows: list[_Row], ways: list[Tensor]) -> Tensor:
     return summed(squares, rows[0].p).sqrt()
 
 
-def _agreements(rows: list[_Row]) -> Tensor:
-    """c = −gᵀ(θ − θ*) of each whole tensor."""
-    pairs = zip((local_like(row.grad, row.p) for row in rows), _ways(rows), strict=True)
-    dots = torch.stack([(grad.to(way.dtype) * way).sum() for grad, way in pairs])
-    return summed(-dots, rows[0].p)
+def _measured(rows: list[_Row]) -> tuple[Tensor, Tensor]:
+    """‖θ − θ*‖ and gᵀ(θ − θ*) of each whole tensor."""
+    ways = _ways(rows)
+    deviations = _deviations(rows, ways)
+    torch._foreach_mul_(ways, [local_like(row.grad, row.p) for row in rows])
+    return deviations, summed(torch.stack([way.sum() for way in ways]), rows[0].p)
 
 
 # --- The settings in a recipe --------------------------------------------------------------------
@@ -331,6 +335,13 @@ class SPDUpdate(AdamUpdate):
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
         if run.anchors is None:
             raise ValueError("SPD projects toward the pretrained weights, but the run has none")
+        params = [p for group in groups for _, p in group["params"]]
         return SPD(
-            groups, lr=run.lr, betas=self.betas, eps=self.eps, lam=self.lam, anchors=run.anchors
+            groups,
+            lr=run.lr,
+            betas=self.betas,
+            eps=self.eps,
+            lam=self.lam,
+            anchors=run.anchors,
+            fused=all(p.is_cuda for p in params) or None,  # as AdamWUpdate does
         )
