@@ -121,10 +121,11 @@ def test_a_loss_that_is_not_finite_shows_in_the_weights():
     assert all(p.isnan().all() for p in net.parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("how", ["saved", "copied", "pickled"])
-def test_resume_to_the_bit(how, tmp_path):
+def test_resume_to_the_bit(how, dtype, tmp_path):
     def make():
-        net = make_net(torch.float32)
+        net = make_net(dtype)
         return net, Finch(net.named_parameters(), lr=1e-2, smoothing=0.7)
 
     net, opt = make()

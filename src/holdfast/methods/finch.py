@@ -147,7 +147,8 @@ class Finch(Optimizer):
             )
         value = torch.as_tensor(observed).detach().reshape(())
         loss = mean_over_ranks(value.to(wide(value)))
-        before = torch.as_tensor(self.param_groups[0]["mean_loss"]).to(loss)
+        before = self.param_groups[0]["mean_loss"]
+        before = torch.as_tensor(before, dtype=loss.dtype, device=loss.device)
         average = self.smoothing * before + (1 - self.smoothing) * loss
         mean_loss = torch.where(before.isnan(), loss, average)
         for group in self.param_groups:
@@ -156,9 +157,9 @@ class Finch(Optimizer):
 
     def rate_state(self) -> dict[str, float]:
         """The average loss and the factor of the learning rate at the last update, for a log."""
-        mean_loss = torch.as_tensor(self.param_groups[0]["mean_loss"])
-        factor = float(rate_factor(mean_loss, self.power, self.cap)) if self.power else 1.0
-        return {"mean_loss": float(mean_loss), "lr_factor": factor}
+        mean_loss = torch.tensor(float(self.param_groups[0]["mean_loss"]), dtype=torch.float64)
+        factor = rate_factor(mean_loss, self.power, self.cap).item() if self.power else 1.0
+        return {"mean_loss": mean_loss.item(), "lr_factor": factor}
 
     def state_dict(self) -> dict[str, Any]:
         """As in AdamW, with the average loss."""
