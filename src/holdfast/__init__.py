@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from holdfast.methods.stm import STM
     from holdfast.methods.talr import TALR
     from holdfast.methods.ties import TIES
+    from holdfast.methods.tmkl import TMKL
     from holdfast.methods.wise_ft import WiseFT
     from holdfast.recipe import Recipe
     from holdfast.reference import Distance, Reference
@@ -124,6 +125,7 @@ _PUBLIC = {
     "holdfast.methods.sgd": "SGDUpdate",
     "holdfast.methods.slerp": "SLERP",
     "holdfast.methods.ties": "TIES",
+    "holdfast.methods.tmkl": "TMKL",
     "holdfast.methods.stm": "STM",
     "holdfast.methods.talr": "TALR",
     "holdfast.methods.wise_ft": "WiseFT",
@@ -160,7 +162,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "DARE", "DFT", "EAFT", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "SLERP",
-    "STM", "TALR", "TIES", "AdamWUpdate", "Auto", "Distance", "Distill", "Features", "Flow",
+    "STM", "TALR", "TIES", "TMKL", "AdamWUpdate", "Auto", "Distance", "Distill", "Features", "Flow",
     "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA",
     "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock",
     "NoRecall", "Plan", "Pretrained", "PretrainedHead", "Preview", "RandomInit", "RecAdam",

@@ -118,7 +118,7 @@ def tokenized(trainer):
     "names",
     sampled(
         [
-            "recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "distill", "lora+flow+wise-ft",
+            "recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "distill", "tmkl", "lora+flow+wise-ft",
             "stm", "dft", "talr", "eaft",
         ],
         ["ewc", "lora+flow+wise-ft", "talr", "eaft"],
