@@ -16,7 +16,7 @@ from holdfast.methods._base_predictions import KeptPredictions
 from holdfast.methods.distill import Distill
 from holdfast.methods.flow import Flow
 from holdfast.methods.tmkl import TMKL
-from methods.runs import batch_of, loss_of, make_run, moved, recalled
+from methods.runs import batch_of, gradient, loss_of, make_run, moved, recalled
 from ranks import run_on_ranks
 from small import make_llama
 
@@ -135,8 +135,10 @@ class TestTheColumn:
         kept, live = prepared(TMKL(), samples), prepared(TMKL(cache=False), samples)
         model = moved(make_model(), 0.03)
         torch.testing.assert_close(term(kept, model), term(live, model), rtol=0.05, atol=0)
-        alone = batch_of(kept, pad_collate, [0])
-        assert kept.loss(model, alone, 1.0, 1) == 0
+        for criterion in (kept, live):
+            alone = criterion.loss(model, batch_of(criterion, pad_collate, [0]), 1.0, 1)
+            assert alone == 0
+            assert (gradient(alone, model) == 0).all()
 
 
 class TestPerBatch:
@@ -156,15 +158,24 @@ class TestPerBatch:
         batches = [pad_collate(make_samples()[i : i + 4]) for i in (0, 4, 8)]
         self.check(prepared(TMKL(), iter(batches), collate=None), "the data is a stream")
 
-    def test_labels_of_the_collate_function(self):
-        samples = [{"input_ids": row["input_ids"]} for row in make_samples()]
+    @pytest.mark.parametrize("kind", ["mappings", "lists", "texts"])
+    def test_labels_of_the_collate_function(self, kind):
+        rows = [row["input_ids"] for row in make_samples()]
+        samples = {
+            "mappings": [{"input_ids": row} for row in rows],
+            "lists": rows,
+            "texts": [" ".join(map(str, row)) for row in rows],
+        }[kind]
 
         def collate(some):
-            batch = pad_collate(some)
-            return {**batch, "labels": batch["input_ids"]}
+            rows = [x["input_ids"] if kind == "mappings" else x for x in some]
+            rows = [[int(n) for n in x.split()] if kind == "texts" else x for x in rows]
+            return pad_collate([{"input_ids": x, "labels": x} for x in rows])
 
         why = "the samples get their labels from the collate function"
-        self.check(prepared(TMKL(), samples, collate=collate), why)
+        criterion = prepared(TMKL(), samples, collate=collate)
+        self.check(criterion, why)
+        assert loss_of(criterion, moved(make_model(), 0.03), collate).isfinite()
 
     def test_labels_that_the_collate_function_changes(self):
         def collate(some):

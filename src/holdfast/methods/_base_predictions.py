@@ -149,13 +149,11 @@ def _target_counts(data: Any, task: Task) -> list[int]:
     """The number of targets of each sample."""
     if task not in TOKEN_TASKS:
         return [1] * len(data)
-    counts = []
-    for i in range(len(data)):
-        labels = labels_of(data[i])
-        if labels is None:
-            raise _NotKeptError("the samples get their labels from the collate function")
-        counts.append(int(target_mask(labels[None], task).sum()))
-    return counts
+    try:
+        labels = (cast(Tensor, labels_of(data[i])) for i in range(len(data)))
+        return [int(target_mask(row[None], task).sum()) for row in labels]
+    except (IndexError, TypeError, ValueError):  # texts, for example, or no labels
+        raise _NotKeptError("the samples get their labels from the collate function") from None
 
 
 class _Sample(NamedTuple):
@@ -231,8 +229,9 @@ class _Keeper:
         used: dict[int, Tensor] = {}
 
         def compared(outputs: Tensor, part: slice) -> Tensor:
-            used[part.start] = self.comparison.counts(outputs, targets[part])
-            return self.comparison.part(outputs, targets[part])
+            some = targets[part].to(outputs.device)  # parts of a model may be on several devices
+            used[part.start] = self.comparison.counts(outputs, some).cpu()
+            return self.comparison.part(outputs, some)
 
         if self.task in TOKEN_TASKS and isinstance(inputs, Mapping):
             # Position t of a causal model predicts the label at t + 1.

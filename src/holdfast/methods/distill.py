@@ -178,7 +178,7 @@ class Softened(Comparison):
         self.temperature = temperature
 
     def part(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return outputs / self.temperature
+        return outputs if self.temperature == 1 else outputs / self.temperature
 
 
 class DistillTerm(RecallTerm):
