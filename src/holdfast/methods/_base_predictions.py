@@ -48,8 +48,8 @@ class Comparison:
         """The logits to compare, given a row of outputs per target and the targets."""
         return outputs
 
-    def counts(self, base: Tensor, targets: Tensor) -> Tensor:
-        """Which targets count, given the pretrained model's outputs."""
+    def uses(self, base: Tensor, targets: Tensor) -> Tensor:
+        """Which targets are used, given the pretrained model's outputs."""
         return torch.ones_like(targets, dtype=torch.bool)
 
 
@@ -104,7 +104,7 @@ class DivergenceTerm(RecallTerm):
         self, model: nn.Module, inputs: Any, labels: Tensor, values: Mapping[str, Tensor],
         update: int,
     ) -> tuple[Teacher, Tensor]:  # fmt: skip
-        """The predictions of the pretrained model, and the labels of the targets that count."""
+        """The predictions of the pretrained model, and the labels of the targets that are used."""
         if isinstance(self.base, KeptPredictions):
             numbers = values[_COLUMN]
             labels = labels.masked_fill(numbers == 0, IGNORED)
@@ -113,9 +113,9 @@ class DivergenceTerm(RecallTerm):
             outputs = target_outputs(self.base(model, inputs), labels, self.task)
             where = target_mask(labels, self.task)
             targets = labels[where]
-            counts = self.comparison.counts(outputs, targets)
-            labels = labels.masked_scatter(where, targets.masked_fill(~counts, IGNORED))
-            return AllTokens(self.comparison.part(outputs[counts], targets[counts])), labels
+            used = self.comparison.uses(outputs, targets)
+            labels = labels.masked_scatter(where, targets.masked_fill(~used, IGNORED))
+            return AllTokens(self.comparison.part(outputs[used], targets[used])), labels
 
     def on_outputs(self, before: tuple[Teacher, Tensor], logits: Tensor, labels: Tensor) -> Tensor:
         teacher, labels = before
@@ -188,7 +188,7 @@ class _Keeper:
         """
         run, model, (rank, world) = self.run, self.model, rank_and_world()
         mine: dict[int, _Sample] = {}
-        has_labels = True
+        same_labels = True
         bar = progress_bar(source.total, "base model", shown=run.progress and rank == 0)
         off = adapters_off(model) if run.recipe.trainable.keeps_base else nullcontext()
         with bar, evaluating(model), off, precision(model, run.autocast):
@@ -197,13 +197,13 @@ class _Keeper:
                     try:
                         found = self._batch(read(), indices)
                     except _OtherLabelsError:
-                        has_labels = False
+                        same_labels = False
                         break
                     if number == 0 and self._size(found[0].tokens) > _MOST_KEPT:
                         raise _NotKeptError(f"all of them need more than {_MOST_KEPT >> 20} MiB")
                     mine.update(zip(indices, found, strict=True))
                 bar.update(len(indices))
-        shares = gathered((has_labels, mine))
+        shares = gathered((same_labels, mine))
         if not all(theirs for theirs, _ in shares):
             raise _NotKeptError("the collate function changes the labels of the samples")
         all_samples = {i: sample for _, share in shares for i, sample in share.items()}
@@ -230,7 +230,7 @@ class _Keeper:
 
         def compared(outputs: Tensor, part: slice) -> Tensor:
             some = targets[part].to(outputs.device)  # parts of a model may be on several devices
-            used[part.start] = self.comparison.counts(outputs, some).cpu()
+            used[part.start] = self.comparison.uses(outputs, some).cpu()
             return self.comparison.part(outputs, some)
 
         if self.task in TOKEN_TASKS and isinstance(inputs, Mapping):

@@ -81,7 +81,7 @@ class OtherTokens(Comparison):
     def part(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return without_targets(outputs, targets)
 
-    def counts(self, base: Tensor, targets: Tensor) -> Tensor:
+    def uses(self, base: Tensor, targets: Tensor) -> Tensor:
         """Targets of which the pretrained model is not certain."""
         p = base.softmax(1).gather(1, targets[:, None].long())[:, 0]
         return p <= 1 - _TAU
