@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from holdfast.methods.stm import STM
     from holdfast.methods.talr import TALR
     from holdfast.methods.ties import TIES
+    from holdfast.methods.tmkl import TMKL
     from holdfast.methods.wise_ft import WiseFT
     from holdfast.recipe import Recipe
     from holdfast.reference import Distance, Reference
@@ -128,8 +129,9 @@ _PUBLIC = {
     "holdfast.methods.slerp": "SLERP",
     "holdfast.methods.spd": "SPD SPDUpdate",
     "holdfast.methods.stm": "STM",
-    "holdfast.methods.ties": "TIES",
     "holdfast.methods.talr": "TALR",
+    "holdfast.methods.ties": "TIES",
+    "holdfast.methods.tmkl": "TMKL",
     "holdfast.methods.wise_ft": "WiseFT",
     "holdfast.optim": "optim",
     "holdfast.recipe": "Recipe",
@@ -164,7 +166,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "DARE", "DFT", "EAFT", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "SLERP",
-    "SPD", "STM", "TALR", "TIES", "AdamWUpdate", "Auto", "Distance", "Distill", "Features",
+    "SPD", "STM", "TALR", "TIES", "TMKL", "AdamWUpdate", "Auto", "Distance", "Distill", "Features",
     "Finch", "FinchUpdate", "Flow",
     "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA",
     "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock",

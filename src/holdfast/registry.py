@@ -44,6 +44,7 @@ from holdfast.methods.spd import SPDUpdate
 from holdfast.methods.stm import STM
 from holdfast.methods.talr import TALR
 from holdfast.methods.ties import TIES
+from holdfast.methods.tmkl import TMKL
 from holdfast.methods.wise_ft import WiseFT
 from holdfast.stages import Merging, Method, Objective, Penalty, Recall, Start, Trainable, Update
 
@@ -169,6 +170,7 @@ register("no-recall", "recall", NoRecall, "", "the loss preserves no old knowled
 register("auto", "recall", Auto, "", "the recall that fits the model, as in the preset `holdfast`")
 register("self-replay", "recall", SelfReplay, "2605.26097", "preserve the predictions on texts sampled from the pretrained model itself")
 register("distill", "recall", Distill, "1606.09282", "stay near the pretrained model's predictions on the new data (LwF)")
+register("tmkl", "recall", TMKL, "2605.29498", "stay near the pretrained model's predictions of all tokens but the target")
 register("features", "recall", Features, "2308.13320", "keep the features that the head reads, on variations of the new inputs (LDIFS)")
 register("rehearsal", "recall", Rehearsal, "2004.12651", "train on data of the old task as well, with a shift from old to new")
 register("adamw", "update", AdamWUpdate, "1711.05101", "AdamW")
