@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from holdfast.io.models import Loader
     from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
     from holdfast.methods.adamw import AdamWUpdate
+    from holdfast.methods.adapter import Adapter
     from holdfast.methods.auto import Auto
     from holdfast.methods.dare import DARE
     from holdfast.methods.dft import DFT
@@ -94,6 +95,7 @@ _PUBLIC = {
     "holdfast.io.models": "Loader",
     "holdfast.losses": "count_targets global_targets per_sample_loss weighted_loss",
     "holdfast.methods.adamw": "AdamWUpdate",
+    "holdfast.methods.adapter": "Adapter",
     "holdfast.methods.auto": "Auto",
     "holdfast.methods.dare": "DARE",
     "holdfast.methods.dft": "DFT",
@@ -160,8 +162,8 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "DARE", "DFT", "EAFT", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "SLERP",
-    "STM", "TALR", "TIES", "AdamWUpdate", "Auto", "Distance", "Distill", "Features", "Flow",
-    "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA",
+    "STM", "TALR", "TIES", "AdamWUpdate", "Adapter", "Auto", "Distance", "Distill", "Features",
+    "Flow", "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA",
     "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock",
     "NoRecall", "Plan", "Pretrained", "PretrainedHead", "Preview", "RandomInit", "RecAdam",
     "RecAdamUpdate", "Recipe", "Reference", "Rehearsal", "Results", "Run", "SGDUpdate",
