@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from holdfast.methods.mixout import Mixout
     from holdfast.methods.model_stock import ModelStock
     from holdfast.methods.mofo import MoFO, MoFOUpdate
+    from holdfast.methods.osft import OSFT
     from holdfast.methods.random_init import RandomInit, random_init
     from holdfast.methods.recadam import RecAdam, RecAdamUpdate
     from holdfast.methods.rehearsal import Rehearsal
@@ -118,6 +119,7 @@ _PUBLIC = {
     "holdfast.methods.mixout": "Mixout",
     "holdfast.methods.model_stock": "ModelStock",
     "holdfast.methods.mofo": "MoFO MoFOUpdate",
+    "holdfast.methods.osft": "OSFT",
     "holdfast.methods.random_init": "RandomInit random_init",
     "holdfast.methods.recadam": "RecAdam RecAdamUpdate",
     "holdfast.methods.rehearsal": "Rehearsal",
@@ -161,10 +163,10 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "DARE", "DFT", "EAFT", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "SLERP",
-    "STM", "TALR", "TIES", "AdamWUpdate", "Adapter", "Auto", "Distance", "Distill", "Features",
-    "Flow", "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA",
-    "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock",
+    "DARE", "DFT", "EAFT", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "OSFT", "SFA",
+    "SLERP", "STM", "TALR", "TIES", "AdamWUpdate", "Adapter", "Auto", "Distance", "Distill",
+    "Features", "Flow", "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe",
+    "LoRA", "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock",
     "NoRecall", "Plan", "Pretrained", "PretrainedHead", "Preview", "RandomInit", "RecAdam",
     "RecAdamUpdate", "Recipe", "Reference", "Rehearsal", "Results", "Run", "SGDUpdate",
     "Scores", "SelfReplay", "Tracking", "Training", "Tuned", "Tuning", "Uniform", "Watch",

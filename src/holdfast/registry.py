@@ -33,6 +33,7 @@ from holdfast.methods.mas import MAS
 from holdfast.methods.mixout import Mixout
 from holdfast.methods.model_stock import ModelStock
 from holdfast.methods.mofo import MoFOUpdate
+from holdfast.methods.osft import OSFT
 from holdfast.methods.random_init import RandomInit
 from holdfast.methods.recadam import RecAdamUpdate
 from holdfast.methods.rehearsal import Rehearsal
@@ -162,6 +163,7 @@ register("linear-probe", "trainable", LinearProbe, "2202.10054", "only the head;
 register("lp-ft", "trainable", LPFT, "2202.10054", "fit the head on frozen features first, then train everything")
 register("hft", "trainable", HFT, "2404.18466", "a random half of each layer's matrices is frozen")
 register("gradual-unfreezing", "trainable", GradualUnfreezing, "1801.06146", "unfreeze one layer after another, starting with the head")
+register("osft", "trainable", OSFT, "2504.07097", "directions of the largest singular values stay; the others are trained")
 register("lora", "trainable", LoRA, "2106.09685", "low-rank adapters beside frozen weights, through PEFT")
 register("adapter", "trainable", Adapter, "https://huggingface.co/docs/peft", "any adapter of PEFT that changes layers: OFT, IA³, VeRA, LoHa, HRA, …")
 register("mixout", "trainable", Mixout, "1909.11299", "in each forward pass, a random share of the weights is set to the pretrained ones")
