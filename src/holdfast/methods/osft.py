@@ -163,7 +163,7 @@ class Projection:
     @torch.no_grad()
     def before_step(self, *_: Any) -> None:
         """Project the gradients."""
-        for _, grad, subspace in self._trained():
+        for _p, grad, subspace in self._trained():
             full = whole(grad)
             grad.copy_(like(subspace.project(full.to(subspace.u.dtype)).to(full.dtype), grad))
 
@@ -171,9 +171,9 @@ class Projection:
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Project the change of the weights since the start."""
         rows = self._trained()
-        if only_makes_state(optimizer, [grad for _, grad, _ in rows]):
+        if only_makes_state(optimizer, [grad for _p, grad, _subspace in rows]):
             return
-        for p, _, subspace in rows:
+        for p, _grad, subspace in rows:
             full = whole(p)
             p.copy_(like(subspace.restore(full.to(subspace.u.dtype)).to(full.dtype), p))
 
