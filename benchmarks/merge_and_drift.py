@@ -5,9 +5,10 @@
 Makes a pair of sharded bfloat16 checkpoints of Llama's shapes in a temporary directory, and runs
 each of the following as a process of its own, in turns: ``cat`` of both (reads their size twice),
 ``cp -r`` of one (reads and writes its size), the drift between the two (reads as ``cat``) and their
-merge (reads twice, writes once). The limit of the drift is the time of ``cat``, that of the merge
-the time of ``cp`` and half of that of ``cat``. Starting Python and importing holdfast is part of
-drift and merge, and timed by itself. The time of each runs until what it wrote is on disk
+merge by every method (reads twice, writes once; Model Stock merges a third one too). The limit of
+the drift is the time of ``cat``, that of a merge the time of ``cp`` and half of that of ``cat``.
+Starting Python and importing holdfast is part of drift and merge, and timed by itself: ``× cp`` and
+``s/GB`` are without it. The time of each runs until what it wrote is on disk
 (``fsync``); the time of its threads on processors is less troubled by what else the machine does.
 Peak memory is the largest resident set of the process, mapped pages of files included. Files that
 fit into the machine's memory are read from there.
@@ -33,6 +34,7 @@ from typing import TypedDict
 import torch
 from _common import write_results
 
+from holdfast import registry
 from holdfast.io.safetensors_files import header_for
 from holdfast.io.weights import Spec
 
@@ -41,8 +43,8 @@ RESULTS = Path(__file__).parent / "results" / "merge_and_drift.json"
 IMPORT = "from holdfast.evaluate.drift import drift"
 DRIFT = "from holdfast.evaluate.drift import drift; drift({base!r}, {tuned!r})"
 MERGE = (
-    "from holdfast import WiseFT; from holdfast.io.merge import merge_on_disk as m; "
-    "m({base!r}, {tuned!r}, {out!r}, WiseFT())"
+    "import holdfast as h; from holdfast.io.merge import merge_on_disk as m; "
+    "m({base!r}, {models!r}, {out!r}, h.{method}())"
 )
 # What getrusage says of a child is at least what its parent had, so it tells of itself.
 PEAK = "; print(*(line for line in open('/proc/self/status') if line.startswith('VmHWM')))"
@@ -54,6 +56,7 @@ class Row(TypedDict):
     ms: float
     x_limit: float | None
     x_cp: float
+    seconds_per_gb: float | None
     processor_s: float
     x_cp_processor: float
     peak_gb: float | None
@@ -141,19 +144,25 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(dir=options.where) as temporary:
         root = Path(temporary)
-        if shutil.disk_usage(root).free < 3.2e9 * options.gb:
-            raise SystemExit(f"{root} has no room for three checkpoints of {options.gb} GB")
+        if shutil.disk_usage(root).free < 4.2e9 * options.gb:
+            raise SystemExit(f"{root} has no room for four checkpoints of {options.gb} GB")
         shapes = llama_shapes(options.gb)
         size = write_checkpoint(root / "base", shapes, seed=0)
         write_checkpoint(root / "tuned", shapes, seed=1)
-        places = {name: str(root / name) for name in ("base", "tuned", "out")}
+        write_checkpoint(root / "other", shapes, seed=2)
+        places = {name: str(root / name) for name in ("base", "tuned", "other", "out")}
         commands = {
             "cat": ["sh", "-c", "cat {base}/* {tuned}/* > /dev/null".format(**places)],
             "cp": ["cp", "-r", places["tuned"], places["out"]],
             "import": [sys.executable, "-c", IMPORT + PEAK],
             "drift": [sys.executable, "-c", DRIFT.format(**places) + PEAK],
-            "merge": [sys.executable, "-c", MERGE.format(**places) + PEAK],
         }
+        for entry in registry.methods("merging"):
+            least = entry.cls().least_models
+            models = [places[name] for name in ("tuned", "other")[:least]]
+            if entry.cls().tensorwise:
+                code = MERGE.format(**places, models=models, method=entry.cls.__name__)
+                commands[f"merge-{entry.name}"] = [sys.executable, "-c", code + PEAK]
         runs: dict[str, list[tuple[float, float, float]]] = {name: [] for name in commands}
         for _ in range(options.repeats):
             for name, command in commands.items():
@@ -163,8 +172,10 @@ def main() -> None:
         name: [statistics.median(column) for column in zip(*found, strict=True)]
         for name, found in runs.items()
     }
-    read, copied = medians["cat"][0], medians["cp"][0]
-    limits = {"cat": read, "cp": copied, "drift": read, "merge": read / 2 + copied}
+    read, copied, start = medians["cat"][0], medians["cp"][0], medians["import"][0]
+    limits = {"cat": read, "cp": copied, "drift": read}
+    limits |= {name: read / 2 + copied for name in commands if name.startswith("merge")}
+    work = {name: medians[name][0] - start for name in commands if name.startswith(("drift", "m"))}
     case = f"{size / 1e9:.1f} GB, bfloat16"
     rows: list[Row] = [
         {
@@ -172,7 +183,8 @@ def main() -> None:
             "impl": name,
             "ms": round(1e3 * wall, 1),
             "x_limit": round(wall / limits[name], 3) if name in limits else None,
-            "x_cp": round(wall / copied, 3),
+            "x_cp": round(work.get(name, wall) / copied, 3),
+            "seconds_per_gb": round(1e9 * work[name] / size, 3) if name in work else None,
             "processor_s": round(processor, 2),
             "x_cp_processor": round(processor / medians["cp"][1], 2),
             "peak_gb": None if math.isnan(peak) else round(max(run[2] for run in runs[name]), 3),
@@ -185,10 +197,11 @@ def main() -> None:
     protocol["memory of the machine, GB"] = round(memory / 1e9, 1)
     protocol["load average in the last 5 minutes"] = round(os.getloadavg()[1], 1)
     write_results(options.results, torch.device("cpu"), protocol, rows=rows)
-    print(f"{'':<16}{'seconds':>9}{'× limit':>9}{'× cp':>7}{'CPU s':>8}{'peak GB':>9}")
+    print(f"{'':<18}{'seconds':>9}{'× limit':>9}{'× cp':>7}{'s/GB':>7}{'CPU s':>8}{'peak GB':>9}")
     for row in rows:
-        print(f"{row['impl']:<16}{row['ms'] / 1e3:>9.2f}{row['x_limit'] or '':>9}", end="")
-        print(f"{row['x_cp']:>7.2f}{row['processor_s']:>8.2f}{row['peak_gb'] or '':>9}")
+        print(f"{row['impl']:<18}{row['ms'] / 1e3:>9.2f}{row['x_limit'] or '':>9}", end="")
+        print(f"{row['x_cp']:>7.2f}{row['seconds_per_gb'] or '':>7}", end="")
+        print(f"{row['processor_s']:>8.2f}{row['peak_gb'] or '':>9}")
 
 
 if __name__ == "__main__":

@@ -205,7 +205,24 @@ class Bench:
 
     def run(self, name: str, plan: Plan, seed: int) -> Record:
         """Train by a recipe, and test what comes of it and what lies on the way."""
-        tests, begin = self.tests, time.monotonic()
+        tests = self.tests
+        model, about = self.trained(plan, seed)
+        most = self.free()
+        distance = self.base.distance(model)
+        points = {1.0: tests.measure(model, write=True)}
+        points |= WiseFT().sweep(model, self.base, self.alphas, tests.measure)
+        for alpha, point in points.items():
+            point["distance"] = round(alpha * distance.total, 4)
+            point["relative_distance"] = round(alpha * distance.relative, 6)
+        return {
+            "recipe": name, "seed": seed, **about,
+            "points": {f"{alpha:g}": point for alpha, point in points.items()},
+            "gigabytes": max(most, self.free()),
+        }  # fmt: skip
+
+    def trained(self, plan: Plan, seed: int) -> tuple[Any, Record]:
+        """The model of a recipe, with plain weights, and how it was trained."""
+        begin = time.monotonic()
         lr = None if plan.lr is None else plan.lr * self.args.lr
         autocast = torch.bfloat16 if self.device.type == "cuda" else None
         torch.manual_seed(seed)
@@ -218,7 +235,8 @@ class Bench:
         lr, recipe = run.lr, run.recipe
         batches = make_batches(self.samples, weights_of(run), seed, self.device)
         updates = len(batches)
-        graphs = not run.criterion.weighs_outputs
+        # Losses that read the outputs wait for the GPU, which a graph cannot hold.
+        graphs = not (run.criterion.weighs_outputs or run.recall.uses_outputs)
         loss = own_loss_of(run)
         if graphs:
             loss = loss_of(run.model, *replayed(run, batches, self.device))
@@ -230,24 +248,13 @@ class Bench:
         )  # fmt: skip
         last = float(torch.stack(losses[-20:]).mean())
         model: Any = run.finish()
-        if hasattr(model, "merge_and_unload"):  # from here on LoRA is weights like any others
+        if hasattr(model, "merge_and_unload"):  # from here on adapters are weights like any others
             model = model.merge_and_unload()
         model.eval().zero_grad(set_to_none=True)
-        del run, batches, loss
-        most = self.free()
-        trained = time.monotonic()
-        distance = self.base.distance(model)
-        points = {1.0: tests.measure(model, write=True)}
-        points |= WiseFT().sweep(model, self.base, self.alphas, tests.measure)
-        for alpha, point in points.items():
-            point["distance"] = round(alpha * distance.total, 4)
-            point["relative_distance"] = round(alpha * distance.relative, 6)
-        return {
-            "recipe": name, "seed": seed, "lr": lr, "settings": settings(recipe),
-            "updates": updates, "train_loss": round(last, 5),
-            "points": {f"{alpha:g}": point for alpha, point in points.items()},
-            "prepare_seconds": round(ready - begin, 1), "train_seconds": round(trained - ready, 1),
-            "gigabytes": max(most, self.free()),
+        return model, {
+            "lr": lr, "settings": settings(recipe), "updates": updates,
+            "train_loss": round(last, 5), "prepare_seconds": round(ready - begin, 1),
+            "train_seconds": round(time.monotonic() - ready, 1),
         }  # fmt: skip
 
     def free(self) -> float:

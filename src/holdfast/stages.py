@@ -34,13 +34,14 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from holdfast._torch.adapters import adapter_origin, has_adapters
 from holdfast._torch.batch import batch_length, inputs_and_labels, logits_and_auxiliary, pad_id_of
 from holdfast._torch.checks import NamedSettings, above_zero, at_least_zero
-from holdfast._torch.merging import Where
+from holdfast._torch.merging import Slice, Slices, SlicesInMemory, Where, between
 from holdfast.columns import take_columns
 from holdfast.data import Collate, IndexedSource, as_source
 from holdfast.losses import (
@@ -674,7 +675,7 @@ class Merging(Method):
     @property
     def tensorwise(self) -> bool:
         """Whether it merges tensor by tensor, so that it also merges checkpoints on disk."""
-        return self.interpolates or type(self).merged is not Merging.merged
+        return self.interpolates or type(self).merged_slice is not Merging.merged_slice
 
     def unfit_tensors(self, places: Collection[Where]) -> str | None:
         """Return why the method cannot merge a model with these tensors, or None if it can."""
@@ -683,21 +684,41 @@ class Merging(Method):
     def scale(self, where: Where) -> float | None:
         """Return s if the merged tensor is θ* + s·(θ₁ − θ*); None for any other merging.
 
-        Slices of a tensor are then merged by themselves, and :meth:`merged` is not called.
+        The methods below are then not called.
         """
         return None
 
-    def merged(self, where: Where, base: Tensor, tuned: Sequence[Tensor]) -> Tensor:
-        """Return the merged values of one tensor, for a method without :meth:`scale`.
+    def survey(self, where: Where, slices: Slices) -> Any:
+        """Return what :meth:`merged_slice` must know of the whole tensor, such as a threshold.
+
+        Args:
+            where: the tensor's name and the depth of its block.
+            slices: its values in all models; ``slices.map`` reads all of them once.
+        """
+        return None
+
+    def merged_slice(self, where: Where, part: Slice, known: Any) -> Tensor:
+        """Return the merged values of a slice. ``known`` is the result of :meth:`survey`.
 
         It is a pure function, which is called in memory and for checkpoints on disk.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines neither scale nor merged_slice")
+
+    def merged(self, where: Where, base: Tensor, tuned: Sequence[Tensor]) -> Tensor:
+        """Return the merged values of one tensor in memory.
 
         Args:
             where: the tensor's name and the depth of its block.
             base: θ* of the tensor, flat, in at least float32.
             tuned: the values of each tuned model, in the same form.
         """
-        raise NotImplementedError(f"{type(self).__name__} defines neither scale nor merged")
+        if (scale := self.scale(where)) is not None:
+            return between(base, tuned[0], scale)
+        if where.is_statistic:
+            return tuned[0]
+        slices = SlicesInMemory(base, tuned)
+        known = self.survey(where, slices)
+        return torch.cat([*slices.map(lambda part: self.merged_slice(where, part, known))])
 
     def merge(
         self,

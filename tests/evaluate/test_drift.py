@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
+from holdfast._torch import slices as slicing
 from holdfast.evaluate.drift import drift, square_sum
-from holdfast.io import weights as slicing
 
 SHAPES = {
     "lm_head.weight": (11, 4),

@@ -290,7 +290,7 @@ def test_a_removed_token_is_refused_in_one_sentence():
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("back", [False, True], ids=["more tokens", "fewer tokens"])
 def test_merged_on_disk_as_in_memory(tmp_path, disk, family, back, monkeypatch):
-    monkeypatch.setattr(holdfast.io.weights, "SLICE", 23)  # slices end within rows
+    monkeypatch.setattr(holdfast._torch.slices, "SLICE", 23)  # slices end within rows
     base, tuned = (disk / family, disk / f"{family}-tuned")[:: -1 if back else 1]
     out = merge_on_disk(base, tuned, tmp_path / "out", WiseFT(0.3))
     before, after, merged = (load_file(f / "model.safetensors") for f in (base, tuned, out))

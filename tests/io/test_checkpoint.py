@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from holdfast.io import weights as slicing
+from holdfast._torch import slices as slicing
 from holdfast.io.checkpoint import open_weights
 
 

@@ -7,8 +7,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from holdfast import Reference, WiseFT
+from holdfast._torch import slices as slicing
 from holdfast.io import merge as on_disk
-from holdfast.io import weights as slicing
 from holdfast.io.merge import merge_on_disk
 
 SHAPES = {"model.embed_tokens.weight": (9, 4), "model.layers.0.x.weight": (5, 4), "norm": (4,)}

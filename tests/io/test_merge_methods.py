@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from holdfast import DARE, FAPM, SLERP, TIES, Keep, LiNeS, ModelStock, Reference, WiseFT
-from holdfast.io import weights as slicing
+from holdfast._torch import slices as slicing
 from holdfast.io.merge import merge_on_disk
 from holdfast.registry import methods
 from holdfast.stages import Where

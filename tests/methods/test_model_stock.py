@@ -3,7 +3,7 @@ import torch
 
 from golden.model_stock import model_stock
 from holdfast import ModelStock, Recipe
-from holdfast.methods.model_stock import ratio
+from holdfast._torch.merging import SlicesInMemory
 from methods.merges import WHERE, assert_equals, numbers, vectors
 
 
@@ -15,11 +15,15 @@ def test_float64_equals_its_definition(models):
 
 
 def test_the_angle_decides():
+    def ratio(*changes):
+        slices = SlicesInMemory(torch.ones(2), [1 + change for change in changes])
+        return ModelStock().survey(WHERE, slices)
+
     one = torch.tensor([1.0, 0.0])
-    assert ratio(torch.stack([one, one])) == pytest.approx(1)  # the same direction: the average
-    assert ratio(torch.stack([one, one.flip(0)])) == 0  # at a right angle: the base
-    assert ratio(torch.stack([one, -one])) == 0  # opposite: not beyond the base
-    assert ratio(torch.stack([one, 0 * one])) == 0  # a tensor that one model has not moved
+    assert ratio(one, one) == pytest.approx(1)  # the same direction: the average
+    assert ratio(one, one.flip(0)) == 0  # at a right angle: the base
+    assert ratio(one, -one) == 0  # opposite: not beyond the base
+    assert ratio(one, 0 * one) == 0  # a tensor that one model has not moved
 
 
 def test_what_no_model_moved_stays_to_the_bit():

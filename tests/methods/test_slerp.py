@@ -5,8 +5,12 @@ import torch
 
 from golden.slerp import slerp
 from holdfast import SLERP
-from holdfast.methods.slerp import angle_between
+from holdfast._torch.merging import SlicesInMemory
 from methods.merges import WHERE, assert_equals, vectors
+
+
+def angle_between(one, other):
+    return SLERP().survey(WHERE, SlicesInMemory(one, [other]))
 
 
 @pytest.mark.parametrize("t", [0.1, 0.5, 0.9])
@@ -49,6 +53,15 @@ def test_ends_and_straight_lines(dtype):
     zeros = torch.zeros_like(base)
     assert torch.allclose(SLERP(0.5).merged(WHERE, zeros, [tuned]), tuned / 2)
     assert angle_between(base, -base) == pytest.approx(math.pi)
+    assert angle_between(base, 3 * base) < 1e-3
+
+
+@pytest.mark.parametrize("angle", [1e-7, 1e-3, 1.0, 3.0])
+def test_the_angle(angle):
+    one = torch.tensor([2.0, 0.0], dtype=torch.float64)
+    other = torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
+    assert angle_between(one, 2 * other) == pytest.approx(angle)
+    assert angle_between(one, 5 * other) == pytest.approx(angle, rel=0.01)
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.1, "x"])

@@ -1,20 +1,19 @@
-"""Merged values of one tensor: the same function in memory and on disk."""
+"""Merged values of one tensor: the same functions in memory and on disk, slice by slice."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from holdfast._torch.layers import depth_of
 from holdfast._torch.names import plain_name
+from holdfast._torch.slices import slices
 
-if TYPE_CHECKING:
-    from holdfast.stages import Merging
-
+Result = TypeVar("Result")
 _STATISTIC = re.compile(r"(^|\.)running_(mean|var)$")
 
 
@@ -42,21 +41,57 @@ def places(names: Iterable[str]) -> dict[str, Where]:
     return {name: Where(own, depths[own]) for name, own in plain.items()}
 
 
-def merged_values(
-    method: Merging,
-    where: Where,
-    base: Tensor,
-    tuned: Sequence[Tensor],
-    out: Tensor | None = None,
-) -> Tensor:
-    """The merged values of a tensor, all flat and in the same dtype, at least float32.
+class Slice(NamedTuple):
+    """A slice of one tensor in the base and in each tuned model, flat, in at least float32.
 
-    If the method has a ``scale`` there, they may be a slice. ``out`` is memory for the result.
+    ``begin`` is its first index in the flat tensor.
     """
-    scale = method.scale(where)
-    if scale is not None:
-        return between(base, tuned[0], scale, out)
-    return tuned[0] if where.is_statistic else method.merged(where, base, tuned)
+
+    begin: int
+    base: Tensor
+    tuned: Sequence[Tensor]
+
+
+class Slices(Protocol):
+    """One tensor in all models, which is read in slices, as often as a method needs it."""
+
+    @property
+    def size(self) -> int:
+        """The number of values of the tensor."""
+
+    @property
+    def models(self) -> int:
+        """The number of tuned models."""
+
+    def map(self, do: Callable[[Slice], Result]) -> Iterator[Result]:
+        """Yield the results of a function of each slice, in their order.
+
+        Slices may be computed in parallel. Their tensors must not be kept or modified.
+        """
+
+    def part(self, begin: int, end: int) -> Slice:
+        """Return the values between two indices."""
+
+
+class SlicesInMemory(NamedTuple):
+    """Slices of tensors in memory."""
+
+    base: Tensor
+    tuned: Sequence[Tensor]
+
+    @property
+    def size(self) -> int:
+        return self.base.numel()
+
+    @property
+    def models(self) -> int:
+        return len(self.tuned)
+
+    def map(self, do: Callable[[Slice], Result]) -> Iterator[Result]:
+        return (do(self.part(*ends)) for ends in slices(self.size))
+
+    def part(self, begin: int, end: int) -> Slice:
+        return Slice(begin, self.base[begin:end], [model[begin:end] for model in self.tuned])
 
 
 def between(base: Tensor, tuned: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
@@ -68,6 +103,15 @@ def between(base: Tensor, tuned: Tensor, scale: float, out: Tensor | None = None
     if scale in (0, 1):
         return tuned if scale else base
     return torch.lerp(base, tuned, scale, out=out)
+
+
+def chosen(kept: Tensor, tuned: Tensor, base: Tensor) -> Tensor:
+    """The tuned values where ``kept`` is 1, and those of the base where it is 0.
+
+    >>> chosen(torch.tensor([0.0, 1.0]), torch.tensor([3.0, 3.0]), torch.zeros(2))
+    tensor([0., 3.])
+    """
+    return torch.lerp(base, tuned, kept)  # exact at both ends, and ten times as fast as torch.where
 
 
 def wide(*tensors: Tensor) -> torch.dtype:

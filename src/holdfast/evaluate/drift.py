@@ -14,10 +14,11 @@ from torch import Tensor
 
 from holdfast._torch.finite import is_finite
 from holdfast._torch.progress import progress_bar
+from holdfast._torch.slices import slices
 from holdfast.evaluate.report import Drift, DriftRow, Vocabulary
 from holdfast.io.checkpoint import WeightsSource, open_weights
 from holdfast.io.pairing import Pair, pair
-from holdfast.io.weights import Scratch, Weights, in_parallel, slices, widened
+from holdfast.io.weights import Scratch, Weights, in_parallel, widened
 
 #: Common names of modules at the input and at the output of a model.
 _INPUT = re.compile(r"embed|wte|wpe|shared|stem|cls_token|(^|\.)(conv1|bn1)$")

@@ -9,26 +9,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from holdfast._torch.checks import named_settings
-from holdfast._torch.merging import Where, merged_values, places, wide
+from holdfast._torch.merging import Result, Slice, Where, between, places, wide
 from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar
+from holdfast._torch.slices import slices
 from holdfast.io.adapter import AdaptedWeights
 from holdfast.io.checkpoint import PICKLES, WeightsSource, open_weights
 from holdfast.io.outputs import claim, finished, written_aside
 from holdfast.io.pairing import check_complete, pair
 from holdfast.io.safetensors_files import header_for
 from holdfast.io.untrusted import read_object
-from holdfast.io.weights import Scratch, Weights, in_parallel, slices, widened
+from holdfast.io.weights import Scratch, Spec, Weights, in_parallel
 
 if TYPE_CHECKING:
     from holdfast.stages import Merging
@@ -63,8 +64,8 @@ def merge_on_disk(
     have are merged, and the others are copied. Merging is in float32, the result has the first
     tuned model's dtype. Settings that keep the tuned model give its weights exactly.
 
-    A method that interpolates needs constant memory. Another one reads a tensor of each model at a
-    time: the largest tensor times the number of models, in float32, and a few copies of it.
+    Tensors are read in slices, so that memory stays small. A method that must know something of a
+    whole tensor first, such as a threshold, reads it twice or three times.
 
     Args:
         base: as for :func:`holdfast.io.checkpoint.open_weights`.
@@ -175,57 +176,90 @@ class _Merge:
         specs = {name: self.models[0][name] for name in names}
         header, offsets = header_for(specs)
         file.write_bytes(header)
-        write = partial(self._write_slice, file)
-        sliced = (
-            (name, offsets[name], begin, end)
-            for name, spec in specs.items()
-            for begin, end in self._slices(name, spec.size)
-        )
-        whole = ((n, offsets[n], 0, self._size(n)) for n in specs if self._is_whole(n))
-        yield from in_parallel(write, sliced)
-        yield from map(write, whole)  # one after another, to hold only one of them in memory
+        yield from in_parallel(partial(self._write_slice, file), self._tasks(specs, offsets))
 
-    def _slices(self, name: str, size: int) -> Iterator[tuple[int, int]]:
-        """The slices of a tensor: of its merged weights, then of those that are copied."""
-        if not self._is_whole(name):
-            yield from slices(self._size(name))
-        yield from slices(size, self._size(name))
+    def _tasks(self, specs: Mapping[str, Spec], offsets: Mapping[str, int]) -> Iterator[_Task]:
+        """The slices of all tensors: of their merged weights, then of those that are copied."""
+        for name, spec in specs.items():
+            shared = self._shared_size(name, spec)
+            if shared:
+                values = self._values(name, spec)
+                for ends in slices(shared):
+                    yield _Task(values, spec.dtype, offsets[name], *ends)
+            own = partial(self.models[0].read, name, scratch=self.scratch)
+            for ends in slices(spec.size, shared):
+                yield _Task(own, spec.dtype, offsets[name], *ends)
 
-    def _is_whole(self, name: str) -> bool:
-        return name in self.shared and self.method.scale(self.places[name]) is None
+    def _shared_size(self, name: str, spec: Spec) -> int:
+        """Return how many of a tensor's weights are merged. They come first."""
+        merges = spec.dtype.is_floating_point and not self._is_kept(self.places[name])
+        return self.shared[name].size if name in self.shared and merges else 0
 
-    def _size(self, name: str) -> int:
-        """Return how many of a tensor's weights all models have. They come first."""
-        return self.shared[name].size if name in self.shared else 0
+    def _is_kept(self, where: Where) -> bool:
+        scale = self.method.scale(where)
+        return scale == 1 or (scale is None and where.is_statistic)
 
-    def _write_slice(self, file: Path, task: tuple[str, int, int, int]) -> int:
-        name, offset, begin, end = task
-        values = self._merged(name, begin, end).view(torch.uint8)
-        with open(file, "r+b") as opened:
-            opened.seek(offset + begin * self.models[0][name].dtype.itemsize)
-            opened.write(values.numpy().data)
-        return values.numel()
-
-    def _merged(self, name: str, begin: int, end: int) -> torch.Tensor:
-        """Return the merged values of a slice, or the first tuned model's if it is not shared."""
-        first, where, scratch = self.models[0], self.places[name], self.scratch
-        dtype, scale = first[name].dtype, self.method.scale(where)
-        if begin >= self._size(name) or scale == 1 or not dtype.is_floating_point:
-            return first.read(name, begin, end, scratch).to(dtype)
-        own = self.shared[name]
-        before = self.base.read(own.base, begin, end, scratch)
+    def _values(self, name: str, spec: Spec) -> Callable[[int, int], torch.Tensor]:
+        """A function that computes merged values of a tensor, given begin and end."""
+        where, tensor = self.places[name], _Slices(self, self.shared[name], spec.dtype)
+        scale = self.method.scale(where)
         if scale == 0:
-            return before.to(dtype)
-        if scale is None:
-            tuned = [m.read(n, begin, end) for m, n in zip(self.models, own.tuned, strict=True)]
-            common = wide(before, *tuned)
-            values = [model.to(common) for model in tuned]
-            return merged_values(self.method, where, before.to(common), values).to(dtype)
-        before, after = widened(before, first.read(name, begin, end, scratch), scratch)
-        between = scratch("between", len(after), after.dtype)
-        return scratch.cast(
-            "stored", merged_values(self.method, where, before, [after], between), dtype
-        )
+            return partial(self.base.read, self.shared[name].base, scratch=self.scratch)
+        if scale is not None:
+            return partial(self._between, tensor, scale)
+        known = self.method.survey(where, tensor)
+        return lambda *ends: self.method.merged_slice(where, tensor.part(*ends), known)
+
+    def _between(self, tensor: _Slices, scale: float, begin: int, end: int) -> torch.Tensor:
+        _, before, (after, *_) = tensor.part(begin, end)
+        return between(before, after, scale, self.scratch("between", len(after), after.dtype))
+
+    def _write_slice(self, file: Path, task: _Task) -> int:
+        values = self.scratch.cast("stored", task.values(task.begin, task.end), task.dtype)
+        content = values.view(torch.uint8)
+        with open(file, "r+b", buffering=0) as opened:
+            opened.seek(task.offset + task.begin * task.dtype.itemsize)
+            opened.write(content.numpy().data)
+        return content.numel()
+
+
+class _Task(NamedTuple):
+    """A slice to write: a function that computes it, and its place in the file."""
+
+    values: Callable[[int, int], torch.Tensor]
+    dtype: torch.dtype
+    offset: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _Slices:
+    """The slices of a tensor that all models share, in their common dtype, at least float32."""
+
+    merge: _Merge
+    tensor: _Tensor
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        return self.tensor.size
+
+    @property
+    def models(self) -> int:
+        return len(self.tensor.tuned)
+
+    def map(self, do: Callable[[Slice], Result]) -> Iterator[Result]:
+        return in_parallel(lambda ends: do(self.part(*ends)), slices(self.size))
+
+    def part(self, begin: int, end: int) -> Slice:
+        """Read a slice; this thread's next slice overwrites it."""
+        scratch, named = self.merge.scratch, [(self.merge.base, self.tensor.base)]
+        named += zip(self.merge.models, self.tensor.tuned, strict=True)
+        read = [model.read(name, begin, end, scratch) for model, name in named]
+        dtype = wide(*read)
+        base, *tuned = (scratch.cast(f"wide {i}", one, dtype) for i, one in enumerate(read))
+        return Slice(begin, base, tuned)
 
 
 def _paths(sources: list[Weights]) -> list[str]:

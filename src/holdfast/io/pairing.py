@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from holdfast._torch.names import align, plain_name, shorten
+from holdfast._torch.slices import slices
 from holdfast._torch.vocabulary import TokenRows, is_token_embedding, token_rows
 from holdfast.io.tokens import token_change
-from holdfast.io.weights import Spec, Weights, slices
+from holdfast.io.weights import Spec, Weights
 
 _EMBEDDING = re.compile(r"embed|wte|tok|shared")
 #: Tensors that are computed, not learned; some versions of transformers do not save them.

@@ -15,19 +15,7 @@ from torch import Tensor
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Values per slice. A few float32 slices fit into a processor's cache.
-SLICE = 2**19
 _MOST_THREADS = 16  # more do not read faster, and each holds its own slice
-
-
-def slices(size: int, start: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end of each slice of a tensor, from a weight on.
-
-    >>> [end - begin for begin, end in slices(2 * SLICE + 3)]
-    [524288, 524288, 3]
-    """
-    for begin in range(start, size, SLICE):
-        yield begin, min(begin + SLICE, size)
 
 
 class Scratch(threading.local):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from holdfast._torch.adapters import adapter_parameters, has_adapters, not_linear
 from holdfast._torch.layout import like, local, whole
-from holdfast._torch.merging import Where, between, merged_values, places, wide
+from holdfast._torch.merging import Where, between, places, wide
 from holdfast.data import Collate
 from holdfast.methods._batch_norm import statistics_of
 from holdfast.reference import Reference
@@ -26,7 +26,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorMerging(Merging):
-    """A method that overrides ``scale`` or ``merged``: both define the merged tensors."""
+    """A method that overrides ``scale`` or ``merged_slice``: both define the merged tensors."""
 
     needs_reference: ClassVar[bool] = True
 
@@ -154,7 +154,7 @@ def merge_tensor(method: Merging, pair: Pair) -> None:
     before, after = whole(base), whole(tensor)
     dtype = wide(before, after)
     flat = [t.to(after.device, dtype).reshape(-1) for t in (before, after)]
-    merged = merged_values(method, where, flat[0], flat[1:]).view(after.shape)
+    merged = method.merged(where, flat[0], flat[1:]).view(after.shape)
     tensor.copy_(like(merged.to(tensor.dtype), tensor))
 
 

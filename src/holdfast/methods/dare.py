@@ -8,7 +8,6 @@ Lunch*, ICML 2024, https://arxiv.org/abs/2311.03099.
 The expectation over the masks is θ* + λ·mean of (θₜ − θ*).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from holdfast._torch.checks import above_zero, natural_number, share_below_one
-from holdfast._torch.merging import Where
+from holdfast._torch.merging import Slice, Where
 from holdfast._torch.rng import generator_of
 from holdfast.methods._merging import TensorMerging
 from holdfast.stages import Checks, MedianLoss, SearchRange, SearchSpace
@@ -54,15 +53,20 @@ class DARE(TensorMerging):
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"drop": SearchRange(0.0, 0.99, 0.9, log=False)}
 
-    def merged(self, where: Where, base: Tensor, tuned: Sequence[Tensor]) -> Tensor:
+    def merged_slice(self, where: Where, part: Slice, known: Any) -> Tensor:
+        begin, base, tuned = part
         if len(tuned) == 1 and self.drop == 0 and self.lam == 1:
-            return tuned[0]  # exact, where θ* + (θ₁ − θ*) would be rounded
+            return tuned[0].clone()  # exact, where θ* + (θ₁ − θ*) would be rounded
         change = torch.zeros_like(base)
         for number, model in enumerate(tuned):
-            change += torch.where(self._kept(where.name, number, base), model - base, 0)
-        return base + change * (self.lam / (1 - self.drop) / len(tuned))
+            kept = self._kept(where.name, number, begin, base.numel())
+            change.addcmul_(model - base, kept.to(base))
+        return base.add(change, alpha=self.lam / (1 - self.drop) / len(tuned))
 
-    def _kept(self, name: str, number: int, like: Tensor) -> Tensor:
-        """The mask of a model's changes, the same on every device."""
-        drawn = torch.rand(like.numel(), generator=generator_of("dare", self.seed, name, number))
-        return (drawn >= self.drop).to(like.device)
+    def _kept(self, name: str, model: int, begin: int, size: int) -> Tensor:
+        """1 where a change is kept, else 0; the same on every device. It has 32 random bits."""
+        generator = generator_of("dare", self.seed, name, model, begin)
+        bits = torch.empty((size + 1) // 2, dtype=torch.int64)
+        drawn = bits.random_(-(2**63), None, generator=generator).view(torch.int32)[:size]
+        least = min(round(self.drop * 2**32), 2**32 - 1) - 2**31
+        return torch.ge(drawn, least, out=torch.empty(size))

@@ -9,7 +9,7 @@ The weights of each tensor with the largest S keep their change. A change whose 
 weight is large is undone first: it is the one that forgets.
 """
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from holdfast._torch.checks import positive_share
-from holdfast._torch.merging import Where
+from holdfast._torch.largest import Largest, largest_of
+from holdfast._torch.merging import Slice, Slices, Where, chosen
 from holdfast.methods._merging import TensorMerging
-from holdfast.methods.mofo import largest
 from holdfast.stages import Checks, MedianLoss, SearchRange, SearchSpace
 
 
@@ -48,17 +48,25 @@ class FAPM(TensorMerging):
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"keep": SearchRange(0.01, 1.0, 0.1)}
 
-    def merged(self, where: Where, base: Tensor, tuned: Sequence[Tensor]) -> Tensor:
-        kept = largest(score(base, tuned[0]), max(1, int(self.keep * base.numel())))
-        return torch.where(kept, tuned[0], base)
+    def survey(self, where: Where, slices: Slices) -> tuple[float, Largest]:
+        """mean|W*|, and the changes with the largest S."""
+        mean = math.fsum(slices.map(lambda part: float(part.base.abs().sum()))) / slices.size
+        count = max(1, int(self.keep * slices.size))
+        return mean, largest_of(slices, lambda part: score(part.base, part.tuned[0], mean), count)
+
+    def merged_slice(self, where: Where, part: Slice, known: tuple[float, Largest]) -> Tensor:
+        begin, base, tuned = part
+        mean, largest = known
+        return chosen(largest.mask(begin, score(base, tuned[0], mean)), tuned[0], base)
 
 
-def score(base: Tensor, tuned: Tensor) -> Tensor:
+def score(base: Tensor, tuned: Tensor, mean: float) -> Tensor:
     """S of each weight; −∞ for a change of a weight that was 0, and 0 without a change.
 
-    >>> score(torch.tensor([2.0, 1.0, 0.0, 1.0]), torch.tensor([3.0, 2.0, 1.0, 1.0]))
+    >>> score(torch.tensor([2.0, 1.0, 0.0, 1.0]), torch.tensor([3.0, 2.0, 1.0, 1.0]), mean=1.0)
     tensor([0.5000, 0.0000,   -inf, 0.0000])
     """
-    change, size = (tuned - base).abs(), base.abs()
-    lost = torch.where(size == 0, torch.inf, size.mean() / size)  # per unit of the change
-    return torch.where(change == 0, 0.0, change - lost * change)
+    change, size = (tuned - base).abs_(), base.abs()
+    mean = max(mean, torch.finfo(base.dtype).tiny)
+    value = torch.addcdiv(change, change, size, value=-mean, out=size)
+    return value.nan_to_num_(0.0, math.inf, -math.inf)  # 0/0: no weight and no change

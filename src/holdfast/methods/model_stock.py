@@ -10,14 +10,14 @@ https://arxiv.org/abs/2403.19522. Of each tensor, with K tuned models:
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast._torch.merging import Where
+from holdfast._torch.merging import Slice, Slices, Where
 from holdfast.methods._merging import TensorMerging
 
 
@@ -40,22 +40,33 @@ class ModelStock(TensorMerging):
     least_models: ClassVar[int] = 2
     most_models: ClassVar[int | None] = None
 
-    def merged(self, where: Where, base: Tensor, tuned: Sequence[Tensor]) -> Tensor:
-        changes = torch.stack([model - base for model in tuned])
-        return base + ratio(changes) * changes.mean(0)
+    def survey(self, where: Where, slices: Slices) -> float:
+        """The ratio t."""
+        return ratio(sum(slices.map(_inner_products)))
+
+    def merged_slice(self, where: Where, part: Slice, known: float) -> Tensor:
+        mean = sum(part.tuned[1:], part.tuned[0]).div_(len(part.tuned))
+        return torch.lerp(part.base, mean, known)
 
 
-def ratio(changes: Tensor) -> float:
-    """t of the changes of K models. It is 0 if they point away from each other on average.
+def _inner_products(part: Slice) -> Any:
+    """⟨θᵢ − θ*, θⱼ − θ*⟩ of all models of a slice."""
+    changes = torch.stack([model - part.base for model in part.tuned])
+    return (changes @ changes.T).double().cpu().numpy()
 
-    >>> round(ratio(torch.tensor([[1.0, 0.0], [1.0, 1.0]])), 4)
+
+def ratio(products: Any) -> float:
+    """t of the inner products of the changes of K models.
+
+    It is 0 if they point away from each other on average.
+
+    >>> round(ratio(np.array([[1.0, 1.0], [1.0, 2.0]])), 4)
     0.8284
     """
-    lengths = torch.linalg.vector_norm(changes, dim=1, dtype=torch.float64).tolist()
+    lengths, models = np.sqrt(np.diag(products)).tolist(), len(products)
     cosines = []
-    for i, j in itertools.combinations(range(len(changes)), 2):
-        inner = float((changes[i] * changes[j]).sum(dtype=torch.float64))
+    for i, j in itertools.combinations(range(models), 2):
         product = lengths[i] * lengths[j]
-        cosines.append(inner / product if product else 0.0)
+        cosines.append(float(products[i, j]) / product if product else 0.0)
     cosine = min(1.0, max(0.0, math.fsum(cosines) / len(cosines)))
-    return len(changes) * cosine / (1 + (len(changes) - 1) * cosine)
+    return models * cosine / (1 + (models - 1) * cosine)

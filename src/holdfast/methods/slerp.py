@@ -9,7 +9,6 @@ For small angles Ω this is the linear interpolation of WiSE-FT up to terms of o
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,11 +16,10 @@ import torch
 from torch import Tensor
 
 from holdfast._torch.checks import share
-from holdfast._torch.merging import Where
+from holdfast._torch.merging import Slice, Slices, Where
 from holdfast.methods._merging import TensorMerging
 from holdfast.stages import Checks, MedianLoss, SearchRange, SearchSpace
 
-_SLICE = 2**20  # weights, to need little memory beside the tensors
 _STRAIGHT = 1e-6  # sin Ω below which the formula is 0/0: the line and the arc are the same there
 
 
@@ -50,28 +48,41 @@ class SLERP(TensorMerging):
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"t": SearchRange(0.05, 1.0, 0.5, log=False)}
 
-    def merged(self, where: Where, base: Tensor, tuned: Sequence[Tensor]) -> Tensor:
-        end = tuned[0]
-        angle = angle_between(base, end)
+    def survey(self, where: Where, slices: Slices) -> float:
+        """The angle Ω."""
+        squares = zip(*slices.map(_squares), strict=True)
+        return angle_between(*(math.sqrt(math.fsum(column)) for column in squares))
+
+    def merged_slice(self, where: Where, part: Slice, known: float) -> Tensor:
+        base, end, angle = part.base, part.tuned[0], known
         if self.t in (0, 1) or math.sin(angle) < _STRAIGHT:
             return torch.lerp(base, end, self.t)
         mine, theirs = (math.sin(s * angle) / math.sin(angle) for s in (1 - self.t, self.t))
         return (mine * base).add_(end, alpha=theirs)
 
 
-def angle_between(one: Tensor, other: Tensor) -> float:
-    """The angle between two vectors; 0 if one of them is 0.
+def _squares(part: Slice) -> tuple[float, float, float]:
+    """The squared lengths of both vectors and of their difference."""
+    vectors = part.base, part.tuned[0], part.tuned[0] - part.base
+    one, other, apart = (float(torch.dot(vector, vector)) for vector in vectors)
+    return one, other, apart
 
-    >>> round(angle_between(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])), 4)
+
+def angle_between(one: float, other: float, apart: float) -> float:
+    """The angle between two vectors, given their lengths and the length of their difference.
+
+    It is 0 if a vector is 0. The formula is accurate for small angles too, where the arccosine of
+    the inner product is not (W. Kahan, *Miscalculating Area and Angles of a Needle-like Triangle*).
+
+    >>> round(angle_between(1.0, math.sqrt(2), 1.0), 4)
     0.7854
     """
-    lengths = [float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in (one, other)]
-    if 0 in lengths:
+    long, short = max(one, other), min(one, other)
+    if short == 0:
         return 0.0
-    apart = along = 0.0
-    for a, b in zip(one.split(_SLICE), other.split(_SLICE), strict=True):
-        u, v = a / lengths[0], b / lengths[1]
-        apart += float((u - v).double().square().sum())
-        along += float((u + v).double().square().sum())
-    # Accurate for small angles, where the arccosine of the inner product is not.
-    return 2 * math.atan2(math.sqrt(apart), math.sqrt(along))
+    # Rounding may make the shortest possible difference a little too short, and so on.
+    apart = min(max(apart, long - short), long + short)
+    rest = apart - (long - short) if short >= apart else short - (long - apart)
+    above = ((long - short) + apart) * rest
+    below = (long + (short + apart)) * ((long - apart) + short)
+    return 2 * math.atan2(math.sqrt(max(0.0, above)), math.sqrt(max(0.0, below)))

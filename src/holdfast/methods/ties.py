@@ -11,17 +11,17 @@ https://arxiv.org/abs/2306.01708.
 Trimming compares the weights of one tensor. (The paper's code compares those of the whole model.)
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from holdfast._torch.checks import above_zero, positive_share
-from holdfast._torch.merging import Where
+from holdfast._torch.largest import Largest, largest_of
+from holdfast._torch.merging import Slice, Slices, Where, chosen
 from holdfast.methods._merging import TensorMerging
-from holdfast.methods.mofo import largest
 from holdfast.stages import Checks, MedianLoss, SearchRange, SearchSpace
 
 
@@ -54,17 +54,28 @@ class TIES(TensorMerging):
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"density": SearchRange(0.05, 1.0, 0.2)}
 
-    def merged(self, where: Where, base: Tensor, tuned: Sequence[Tensor]) -> Tensor:
+    def survey(self, where: Where, slices: Slices) -> list[Largest]:
+        """The largest changes of each model."""
+        count = max(1, int(self.density * slices.size))
+        models = range(slices.models)
+        return [largest_of(slices, partial(_size_of_change, model=m), count) for m in models]
+
+    def merged_slice(self, where: Where, part: Slice, known: list[Largest]) -> Tensor:
+        begin, base, tuned = part
+        kept = [
+            largest.mask(begin, _size_of_change(part, model)) for model, largest in enumerate(known)
+        ]
         if len(tuned) == 1 and self.lam == 1:  # exact, where θ* + (θ₁ − θ*) would be rounded
-            return torch.where(self._kept(tuned[0] - base), tuned[0], base)
-        changes = torch.stack([self._trimmed(model - base) for model in tuned])
-        agree = changes.sign() == changes.sum(0).sign()
-        agree &= changes != 0
-        mean = torch.where(agree, changes, 0).sum(0) / agree.sum(0).clamp(min=1)
-        return base + self.lam * mean
+            return chosen(kept[0], tuned[0], base)
+        trimmed = [(model - base).mul_(mask) for model, mask in zip(tuned, kept, strict=True)]
+        elected = sum(trimmed, torch.zeros_like(base)).sign_()
+        total, count = torch.zeros_like(base), torch.zeros_like(base)
+        for change in trimmed:
+            agrees = (change * elected > 0).to(base.dtype)
+            total.addcmul_(change, agrees)
+            count.add_(agrees)
+        return base.add(total.div_(count.clamp_(min=1)), alpha=self.lam)
 
-    def _kept(self, change: Tensor) -> Tensor:
-        return largest(change.abs(), max(1, int(self.density * change.numel())))
 
-    def _trimmed(self, change: Tensor) -> Tensor:
-        return torch.where(self._kept(change), change, 0)
+def _size_of_change(part: Slice, model: int) -> Tensor:
+    return (part.tuned[model] - part.base).abs_()
