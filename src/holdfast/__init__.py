@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from holdfast.io.models import Loader
     from holdfast.losses import count_targets, global_targets, per_sample_loss, weighted_loss
     from holdfast.methods.adamw import AdamWUpdate
+    from holdfast.methods.adapter import Adapter
     from holdfast.methods.auto import Auto
     from holdfast.methods.dare import DARE
     from holdfast.methods.dft import DFT
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from holdfast.methods.mixout import Mixout
     from holdfast.methods.model_stock import ModelStock
     from holdfast.methods.mofo import MoFO, MoFOUpdate
+    from holdfast.methods.osft import OSFT
     from holdfast.methods.random_init import RandomInit, random_init
     from holdfast.methods.recadam import RecAdam, RecAdamUpdate
     from holdfast.methods.rehearsal import Rehearsal
@@ -97,6 +99,7 @@ _PUBLIC = {
     "holdfast.io.models": "Loader",
     "holdfast.losses": "count_targets global_targets per_sample_loss weighted_loss",
     "holdfast.methods.adamw": "AdamWUpdate",
+    "holdfast.methods.adapter": "Adapter",
     "holdfast.methods.auto": "Auto",
     "holdfast.methods.dare": "DARE",
     "holdfast.methods.dft": "DFT",
@@ -120,6 +123,7 @@ _PUBLIC = {
     "holdfast.methods.mixout": "Mixout",
     "holdfast.methods.model_stock": "ModelStock",
     "holdfast.methods.mofo": "MoFO MoFOUpdate",
+    "holdfast.methods.osft": "OSFT",
     "holdfast.methods.random_init": "RandomInit random_init",
     "holdfast.methods.recadam": "RecAdam RecAdamUpdate",
     "holdfast.methods.rehearsal": "Rehearsal",
@@ -165,16 +169,15 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "DARE", "DFT", "EAFT", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "SFA", "SLERP",
-    "SPD", "STM", "TALR", "TIES", "TMKL", "AdamWUpdate", "Auto", "Distance", "Distill", "Features",
-    "Finch", "FinchUpdate", "Flow",
-    "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA",
-    "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock",
-    "NoRecall", "Plan", "Pretrained", "PretrainedHead", "Preview", "RandomInit", "RecAdam",
-    "RecAdamUpdate", "Recipe", "Reference", "Rehearsal", "Results", "Run", "SGDUpdate", "SPDUpdate",
-    "Scores", "SelfReplay", "Tracking", "Training", "Tuned", "Tuning", "Uniform", "Watch",
-    "WiseFT", "adapters_off", "anneal", "compare", "count_targets", "finetune_loop",
-    "global_targets", "linear_probe", "measure", "measure_many", "optim", "pad_collate",
-    "per_sample_loss", "preview", "random_init", "registry", "score", "train_loop", "tune",
-    "weighted_loss", "with_weights",
+    "DARE", "DFT", "EAFT", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "OSFT", "SFA",
+    "SLERP", "SPD", "STM", "TALR", "TIES", "TMKL", "AdamWUpdate", "Adapter", "Auto", "Distance",
+    "Distill", "Features", "Finch", "FinchUpdate", "Flow", "ForgettingReport", "Full",
+    "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA", "Loader", "LoopSettings",
+    "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock", "NoRecall", "Plan", "Pretrained",
+    "PretrainedHead", "Preview", "RandomInit", "RecAdam", "RecAdamUpdate", "Recipe", "Reference",
+    "Rehearsal", "Results", "Run", "SGDUpdate", "SPDUpdate", "Scores", "SelfReplay", "Tracking",
+    "Training", "Tuned", "Tuning", "Uniform", "Watch", "WiseFT", "adapters_off", "anneal",
+    "compare", "count_targets", "finetune_loop", "global_targets", "linear_probe", "measure",
+    "measure_many", "optim", "pad_collate", "per_sample_loss", "preview", "random_init", "registry",
+    "score", "train_loop", "tune", "weighted_loss", "with_weights",
 ]  # fmt: skip

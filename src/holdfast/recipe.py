@@ -416,6 +416,8 @@ def _method(stage: Stage, given: Any) -> Method:
 def _setting(value: Any) -> Any:
     if isinstance(value, Mapping) and value.get("name") in Anneal._known:
         return Anneal.from_dict({str(name): x for name, x in value.items()})
+    if isinstance(value, Mapping):
+        return {str(name): _setting(x) for name, x in value.items()}
     if isinstance(value, list):
         return tuple(value)
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):

@@ -10,6 +10,7 @@ from typing import Literal
 
 from holdfast._torch.checks import did_you_mean
 from holdfast.methods.adamw import AdamWUpdate
+from holdfast.methods.adapter import Adapter
 from holdfast.methods.auto import Auto
 from holdfast.methods.dare import DARE
 from holdfast.methods.dft import DFT
@@ -33,6 +34,7 @@ from holdfast.methods.mas import MAS
 from holdfast.methods.mixout import Mixout
 from holdfast.methods.model_stock import ModelStock
 from holdfast.methods.mofo import MoFOUpdate
+from holdfast.methods.osft import OSFT
 from holdfast.methods.random_init import RandomInit
 from holdfast.methods.recadam import RecAdamUpdate
 from holdfast.methods.rehearsal import Rehearsal
@@ -88,6 +90,14 @@ PRESETS: dict[str, tuple[Method, ...]] = {
     "standard": (),
     "holdfast": (Auto(),),
     "asft": (DFT(), Distill(strength=0.05, temperature=1.0)),  # https://arxiv.org/abs/2509.23753
+    "dora": (LoRA(dora=True),),  # https://arxiv.org/abs/2402.09353
+    "rslora": (LoRA(rslora=True),),  # https://arxiv.org/abs/2312.03732
+    "oft": (Adapter("oft"),),  # https://arxiv.org/abs/2306.07280
+    "hra": (Adapter("hra"),),  # https://arxiv.org/abs/2405.17484
+    "ia3": (Adapter("ia3"),),  # https://arxiv.org/abs/2205.05638
+    "vera": (Adapter("vera"),),  # https://arxiv.org/abs/2310.11454
+    "loha": (Adapter("loha"),),  # https://arxiv.org/abs/2108.06098
+    "lokr": (Adapter("lokr"),),  # https://arxiv.org/abs/2309.14859
 }
 
 _entries: dict[str, Entry] = {}
@@ -156,7 +166,9 @@ register("linear-probe", "trainable", LinearProbe, "2202.10054", "only the head;
 register("lp-ft", "trainable", LPFT, "2202.10054", "fit the head on frozen features first, then train everything")
 register("hft", "trainable", HFT, "2404.18466", "a random half of each layer's matrices is frozen")
 register("gradual-unfreezing", "trainable", GradualUnfreezing, "1801.06146", "unfreeze one layer after another, starting with the head")
+register("osft", "trainable", OSFT, "2504.07097", "directions of the largest singular values stay; the others are trained")
 register("lora", "trainable", LoRA, "2106.09685", "low-rank adapters beside frozen weights, through PEFT")
+register("adapter", "trainable", Adapter, "https://huggingface.co/docs/peft", "any adapter of PEFT that changes layers: OFT, IA³, VeRA, LoHa, HRA, …")
 register("mixout", "trainable", Mixout, "1909.11299", "in each forward pass, a random share of the weights is set to the pretrained ones")
 register("pretrained", "start", Pretrained, "", "start from the pretrained weights")
 register("random-init", "start", RandomInit, "2004.12651", "start from random weights and be pulled to the pretrained ones")

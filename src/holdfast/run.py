@@ -215,6 +215,7 @@ class Run:
                 total_updates=total_updates,
             )
         self.recall.attach(self)
+        self.recipe.trainable.attach(self)
         return optimizer
 
     def advance(self, update: int) -> None:

@@ -219,6 +219,9 @@ class Trainable(Method):
             return Reference(adapter_origin(run.model)).bind(run.model)
         return run.reference
 
+    def attach(self, run: Run) -> None:
+        """Called once ``run.optimizer`` exists: hooks of its step act after the penalties."""
+
     def advance(self, model: nn.Module, update: int, total_updates: int) -> None:
         """Freeze and unfreeze parameters. Called before each update, counted from 1."""
 

@@ -7,7 +7,7 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 
 from families import MULTIMODAL, save_family  # noqa: E402
 from holdfast._torch.multimodal import freeze_other_parts, is_text_generator  # noqa: E402
-from holdfast.methods.lora import linear_layers  # noqa: E402
+from holdfast.methods._adapting import linear_layers  # noqa: E402
 
 INPUTS = {"input_ids": torch.arange(4, 12).view(2, 4), "attention_mask": torch.ones(2, 4).long()}
 

@@ -40,7 +40,7 @@ def test_the_neutral_setting_is_the_stages_identity_to_the_bit(entry):
 def test_methods_without_a_neutral_setting_are_few():
     """What changes the parameters or the start itself; all others have one."""
     without = {e.name for e in ENTRIES if e.cls.neutral is None}
-    assert without == {"linear-probe", "lp-ft", "lora", "random-init", "sgd"}
+    assert without == {"linear-probe", "lp-ft", "lora", "adapter", "random-init", "sgd"}
 
 
 @every_method
@@ -86,7 +86,7 @@ def test_dtype_and_device_are_kept(entry, dtype, device):
         if "lora" not in name:  # PEFT keeps adapters of half-precision models in float32
             assert p.dtype == dtype
     assert moved
-    if entry.name != "lora":
+    if not getattr(entry.cls, "keeps_base", False):
         assert {name: (t.dtype, t.device) for name, t in model.state_dict().items()} == before
 
 

@@ -27,6 +27,12 @@ REFUSED = {
     ("lora", "dare"): "effective weights",
     ("lora", "fapm"): "effective weights",
     ("lora", "slerp"): "effective weights",
+    ("osft", "random-init"): "random",
+    ("adapter", "random-init"): "random",
+    ("adapter", "ties"): "effective weights",
+    ("adapter", "dare"): "effective weights",
+    ("adapter", "fapm"): "effective weights",
+    ("adapter", "slerp"): "effective weights",
     ("random-init", "adamw"): "pull",
     ("random-init", "sgd"): "pull",
     ("random-init", "mofo"): "pull",
@@ -87,4 +93,4 @@ def test_a_pair_that_makes_no_sense_is_refused_with_the_reason(pair):
 
 
 def test_all_pairs_are_here():
-    assert len(PAIRS) == 653
+    assert len(PAIRS) == 752

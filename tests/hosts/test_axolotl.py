@@ -164,7 +164,7 @@ def test_adapters_of_axolotl(tmp_path):
     assert (tmp_path / "a" / "adapter_model.safetensors").exists()
     state = json.loads((tmp_path / "a" / "checkpoint-8" / "trainer_state.json").read_text())
     assert state["log_history"][0]["lam"] < state["log_history"][-2]["lam"]
-    with pytest.raises(ValueError, match="leave lora out of the recipe"):
+    with pytest.raises(ValueError, match="leave LoRA out of the recipe"):
         load(tmp_path / "b", "lora+recadam")
 
 

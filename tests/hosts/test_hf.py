@@ -107,7 +107,7 @@ def test_the_neutral_recipe_is_the_trainer_to_the_bit(tmp_path, optim, steps):
             "recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "mas", "l1-sp", "sfa", "hft",
             "distill", "gradual-unfreezing", "linear-probe", "wise-ft", "sgd", "lp-ft+flow",
             "random-init+recadam", "lora+recadam+flow+l2-sp+wise-ft", "dft", "talr", "eaft",
-            "spd", "finch", "finch+l2-sp",
+            "spd", "finch", "finch+l2-sp", "osft", "hra+l2-sp", "vera+recadam+wise-ft",
         ],
         ["ewc", "finch", "gradual-unfreezing", "lp-ft+flow", "lora+recadam+flow+l2-sp+wise-ft"],
     ),
@@ -196,10 +196,14 @@ class StopAt(transformers.TrainerCallback):
 @pytest.mark.parametrize(
     "names",
     sampled(
-        ["standard", "recadam", "flow+l2-sp", "mofo", "lora+wise-ft", "mixout", "sfa", "ewc"],
-        ["recadam", "flow+l2-sp"],
+        [
+            "standard", "recadam", "flow+l2-sp", "mofo", "lora+wise-ft", "mixout", "sfa", "ewc",
+            "osft", "dora", "oft+recadam", "ia3", "hra", "vera+l2-sp+wise-ft",
+        ],
+        ["recadam", "flow+l2-sp", "vera+l2-sp+wise-ft"],
     ),
-)
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Invalid `oft_block_size`")
 def test_resume_is_exact(tmp_path, names):
     recipe = Recipe.preset(names)
     options = {

@@ -143,7 +143,7 @@ def test_the_neutral_recipe_is_the_plain_module_to_the_bit(tmp_path, accumulate,
     ],
 )  # fmt: skip
 def test_a_recipe_in_lightning_is_the_raw_loop(tmp_path, names):
-    if "lora" in names:
+    if "lora" in names or "vera" in names:
         pytest.importorskip("peft", reason="the peft extra is not installed")
     recipe = Recipe.preset(names)
     module = Mine(recipe)
@@ -248,7 +248,7 @@ def save_every(folder, n):
     [
         ("standard", 7, 6), ("recadam", 7, 6), ("flow+l2-sp", 7, 6), ("mofo", 5, 4),
         ("lora+wise-ft", 7, 6), ("mixout", 7, 6), ("sfa", 7, 6), ("ewc", 9, 8),
-        ("gradual-unfreezing", 7, 6),
+        ("gradual-unfreezing", 7, 6), ("osft", 7, 6), ("vera+l2-sp", 7, 6),
         ("recadam+flow", 5, 3), ("mixout", 4, 3),  # at the end of an epoch
     ],
 )  # fmt: skip

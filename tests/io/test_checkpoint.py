@@ -210,15 +210,43 @@ class TestAdapter:
         file.write_text(json.dumps(config))
         assert_same(open_weights(tmp_path / "adapter"), merged)
 
-    def test_what_is_not_lora(self, tmp_path):
+    @pytest.mark.filterwarnings("ignore:Invalid `oft_block_size`")
+    @pytest.mark.parametrize("kind", ["DORA", "OFT", "IA3", "VERA"])
+    def test_other_adapters_are_merged_by_peft(self, kind, tmp_path):
+        peft = pytest.importorskip("peft", reason="the peft extra is not installed")
+        options = {"target_modules": ["q_proj", "down_proj"], "modules_to_save": ["norm"]}
+        config = (
+            peft.LoraConfig(use_dora=True, **options)
+            if kind == "DORA"
+            else (
+                peft.get_peft_config({"peft_type": kind, **options})
+                if kind != "IA3"
+                else peft.IA3Config(feedforward_modules=["down_proj"], **options)
+            )
+        )
+        model = tiny(tie_word_embeddings=False)
+        model.save_pretrained(tmp_path / "base")
+        adapted = peft.get_peft_model(model, config)
+        with torch.no_grad():
+            for p in adapted.parameters():
+                if p.requires_grad:
+                    p.add_(0.1 * torch.randn_like(p))
+        adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+        live = open_weights(adapted)
+        live = {name: whole(live, name).clone() for name in live}
+        merged = adapted.merge_and_unload().state_dict()
+        for name, tensor in merged.items():
+            torch.testing.assert_close(live[name], tensor)
+        assert_same(open_weights(tmp_path / "adapter", base=tmp_path / "base"), merged)
+        with pytest.raises(ValueError, match="pass the directory of its base model"):
+            open_weights(tmp_path / "adapter", base=tiny(tie_word_embeddings=False))
+
+    def test_an_adapter_that_has_changed_its_base(self, tmp_path):
         self.adapted(tiny(), tmp_path, target_modules=["q_proj"])
         file = tmp_path / "adapter" / "adapter_config.json"
         config = json.loads(file.read_text())
-        file.write_text(json.dumps(config | {"use_dora": True}))
-        with pytest.raises(ValueError, match="more than plain LoRA"):
-            open_weights(tmp_path / "adapter", base=tmp_path / "base")
-        file.write_text(json.dumps(config | {"peft_type": "IA3"}))
-        with pytest.raises(ValueError, match="of type IA3"):
+        file.write_text(json.dumps(config | {"init_lora_weights": "pissa"}))
+        with pytest.raises(ValueError, match="init_lora_weights=pissa, which changes the base"):
             open_weights(tmp_path / "adapter", base=tmp_path / "base")
 
     def test_wrong_base(self, tmp_path):

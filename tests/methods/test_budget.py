@@ -146,7 +146,7 @@ def test_adapters_of_ones_own_return_to_the_model_without_them():
 
 class TestRefused:
     def test_adapters_that_have_learned_before(self):
-        with pytest.raises(ValueError, match=r"other values at the start: merge them"):
+        with pytest.raises(ValueError, match=r"do not start there: merge them"):
             make_run(replay(), adapted(init_lora_weights=False))
 
     def test_dora(self):

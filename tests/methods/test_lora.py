@@ -6,7 +6,8 @@ from torch import nn
 
 from holdfast._torch.adapters import adapters_off
 from holdfast.anneal import Constant
-from holdfast.methods.lora import LoRA, linear_layers
+from holdfast.methods._adapting import linear_layers
+from holdfast.methods.lora import LoRA
 from holdfast.methods.wise_ft import WiseFT
 from holdfast.optim import RecAdam
 from methods.stand_ins import ResNet, bert, free, gpt2, images, llama, make_run, same, state

@@ -123,7 +123,7 @@ class AttachedPenalties:
         self._params: list[Tensor] = []
         self._grads: list[Any] = []
         self._match_new_groups()
-        _keep_hooks(optimizer)
+        keep_hooks(optimizer)
         optimizer._holdfast_penalties = self  # type: ignore[attr-defined]
         self._handles = [
             optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)),
@@ -300,11 +300,11 @@ class AttachedPenalties:
             group[COUNT] = count
 
 
-def _keep_hooks(optimizer: Optimizer) -> None:
+def keep_hooks(optimizer: Optimizer) -> None:
     """Bind the step that calls hooks to the optimizer itself.
 
     Some releases of torch remove these calls from the classes of torch.optim for good as soon as
-    anything is compiled, for example a model. The penalties would silently stop acting.
+    anything is compiled, for example a model. Hooks would silently stop acting.
     """
     if "step" in vars(optimizer):  # a scheduler has already done so
         return

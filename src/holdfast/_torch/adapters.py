@@ -1,18 +1,28 @@
 """Wrapped models and their adapters: everything that holdfast knows about PEFT.
 
-A LoRA layer computes W + s·B·A with B = 0 at the start, so B = 0 is the pretrained model. PEFT is
-not imported here: its modules are recognized by their attributes.
+A LoRA layer computes W + s·B·A with B = 0 at the start, so B = 0 is the pretrained model, also for
+adapters that were trained. What other kinds of adapters do is measured on them while they are new
+(:mod:`holdfast._torch.adapter_probe`). PEFT is not imported here: its modules are recognized by
+their attributes.
 """
 
 import contextlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from holdfast._torch.adapter_probe import (
+    adapter_layers,
+    change_norm,
+    facts_of,
+    is_identity,
+    trained_in,
+)
+from holdfast._torch.layers import within
 from holdfast._torch.layout import whole
 
 
@@ -27,7 +37,31 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    return any(isinstance(getattr(m, "lora_B", None), nn.ModuleDict) for m in model.modules())
+    return bool(adapter_layers(model))
+
+
+def adapter_parts(model: nn.Module) -> list[str]:
+    """The names of the modules that hold adapters: all of a layer except its base layer."""
+    return [
+        f"{name}.{child}".lstrip(".")
+        for name, layer in adapter_layers(model).items()
+        for child, _ in layer.named_children()
+        if child != "base_layer"
+    ]
+
+
+def full_copies(model: nn.Module) -> list[str]:
+    """The names of the modules that hold copies of parts, which are trained in full."""
+    return [
+        f"{name}.modules_to_save".lstrip(".")
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "modules_to_save", None), nn.ModuleDict)
+    ]
+
+
+def _is_lora(layer: Any) -> bool:
+    """Whether a layer is W + s·B·A, or DoRA's."""
+    return isinstance(getattr(layer, "lora_B", None), nn.ModuleDict)
 
 
 def without_peft(model: nn.Module) -> Any:
@@ -49,46 +83,81 @@ def base_name(name: str) -> str:
     )
 
 
-def is_of_adapter(name: str) -> bool:
-    """Whether a parameter or module belongs to an adapter, or is a copy that is trained in full.
-
-    >>> is_of_adapter("q_proj.lora_A.default.weight"), is_of_adapter("q_proj.base_layer.weight")
-    (True, False)
-    """
-    return re.search(r"\.(lora_\w+|modules_to_save)\.", name) is not None
-
-
 def is_drawn_at_random(name: str) -> bool:
     """Whether a parameter is LoRA's A: random at the start, without effect while B is 0."""
     return ".lora_A." in name
 
 
 def adapter_origin(model: nn.Module) -> dict[str, Tensor]:
-    """The values at which adapters change nothing: B = 0, and DoRA's current norms."""
+    """The values of the pulled parameters at which adapters change nothing.
+
+    For LoRA, B = 0 and DoRA's current norms. For other adapters, which must be new, the current
+    values of the parameters that change their layer.
+    """
+    others = [*_other_layers(model).values()]
+    pulled = {id(p) for layer in others for p in _pulled_in(layer)}
     origin: dict[str, Tensor] = {}
     for name, p in model.named_parameters():
-        if ".lora_B." in name:
+        if ".lora_B." in name or (id(p) in pulled and not p.any()):
             origin[name] = p.new_zeros(()).expand(p.shape)
-        elif ".lora_magnitude_vector." in name:
+        elif ".lora_magnitude_vector." in name or id(p) in pulled:
             origin[name] = p.detach().clone()
     return origin
+
+
+def _other_layers(model: nn.Module) -> dict[str, Any]:
+    """The layers with adapters that are not LoRA's."""
+    return {name: layer for name, layer in adapter_layers(model).items() if not _is_lora(layer)}
+
+
+def _pulled_in(layer: Any) -> list[Tensor]:
+    facts, named = facts_of(layer), trained_in(layer)
+    if not facts.is_identity:
+        raise ValueError(
+            f"the adapters of this model ({kind_of_adapter(layer)}) do not start at the pretrained "
+            "model, so it is not known where it is: merge them first (merge_and_unload), or use an "
+            "initialization that changes nothing"
+        )
+    return [named[name] for name in facts.pulled]
+
+
+def kind_of_adapter(layer: Any) -> str:
+    """PEFT's name for the adapters of a layer."""
+    return str(type(layer).__module__).split(".")[-2].upper()  # peft.tuners.oft.layer
+
+
+def not_linear(model: nn.Module, origin: Mapping[str, Tensor] | None = None) -> str | None:
+    """Return why adapters cannot interpolate the weights of a model; None if they can.
+
+    For trained adapters that are not LoRA's, the values at which they change nothing are needed.
+    """
+    for name, layer in adapter_layers(model).items():
+        if _is_lora(layer):
+            is_linear, kind = not any(getattr(layer, "use_dora", {}).values()), "DoRA"
+        else:
+            kind, known = kind_of_adapter(layer), origin or {}
+            own = {n: known[full] for n in trained_in(layer) if (full := f"{name}.{n}") in known}
+            facts = facts_of(layer, own)
+            is_linear = facts.is_linear or not facts.is_identity
+        if not is_linear:
+            return (
+                f"{name} uses {kind}, whose weights are not linear in its parameters: keep the "
+                "tuned model, and interpolate its weights with 'holdfast merge', which reads "
+                "adapters"
+            )
+    return None
 
 
 def adapter_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     """The name of each LoRA parameter, the parameter, and whether it is a B.
 
-    Raises ValueError where scaling B would not interpolate the effective weights.
+    Raises ValueError if adapters are merged into the weights.
     """
     for prefix, module in model.named_modules():
         for kind in ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"):
             layers = getattr(module, kind, None)
             if not isinstance(layers, nn.ModuleDict | nn.ParameterDict) or not len(layers):
                 continue
-            if any(getattr(module, "use_dora", {}).values()):
-                raise ValueError(
-                    f"{prefix} uses DoRA, whose weights are not linear in B: merge the adapters "
-                    "into the model first (merge_and_unload), then interpolate with a Reference"
-                )
             if getattr(module, "merged", False):
                 raise ValueError(
                     f"the adapters of {prefix} are merged into its weights: unmerge them first "
@@ -101,12 +170,15 @@ def adapter_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
 def adapters_are_new(model: nn.Module) -> bool:
     """Whether a model with its adapters off is the model of now.
 
-    No B of LoRA has changed, nor A of an embedding, which PEFT sets to 0 instead, and parts that
-    are trained in full equal their originals.
+    No B of LoRA has changed, nor A of an embedding, which PEFT sets to 0 instead; layers with other
+    adapters compute the same as without them; and parts that are trained in full equal their
+    originals.
     """
     if any(p.any() for name, p in model.named_parameters() if ".lora_B." in name):
         return False
-    return not any(_changes_embedding(m) or _changes_copy(m) for m in model.modules())
+    if any(_changes_embedding(m) or _changes_copy(m) for m in model.modules()):
+        return False
+    return all(map(is_identity, _other_layers(model).values()))
 
 
 def _changes_embedding(module: Any) -> bool:
@@ -128,17 +200,17 @@ def _changes_copy(module: Any) -> bool:
 def adapters_are_removable(model: nn.Module) -> bool:
     """Whether a model with its adapters off is the model of now, also after training.
 
-    This holds for new adapters (B = 0) if nothing else changes: no other trained parameter, no
-    running statistics.
+    This holds for new adapters if nothing else changes: no other trained parameter, no running
+    statistics.
     """
     inner = unwrapped(model)
     if not (has_adapters(inner) and hasattr(inner, "disable_adapter")):
         return False
     if any(getattr(m, "running_mean", None) is not None for m in inner.modules()):
         return False
-    known = (".lora_A.", ".lora_B.", ".lora_magnitude_vector.")
+    parts = adapter_parts(inner)
     trained = [name for name, p in inner.named_parameters() if p.requires_grad]
-    return adapters_are_new(inner) and all(any(k in name for k in known) for name in trained)
+    return all(within(name, parts) for name in trained) and adapters_are_new(inner)
 
 
 @contextlib.contextmanager
@@ -170,11 +242,13 @@ def adapters_off(model: nn.Module) -> Iterator[nn.Module]:
 
 @torch.no_grad()
 def adapter_norms(model: nn.Module) -> list[float]:
-    """‖s·BA‖ of each LoRA layer; NaN if a layer uses DoRA, which does not add to the weights."""
-    layers: list[Any] = [m for m in model.modules() if hasattr(m, "lora_B")]
-    if any(any(getattr(layer, "use_dora", {}).values()) for layer in layers):
-        return [math.nan]
-    return [_added_norm(layer) for layer in layers]
+    """‖W − W*‖ of each layer with adapters; NaN where it is not known, such as a quantized one."""
+    return [
+        change_norm(layer)
+        if not _is_lora(layer) or any(getattr(layer, "use_dora", {}).values())
+        else _added_norm(layer)
+        for layer in adapter_layers(model).values()
+    ]
 
 
 def _added_norm(layer: Any) -> float:

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from holdfast._torch.adapters import (
+    adapter_parts,
     adapters_are_new,
     base_name,
-    is_of_adapter,
+    full_copies,
     unwrapped,
     without_peft,
 )
+from holdfast._torch.layers import within
 from holdfast._torch.layout import whole
 from holdfast._torch.rng import preserve_rng
 
@@ -123,12 +125,13 @@ def base_fingerprint(model: nn.Module) -> str:
     """The fingerprint of the model under new PEFT adapters: equal with and without them."""
     inner: Any = without_peft(model)
     tensors = {**dict(inner.named_parameters()), **dict(inner.named_buffers())}
-    are_new = adapters_are_new(inner)
-    own = {base_name(n): t for n, t in tensors.items() if not (are_new and is_of_adapter(n))}
+    added = [*adapter_parts(inner), *full_copies(inner)]
+    ignored = added if adapters_are_new(inner) else []
+    own = {base_name(n): t for n, t in tensors.items() if not within(n, ignored)}
     leaves = (
         (base_name(f"{n}.")[:-1], type(module).__name__, module.extra_repr())
         for n, module in inner.named_modules()
-        if not is_of_adapter(f"{n}.") and next(module.children(), None) is None
+        if not within(n, added) and next(module.children(), None) is None
     )
     # Trainers set these. They do not change the predictions of a language model.
     tokens = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from holdfast._torch.names import plain_name
 
@@ -131,6 +132,25 @@ def submodule(model: nn.Module, name: str) -> nn.Module:
 def within(name: str, parts: Collection[str]) -> bool:
     """Whether a parameter or module is one of the given parts of a model, or inside one."""
     return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def category_of(path: str, module: nn.Module) -> str:
+    """The category of a module, by its type and its path within the layer.
+
+    >>> linear, norm, convolution = nn.Linear(2, 2), nn.LayerNorm(2), nn.Conv2d(1, 1, 1)
+    >>> category_of(".self_attn.q_proj", linear), category_of(".mlp.up_proj", linear)
+    ('attention', 'feed-forward')
+    >>> category_of(".attention.output.LayerNorm", norm), category_of("", convolution)
+    ('norm', 'convolution')
+    """
+    if "norm" in type(module).__name__.lower():
+        return "norm"
+    if isinstance(module, _ConvNd):
+        return "convolution"
+    if all(p.dim() < 2 for p in module.parameters(recurse=False)):
+        return "other"  # for example the scale of a residual branch
+    attends = any(word in path.lower() for word in ("attn", "attention"))
+    return "attention" if attends else "feed-forward"
 
 
 def discriminative_groups(

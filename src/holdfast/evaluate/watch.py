@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast._torch.adapters import adapter_norms, base_name, unwrapped
+from holdfast._torch.adapters import adapter_norms, adapter_parts, base_name, unwrapped
 from holdfast._torch.checks import whole_number
+from holdfast._torch.layers import within
 from holdfast._torch.rng import preserve_rng
 from holdfast.evaluate.amount import limited
 from holdfast.evaluate.measure import Compared, Examination
@@ -171,14 +172,14 @@ def curves_of(history: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:
 def effective_distance(model: nn.Module, reference: Reference) -> float:
     """Return ‖θ − θ*‖ of the effective weights.
 
-    For LoRA adapters this is the norm of ΔW = s·B·A, combined with the distance of other trained
-    weights. It is NaN for DoRA, whose effective weights are not a sum of base and adapter.
+    For adapters this is the norm of the change ΔW of each layer, combined with the distance of
+    other trained weights.
     """
-    parts = adapter_norms(model)
+    parts, adapters = adapter_norms(model), adapter_parts(model)
     if not parts:
         return reference.total_distance(model)
     for name, p in model.named_parameters():
         anchor = reference.get(name, reference.get(base_name(name)))
-        if p.requires_grad and ".lora_" not in name and anchor is not None:
+        if p.requires_grad and anchor is not None and not within(name, adapters):
             parts.append(distance(p, anchor))
     return math.hypot(*parts)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, cast
 
 from holdfast._torch.imports import require
 from holdfast.hosts.hf import WithRecipe, has_own_update
-from holdfast.recipe import DEFAULT_RECIPE, Recipe, preset_that, read_recipe
+from holdfast.recipe import DEFAULT_RECIPE, Recipe, read_recipe
 
 _base: Any = require("axolotl.integrations.base", what="The Axolotl host")
 from accelerate import PartialState  # noqa: E402
@@ -199,8 +199,8 @@ def _conflict(recipe: Recipe, config: Any) -> str | None:
     if others := [n for n in ("rl", "reward_model", "process_reward_model") if asked(n)]:
         return f"holdfast trains language models on texts, not with {others[0]}: remove one of them"
     if recipe.trainable.keeps_base:
-        adapter = preset_that("keeps_base")
-        return f"Axolotl makes the adapters: leave {adapter} out of the recipe, write adapter: lora"
+        method = type(recipe.trainable).__name__
+        return f"Axolotl makes the adapters: leave {method} out of the recipe, write adapter: lora"
     if has_own_update(recipe) and (groups := [name for name in _GROUPS if asked(name)]):
         update = type(recipe.update).__name__
         return f"{update} gives all parameters the same learning rate: remove {groups[0]}"

@@ -113,6 +113,7 @@ class WithRecipe(Trainer):
         super().__init__(**given)
         _remove_copies(self.run.model, adapters)
         own = has_own_update(recipe) or recipe.penalties or recipe.recall.interpolates
+        own = own or not recipe.trainable.elementwise
         if self.is_deepspeed_enabled and own:
             raise ValueError(
                 "under DeepSpeed the Trainer gives the optimizer flat pieces of many parameters, "

@@ -1,5 +1,6 @@
-"""The effective weights of a model with a LoRA adapter: base + s·B·A."""
+"""The effective weights of a model with adapters. On disk, those of LoRA: base + s·B·A."""
 
+import copy
 import math
 import os
 import re
@@ -10,8 +11,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from holdfast._torch.adapters import base_name
+from holdfast._torch.adapter_probe import adapter_layers
+from holdfast._torch.adapters import adapter_parts, base_name, full_copies
 from holdfast._torch.imports import require
+from holdfast._torch.layers import within
 from holdfast._torch.names import align, shorten
 from holdfast._torch.vocabulary import is_token_embedding, token_rows
 from holdfast.io.patterns import matching
@@ -70,11 +73,11 @@ def is_adapter(source: str | os.PathLike[str] | nn.Module) -> bool:
     return not isinstance(source, nn.Module) and (Path(source) / "adapter_config.json").is_file()
 
 
-def base_of(adapter: Path) -> str:
+def base_of(path: Path) -> str:
     """Return the directory or hub name of the model that an adapter was trained on."""
-    base = read_config(adapter).get("base_model_name_or_path")
+    base = read_config(path).get("base_model_name_or_path")
     if not base:
-        raise FileNotFoundError(f"the adapter {adapter} names no base: pass its base model")
+        raise FileNotFoundError(f"the adapter {path} names no base: pass its base model")
     return str(base)
 
 
@@ -97,7 +100,8 @@ def read_config(path: Path) -> dict[str, Any]:
     file = path / "adapter_config.json"
     config = read_object(file)
     for key, (allowed, words) in _SETTINGS.items():
-        if (value := config.get(key)) is not None and not allowed(value):
+        is_unset = key == "r" and config.get(key) == 0 and config.get("peft_type") != "LORA"
+        if (value := config.get(key)) is not None and not (allowed(value) or is_unset):
             raise ValueError(f"{file}: {key} must be {words}, got {str(value)[:60]!r}")
     return config
 
@@ -112,7 +116,9 @@ def check_adapter(path: Path, modules: Iterable[str]) -> None:
     """Check before PEFT opens an adapter that it cannot run code, hang, or fill the memory."""
     config, tensors = read_config(path), map_safetensors(_weights_in(path))
     ranks = [config.get("r", 1), *(config.get("rank_pattern") or {}).values()]
-    largest = max((max(t.shape, default=0) for t in tensors.values()), default=0)
+    # A rank of LoRA is a dimension of its matrices. Other adapters may store them flat.
+    size = max if config.get("peft_type") == "LORA" else math.prod
+    largest = max((size(t.shape) if t.dim() else 0 for t in tensors.values()), default=0)
     if max(ranks) > largest:
         raise ValueError(f"{path}: the rank {max(ranks)} is not the one of its matrices")
     patterns = [*(config.get("alpha_pattern") or ()), *(config.get("rank_pattern") or ())]
@@ -160,19 +166,7 @@ def adapt(
     tensors: Mapping[str, Tensor],
     path: Path | None = None,
 ) -> Weights:
-    kind = config.get("peft_type")
-    if kind != "LORA":
-        raise ValueError(
-            f"{label} is an adapter of type {kind}, but only LORA is supported: merge it into its "
-            "model first"
-        )
-    odd = [key for key in ("use_dora", "use_qalora", "lora_bias") if config.get(key)]
-    start = str(config.get("init_lora_weights", "")).lower()
-    if start.startswith(("pissa", "olora", "corda", "loftq", "eva", "lora_ga")):
-        odd.append(f"init_lora_weights={start} changes the base")
-    odd += [name for name in tensors if "lora_" in name and not _PART.fullmatch(name)]
-    odd += [name for name in tensors if "trainable_tokens" in name]
-    if odd:
+    if odd := _beyond_lora(config, tensors):
         raise ValueError(
             f"{label} uses more than plain LoRA ({shorten(odd, most=2)}): merge it into its model "
             "with PEFT's merge_and_unload, and use the merged model"
@@ -205,6 +199,35 @@ def adapt(
         target = replaced.get(own, base[own])
         products[own] = _product(name, letters, config, alphas[name], target, label)
     return AdaptedWeights(label, base, products, replaced, path)
+
+
+def _beyond_lora(config: Mapping[str, Any], tensors: Iterable[str]) -> list[str]:
+    """What makes the weights of an adapter other than base + s·B·A."""
+    if (kind := config.get("peft_type")) != "LORA":
+        return [f"an adapter of type {kind}"]
+    odd = [key for key in ("use_dora", "use_qalora", "lora_bias") if config.get(key)]
+    if start := _start_that_changes_base(config):
+        odd.append(f"init_lora_weights={start} changes the base")
+    odd += [name for name in tensors if "lora_" in name and not _PART.fullmatch(name)]
+    return odd + [name for name in tensors if "trainable_tokens" in name]
+
+
+def _start_that_changes_base(config: Mapping[str, Any]) -> str | None:
+    """The initialization of LoRA, if it has changed the base: adapter and base then fit no more."""
+    start = str(config.get("init_lora_weights", "")).lower()
+    changing = ("pissa", "olora", "corda", "loftq", "eva", "lora_ga")
+    return start if start.startswith(changing) else None
+
+
+def is_plain_lora(path: Path) -> bool:
+    """Whether the weights of an adapter are base + s·B·A; raise if PEFT cannot merge it either."""
+    config, tensors = read_config(path), map_safetensors(_weights_in(path))
+    if start := _start_that_changes_base(config):
+        raise ValueError(
+            f"{path} was trained with init_lora_weights={start}, which changes the base: merge it "
+            "into the base of that training with PEFT's merge_and_unload, and use the merged model"
+        )
+    return not _beyond_lora(config, tensors)
 
 
 def _alphas(config: Mapping[str, Any], names: Iterable[str], label: str) -> dict[str, float]:
@@ -259,11 +282,28 @@ def of_peft_model(
     tensors = peft.get_peft_model_state_dict(
         model, adapter_name=active, save_embedding_layers=False
     )
+    added = [*adapter_parts(model), *full_copies(model)]
     own = {
         base_name(name): tensor
         for name, tensor in model.state_dict().items()
-        if ".lora_" not in name and ".modules_to_save." not in name
+        if not within(name, added)
     }
     config = live.peft_config[active].to_dict()
     config["peft_type"] = getattr(config["peft_type"], "value", config["peft_type"])
+    if base is None and _beyond_lora(config, tensors):
+        return LiveWeights(label, own | _merged(model, active), config=about)
     return adapt(label, base or LiveWeights(label, own, config=about), config, tensors)
+
+
+def _merged(model: nn.Module, active: str) -> dict[str, Tensor]:
+    """The weights of the layers with adapters, which are merged, and of full copies."""
+    found: dict[str, Tensor] = {}
+    for name, layer in adapter_layers(model).items():
+        merged = copy.deepcopy(layer)  # of one layer at a time
+        merged.merge()
+        own = merged.get_base_layer().state_dict()
+        found |= {base_name(f"{name}.{n}"): tensor for n, tensor in own.items()}
+    for part in full_copies(model):
+        trained = model.get_submodule(f"{part}.{active}").state_dict()
+        found |= {base_name(f"{part}.{active}.{n}"): tensor for n, tensor in trained.items()}
+    return found

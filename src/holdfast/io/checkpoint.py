@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from holdfast.io.adapter import base_of, is_adapter, of_peft_model, open_adapter
+from holdfast.io.adapter import base_of, is_adapter, is_plain_lora, of_peft_model, open_adapter
 from holdfast.io.files import first_line
 from holdfast.io.gguf import open_gguf
 from holdfast.io.hub import check_hub, is_hub_name
@@ -29,7 +29,8 @@ def open_weights(
 
     Args:
         source: a directory in the Hugging Face format, a ``.safetensors`` file, the directory of a
-            LoRA adapter (read as the effective weights, base + s·B·A), a GGUF file, or a model.
+            LoRA adapter (read as the effective weights, base + s·B·A), that of another adapter
+            (its model is loaded, and PEFT merges it), a GGUF file, or a model.
         base: the model under an adapter, or under that of a quantized model. If None, the directory
             that the adapter names is used.
         allow_pickle: also read pickled weights (``.bin``, ``.pt``), restricted to tensors.
@@ -50,7 +51,12 @@ def open_weights(
                 raise FileNotFoundError(
                     f"the base {base} of {path} is not on disk: pass its base model"
                 )
-        return open_adapter(path, open_weights(base, allow_pickle=allow_pickle))
+        under = open_weights(base, allow_pickle=allow_pickle)
+        if is_plain_lora(path):
+            return open_adapter(path, under)
+        from holdfast.io.merged_adapter import merged_adapter  # it loads models, with this module
+
+        return merged_adapter(path, under, allow_pickle=allow_pickle)
     if path.is_file() and path.suffix == ".gguf":
         return open_gguf(path)
     if pickles := _pickles(path):

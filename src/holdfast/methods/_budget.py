@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from holdfast._torch.adapters import adapters_are_new
+from holdfast._torch.adapters import adapter_parts, adapters_are_new, not_linear
+from holdfast._torch.layers import within
 from holdfast._torch.layout import like, rank_and_world
 from holdfast._torch.names import shorten
 from holdfast.methods._merging import copies_of, interpolate, pairs_of, restore
@@ -133,15 +134,19 @@ def estimate(sums: Tensor, counts: Tensor) -> Estimate:
 def check_that_all_can_return(model: nn.Module, reference: Reference | None) -> None:
     """Raise ValueError if an interpolation would not lead back to a model that starts to train.
 
-    The pretrained model is the one with B = 0 in all LoRA adapters.
+    The pretrained model is the one without its adapters.
     """
     if not adapters_are_new(model):
         raise ValueError(
-            "a budget moves LoRA's B toward 0 in the end, but the adapters of this model have "
-            "other values at the start: merge them into the weights first, or leave out budget="
+            "a budget moves adapters toward the pretrained model in the end (LoRA's B toward 0), "
+            "but the adapters of this model do not start there: merge them into the weights first, "
+            "or leave out budget="
         )
+    if reason := not_linear(model):
+        raise ValueError(reason)
+    adapters = adapter_parts(model)
     pairs = [*pairs_of(model, reference, buffers=False)]
-    others = {p: name for name, p in model.named_parameters() if ".lora_" not in name}
+    others = {p: name for name, p in model.named_parameters() if not within(name, adapters)}
     ends: dict[Tensor, Tensor] = {pair.tensor: pair.base for pair in pairs}
     if stuck := [name for p, name in others.items() if p.requires_grad and p not in ends]:
         raise ValueError(

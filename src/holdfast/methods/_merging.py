@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from holdfast._torch.adapters import adapter_parameters, has_adapters
+from holdfast._torch.adapters import adapter_parameters, has_adapters, not_linear
 from holdfast._torch.layout import like, local, whole
 from holdfast._torch.merging import Where, between, places, wide
 from holdfast.data import Collate
@@ -39,8 +39,8 @@ class TensorMerging(Merging):
         return self._refused if recipe.trainable.keeps_base else None
 
     def unfit(self, model: nn.Module, has_old_data: bool) -> str | None:
-        if has_adapters(model) and self._refused:
-            return self._refused
+        if has_adapters(model) and (reason := self._refused or not_linear(model)):
+            return reason
         return self.unfit_tensors(places(name for name, _ in model.named_parameters()).values())
 
     def merge(
@@ -53,7 +53,8 @@ class TensorMerging(Merging):
     ) -> nn.Module:
         """Merge a tuned model in place; of LoRA adapters, only B is scaled.
 
-        The reference may be None if only LoRA adapters were trained.
+        The reference may be None if only LoRA adapters were trained. With other adapters, it holds
+        the values of their parameters at which they change nothing.
         """
         if reason := self.unfit(model, has_old_data=False):
             raise ValueError(reason)
@@ -101,12 +102,12 @@ class TensorMerging(Merging):
 
     @property
     def _refused(self) -> str | None:
-        """Why the method cannot merge LoRA adapters; None if it can."""
+        """Why the method cannot merge adapters; None if it can."""
         if self.interpolates:
             return None
         name = type(self).__name__
         return (
-            f"{name} needs the effective weights, and LoRA trains two factors of their change: "
+            f"{name} needs the effective weights, and adapters are factors of their change: "
             f"train without {name}, then use 'holdfast merge', which also reads adapters"
         )
 
@@ -114,11 +115,13 @@ class TensorMerging(Merging):
 def pairs_of(model: nn.Module, reference: Reference | None, *, buffers: bool) -> Iterator[Pair]:
     """The tensors of a tuned model that a merge changes, each with its pretrained values.
 
-    Of LoRA adapters this is B. Parameters without pretrained values (a new head) are left out, and
-    so are the rows of new tokens.
+    Of LoRA adapters this is B, of others the parameters that the reference knows. Parameters
+    without pretrained values (a new head) are left out, and so are the rows of new tokens.
     """
     named: dict[str, Tensor] = dict(model.named_parameters())
     where = places([*named, *(name for name, _ in model.named_buffers())])
+    if reason := not_linear(model, reference):
+        raise ValueError(reason)
     adapters = {name: (p, is_b) for name, p, is_b in adapter_parameters(model)}
     scaled = {name: p for name, (p, is_b) in adapters.items() if is_b}
     for name, b in scaled.items():

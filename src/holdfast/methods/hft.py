@@ -16,10 +16,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from holdfast._torch.checks import natural_number, positive_integer, share
-from holdfast._torch.layers import block_of, head_of, within
+from holdfast._torch.layers import block_of, category_of, head_of, within
 from holdfast.methods._freezing import Freezing, enter, set_phases, trainable_names
 from holdfast.stages import Checks, Run
 
@@ -117,25 +116,7 @@ def matrices(model: nn.Module, keep: Sequence[str] = ()) -> dict[tuple[str, int]
         module = model.get_submodule(owner)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             continue
-        key = category(owner[len(block) :], module), numbers.setdefault(block, len(numbers))
+        key = category_of(owner[len(block) :], module), numbers.setdefault(block, len(numbers))
         if owner not in groups.setdefault(key, []):
             groups[key].append(owner)
     return groups
-
-
-def category(path: str, module: nn.Module) -> str:
-    """The category of a module, by its type and its path within the layer.
-
-    >>> category(".self_attn.q_proj", nn.Linear(2, 2)), category(".mlp.up_proj", nn.Linear(2, 2))
-    ('attention', 'feed-forward')
-    >>> category(".attention.output.LayerNorm", nn.LayerNorm(2)), category("", nn.Conv2d(1, 1, 1))
-    ('norm', 'convolution')
-    """
-    if "norm" in type(module).__name__.lower():
-        return "norm"
-    if isinstance(module, _ConvNd):
-        return "convolution"
-    if all(p.dim() < 2 for p in module.parameters(recurse=False)):
-        return "other"  # for example the scale of a residual branch
-    attends = any(word in path.lower() for word in ("attn", "attention"))
-    return "attention" if attends else "feed-forward"
