@@ -25,16 +25,8 @@ from holdfast.cli import main
 from holdfast.comparison import default, tuning
 from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.results import Results
-from holdfast.comparison.search import (
-    Search,
-    Tuning,
-    counted,
-    goals_in,
-    hopeless,
-    open_study,
-    place_of,
-    revive,
-)
+from holdfast.comparison.search import Search, Tuning, goals_in, hopeless
+from holdfast.comparison.study import counted, open_study, place_of, revive
 from holdfast.comparison.tuning import Tuned, tune, tune_in, tuned_of
 from holdfast.comparison.worker import Worker
 from holdfast.io import codec
@@ -250,7 +242,7 @@ def test_the_frontier_is_chosen_on_one_half_and_reported_on_the_other():
         ((1.0, 30.0), (1.0, 30.0)),
         ((2.5, 20.0), (0.1, 0.1)),  # beaten where it is chosen: not on the frontier
     )
-    found = tuned_of(study, Tuning(recipe="recadam"), plan)
+    found = tuned_of(study, Tuning("recadam"), plan)
     assert [point.trial for point in found.frontier] == [3, 2]
     assert found.default.trial == 1
     assert found.taken.trial == 3  # the best on the target, none within 1 %
@@ -311,7 +303,8 @@ def test_a_new_head_is_merged_as_a_run_merges_it(tmp_path, monkeypatch):
     )
     tuning = Tuning("lp-ft+flow+wise-ft", trials=1, alphas=(), prune=False)
     search = Search(plan, tuning, tmp_path / "trials", str(tmp_path / "study.log"), "one")
-    assert "objective.tau" not in search.space  # a new head has no losses yet
+    (contender,) = search.contenders.values()
+    assert "objective.tau" not in contender.space  # a new head has no losses yet
     search.run()
     (trial,) = counted(search.study)
     assert trial.state.name == "COMPLETE", trial.user_attrs.get("error")
@@ -350,7 +343,8 @@ def test_methods_that_are_chosen_for_the_model_are_searched_too(tmp_path):
     (tmp_path / "trials").mkdir()
     (tmp_path / "trials" / ".place").write_text("here")  # seeds the draws: α is not almost 1
     search = Search(plan, tuning, tmp_path / "trials", str(tmp_path / "study.log"), "one")
-    assert sorted(search.space) == ["lr", "merging.alpha", "recall.strength"]
+    (contender,) = search.contenders.values()
+    assert sorted(contender.space) == ["lr", "merging.alpha", "recall.strength"]
     search.run()
     trials = counted(search.study)
     assert [t.user_attrs.get("error") for t in trials] == [None, None]
@@ -366,7 +360,7 @@ def test_methods_that_are_chosen_for_the_model_are_searched_too(tmp_path):
     assert len(set(labels)) == len(labels)
     # Another process searches the same.
     again = Search(plan, tuning, tmp_path / "trials", str(tmp_path / "study.log"), "one", 1)
-    assert (again.recipe, again.space) == (search.recipe, search.space)
+    assert again.contenders == search.contenders
 
 
 def test_a_setting_that_nothing_has_for_this_model(tmp_path):

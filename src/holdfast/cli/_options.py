@@ -278,13 +278,18 @@ class Parser(argparse.ArgumentParser):
         if not isinstance(given, dict):
             what = type(given).__name__
             raise UsageError(f"{file} must contain options such as 'model: DIR', got a {what}")
-        actions = {a.dest: a for a in self._actions if a.dest not in ("help", "config")}
+        actions = {
+            name.lstrip("-").replace("-", "_"): action
+            for action in self._actions
+            for name in (*action.option_strings, action.dest)
+            if action.dest not in ("help", "config") and not name.startswith("--no-")
+        }
         for key, value in given.items():
             name = str(key).replace("-", "_")
             if name not in actions:
                 raise UsageError(f"{file}: unknown option {key!r}{_hint(name, actions)}")
             try:
-                yield name, _from_yaml(actions[name], value)
+                yield actions[name].dest, _from_yaml(actions[name], value)
             except argparse.ArgumentTypeError as error:
                 raise UsageError(f"{file}: {key} {error}") from None
 
