@@ -78,8 +78,7 @@ def add_options(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     tuning = settings_from(Tuning, options)
     named = tuple(name for name in tuning.recipes if name != ALL)
-    given = {"recipes": named} if named else {}
-    plan = settings_from(Plan, options, **given, seeds=(tuning.seed,))
+    plan = settings_from(Plan, options, recipes=named or Plan.recipes, seeds=(tuning.seed,))
     out = Place.at(Path(output_name(options.out)))
     check_page()
     settings_from(Tracking, options).check()

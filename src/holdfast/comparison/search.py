@@ -61,6 +61,8 @@ Halves = tuple[RunResult, RunResult]
 
 #: Rows per file, and characters per text, of the tests during training.
 LOOK_ROWS, LOOK_TEXT = 16, 4000
+#: The most samples per test at a rung.
+RUNG_SAMPLES = 32
 #: Trials by default, for one recipe and for each of several.
 TRIALS, TRIALS_EACH = 20, 3
 
@@ -179,8 +181,11 @@ class Search:
         other = replace(plan, measuring=replace(plan.measuring, half=1))
         group = folder.absolute().parent.name
         self.worker = Worker(self.plan, folder, tracking, group=group)
-        self.reporter = Worker(other, folder)
+        self.testers = self.worker, Worker(other, folder)
+        self.rung_testers = tuple(Worker(_at_rung(half), folder) for half in (self.plan, other))
         self.study = open_study(storage, name, objectives=1 if tuning.halves else 2)
+        while number and "begun" not in self.study.user_attrs:
+            time.sleep(0.1)  # the first process prepares the search for all
         self.names, _ = recipes_of(self.study, plan, tuning)
         self.most_trials = tuning.most_trials(len(self.names))
         self._resolve()
@@ -211,13 +216,12 @@ class Search:
 
     def _enqueue(self) -> None:
         """Put the defaults of every recipe into the queue: the first process for all others."""
-        if self.number == 0 and "begun" not in self.study.user_attrs:
-            for one in self.contenders.values():
-                attrs = {"first_look": True} if self.tuning.halves else None
-                self.study.enqueue_trial(one.defaults, user_attrs=attrs, skip_if_exists=True)
-            self.study.set_user_attr("begun", True)
-        while "begun" not in self.study.user_attrs:
-            time.sleep(0.1)
+        if "begun" in self.study.user_attrs:
+            return
+        for one in self.contenders.values():
+            attrs = {"first_look": True} if self.tuning.halves else None
+            self.study.enqueue_trial(one.defaults, user_attrs=attrs, skip_if_exists=True)
+        self.study.set_user_attr("begun", True)
 
     def _attempt(self, trial: Any) -> None:
         number = len([t for t in counted(self.study) if t.number < trial.number]) + 1
@@ -322,14 +326,18 @@ class Search:
         begin, found = time.monotonic(), {}
         rungs = _Rungs(self, trial, begin)
 
-        def test(run: Run, others: Sequence[float] = (), curves: tuple[Curve, ...] = ()) -> Any:
+        def test(run: Run, curves: tuple[Curve, ...] | None = None) -> dict[float | None, Halves]:
+            """Test at a rung, or with the curves of the whole training."""
             trained = time.monotonic() - begin - tracked.seconds
             rungs.progress("testing", 0, 1)
-            both = partial(self._both, run, spec, trained, curves)
+            at_end = curves is not None
+            testers = self.testers if at_end else self.rung_testers
+            both = partial(self._both, run, spec, testers, trained, curves or ())
+            others = self.tuning.alphas if at_end else ()
             return dict(self._candidates(run, contender, both, others))
 
         def at_end(run: Run, history: list[dict[str, float]]) -> None:
-            found.update(test(run, self.tuning.alphas, curves_of(history)))
+            found.update(test(run, curves_of(history)))
 
         looks = self.tuning.prune and spec.training.patience is None and not self.tuning.halves
         watch = partial(self._looking, trial) if looks else None
@@ -356,7 +364,13 @@ class Search:
         yield from merging.sweep(run.model, run.anchors, [drawn, *inside], both, **given).items()
 
     def _both(
-        self, run: Run, spec: RunSpec, trained: float, curves: tuple[Curve, ...], tuned: Any
+        self,
+        run: Run,
+        spec: RunSpec,
+        testers: Sequence[Worker],
+        trained: float,
+        curves: tuple[Curve, ...],
+        tuned: Any,
     ) -> Halves:
         """Test a merged model on both halves."""
         run.recall.on_merged(tuned, run.anchors)
@@ -366,8 +380,7 @@ class Search:
             tuned = trainable.finish(copy.deepcopy(tuned))
         start = time.monotonic()
         reports = [
-            replace(worker.measure(spec.id, tuned, recipe), curves=curves)
-            for worker in (self.worker, self.reporter)
+            replace(worker.measure(spec.id, tuned, recipe), curves=curves) for worker in testers
         ]
         spent, memory = trained + time.monotonic() - start, peak_memory()
         one, other = (
@@ -501,6 +514,14 @@ class Search:
             self.study.set_user_attr("median_loss", median)
         known = self.study.user_attrs["median_loss"]
         return None if known is None else float(known)
+
+
+def _at_rung(plan: Plan) -> Plan:
+    """The plan with the tests at a rung: fewer samples, and texts of the base only if need be."""
+    asked = plan.measuring
+    few = min(asked.limit or RUNG_SAMPLES, RUNG_SAMPLES)
+    free = 0 if asked.text or asked.data or asked.similarity else asked.context_free
+    return replace(plan, measuring=replace(asked, limit=few, context_free=free, tasks=()))
 
 
 class _Rungs:

@@ -56,7 +56,8 @@ def by_recipe(found: Tuned) -> Section:
         },
         note="Of each recipe, the best of its models that were trained longest: its score on the "
         "target, what it lost on average on the retained tests, and the share of the updates at "
-        "which it was measured. Models that were trained for different shares cannot be compared. "
+        "which it was measured. Models that were trained for different shares cannot be compared; "
+        "those that were stopped early took at most a few samples of each test. "
         "★ recommended.",
         tones=tuple("good" if one.recipe == winner else "" for one in rows),
         opened=True,
