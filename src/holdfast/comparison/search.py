@@ -244,6 +244,9 @@ class Search:
 
         self.study.tell(trial, state=TrialState[state])
 
+    def _stored(self, trial: Any) -> Any:
+        return self.study._storage.get_trial(trial._trial_id)
+
     def _contender(self, trial: Any) -> Contender:
         """The recipe of a trial, which the sampler draws."""
         if len(self.contenders) == 1:
@@ -286,7 +289,7 @@ class Search:
 
     def _put_back(self, trial: Any) -> None:
         """Undo the start of a trial; one that was enqueued is the first of the next session."""
-        fixed = trial.system_attrs.get("fixed_params")
+        fixed = self._stored(trial).system_attrs.get("fixed_params")
         kept = {n: v for n, v in trial.user_attrs.items() if n not in ("place", "worker")}
         self._tell_state(trial, "FAIL")
         if fixed:
@@ -397,7 +400,7 @@ class Search:
     def _judge(self, trial: Any, rung: int, merit: float) -> None:
         """Report the merit at a rung to Optuna's pruner; stop the trial if it does not go on."""
         step = halving.step_of(rung)
-        if trial.storage.get_trial(trial._trial_id).intermediate_values.get(step) is None:
+        if step not in self._stored(trial).intermediate_values:
             trial.report(merit, step)
         is_stopped = trial.should_prune()  # also lets others compare with it
         if "goes_on" in trial.user_attrs and rung == 0:
