@@ -91,7 +91,7 @@ def test_durations(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "0s", "1", "1.5h", "h", "30m1h", "-1h", "1 h", "soon", None])
 def test_what_is_no_duration(text):
-    with pytest.raises(ValueError, match="budget must be a duration above 0.*such as 90s, 30m"):
+    with pytest.raises(ValueError, match=r"budget must be a duration above 0.*such as 90s, 30m"):
         duration("budget", text)
 
 

@@ -10,10 +10,10 @@ examples:
   holdfast finetune --model DIR --data train.jsonl --recipe tuned/recipe.yaml --out final
 
 The search varies the learning rate and the settings of the recipe's methods. It chooses settings on
-one half of the tests and reports them on the other half. With several recipes or a budget, it uses
-successive halving: two thirds of the trainings stop at 1/9 of the updates, and two thirds of the
-others at 1/3. The same command continues a stopped search; machines that share --storage work on
-one search.
+one half of the tests and reports them on the other half. --recipes all stands for every recipe that
+fits the model and the data. With several recipes or a budget, the search uses successive halving:
+two thirds of the trainings stop at 1/9 of the updates, and two thirds of the others at 1/3. The
+same command continues a stopped search; machines that share --storage work on one search.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from typing import Any
 
 from holdfast.cli._guard import check_page
 from holdfast.cli._options import (
-    SHARED,
+    Only,
     Parser,
     add,
     add_settings,
@@ -59,11 +59,8 @@ def add_options(parser: Parser) -> None:
     add(parser, "config", "print_config")
     add_plan_options(parser, skip=("half",))  # which the search chooses
     search = parser.add_argument_group("search")
-    search.add_argument(
-        "--recipes", "--recipe", nargs="+", metavar="RECIPE", default=Tuning.recipes,
-        help=f"{SHARED['recipe']['help']}; several are searched together, and all stands for "
-        "every recipe that fits the model and the data",
-    )  # fmt: skip
+    add(search, "recipe", dest="recipes", action=Only, default=argparse.SUPPRESS)
+    add_settings(search, Plan, only=("recipes",), recipes=Tuning.recipes)
     add_settings(search, Tuning, skip=("recipes", "seed"))
     add(search, "set", "seed")
     storage = "journal file or database URL that machines share (default: study.log in --out)"
@@ -110,13 +107,13 @@ class Trials:
         self.ended: set[int] = set()
         self.rungs: dict[int, int] = {}
         self.best: tuple[float, str] = (-math.inf, "")
-        self.end: float | None = None
+        self.since = 0.0
         self.progress: Progress | None = None
 
     def begin(self, begun: Begun) -> None:
         """Say what is searched and what is left out, before the first training."""
         (done, most), clock = begun.trials, begun.clock
-        self.end = clock.end
+        self.since = clock.begin
         if len(begun.recipes) > 1:
             names = listed(begun.recipes, most=len(begun.recipes))
             tell_line(f"{len(begun.recipes)} recipes: {names}", file=sys.stderr)
@@ -128,7 +125,7 @@ class Trials:
             before = f" ({seconds(clock.before)} in earlier sessions)" if clock.before else ""
             tell_line(f"{said}{before}; {done} trials so far", file=sys.stderr)
         limit = None if math.isinf(most) else int(most)
-        self.progress = Progress(limit, "trials", until=clock.end).__enter__()
+        self.progress = Progress(limit, "trials", done, until=clock.end).__enter__()
 
     def close(self) -> None:
         if self.progress:
@@ -142,11 +139,16 @@ class Trials:
             name = f"trial {order}" + (f", {recipe}" if recipe else "")
             if trial.number not in self.names or recipe:
                 self.names[trial.number] = name
-            if trial.state.is_finished() and trial.number not in self.ended:
+            if trial.number in self.ended:
+                continue
+            reached = rungs_reached(trial)
+            if trial.state.is_finished():
                 self.ended.add(trial.number)
-                self.progress.finished(self.names[trial.number], self._words(trial))
-            elif rungs_reached(trial) > self.rungs.get(trial.number, 0):
-                self.rungs[trial.number] = rungs_reached(trial)
+                said = self._words(trial)  # also of an earlier session: it may be the best
+                if trial.datetime_complete.timestamp() >= self.since:
+                    self.progress.finished(self.names[trial.number], said)
+            elif reached > self.rungs.get(trial.number, 0):
+                self.rungs[trial.number] = reached
                 self.progress.note(self.names[trial.number], self._words(trial))
 
     def update(self, number: int, doing: str, done: int, total: int) -> None:
