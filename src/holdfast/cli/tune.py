@@ -107,14 +107,14 @@ class Trials:
         self.ended: set[int] = set()
         self.rungs: dict[int, int] = {}
         self.best: tuple[float, str] = (-math.inf, "")
-        self.since = 0.0
+        self.since, self.several = 0.0, False
         self.progress: Progress | None = None
 
     def begin(self, begun: Begun) -> None:
         """Say what is searched and what is left out, before the first training."""
         (done, most), clock = begun.trials, begun.clock
-        self.since = clock.begin
-        if len(begun.recipes) > 1:
+        self.since, self.several = clock.begin, len(begun.recipes) > 1
+        if self.several:
             names = listed(begun.recipes, most=len(begun.recipes))
             tell_line(f"{len(begun.recipes)} recipes: {names}", file=sys.stderr)
         for name, why in begun.left_out.items():
@@ -136,11 +136,9 @@ class Trials:
         assert self.progress is not None
         for order, trial in enumerate(trials, 1):
             recipe = trial.params.get(RECIPE)
-            name = f"trial {order}" + (f", {recipe}" if recipe else "")
-            if trial.number not in self.names or recipe:
-                self.names[trial.number] = name
-            if trial.number in self.ended:
+            if trial.number in self.ended or (self.several and recipe is None):
                 continue
+            self.names[trial.number] = f"trial {order}" + (f", {recipe}" if recipe else "")
             reached = rungs_reached(trial)
             if trial.state.is_finished():
                 self.ended.add(trial.number)

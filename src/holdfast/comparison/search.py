@@ -257,11 +257,14 @@ class Search:
         """Judge the first looks of this process: the best third of all recipes goes on.
 
         A recipe that is still unseen may be better or worse than all others. A look waits as long
-        as this matters, unless the search ``is_over``.
+        as this matters, unless the search ``is_over``, or half of its time: some training should
+        be completed.
         """
         looks = [t for t in self.study.get_trials(deepcopy=False) if "first_look" in t.user_attrs]
         merits = [t.user_attrs[FIRST]["merit"] for t in looks if FIRST in t.user_attrs]
         unseen = sum(not t.state.is_finished() and FIRST not in t.user_attrs for t in looks)
+        if self.end is not None and self.tuning.seconds is not None:
+            is_over |= self.end - time.time() < self.tuning.seconds / 2
         if is_over:
             unseen = 0
         paused, self.paused = self.paused, []
