@@ -107,7 +107,7 @@ class Trials:
         self.ended: set[int] = set()
         self.rungs: dict[int, int] = {}
         self.best: tuple[float, str] = (-math.inf, "")
-        self.since, self.several = 0.0, False
+        self.since, self.several, self.has_seen = 0.0, False, False
         self.progress: Progress | None = None
 
     def begin(self, begun: Begun) -> None:
@@ -147,7 +147,9 @@ class Trials:
                     self.progress.finished(self.names[trial.number], said)
             elif reached > self.rungs.get(trial.number, 0):
                 self.rungs[trial.number] = reached
-                self.progress.note(self.names[trial.number], self._words(trial))
+                if self.has_seen:  # else it was reached in an earlier session
+                    self.progress.note(self.names[trial.number], self._words(trial))
+        self.has_seen = True
 
     def update(self, number: int, doing: str, done: int, total: int) -> None:
         if self.progress and number in self.names and number not in self.ended:

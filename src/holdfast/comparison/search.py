@@ -197,6 +197,7 @@ class Search:
 
     def run(self) -> None:
         self._enqueue()
+        self.paused = [*self._adopted()]
         while True:
             self._settle()
             if len(counted(self.study)) >= self.most_trials:
@@ -223,11 +224,22 @@ class Search:
             self.study.enqueue_trial(one.defaults, user_attrs=attrs, skip_if_exists=True)
         self.study.set_user_attr("begun", True)
 
+    def _adopted(self) -> Iterator[Any]:
+        """The trials that a process with this number has left at a rung."""
+        from optuna.trial import Trial, TrialState
+
+        mine = place_of(self.folder), self.number
+        for trial in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            whose = trial.user_attrs.get("place"), trial.user_attrs.get("worker")
+            if whose == mine and FIRST in trial.user_attrs:
+                yield Trial(self.study, trial._trial_id)
+
     def _attempt(self, trial: Any) -> None:
         number = len([t for t in counted(self.study) if t.number < trial.number]) + 1
         try:
             self._do(trial, f"trial {number}")
         except _Paused:
+            trial.set_user_attr("paused", True)
             self.paused.append(trial)
         except _OutOfTime:
             pass  # what it has reached is in the study
@@ -271,9 +283,11 @@ class Search:
         # The best first: time may be short.
         for trial in sorted(paused, key=lambda t: -t.user_attrs[FIRST]["merit"]):
             merit = trial.user_attrs[FIRST]["merit"]
-            if halving.goes_on(merit, [*merits, *[math.inf] * unseen]):
+            went_on = "first_look" not in trial.user_attrs or "goes_on" in trial.user_attrs
+            if went_on or halving.goes_on(merit, [*merits, *[math.inf] * unseen]):
                 if self._has_time_for(self._contender(trial), rungs=2):
                     trial.set_user_attr("goes_on", True)
+                    trial.set_user_attr("paused", False)
                     self._attempt(trial)
             elif halving.goes_on(merit, [*merits, *[-math.inf] * unseen]):
                 self.paused.append(trial)
@@ -395,7 +409,7 @@ class Search:
         return one, other
 
     def _report_known(self, trial: Any) -> None:
-        """Report the rungs that a stopped trial had reached, in whose place this one is."""
+        """Report the rungs that the trial had reached before it was stopped."""
         for rung in range(len(halving.RUNGS) - 1):
             if known := trial.user_attrs.get(rung_attribute(rung)):
                 self._judge(trial, rung, known["merit"])

@@ -5,14 +5,12 @@ A study is a journal file, which machines may share, or a database.
 
 import secrets
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from holdfast._torch.imports import require
 from holdfast.io.files import first_line, naming_errors, remove_cut_line, write_text
-
-#: Attributes of a stopped trial that the one in its place keeps, besides the results at its rungs.
-CARRIED = ("first_look",)
 
 
 def open_study(storage: str, name: str, *, objectives: int = 2) -> Any:
@@ -88,11 +86,7 @@ def rung_attribute(rung: int) -> str:
 
 def rungs_reached(trial: Any) -> int:
     """The number of rungs at which a trial was tested."""
-    return sum(map(is_rung, trial.user_attrs))
-
-
-def is_rung(attribute: str) -> bool:
-    return attribute.startswith("rung ")
+    return sum(name.startswith("rung ") for name in trial.user_attrs)
 
 
 def place_of(folder: Path) -> str:
@@ -104,33 +98,38 @@ def place_of(folder: Path) -> str:
     return file.read_text()
 
 
-def revive(study: Any, place: str, worker: int | None = None, *, alone: bool = False) -> None:
-    """Put the trials that were stopped in a place back in the queue.
+def revive(
+    study: Any, place: str, worker: int | None = None, *, alone: bool = False, jobs: int = 1
+) -> None:
+    """Let the trials that were stopped in a place go on.
 
-    ``worker`` is the number of the process that died; None if no process runs in this place. A
-    trial whose process has died twice has failed. A trial that was stopped before it could record
-    its place is put back after a minute, or at once if no other process uses the study (``alone``).
-    The new trial keeps the results at the rungs that the stopped one has reached.
+    A trial that has reached a rung stays as it is, and one of the ``jobs`` processes adopts it. Any
+    other is put back in the queue. ``worker`` is the number of the process that died; None if no
+    process runs in this place. A trial whose process has died twice has failed. A trial that was
+    stopped before it could record its place is put back after a minute, or at once if no other
+    process uses the study (``alone``).
     """
     from optuna.trial import TrialState
 
-    now = datetime.now()
+    now, adopted = datetime.now(), 0
     for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-        attrs = trial.user_attrs
+        attrs, keep = trial.user_attrs, partial(study._storage.set_trial_user_attr, trial._trial_id)
         old = now - trial.datetime_start > timedelta(minutes=1)
         unclaimed = "place" not in attrs and (alone or old)
         ours = attrs.get("place") == place and worker in (None, attrs.get("worker"))
         if not (ours or unclaimed):
             continue
-        deaths = attrs.get("deaths", 0) + (worker is not None)
+        deaths = attrs.get("deaths", 0) + (worker is not None and not attrs.get("paused"))
         if deaths >= 2:
-            study._storage.set_trial_user_attr(
-                trial._trial_id, "error", "the worker process died twice, possibly out of memory"
-            )
-        study.tell(trial.number, state=TrialState.FAIL)
-        if deaths < 2:
+            keep("error", "the worker process died twice, possibly out of memory")
+            study.tell(trial.number, state=TrialState.FAIL)
+        elif rungs_reached(trial):
+            keep("deaths", deaths)
+            if worker is None:
+                keep("worker", adopted % jobs)
+                adopted += 1
+        else:
+            study.tell(trial.number, state=TrialState.FAIL)
             wanted = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
-            done = {
-                name: value for name, value in attrs.items() if name in CARRIED or is_rung(name)
-            }
-            study.enqueue_trial(wanted, user_attrs={**done, "deaths": deaths})
+            look = {"first_look": True} if "first_look" in attrs else {}
+            study.enqueue_trial(wanted, user_attrs={**look, "deaths": deaths})

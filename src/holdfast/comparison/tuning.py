@@ -243,10 +243,15 @@ def tune_in(
     with _naming_damage(kept):
         _check_same(study, plan, tuning)
         clock = Clock(study, tuning.seconds)
-        _study.revive(study, _study.place_of(folder), alone=storage is None)
+        place = _study.place_of(folder)
+        _study.revive(study, place, alone=storage is None, jobs=jobs)
         recipes, left_out = search.recipes_of(study, plan, tuning)
-        most, done = tuning.most_trials(len(recipes)), len(_study.counted(study))
-        is_over = clock.is_over or done >= most
+        most, trials = tuning.most_trials(len(recipes)), _study.counted(study)
+        done = sum(trial.state.is_finished() for trial in trials)
+        left = [
+            t for t in trials if t.user_attrs.get("place") == place and not t.state.is_finished()
+        ]
+        is_over = clock.is_over or (len(trials) >= most and not left)
     if config is not None:
         write_changed(Place.at(out / "config.yaml"), config)
     if on_begin:
