@@ -38,9 +38,10 @@ def share(candidate: Candidate) -> str:
 
 
 def by_recipe(found: Tuned) -> Section:
-    """One row per recipe, the one to take first, then the others by how far they came."""
+    """One row per recipe with a trial, the one to take first, then by how far they came."""
     winner = found.taken.recipe
-    rows = sorted(found.recipes, key=lambda one: (one.recipe != winner, *_rank(one)))
+    tried = [one for one in found.recipes if one.trials]
+    rows = sorted(tried, key=lambda one: (one.recipe != winner, *_rank(one)))
     target = found.taken.reported.target
     has_tests = bool(found.taken.reported.retained)
     table = Table.of(
@@ -102,7 +103,7 @@ def _beside_defaults(found: Tuned) -> list[str]:
         one = len(found.recipes) == 1
         return ["The trial with the default settings did not complete."] if one else []
     if len(found.recipes) > 1 and found.taken == found.default:
-        return ["These are its default settings."]
+        return []
     mine, theirs = found.taken.reported, found.default.reported
     metric = mine.target.metric
     lost = f", and lost {percent(mine.loss)} ({percent(theirs.loss)})" if mine.retained else ""
