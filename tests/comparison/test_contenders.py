@@ -182,7 +182,8 @@ def test_every_method_of_a_classifier_is_searched(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     file = str(tmp_path / "rows.jsonl")
     plan = Plan(
-        save_bert(tmp_path / "bert"), file, file, old_data=file, options={"penalties.samples": 4},
+        save_bert(tmp_path / "bert", num_hidden_layers=3), file, file, old_data=file,
+        options={"penalties.samples": 4},
         training=Training(max_updates=3, batch_size=4), measuring=Measuring(context_free=0),
     )  # fmt: skip
     tuning = Tuning("all", trials=40, alphas=())

@@ -137,7 +137,7 @@ class Tuned(Shown):
         answer = Answer(headline, (*others, *results.recommendation().sentences))
         several = len(self.recipes) > 1
         names = (f"{len(self.recipes)} recipes",) if several else (self.recipes[0].recipe,)
-        first = (_searched.by_recipe(self),) if several else ()
+        first = _searched.by_recipe(self) if several else ()
         sections = (*first, *shown.sections)
         return replace(shown, kind="search", answer=answer, names=names, sections=sections)
 

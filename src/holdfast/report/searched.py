@@ -37,8 +37,11 @@ def share(candidate: Candidate) -> str:
     return "all updates" if candidate.rung == 1 else f"{_fraction(candidate.rung)} of the updates"
 
 
-def by_recipe(found: Tuned) -> Section:
-    """One row per recipe with a trial, the one to take first, then by how far they came."""
+def by_recipe(found: Tuned) -> tuple[Section, Section]:
+    """The table of the recipes, and why others have no result.
+
+    One row per recipe with a trial, the one to take first, then by how far they came.
+    """
     winner = found.taken.recipe
     tried = [one for one in found.recipes if one.trials]
     rows = sorted(tried, key=lambda one: (one.recipe != winner, *_rank(one)))
@@ -64,8 +67,12 @@ def by_recipe(found: Tuned) -> Section:
         opened=True,
     )
     notes = [f"{plain(name)} was left out: {plain(why)}" for name, why in found.left_out.items()]
-    notes += [f"{plain(one.recipe)} failed: {plain(one.error)}" for one in rows if one.error]
-    return Section("Recipe by recipe", tables=(table,), notes=tuple(notes))
+    notes += [
+        f"{plain(one.recipe)} failed in {one.failed} of {one.trials} trials: {plain(one.error)}"
+        for one in rows
+        if one.error
+    ]
+    return Section("Recipe by recipe", tables=(table,)), Section("Left out", notes=tuple(notes))
 
 
 def _winner(found: Tuned) -> str:
