@@ -148,6 +148,7 @@ def check_every_recipe_got_its_trial(search, plan, tuning):
     return found
 
 
+# Nine trainings, one per slot and two draws: fewer would not show which third goes on.
 def test_every_recipe_is_tried_and_the_best_third_goes_on(tmp_path):
     search, plan, tuning = search_over(SAMPLE, tmp_path, trials=len(SAMPLE) + 2)
     found = check_every_recipe_got_its_trial(search, plan, tuning)

@@ -122,6 +122,7 @@ def test_a_search_over_recipes_and_what_it_leaves(tmp_path, capsys):
     assert "holds another search (recipes differs)" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_a_budget_that_is_over_trains_nothing_more(tmp_path, capsys):
     assert main(["tune", "--out=out", *SEVERAL, "--budget=1h", "--trials=3"]) == 0
     study = open_study(str(tmp_path / "out" / "study.log"), "holdfast")
@@ -142,6 +143,7 @@ def test_without_time_for_one_trial_there_is_no_result(tmp_path, capsys):
     assert "no trial completed: there was no time for one" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_one_recipe_within_a_budget(tmp_path, capsys):
     given = [*FEW, "--recipe=standard", "--budget=1h", "--max-updates=4", "--trials=3"]
     assert main(["tune", "--out=out", *given]) == 0
@@ -305,6 +307,42 @@ def test_it_goes_on_after_a_kill(tmp_path):
     assert all(t.state.is_finished() for t in after)
     # What was under way was done again, with the same settings, as far as they were drawn.
     assert any(running[0].params.items() <= t.params.items() for t in after)
+
+
+def a_recipe_is_seen(file):
+    with contextlib.suppress(ValueError, KeyError):  # a line that is half written
+        trials = counted(open_study(str(file), "holdfast"))
+        return (
+            any("rung 0" in t.user_attrs for t in trials) and "rung 0" not in trials[-1].user_attrs
+        )
+    return False
+
+
+@pytest.mark.soak
+def test_a_search_over_recipes_goes_on_after_a_kill(tmp_path):
+    command = [sys.executable, "-m", "holdfast", "tune", "--out=out", *SEVERAL]
+    command += ["--max-updates=90", "--budget=1h", "--jobs=2"]
+    killed = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    study_file = tmp_path / "out" / "study.log"
+    deadline = time.monotonic() + 300
+    try:
+        while not (study_file.exists() and a_recipe_is_seen(study_file)):
+            assert killed.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+    study = open_study(str(study_file), "holdfast")
+    seen = {t.number: t.user_attrs["rung 0"] for t in counted(study) if "rung 0" in t.user_attrs}
+    assert main(command[3:]) == 0
+    study = open_study(str(study_file), "holdfast")
+    after = {t.number: t for t in counted(study)}
+    assert len(after) == 4
+    assert all(t.state.is_finished() for t in after.values())
+    assert all(after[number].user_attrs["rung 0"] == known for number, known in seen.items())
+    looks = [t.params["recipe"] for t in after.values() if "first_look" in t.user_attrs]
+    assert sorted(looks) == ["l2-sp", "standard", "wise-ft"]
 
 
 def test_the_lock_of_a_study_leads_to_it_so_that_a_dead_processs_can_be_told(tmp_path, monkeypatch):
