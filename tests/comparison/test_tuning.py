@@ -93,6 +93,7 @@ def test_a_search_and_what_it_leaves(tmp_path, capsys, monkeypatch):
 SEVERAL = ["--recipes", "standard", "wise-ft", "l2-sp", *FEW, "--trials=4", "--max-updates=4"]
 
 
+# The only search over recipes in processes, with what the command writes: four trainings.
 def test_a_search_over_recipes_and_what_it_leaves(tmp_path, capsys):
     assert main(["tune", "--out=out", *SEVERAL, "--budget=1h", "--jobs=2"]) == 0
     said = capsys.readouterr()
@@ -175,6 +176,7 @@ def halving_search(folder, *, number=0, end=None, trials=4):
     return Search(plan, tuning, folder / "trials", storage, "one", number, end=end), plan, tuning
 
 
+# Two searches of nine updates per training, because rungs of 1/9 and 1/3 must differ.
 def test_a_search_that_was_killed_within_a_rung_goes_on(tmp_path, monkeypatch):
     """The first looks that are known are not repeated, and the training resumes."""
     search, plan, tuning = halving_search(tmp_path)
