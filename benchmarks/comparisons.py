@@ -54,7 +54,8 @@ def main() -> None:
     file = "tune.json" if given.which == "tune" else "results.json"
     kept = slim(json.loads((out / file).read_text(encoding="utf-8")))
     if given.which == "tune":
-        for point in (kept["taken"], kept["default"], kept["unmerged"], *kept["frontier"]):
+        best = [recipe["best"] for recipe in kept["recipes"]]
+        for point in (kept["taken"], kept["default"], kept["unmerged"], *kept["frontier"], *best):
             for half in ("chosen", "reported"):
                 del point[half]["versions"], point[half]["kl"], point[half]["drift"]
     shown = [word for word in command if not word.startswith("--out")]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from holdfast import Recipe, Run, registry
-from holdfast.comparison.search import space_of
+from holdfast.comparison.contenders import space_of
 
 sys.path.insert(0, str(Path(__file__).parent / "contract"))
 import test_contract as contract

@@ -29,6 +29,7 @@ from holdfast._torch.checks import NamedSettings, did_you_mean
 from holdfast._torch.imports import require
 from holdfast.anneal import Anneal
 from holdfast.io.untrusted import parse_yaml
+from holdfast.losses import LossFunction, Task
 from holdfast.methods.adamw import AdamWUpdate
 from holdfast.methods.identity import Full, Keep, NoRecall, Pretrained, Uniform
 from holdfast.registry import STAGES, Stage, entry_of
@@ -134,6 +135,12 @@ class Recipe(NamedSettings):
             )
         for _, method in self:
             if reason := method.unfit(model, has_old_data):
+                raise ValueError(reason)
+
+    def check_task(self, task: Task | LossFunction) -> None:
+        """Raise ValueError if a method cannot be used for a task."""
+        for _, method in self:
+            if reason := method.unfit_task(task):
                 raise ValueError(reason)
 
     @property

@@ -161,6 +161,10 @@ class Method(NamedSettings):
         """
         return None
 
+    def unfit_task(self, task: Task | LossFunction) -> str | None:
+        """Return why the method cannot be used for a task, or None if it can."""
+        return None
+
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         """Return the settings that ``tune`` searches, by name.
 

@@ -195,7 +195,7 @@ def test_damaged_files_of_a_stopped_run(name, text, place, capsys):
 @pytest.mark.parametrize("damage", ["middle", "text", "shape", "bytes"])
 def test_a_damaged_study(damage, place, capsys):
     pytest.importorskip("optuna", reason="the cli extra is not installed")
-    from holdfast.comparison.search import open_study
+    from holdfast.comparison.study import open_study
 
     study = open_study(str(place / "out" / "study.log"), "holdfast")
     study.set_user_attr("search", 1 if damage == "shape" else {})
@@ -213,7 +213,7 @@ def test_a_damaged_study(damage, place, capsys):
 
 def test_a_journal_that_was_cut_short(place):
     pytest.importorskip("optuna", reason="the cli extra is not installed")
-    from holdfast.comparison.search import open_study
+    from holdfast.comparison.study import open_study
 
     file = place / "study.log"
     open_study(str(file), "one").set_user_attr("a", 1)

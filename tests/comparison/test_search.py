@@ -7,7 +7,8 @@ import pytest
 from comparison.small_plan import make_plan
 from holdfast import RecAdamUpdate, Recipe
 from holdfast.anneal import Constant, Linear
-from holdfast.comparison.search import Search, Tuning, goals_in, space_of, suggest
+from holdfast.comparison.contenders import space_of, suggest
+from holdfast.comparison.search import Search, Tuning, goals_in
 from holdfast.stages import SearchRange
 from report.sample_results import run
 
@@ -75,7 +76,7 @@ def test_the_learning_rate_is_searched_around_its_default(recipe, lr, centre, tm
     plan = make_plan(tmp_path, recipes=(recipe,), seeds=(0,))
     plan = replace(plan, training=replace(plan.training, lr=lr))
     found = Search(plan, Tuning(recipe), tmp_path / "trials", str(tmp_path / "study.log"), "a")
-    assert found.space["lr"].default == centre
+    assert found.contenders[recipe].space["lr"].default == centre
 
 
 def test_a_training_signal_is_no_goal():

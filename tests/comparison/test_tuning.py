@@ -19,22 +19,15 @@ pytest.importorskip("optuna", reason="the cli extra is not installed")
 import optuna
 import torch
 
+from comparison.small_plan import make_plan
 from comparison.tiny import save_bert, save_images, save_resnet
 from holdfast import Recipe
 from holdfast.cli import main
 from holdfast.comparison import default, tuning
 from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.results import Results
-from holdfast.comparison.search import (
-    Search,
-    Tuning,
-    counted,
-    goals_in,
-    hopeless,
-    open_study,
-    place_of,
-    revive,
-)
+from holdfast.comparison.search import Search, Tuning, goals_in, hopeless
+from holdfast.comparison.study import counted, open_study, place_of, revive
 from holdfast.comparison.tuning import Tuned, tune, tune_in, tuned_of
 from holdfast.comparison.worker import Worker
 from holdfast.io import codec
@@ -97,6 +90,167 @@ def test_a_search_and_what_it_leaves(tmp_path, capsys, monkeypatch):
     assert "holds another search" in capsys.readouterr().err
 
 
+SEVERAL = ["--recipes", "standard", "wise-ft", "l2-sp", *FEW, "--trials=4", "--max-updates=4"]
+
+
+# The only search over recipes in processes, with what the command writes: four trainings.
+def test_a_search_over_recipes_and_what_it_leaves(tmp_path, capsys):
+    assert main(["tune", "--out=out", *SEVERAL, "--budget=1h", "--jobs=2"]) == 0
+    said = capsys.readouterr()
+    assert "3 recipes: standard, wise-ft and l2-sp" in said.err
+    assert "budget 60.0 min, 60.0 min left; 0 trials so far" in said.err
+    assert "at 1/9 of the updates, target" in said.err
+    assert " won: it has " in said.out
+    assert "Recipe by recipe" in (tmp_path / "out" / "report.html").read_text()
+    text = (tmp_path / "out" / "tune.json").read_text()
+    found = Tuned.from_json(text)
+    assert found.to_json() == text
+    assert found.schema_version == 2
+    assert [one.recipe for one in found.recipes] == ["standard", "wise-ft", "l2-sp"]
+    assert found.taken.rung == 1
+    assert {one.rung for one in found.frontier} == {1}
+    assert sum(one.trials for one in found.recipes) == 4
+    recipe = Recipe.from_yaml((tmp_path / "out" / "recipe.yaml").read_text())
+    assert recipe.update.lr == pytest.approx(found.taken.values["lr"])
+    # Once more: nothing is trained, but the time of this session counts.
+    assert main(["tune", "--config=out/config.yaml", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "in earlier sessions" in said.err
+    again = Tuned.from_json(said.out)
+    assert replace(again, seconds=0.0) == replace(found, seconds=0.0)
+    # A search without a budget, or over other recipes, is another one.
+    assert main(["tune", "--out=out", *SEVERAL, "--recipes", "standard", "wise-ft"]) == 2
+    assert "holds another search (recipes differs)" in capsys.readouterr().err
+
+
+@pytest.mark.soak
+def test_a_budget_that_is_over_trains_nothing_more(tmp_path, capsys):
+    assert main(["tune", "--out=out", *SEVERAL, "--budget=1h", "--trials=3"]) == 0
+    study = open_study(str(tmp_path / "out" / "study.log"), "holdfast")
+    before = [(t.number, t.state) for t in study.get_trials()]
+    study.set_user_attr("session x", [0.0, 3600.0])
+    capsys.readouterr()
+    assert main(["tune", "--out=out", *SEVERAL, "--budget=1h", "--trials=9"]) == 0
+    assert "budget 60.0 min, 0 s left" in capsys.readouterr().err
+    study = open_study(str(tmp_path / "out" / "study.log"), "holdfast")
+    assert [(t.number, t.state) for t in study.get_trials()] == before
+
+
+def test_without_time_for_one_trial_there_is_no_result(tmp_path, capsys):
+    study = open_study(str(tmp_path / "out" / "study.log"), "holdfast", objectives=1)
+    study.set_user_attr("session x", [0.0, 3600.0])
+    (tmp_path / "out" / ".holdfast").write_text("tune\n")
+    assert main(["tune", "--out=out", *SEVERAL, "--budget=1h"]) == 2
+    assert "no trial completed: there was no time for one" in capsys.readouterr().err
+
+
+@pytest.mark.soak
+def test_one_recipe_within_a_budget(tmp_path, capsys):
+    given = [*FEW, "--recipe=standard", "--budget=1h", "--max-updates=4", "--trials=3"]
+    assert main(["tune", "--out=out", *given]) == 0
+    found = Tuned.load(tmp_path / "out" / "tune.json")
+    assert found.taken.rung == 1
+    assert found.default is not None
+    assert found.seconds > 0
+
+
+def test_the_first_version_is_read():
+    plan = Plan(model="m", data="d", target="t")
+    found = tuned_of(study_of(((2.0, 10.0), (2.0, 10.0))), Tuning("recadam"), plan)
+    old = json.loads(found.to_json())
+    for name in ("recipes", "left_out", "seconds", "second"):
+        del old[name]
+    for one in (old["taken"], old["default"], *old["frontier"]):
+        del one["rung"], one["recipe"]
+    again = Tuned.from_json(json.dumps({**old, "recipe": "recadam", "schema_version": 1}))
+    assert [one.recipe for one in again.recipes] == ["recadam"]
+    assert again.to_yaml() == found.to_yaml()
+    assert "Found (defaults)" in repr(again)
+
+
+def halving_search(folder, *, number=0, end=None, trials=4):
+    plan = make_plan(folder, updates=9)
+    plan = replace(plan, measuring=replace(plan.measuring, context_free=0))
+    tuning = Tuning(("standard", "l2-sp", "lora"), trials=trials, alphas=())
+    storage = str(folder / "study.log")
+    return Search(plan, tuning, folder / "trials", storage, "one", number, end=end), plan, tuning
+
+
+# Two searches of nine updates per training, because rungs of 1/9 and 1/3 must differ.
+def test_a_search_that_was_killed_within_a_rung_goes_on(tmp_path, monkeypatch):
+    """The first looks that are known are not repeated, and the training resumes."""
+    search, plan, tuning = halving_search(tmp_path)
+    do, stop = Search._train_and_test, []
+
+    def killed(self, trial, *given):
+        stop.append(trial)
+        if len(stop) == 3:
+            raise KeyboardInterrupt
+        return do(self, trial, *given)
+
+    monkeypatch.setattr(Search, "_train_and_test", killed)
+    with pytest.raises(KeyboardInterrupt):
+        search.run()
+    known = {t.params["recipe"]: t.user_attrs["rung 0"] for t in counted(search.study)[:2]}
+    assert [t.state.name for t in counted(search.study)][1:] == ["RUNNING"] * 2
+    revive(search.study, place_of(tmp_path / "trials"), alone=True)
+    monkeypatch.setattr(Search, "_train_and_test", do)
+    again, _, _ = halving_search(tmp_path)
+    again.run()
+    trials = counted(again.study)
+    assert len(trials) == 4
+    assert all(t.state.is_finished() for t in trials)
+    assert [t.user_attrs.get("error") for t in trials] == [None] * 4
+    for trial in trials:
+        if "first_look" in trial.user_attrs and trial.params["recipe"] in known:
+            assert trial.user_attrs["rung 0"] == known[trial.params["recipe"]]
+    assert len([t for t in trials if "first_look" in t.user_attrs]) == 3
+    assert tuned_of(again.study, tuning, plan).taken.rung == 1
+
+
+def test_a_trial_that_cannot_end_in_time_does_not_start(tmp_path):
+    search, plan, tuning = halving_search(tmp_path, trials=3)
+    search.run()
+    states = [t.state.name for t in search.study.get_trials()]
+    late, _, _ = halving_search(tmp_path, trials=9, end=time.time() + 0.01)
+    time.sleep(0.02)
+    late.run()
+    assert [t.state.name for t in late.study.get_trials()] == [*states, "FAIL"]
+    assert len(counted(late.study)) == 3
+
+
+def test_a_training_that_runs_out_of_time_keeps_its_rung_and_is_put_back(tmp_path, monkeypatch):
+    search, plan, tuning = halving_search(tmp_path, trials=3)
+    monkeypatch.setattr("holdfast.comparison.search._Rungs._has_time", lambda *_, **__: False)
+    search.run()
+    trials = counted(search.study)
+    assert sorted(t.state.name for t in trials) == ["PRUNED", "PRUNED", "RUNNING"]
+    found = tuned_of(search.study, tuning, plan)
+    assert found.taken.rung == pytest.approx(1 / 3)
+    assert "No training was completed" in found.sentences()[0]
+    monkeypatch.undo()
+    revive(search.study, place_of(tmp_path / "trials"), alone=True)
+    again, _, _ = halving_search(tmp_path, trials=3)
+    again.run()
+    assert tuned_of(again.study, tuning, plan).taken.rung == 1
+
+
+def test_a_test_at_a_rung_does_not_change_the_training(tmp_path):
+    """The weights at the end are those of a run without rungs, to the last bit."""
+    plan = make_plan(tmp_path, recipes=("mixout",), seeds=(0,), updates=9)
+    ends = []
+    for halving in (True, False):
+        tuning = Tuning("mixout", trials=1, alphas=(), budget="1h" if halving else None)
+        folder = tmp_path / str(halving)
+        search = Search(plan, tuning, folder / "trials", str(folder / "study.log"), "one")
+        search.run()
+        (trial,) = counted(search.study)
+        assert trial.state.name == "COMPLETE", trial.user_attrs.get("error")
+        assert ("rung 1" in trial.user_attrs) == halving
+        ends.append(trial.user_attrs["halves"]["chosen"]["target"])
+    assert ends[0] == ends[1]
+
+
 def test_other_columns_and_early_stopping(tmp_path, capsys):
     for name, said in (("train", "four"), ("dev", "five"), ("valid", "none at all")):
         rows = [{"problem": f"two and {i}", "solution": said, "id": i} for i in range(6)]
@@ -155,6 +309,42 @@ def test_it_goes_on_after_a_kill(tmp_path):
     assert all(t.state.is_finished() for t in after)
     # What was under way was done again, with the same settings, as far as they were drawn.
     assert any(running[0].params.items() <= t.params.items() for t in after)
+
+
+def a_recipe_is_seen(file):
+    with contextlib.suppress(ValueError, KeyError):  # a line that is half written
+        trials = counted(open_study(str(file), "holdfast"))
+        return (
+            any("rung 0" in t.user_attrs for t in trials) and "rung 0" not in trials[-1].user_attrs
+        )
+    return False
+
+
+@pytest.mark.soak
+def test_a_search_over_recipes_goes_on_after_a_kill(tmp_path):
+    command = [sys.executable, "-m", "holdfast", "tune", "--out=out", *SEVERAL]
+    command += ["--max-updates=90", "--budget=1h", "--jobs=2"]
+    killed = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    study_file = tmp_path / "out" / "study.log"
+    deadline = time.monotonic() + 300
+    try:
+        while not (study_file.exists() and a_recipe_is_seen(study_file)):
+            assert killed.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+    study = open_study(str(study_file), "holdfast")
+    seen = {t.number: t.user_attrs["rung 0"] for t in counted(study) if "rung 0" in t.user_attrs}
+    assert main(command[3:]) == 0
+    study = open_study(str(study_file), "holdfast")
+    after = {t.number: t for t in counted(study)}
+    assert len(after) == 4
+    assert all(t.state.is_finished() for t in after.values())
+    assert all(after[number].user_attrs["rung 0"] == known for number, known in seen.items())
+    looks = [t.params["recipe"] for t in after.values() if "first_look" in t.user_attrs]
+    assert sorted(looks) == ["l2-sp", "standard", "wise-ft"]
 
 
 def test_the_lock_of_a_study_leads_to_it_so_that_a_dead_processs_can_be_told(tmp_path, monkeypatch):
@@ -250,7 +440,7 @@ def test_the_frontier_is_chosen_on_one_half_and_reported_on_the_other():
         ((1.0, 30.0), (1.0, 30.0)),
         ((2.5, 20.0), (0.1, 0.1)),  # beaten where it is chosen: not on the frontier
     )
-    found = tuned_of(study, Tuning(recipe="recadam"), plan)
+    found = tuned_of(study, Tuning("recadam"), plan)
     assert [point.trial for point in found.frontier] == [3, 2]
     assert found.default.trial == 1
     assert found.taken.trial == 3  # the best on the target, none within 1 %
@@ -311,7 +501,8 @@ def test_a_new_head_is_merged_as_a_run_merges_it(tmp_path, monkeypatch):
     )
     tuning = Tuning("lp-ft+flow+wise-ft", trials=1, alphas=(), prune=False)
     search = Search(plan, tuning, tmp_path / "trials", str(tmp_path / "study.log"), "one")
-    assert "objective.tau" not in search.space  # a new head has no losses yet
+    (contender,) = search.contenders.values()
+    assert "objective.tau" not in contender.space  # a new head has no losses yet
     search.run()
     (trial,) = counted(search.study)
     assert trial.state.name == "COMPLETE", trial.user_attrs.get("error")
@@ -350,7 +541,8 @@ def test_methods_that_are_chosen_for_the_model_are_searched_too(tmp_path):
     (tmp_path / "trials").mkdir()
     (tmp_path / "trials" / ".place").write_text("here")  # seeds the draws: α is not almost 1
     search = Search(plan, tuning, tmp_path / "trials", str(tmp_path / "study.log"), "one")
-    assert sorted(search.space) == ["lr", "merging.alpha", "recall.strength"]
+    (contender,) = search.contenders.values()
+    assert sorted(contender.space) == ["lr", "merging.alpha", "recall.strength"]
     search.run()
     trials = counted(search.study)
     assert [t.user_attrs.get("error") for t in trials] == [None, None]
@@ -366,7 +558,7 @@ def test_methods_that_are_chosen_for_the_model_are_searched_too(tmp_path):
     assert len(set(labels)) == len(labels)
     # Another process searches the same.
     again = Search(plan, tuning, tmp_path / "trials", str(tmp_path / "study.log"), "one", 1)
-    assert (again.recipe, again.space) == (search.recipe, search.space)
+    assert again.contenders == search.contenders
 
 
 def test_a_setting_that_nothing_has_for_this_model(tmp_path):
@@ -403,6 +595,9 @@ def test_an_error_of_the_plan_is_sent_as_text(monkeypatch):
         (["--storage=nowhere://x"], "nowhere"),
         (["--target=gone.jsonl"], "gone.jsonl"),
         (["--limit=0"], "limit must be at least 1"),
+        (["--budget=soon"], "budget must be a duration above 0 in days, hours, minutes"),
+        (["--recipes", "flow", "flow"], "recipes contains 'flow' twice"),
+        (["--recipes", "flow", "rehearsal"], "Rehearsal needs data of the old task"),
     ],
 )
 def test_bad_input_is_one_sentence(given, words, capsys):

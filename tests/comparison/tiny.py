@@ -15,7 +15,7 @@ COLOURS = {"red": (200, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 200)}
 
 def save_bert(folder, cls=transformers.BertModel, **more):
     torch.manual_seed(0)
-    cls(transformers.BertConfig(**BERT, **more)).save_pretrained(folder)
+    cls(transformers.BertConfig(**{**BERT, **more})).save_pretrained(folder)
     make_tokenizer(cls_token="[CLS]", sep_token="[SEP]").save_pretrained(folder)
     return str(folder)
 

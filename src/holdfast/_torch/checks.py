@@ -8,6 +8,7 @@ import functools
 import inspect
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -77,6 +78,23 @@ def one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
+
+
+def duration(name: str, value: Any) -> float:
+    """The seconds of a duration such as ``"90s"`` or ``"1h30m"``.
+
+    >>> duration("budget", "1h30m"), duration("budget", "2d")
+    (5400.0, 172800.0)
+    """
+    found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", str(value).strip())
+    parts = found.groups("0") if found else ()
+    seconds = sum(int(n) * size for n, size in zip(parts, (86400, 3600, 60, 1), strict=False))
+    if not seconds:
+        raise ValueError(
+            f"{name} must be a duration above 0 in days, hours, minutes and seconds, such as 90s, "
+            f"30m, 1h30m or 2d, got {value!r}"
+        )
+    return float(seconds)
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:

@@ -114,6 +114,13 @@ class OneOrSeveral(argparse.Action):
         setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
 
 
+class Only(argparse.Action):
+    """Store one word as the only one of an option that takes several."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        setattr(namespace, self.dest, [values])
+
+
 class Pairs(argparse.Action):
     """Collect ``--grid NAME VALUE…`` in a dictionary; a repeated name replaces its values."""
 
@@ -150,7 +157,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "metavar": "DATA", "help": "data of an old task, for recipes that train on it as well",
     },
     "target": {"metavar": "FILE", "help": "test data of the new task (compare, tune: one file)"},
-    "recipe": {"help": "preset names joined by +, or a YAML file"},
+    "recipe": {"metavar": "RECIPE", "help": "preset names joined by +, or a YAML file"},
     "head": {
         **one_of("auto", "classification", "regression", "none"), "default": "auto",
         "help": "new head of the model; auto adds one if the data has labels that the model has "
@@ -278,13 +285,18 @@ class Parser(argparse.ArgumentParser):
         if not isinstance(given, dict):
             what = type(given).__name__
             raise UsageError(f"{file} must contain options such as 'model: DIR', got a {what}")
-        actions = {a.dest: a for a in self._actions if a.dest not in ("help", "config")}
+        known = [action for action in self._actions if action.dest not in ("help", "config")]
+        actions = {a.dest: a for a in known} | {
+            name.lstrip("-").replace("-", "_"): action
+            for action in known
+            for name in action.option_strings[:1]
+        }
         for key, value in given.items():
             name = str(key).replace("-", "_")
             if name not in actions:
                 raise UsageError(f"{file}: unknown option {key!r}{_hint(name, actions)}")
             try:
-                yield name, _from_yaml(actions[name], value)
+                yield actions[name].dest, _from_yaml(actions[name], value)
             except argparse.ArgumentTypeError as error:
                 raise UsageError(f"{file}: {key} {error}") from None
 
@@ -346,9 +358,17 @@ def add(group: argparse._ActionsContainer, *names: str, **changes: Any) -> None:
 
 
 def add_settings(
-    group: argparse._ActionsContainer, cls: type, *, only: Names | None = None, skip: Names = ()
+    group: argparse._ActionsContainer,
+    cls: type,
+    *,
+    only: Names | None = None,
+    skip: Names = (),
+    **defaults: Any,
 ) -> None:
-    """Add an option for each field of a dataclass (or ``only`` some), except for dataclasses."""
+    """Add an option for each field of a dataclass (or ``only`` some), except for dataclasses.
+
+    ``defaults`` are others than those of the fields.
+    """
     kinds, texts = get_type_hints(cls), attribute_texts(cls)
     for field in fields(cls):
         kind, name = kinds[field.name], RENAMED.get((cls.__name__, field.name), field.name)
@@ -356,7 +376,8 @@ def add_settings(
         if not (wanted and field.init) or is_dataclass(kind):
             continue
         default = field.default_factory() if callable(field.default_factory) else field.default
-        given: dict[str, Any] = {"default": None if default is MISSING else default}
+        default = defaults.get(field.name, None if default is MISSING else default)
+        given: dict[str, Any] = {"default": default}
         origin, args = get_origin(kind), get_args(kind)
         if kind is bool:
             given |= {"action": argparse.BooleanOptionalAction}

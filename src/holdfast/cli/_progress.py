@@ -14,7 +14,8 @@ from holdfast.report.words import plain, seconds
 class Progress:
     """Show the progress of several parts, which may run at the same time, on stderr.
 
-    ``what`` names the parts, ``done`` of which were finished before.
+    ``what`` names the parts, ``done`` of which were finished before. ``total`` is None if it is not
+    known, and ``until`` is the time at which they must end, if there is a limit.
 
     Example:
         >>> with Progress(2, "runs") as progress:
@@ -22,8 +23,10 @@ class Progress:
         ...     progress.finished("recadam, seed 0", "done")
     """
 
-    def __init__(self, total: int, what: str, done: int = 0) -> None:
-        self.total, self.done, self.before = total, done, done
+    def __init__(
+        self, total: int | None, what: str, done: int = 0, *, until: float | None = None
+    ) -> None:
+        self.total, self.done, self.before, self.until = total, done, done, until
         self.shares: dict[str, float] = {}
         self.begin = self.said = time.monotonic()
         self.bars: Any = _make_bars() if sys.stderr.isatty() else None
@@ -55,27 +58,42 @@ class Progress:
     def finished(self, name: str, text: str) -> None:
         self.shares.pop(name, None)
         self.done += 1
-        line = f"[{self.done}/{self.total}] {name}: {text}"
+        if name in self.tasks:
+            self.bars.remove_task(self.tasks.pop(name))
+        self.note(name, text)
+
+    def note(self, name: str, text: str) -> None:
+        """Print a line about a part."""
+        line = f"[{self._count()}] {name}: {text}"
         if not self.bars:
             self._say(line)
             return
-        if name in self.tasks:
-            self.bars.remove_task(self.tasks.pop(name))
+        if self.until is not None:
+            line += self._left()
         self.bars.console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
         self._show_all()
 
     def _show_all(self) -> None:
         """Update the bar of all parts; running parts count for the time left."""
         done = self.done + sum(self.shares.values())
-        self.bars.update(self.all, completed=done, count=f"{self.done}/{self.total}")
+        self.bars.update(self.all, completed=done, count=self._count())
 
     def _say(self, line: str) -> None:
         self.said = time.monotonic()
-        done = self.done + sum(self.shares.values())
-        if self.before < done < self.total:
-            each = (self.said - self.begin) / (done - self.before)
-            line += f" (about {seconds(each * (self.total - done))} left)"
-        tell_line(line, file=sys.stderr)
+        tell_line(line + self._left(), file=sys.stderr)
+
+    def _count(self) -> str:
+        return str(self.done) if self.total is None else f"{self.done}/{self.total}"
+
+    def _left(self) -> str:
+        """The time left: at the speed so far, or until the limit if that comes first."""
+        done, left = self.done + sum(self.shares.values()), []
+        if self.total is not None and self.before < done < self.total:
+            each = (time.monotonic() - self.begin) / (done - self.before)
+            left.append(each * (self.total - done))
+        if self.until is not None:
+            left.append(max(0.0, self.until - time.time()))
+        return f" (about {seconds(min(left))} left)" if left else ""
 
 
 def _make_bars() -> Any:

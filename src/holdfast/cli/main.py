@@ -32,7 +32,7 @@ COMMANDS = {
     "methods": "list all methods",
     "report": "show the saved results of compare, measure or merge again",
     "score": "compute the losses and FLOW weights of a dataset",
-    "tune": "search the settings of a recipe",
+    "tune": "search the best recipe and its settings",
 }
 _LONGEST = 600  # characters of an error message
 #: Errors of the system that wrong input causes; others, such as a full disk, are failures.

@@ -59,10 +59,11 @@ def paths_of(plan: Plan) -> list[str]:
     return [plan.model, *rows, *filter(None, [tests.include_path]), *recipes]
 
 
-def check_inputs(plan: Plan) -> None:
+def check_inputs(plan: Plan, asked: Sequence[str] | None = None) -> None:
     """Read all data and the model's configuration, but not its weights.
 
-    Raise the ValueError or OSError that would otherwise end every run.
+    Raise the ValueError or OSError that would otherwise end every run. ``asked`` are the recipes
+    that must fit; by default those of the plan.
     """
     if (Path(plan.model) / "adapter_config.json").is_file():
         raise ValueError(
@@ -72,7 +73,8 @@ def check_inputs(plan: Plan) -> None:
     training = training_data(plan)
     loader = training.loader
     # Of the default recipes, those that do not fit the model fail by themselves.
-    asked = () if plan.recipes == RECIPES and loader.bits is None else plan.recipes
+    if asked is None:
+        asked = () if plan.recipes == RECIPES and loader.bits is None else plan.recipes
     recipes = [read_recipe(name)[1] for name in asked]
     encode(training, recipes, plan.training, plan.old_data)
     where, _ = loader.location(plan.model)

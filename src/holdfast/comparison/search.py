@@ -4,18 +4,23 @@ A trial trains once. If the recipe's merging has a setting that needs no trainin
 the trained model is tested at several values of it, and each is a candidate: a trial of the study.
 The sampler sees the half of the tests that settings are chosen on. The study also holds the results
 on the other half, for the report. Machines that share the storage of a study share its search.
+
+The settings of one recipe are searched with two objectives, the target and what was lost. A search
+over several recipes, or within a budget of time, uses successive halving
+(:mod:`~holdfast.comparison.halving`) and one objective. Every recipe is tried with its defaults up
+to the first rung before any of them goes on.
 """
 
-import contextlib
 import copy
-import secrets
+import math
 import shutil
+import statistics
 import time
 import traceback
+import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,29 +28,43 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from holdfast._torch.checks import NamedSettings, did_you_mean, share, whole_number
+from holdfast._torch.borrow import borrowed
+from holdfast._torch.checks import NamedSettings, duration, share, whole_number
 from holdfast._torch.finite import DivergedError, is_finite
-from holdfast._torch.imports import require
+from holdfast._torch.rng import preserve_rng
+from holdfast.comparison import halving
+from holdfast.comparison.contenders import (
+    ALL,
+    RECIPE,
+    Contender,
+    contenders_of,
+    fitting,
+)
 from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
 from holdfast.comparison.results import Measured, RunResult, measured, result_of
+from holdfast.comparison.study import counted, open_study, place_of, rung_attribute
 from holdfast.comparison.worker import Worker, peak_memory, reset_peak_memory
+from holdfast.evaluate.report import Curve
 from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance
 from holdfast.hosts.job import default_lr
 from holdfast.hosts.tracking import TrackedRun, Tracking
 from holdfast.hosts.watching import Observer
 from holdfast.io import codec as _codec
-from holdfast.io.files import first_line, naming_errors, remove_cut_line, write_text
 from holdfast.io.models import Loader
 from holdfast.recipe import Recipe, read_recipe
 from holdfast.run import Run, resolved
 from holdfast.scoring.scorer import score
-from holdfast.stages import MedianLoss, Recall, SearchRange, SearchSpace
+from holdfast.stages import Recall, Trainable
 
 Halves = tuple[RunResult, RunResult]
 
 #: Rows per file, and characters per text, of the tests during training.
 LOOK_ROWS, LOOK_TEXT = 16, 4000
+#: The most samples per test at a rung.
+RUNG_SAMPLES = 32
+#: Trials by default, for one recipe and for each of several.
+TRIALS, TRIALS_EACH = 20, 3
 
 
 @dataclass(frozen=True)
@@ -53,86 +72,93 @@ class Tuning(NamedSettings):
     """What to search.
 
     Attributes:
-        recipe: a preset or a YAML file; the settings of its methods are searched.
-        trials: number of models to train, over all machines together.
+        recipes: one or more presets or YAML files; ``"all"`` stands for every recipe that fits the
+            model and the data. The settings of their methods are searched.
+        trials: number of models to train, over all machines together. By default 20 for one recipe
+            and 3 per recipe for several, or as many as the budget allows.
+        budget: time limit of the search, over all its sessions: ``90s``, ``30m``, ``1h30m``,
+            ``2d``. The report is written within it.
         space: ranges to search instead of the defaults, as in ``{"update.pull": [0.01, 0.5]}``.
         alphas: values of the setting that the merging sweeps (α of WiSE-FT) to test each trained
             model at, besides the proposed one.
-        prune: stop a training run that is worse, on the target and on the retained tests, than half
-            of the others were at the same update. Not with ``patience`` of the training.
+        prune: stop training runs early. With several recipes or a budget, two thirds stop at 1/9 of
+            the updates, and two thirds of the others at 1/3. Else those stop that are worse, on the
+            target and on the retained tests, than half of the others were at the same update; not
+            with ``patience`` of the training.
         seed: random seed of the training and of the search.
     """
 
-    recipe: str = TUNED_RECIPE
-    trials: int = 20
+    recipes: str | tuple[str, ...] = (TUNED_RECIPE,)
+    trials: int | None = None
+    budget: str | None = None
     space: dict[str, tuple[float, ...]] = field(default_factory=dict)
     alphas: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
     prune: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole_number("trials", self.trials, 1)
+        if isinstance(self.recipes, str):
+            object.__setattr__(self, "recipes", (self.recipes,))
+        if not self.recipes:
+            raise ValueError("recipes must name at least one recipe, or be all")
+        if self.trials is not None:
+            whole_number("trials", self.trials, 1)
+        _ = self.seconds  # raises if the budget is no duration
         for alpha in self.alphas:
             share("alphas", alpha)
-        recipe = read_recipe(self.recipe)[1]
-        if type(recipe.recall).resolve is Recall.resolve:  # else the settings depend on the model
+        named = [read_recipe(name) for name in self.recipes if name != ALL]
+        labels = [label for label, _ in named]
+        if twice := [label for label in labels if labels.count(label) > 1]:
+            raise ValueError(f"recipes contains {twice[0]!r} twice")
+        fixed = all(type(r.recall).resolve is Recall.resolve for _, r in named)
+        if fixed and ALL not in self.recipes:  # else the settings depend on the model
             # They depend neither on the learning rate nor on the data.
-            space_of(recipe, 1.0, lambda: 1.0, self.space)
+            contenders_of({n: (r, 1.0) for n, r in named}, lambda: 1.0, self.space)
+
+    @property
+    def seconds(self) -> float | None:
+        """The budget in seconds; None without one."""
+        return None if self.budget is None else duration("budget", self.budget)
+
+    @property
+    def halves(self) -> bool:
+        """Whether the search uses successive halving, with one objective."""
+        return len(self.recipes) > 1 or ALL in self.recipes or self.budget is not None
+
+    def most_trials(self, recipes: int) -> float:
+        """The number of trials over so many recipes; infinity if only the time limits it."""
+        if self.trials is not None:
+            return self.trials
+        if self.budget is not None:
+            return float("inf")
+        return TRIALS if recipes == 1 else TRIALS_EACH * recipes
 
 
-def space_of(
-    recipe: Recipe, lr: float, median_loss: MedianLoss, given: Mapping[str, Sequence[float]]
-) -> SearchSpace:
-    """The settings to search and their ranges, by dotted name; ``given`` replaces ranges.
-
-    The ranges of the methods reach from hardly any change of the model to hardly any protection.
-    The default settings are a point of the space, and the first one that is tried.
-    """
-    space = {"lr": SearchRange(lr / 10, lr * 3, lr)}
-    for stage, method in recipe:
-        for name, range_ in method.search_space(lr, median_loss).items():
-            value = getattr(method, name)
-            default = range_.default if value is None or isinstance(value, str) else value
-            space[f"{stage}.{name}"] = replace(
-                range_, low=min(range_.low, default or range_.low), default=default,
-                high=max(range_.high, default),
-            )  # fmt: skip
-    for name, ends in given.items():
-        if name not in space:
-            raise ValueError(
-                f"{recipe.name} has no setting {name!r} to search{did_you_mean(name, list(space))}"
-            )
-        if len(ends) != 2:
-            raise ValueError(f"{name} needs two ends, such as [0.01, 0.5], got {list(ends)}")
-        old = space[name]
-        default = type(old.default)(min(max(old.default, ends[0]), ends[1]))
-        space[name] = replace(old, low=ends[0], high=ends[1], default=default)
-    return space
+def recipes_of(study: Any, plan: Plan, tuning: Tuning) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The recipes of a search, and the reasons why others were left out; the study keeps both."""
+    if "recipes" not in study.user_attrs:  # all processes, and a later version, use the same
+        fits, unfit = fitting(plan, tuning.recipes)
+        study.set_user_attr("left_out", unfit)
+        study.set_user_attr("recipes", list(fits))
+    return tuple(study.user_attrs["recipes"]), dict(study.user_attrs["left_out"])
 
 
-def suggest(range_: SearchRange, trial: Any, name: str) -> float:
-    if isinstance(range_.default, int):
-        return int(trial.suggest_int(name, int(range_.low), int(range_.high), log=range_.log))
-    return float(trial.suggest_float(name, range_.low, range_.high, log=range_.log))
-
-
-def swept_setting(recipe: Recipe) -> str | None:
-    """The dotted name of the setting that can vary after training, or None.
-
-    >>> swept_setting(Recipe.preset("wise-ft"))
-    'merging.alpha'
-    """
-    return None if recipe.merging.swept is None else f"merging.{recipe.merging.swept}"
-
-
-def recipe_of(study: Any, tuning: Tuning) -> Recipe:
-    """The recipe whose settings are searched, with the methods that were chosen for the model."""
-    known = study.user_attrs.get("recipe")
-    return read_recipe(tuning.recipe)[1] if known is None else Recipe.from_dict(known)
+def resolved_recipes(study: Any, names: Sequence[str]) -> dict[str, tuple[Recipe, float | None]]:
+    """The recipes by name as they are searched, with their learning rates."""
+    known = study.user_attrs.get("resolved", {})
+    return {
+        name: (Recipe.from_dict(known[name]["recipe"]), known[name]["lr"])
+        if name in known
+        else (read_recipe(name)[1], None)
+        for name in names
+    }
 
 
 class Search:
-    """The search in one process, by its number: each process draws different settings."""
+    """The search in one process, by its number: each process draws different settings.
+
+    ``end`` is the time at which the last training must end; None without a limit.
+    """
 
     def __init__(
         self,
@@ -143,10 +169,11 @@ class Search:
         name: str,
         number: int = 0,
         *,
+        end: float | None = None,
         tracking: Tracking | None = None,
         on_progress: Callable[..., None] = lambda *_: None,
     ) -> None:
-        self.tuning, self.folder, self.number = tuning, folder, number
+        self.tuning, self.folder, self.number, self.end = tuning, folder, number, end
         self.on_progress = on_progress
         # Tasks of the harness cannot be halved, so no settings are chosen on them.
         one = replace(plan.measuring, half=0, tasks=())
@@ -154,100 +181,251 @@ class Search:
         other = replace(plan, measuring=replace(plan.measuring, half=1))
         group = folder.absolute().parent.name
         self.worker = Worker(self.plan, folder, tracking, group=group)
-        self.reporter = Worker(other, folder)
-        self.study = open_study(storage, name)
+        self.testers = self.worker, Worker(other, folder)
+        self.rung_testers = tuple(Worker(_at_rung(half), folder) for half in (self.plan, other))
+        self.study = open_study(storage, name, objectives=1 if tuning.halves else 2)
+        while number and "begun" not in self.study.user_attrs:
+            time.sleep(0.1)  # the first process prepares the search for all
+        self.names, _ = recipes_of(self.study, plan, tuning)
+        self.most_trials = tuning.most_trials(len(self.names))
         self._resolve()
-        self.recipe = recipe_of(self.study, tuning)
-        self.swept = swept_setting(self.recipe)
-        lr = self.study.user_attrs["lr"]
-        self.space = space_of(self.recipe, lr, self._median_loss, tuning.space)
-        self.defaults = {name: range_.default for name, range_ in self.space.items()}
+        recipes: Any = resolved_recipes(self.study, self.names)
+        self.contenders = contenders_of(recipes, self._median_loss, tuning.space)
         self.study.sampler = self._sampler()
+        self.study.pruner = halving.make_pruner(tuning.prune)
+        self.paused: list[Any] = []
 
     def run(self) -> None:
-        from optuna.trial import TrialState
-
-        self.study.enqueue_trial(self.defaults, skip_if_exists=True)
-        while len(counted(self.study)) < self.tuning.trials:
+        self._enqueue()
+        self.paused = [*self._adopted()]
+        while True:
+            self._settle()
+            if len(counted(self.study)) >= self.most_trials:
+                break
             trial = self.study.ask()
             trial.set_user_attr("place", place_of(self.folder))
             trial.set_user_attr("worker", self.number)
             before = [t for t in counted(self.study) if t.number < trial.number]
-            if len(before) >= self.tuning.trials:
-                self.study.tell(trial, state=TrialState.FAIL)  # another process was faster
-                return
-            try:
-                self._do(trial, f"trial {len(before) + 1}")
-            except (_Pruned, DivergedError):
-                self.study.tell(trial, state=TrialState.PRUNED)
-            except OSError:  # of the disk, not of the settings: the next search repeats the trial
-                raise
-            except Exception as error:
-                trial.set_user_attr("error", "".join(traceback.format_exception(error)))
-                self.study.tell(trial, state=TrialState.FAIL)
+            if len(before) >= self.most_trials:
+                self._tell_state(trial, "FAIL")  # another process was faster
+                break
+            if not self._has_time_for(self._contender(trial)):
+                self._put_back(trial)
+                return  # trials that wait for the others are judged when the search goes on
+            self._attempt(trial)
+        self._settle(is_over=True)
+
+    def _enqueue(self) -> None:
+        """Put the defaults of every recipe into the queue: the first process for all others."""
+        if "begun" in self.study.user_attrs:
+            return
+        for one in self.contenders.values():
+            attrs = {"first_look": True} if self.tuning.halves else None
+            self.study.enqueue_trial(one.defaults, user_attrs=attrs, skip_if_exists=True)
+        self.study.set_user_attr("begun", True)
+
+    def _adopted(self) -> Iterator[Any]:
+        """The trials that a process with this number has left at a rung."""
+        from optuna.trial import Trial, TrialState
+
+        mine = place_of(self.folder), self.number
+        for trial in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            whose = trial.user_attrs.get("place"), trial.user_attrs.get("worker")
+            if whose == mine and FIRST in trial.user_attrs:
+                yield Trial(self.study, trial._trial_id)
+
+    def _attempt(self, trial: Any) -> None:
+        number = len([t for t in counted(self.study) if t.number < trial.number]) + 1
+        try:
+            self._do(trial, f"trial {number}")
+        except _Paused:
+            trial.set_user_attr("paused", True)
+            self.paused.append(trial)
+        except _OutOfTime:
+            pass  # what it has reached is in the study
+        except (_Pruned, DivergedError):
+            self._tell_state(trial, "PRUNED")
+        except OSError:  # of the disk, not of the settings: the next search repeats the trial
+            raise
+        except Exception as error:
+            trial.set_user_attr("error", "".join(traceback.format_exception(error)))
+            self._tell_state(trial, "FAIL")
+
+    def _tell_state(self, trial: Any, state: str) -> None:
+        from optuna.trial import TrialState
+
+        self.study.tell(trial, state=TrialState[state])
+
+    def _stored(self, trial: Any) -> Any:
+        return self.study._storage.get_trial(trial._trial_id)
+
+    def _contender(self, trial: Any) -> Contender:
+        """The recipe of a trial, which the sampler draws."""
+        if len(self.contenders) == 1:
+            return next(iter(self.contenders.values()))
+        return self.contenders[trial.suggest_categorical(RECIPE, [*self.contenders])]
+
+    def _settle(self, *, is_over: bool = False) -> None:
+        """Judge the first looks of this process: the best third of all recipes goes on.
+
+        A recipe that is still unseen may be better or worse than all others. A look waits as long
+        as this matters, unless the search ``is_over``, or half of its time: some training should
+        be completed.
+        """
+        looks = [t for t in self.study.get_trials(deepcopy=False) if "first_look" in t.user_attrs]
+        merits = [t.user_attrs[FIRST]["merit"] for t in looks if FIRST in t.user_attrs]
+        unseen = sum(not t.state.is_finished() and FIRST not in t.user_attrs for t in looks)
+        if self.end is not None and self.tuning.seconds is not None:
+            is_over |= self.end - time.time() < self.tuning.seconds / 2
+        if is_over:
+            unseen = 0
+        paused, self.paused = self.paused, []
+        # The best first: time may be short.
+        for trial in sorted(paused, key=lambda t: -t.user_attrs[FIRST]["merit"]):
+            merit = trial.user_attrs[FIRST]["merit"]
+            went_on = "first_look" not in trial.user_attrs or "goes_on" in trial.user_attrs
+            if went_on or halving.goes_on(merit, [*merits, *[math.inf] * unseen]):
+                if self._has_time_for(self._contender(trial), rungs=2):
+                    trial.set_user_attr("goes_on", True)
+                    trial.set_user_attr("paused", False)
+                    self._attempt(trial)
+            elif halving.goes_on(merit, [*merits, *[-math.inf] * unseen]):
+                self.paused.append(trial)
+            else:
+                self._tell_state(trial, "PRUNED")
+
+    def _has_time_for(self, contender: Contender, rungs: int = 1) -> bool:
+        """Whether a trial can reach a rung before the end, at the speed of those before."""
+        if self.end is None:
+            return True
+        name = rung_attribute(rungs - 1)
+        seen = {t.number: t for t in counted(self.study) if name in t.user_attrs}
+        own = [t for t in seen.values() if t.params.get(RECIPE, contender.name) == contender.name]
+        took = [t.user_attrs[name]["seconds"] for t in own or seen.values()]
+        return time.time() + (statistics.median(took) if took else 0.0) < self.end
+
+    def _put_back(self, trial: Any) -> None:
+        """Undo the start of a trial; one that was enqueued is the first of the next session."""
+        fixed = self._stored(trial).system_attrs.get("fixed_params")
+        kept = {n: v for n, v in trial.user_attrs.items() if n not in ("place", "worker")}
+        self._tell_state(trial, "FAIL")
+        if fixed:
+            self.study.enqueue_trial(fixed, user_attrs=kept)
 
     def _do(self, trial: Any, name: str) -> None:
-        values = {name: suggest(range_, trial, name) for name, range_ in self.space.items()}
-        trial.set_user_attr("default", values == self.defaults)
-        spec = self.plan.spec(self.tuning.recipe, self.tuning.seed, values, self.recipe)
+        contender = self._contender(trial)
+        values = contender.draw(trial)
+        is_default = {contender.parameter(n): v for n, v in values.items()}
+        trial.set_user_attr("default", is_default.items() <= contender.defaults.items())
+        spec = self.plan.spec(contender.name, self.tuning.seed, values, contender.recipe)
+        if self.tuning.halves:
+            self._report_known(trial)
         folder = self.folder / spec.id
         folder.mkdir(parents=True, exist_ok=True)
         reset_peak_memory()
-        drawn = values.get(self.swept or "")
+        drawn = values.get(contender.swept or "")
         try:
             with self.worker.tracked(spec, name) as tracked:
-                results = None
-                with contextlib.suppress(_Pruned):  # in the trackers, it has not failed
-                    results = self._train_and_test(trial, spec, folder, tracked)
+                results: dict[float | None, Halves] | None = None
+                stopped: Exception = _Pruned()
+                try:
+                    results = self._train_and_test(trial, contender, spec, folder, tracked)
+                except (_Pruned, _Paused, _OutOfTime) as stop:  # in the trackers, it has not failed
+                    stopped = stop
                 tracked.conclude(results[drawn][0].figures if results else {"pruned": 1})
             if results is None:
-                raise _Pruned
-            self._tell(trial, drawn, results)
+                raise stopped
+            self._tell(trial, contender, drawn, results)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _train_and_test(
-        self, trial: Any, spec: RunSpec, folder: Path, tracked: TrackedRun
+        self, trial: Any, contender: Contender, spec: RunSpec, folder: Path, tracked: TrackedRun
     ) -> dict[float | None, Halves]:
         """Return the results on both halves, by value of the swept setting."""
-        begin, progress = time.monotonic(), partial(self.on_progress, trial.number)
-        found: dict[float | None, Halves] = {}
+        begin, found = time.monotonic(), {}
+        rungs = _Rungs(self, trial, begin)
 
-        def test(run: Run, history: list[dict[str, float]]) -> None:
-            curves, trained = curves_of(history), time.monotonic() - begin - tracked.seconds
-            progress("testing", 0, 1)
+        def test(run: Run, curves: tuple[Curve, ...] | None = None) -> dict[float | None, Halves]:
+            """Test at a rung, or with the curves of the whole training."""
+            trained = time.monotonic() - begin - tracked.seconds
+            rungs.progress("testing", 0, 1)
+            at_end = curves is not None
+            testers = self.testers if at_end else self.rung_testers
+            both = partial(self._both, run, spec, testers, trained, curves or ())
+            others = self.tuning.alphas if at_end else ()
+            return dict(self._candidates(run, contender, both, others))
 
-            def both(tuned: Any) -> Halves:
-                run.recall.on_merged(tuned, run.anchors)
-                if hasattr(tuned, "merge_and_unload"):  # measuring merges the adapters
-                    tuned = copy.deepcopy(tuned)
-                start = time.monotonic()
-                workers, recipe = (self.worker, self.reporter), run.full_recipe
-                reports = [worker.measure(spec.id, tuned, recipe) for worker in workers]
-                spent = trained + time.monotonic() - start
-                one, other = (replace(report, curves=curves) for report in reports)
-                made = partial(
-                    result_of, spec, recipe, new=self.worker.new, seconds=spent,
-                    peak_memory=peak_memory(),
-                )  # fmt: skip
-                return made(one), made(other)
+        def at_end(run: Run, history: list[dict[str, float]]) -> None:
+            found.update(test(run, curves_of(history)))
 
-            merging = run.recipe.merging
-            if merging.swept is None:
-                found[None] = both(run.model)
-                return
-            drawn, ends = getattr(merging, merging.swept), self.space[f"merging.{merging.swept}"]
-            others = [a for a in self.tuning.alphas if ends.low <= a <= ends.high]
-            values = [drawn, *(a for a in others if abs(a - drawn) > 0.005)]
-            swept = merging.sweep(
-                run.model, run.anchors, values, both, data=run.data, collate=run.collate
-            )
-            found.update(swept.items())
-
-        looks = self.tuning.prune and spec.training.patience is None
+        looks = self.tuning.prune and spec.training.patience is None and not self.tuning.halves
         watch = partial(self._looking, trial) if looks else None
-        self.worker.train(spec, folder, progress, watch, on_trained=test, tracked=tracked)
+        self.worker.train(
+            spec, folder, rungs.progress, watch, on_trained=at_end, tracked=tracked,
+            on_update=partial(rungs.after, test=test) if self.tuning.halves else None,
+        )  # fmt: skip
         return found
+
+    def _candidates(
+        self,
+        run: Run,
+        contender: Contender,
+        both: Callable[[nn.Module], Halves],
+        others: Sequence[float],
+    ) -> Iterator[tuple[float | None, Halves]]:
+        """Test a model as stage 4 leaves it, also at other values of the setting it sweeps."""
+        merging, given = run.recipe.merging, {"data": run.data, "collate": run.collate}
+        if merging.swept is None:
+            yield None, both(merging.merge(run.model, run.anchors, **given))
+            return
+        drawn, ends = getattr(merging, merging.swept), contender.space[f"merging.{merging.swept}"]
+        inside = [a for a in others if ends.low <= a <= ends.high and abs(a - drawn) > 0.005]
+        yield from merging.sweep(run.model, run.anchors, [drawn, *inside], both, **given).items()
+
+    def _both(
+        self,
+        run: Run,
+        spec: RunSpec,
+        testers: Sequence[Worker],
+        trained: float,
+        curves: tuple[Curve, ...],
+        tuned: Any,
+    ) -> Halves:
+        """Test a merged model on both halves."""
+        run.recall.on_merged(tuned, run.anchors)
+        trainable, recipe = run.recipe.trainable, run.full_recipe
+        is_finished = type(trainable).finish is Trainable.finish
+        if not is_finished or hasattr(tuned, "merge_and_unload"):  # measuring merges the adapters
+            tuned = trainable.finish(copy.deepcopy(tuned))
+        start = time.monotonic()
+        reports = [
+            replace(worker.measure(spec.id, tuned, recipe), curves=curves) for worker in testers
+        ]
+        spent, memory = trained + time.monotonic() - start, peak_memory()
+        one, other = (
+            result_of(spec, recipe, report, self.worker.new, spent, memory) for report in reports
+        )
+        return one, other
+
+    def _report_known(self, trial: Any) -> None:
+        """Report the rungs that the trial had reached before it was stopped."""
+        for rung in range(len(halving.RUNGS) - 1):
+            if known := trial.user_attrs.get(rung_attribute(rung)):
+                self._judge(trial, rung, known["merit"])
+
+    def _judge(self, trial: Any, rung: int, merit: float) -> None:
+        """Report the merit at a rung to Optuna's pruner; stop the trial if it does not go on."""
+        step = halving.step_of(rung)
+        if step not in self._stored(trial).intermediate_values:
+            trial.report(merit, step)
+        is_stopped = trial.should_prune()  # also lets others compare with it
+        if "goes_on" in trial.user_attrs and rung == 0:
+            return
+        if rung == 0 and "first_look" in trial.user_attrs and self.tuning.prune:
+            raise _Paused
+        if is_stopped:
+            raise _Pruned
 
     def _looking(self, trial: Any, model: nn.Module, total: int) -> Observer:
         """Compute both objectives on a few samples, at each quarter of a training run; prune."""
@@ -278,23 +456,30 @@ class Search:
 
         return look
 
-    def _tell(self, trial: Any, drawn: float | None, found: dict[float | None, Halves]) -> None:
+    def _tell(
+        self,
+        trial: Any,
+        contender: Contender,
+        drawn: float | None,
+        found: Mapping[float | None, Halves],
+    ) -> None:
         """Add all candidates to the study, the trial's own last: if it exists, so do the others."""
         import optuna
 
         for value, halves in sorted(found.items(), key=lambda row: row[0] == drawn):
             chosen, reported = _codec.encode(halves)
             both, goals = {"chosen": chosen, "reported": reported}, goals_in(halves[0])
+            told: Any = merit_in(halves[0]) if self.tuning.halves else goals
             if value == drawn:
                 if not is_finite(*goals):
                     raise _Pruned
                 trial.set_user_attr("halves", both)
-                self.study.tell(trial, goals)
-            elif self.swept and is_finite(*goals):
+                self.study.tell(trial, told)
+            elif contender.swept and is_finite(*goals):
                 other = optuna.trial.create_trial(
-                    params={**trial.params, self.swept: value},
+                    params={**trial.params, contender.parameter(contender.swept): value},
                     distributions=trial.distributions,
-                    values=goals,
+                    values=[told] if self.tuning.halves else told,
                     user_attrs={"of": trial.number, "halves": both},
                 )
                 self.study.add_trial(other)
@@ -305,44 +490,132 @@ class Search:
         # A continued search, and one on another machine, must draw other numbers.
         place, trials = place_of(self.folder), self.study.get_trials(deepcopy=False)
         drawn = [self.tuning.seed, self.number, len(trials), zlib.crc32(place.encode())]
-        per_training = 1 + len(self.tuning.alphas) if self.swept in self.space else 1
-        return optuna.samplers.TPESampler(
-            seed=int(np.random.SeedSequence(drawn).generate_state(1)[0]),
-            multivariate=True,
-            n_startup_trials=per_training * max(4, self.tuning.trials // 4),
-        )
+        # With groups, the settings of each recipe are drawn together.
+        options: dict[str, Any] = {"n_startup_trials": max(4, len(self.contenders)), "group": True}
+        if not self.tuning.halves:
+            (one,) = self.contenders.values()
+            per_training = 1 + len(self.tuning.alphas) if one.swept in one.space else 1
+            random_ones = max(4, int(self.most_trials) // 4)
+            options = {"n_startup_trials": per_training * random_ones}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return optuna.samplers.TPESampler(
+                seed=int(np.random.SeedSequence(drawn).generate_state(1)[0]),
+                multivariate=True,
+                **options,
+            )
 
     def _resolve(self) -> None:
         """Choose the methods of stages 1 and 4 and the learning rate before the search, by model.
 
         The recall stays as it is in the recipe, and so do its settings.
         """
-        if "recipe" in self.study.user_attrs:  # all processes must use the same
+        if "resolved" in self.study.user_attrs:  # all processes must use the same
             return
-        recipe, model = read_recipe(self.tuning.recipe)[1], self.worker.load()
-        lr = self.plan.training.lr if recipe.update.lr is None else recipe.update.lr
-        if lr is None:
-            lr = default_lr(recipe, model, self.worker.new)
-        chosen, _ = resolved(recipe, model, default_lr=lr, new=self.worker.new)
-        recipe = replace(recipe, trainable=chosen.trainable, merging=chosen.merging)
-        self.study.set_user_attr("lr", lr)
-        self.study.set_user_attr("recipe", _codec.encode(recipe.to_dict()))
+        model, found = self.worker.load(), {}
+        for name in self.names:
+            recipe = read_recipe(name)[1]
+            lr = self.plan.training.lr if recipe.update.lr is None else recipe.update.lr
+            if lr is None:
+                lr = default_lr(recipe, model, self.worker.new)
+            chosen, _ = resolved(recipe, model, default_lr=lr, new=self.worker.new)
+            recipe = replace(recipe, trainable=chosen.trainable, merging=chosen.merging)
+            found[name] = {"lr": lr, "recipe": _codec.encode(recipe.to_dict())}
+        self.study.set_user_attr("resolved", found)
 
     def _median_loss(self) -> float | None:
         """None if the model has a new head."""
-        model = self.worker.load()
-        if self.worker.new:
-            return None
         if "median_loss" not in self.study.user_attrs:  # all processes must use the same number
-            samples = self.worker.samples(model, self.plan.training.max_length)
-            scores = score(model, samples, progress=False)
-            median = float(np.median(scores.losses[scores.counts > 0].numpy()))
+            model, median = self.worker.load(), None
+            if not self.worker.new:
+                samples = self.worker.samples(model, self.plan.training.max_length)
+                scores = score(model, samples, progress=False)
+                median = float(np.median(scores.losses[scores.counts > 0].numpy()))
             self.study.set_user_attr("median_loss", median)
-        return float(self.study.user_attrs["median_loss"])
+        known = self.study.user_attrs["median_loss"]
+        return None if known is None else float(known)
+
+
+def _at_rung(plan: Plan) -> Plan:
+    """The plan with the tests at a rung: fewer samples, and texts of the base only if need be."""
+    asked = plan.measuring
+    few = min(asked.limit or RUNG_SAMPLES, RUNG_SAMPLES)
+    free = 0 if asked.text or asked.data or asked.similarity else asked.context_free
+    return replace(plan, measuring=replace(asked, limit=few, context_free=free, tasks=()))
+
+
+class _Rungs:
+    """What a trial does at its rungs: test, keep the results, and let the pruner judge."""
+
+    def __init__(self, search: Search, trial: Any, begin: float) -> None:
+        self.search, self.trial, self.begin = search, trial, begin
+        self.first: tuple[int, float] | None = None  # an update of this session, and when it was
+        self.tests = 0.0  # seconds of all tests so far
+        self.next = ""  # the share of the updates at the next rung
+
+    def progress(self, doing: str, done: int, total: int) -> None:
+        to = f" to {self.next}" if self.next and doing == "training" else ""
+        self.search.on_progress(self.trial.number, doing + to, done, total)
+
+    def after(self, run: Run, update: int, total: int, *, test: Callable[..., Any]) -> None:
+        """Called after every update of the training."""
+        rungs = halving.rungs_of(total)
+        later = [u for u in rungs if u >= update]
+        self.next = str(halving.RUNGS[rungs[later[0]] if later else -1])
+        self.first = self.first or (update, time.monotonic())
+        rung = rungs.get(update)
+        if rung is None or rung_attribute(rung) in self.trial.user_attrs:
+            return
+        start = time.monotonic()
+        halves = _tested_apart(run, test)
+        took = time.monotonic() - start
+        self.tests += took
+        if not is_finite(*goals_in(halves[0])):
+            raise _Pruned
+        merit = merit_in(halves[0])
+        chosen, reported = _codec.encode(halves)
+        kept = {"merit": merit, "seconds": time.monotonic() - self.begin}
+        both = {"halves": {"chosen": chosen, "reported": reported}}
+        self.trial.set_user_attr(rung_attribute(rung), {**kept, **both})
+        self.search._judge(self.trial, rung, merit)
+        after = next((u for u in rungs if u > update), total)
+        if not self._has_time(after - update, update, took, is_last=after == total):
+            raise _OutOfTime
+
+    def _has_time(self, updates: int, update: int, took: float, *, is_last: bool) -> bool:
+        """Whether so many updates, and the tests after them, end in time at the present speed."""
+        end, (first, since) = self.search.end, self.first or (update, time.monotonic())
+        if end is None:
+            return True
+        trained = time.monotonic() - since - self.tests
+        each = trained / max(1, update - first)
+        swept = is_last and self.search._contender(self.trial).swept is not None
+        tests = took * (1 + len(self.search.tuning.alphas) * swept)
+        return time.time() + each * updates + tests < end
+
+
+def _tested_apart(run: Run, test: Callable[..., Any]) -> Halves:
+    """Test a model in the middle of its training, which goes on as if it had not been tested."""
+    devices = {p.device for p in run.model.parameters() if p.device.type == "cuda"}
+    with borrowed(run.model), preserve_rng([*devices]):
+        found: dict[float | None, Halves] = test(run)
+    return next(iter(found.values()))
+
+
+#: The attribute of a trial with its results at the first rung.
+FIRST = rung_attribute(0)
 
 
 class _Pruned(Exception):  # noqa: N818 (not an error)
     """Ends a training run that is worse than the others, or has diverged."""
+
+
+class _OutOfTime(Exception):  # noqa: N818 (not an error)
+    """Ends a training run that would not reach its next rung in time; the next session goes on."""
+
+
+class _Paused(Exception):  # noqa: N818 (not an error)
+    """Ends a training run at its first rung, until every recipe has reached it."""
 
 
 def goals_of(target: Measured, retained: Sequence[Measured], moved: float) -> tuple[float, float]:
@@ -362,103 +635,9 @@ def goals_in(result: RunResult) -> tuple[float, float]:
     return goals_of(result.target, result.retained, next(iter(evidence), far))
 
 
-def open_study(storage: str, name: str) -> Any:
-    """Open or create a study at the path of a journal file, or at the URL of a database."""
-    optuna = require("optuna", extra="cli", what="the search")
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        kept: Any = storage if "://" in storage else _journal(Path(storage).resolve())
-        return optuna.create_study(
-            storage=kept, study_name=name, directions=["minimize", "minimize"], load_if_exists=True
-        )
-    except (ImportError, OSError):
-        raise
-    except Exception as error:  # a damaged journal makes Optuna raise many types, as databases do
-        raise ValueError(
-            f"cannot open the study in {storage}, is it damaged? ({type(error).__name__}: "
-            f"{first_line(error)})"
-        ) from error
-
-
-def _journal(path: Path) -> Any:
-    """The journal of a study in a file.
-
-    The path is absolute because the lock is a symbolic link to it. Optuna breaks the lock of a dead
-    process after half a minute, but waits forever if the link is broken.
-    """
-    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock, JournalStorage
-
-    class Lock(JournalFileSymlinkLock):
-        def release(self) -> None:
-            try:
-                super().release()
-            except RuntimeError:  # it renames the link first, and tries forever if that fails
-                path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
-
-    lock = Lock(str(path))
-
-    class Journal(JournalFileBackend):
-        def append_logs(self, logs: Any) -> None:
-            lock.acquire()
-            try:
-                remove_cut_line(path)
-            finally:
-                lock.release()
-            with naming_errors(path):
-                super().append_logs(logs)
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return JournalStorage(Journal(str(path), lock))
-
-
-def counted(study: Any) -> list[Any]:
-    """The trials that count: completed, pruned, running, or failed by an error of their own.
-
-    Candidates at other values of the swept setting and trials of dead processes do not count.
-    """
-    return [
-        trial
-        for trial in study.get_trials(deepcopy=False)
-        if "of" not in trial.user_attrs
-        and (trial.state.name in ("COMPLETE", "PRUNED", "RUNNING") or "error" in trial.user_attrs)
-    ]
-
-
-def place_of(folder: Path) -> str:
-    """A name of a folder that is unique on all machines; it is stored in the folder."""
-    file = folder / ".place"
-    if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(file, secrets.token_hex(8))
-    return file.read_text()
-
-
-def revive(study: Any, place: str, worker: int | None = None, *, alone: bool = False) -> None:
-    """Put the trials that were stopped in a place back in the queue.
-
-    ``worker`` is the number of the process that died; None if no process runs in this place. A
-    trial whose process has died twice has failed. A trial that was stopped before it could record
-    its place is put back after a minute, or at once if no other process uses the study (``alone``).
-    """
-    from optuna.trial import TrialState
-
-    now = datetime.now()
-    for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-        attrs = trial.user_attrs
-        old = now - trial.datetime_start > timedelta(minutes=1)
-        unclaimed = "place" not in attrs and (alone or old)
-        ours = attrs.get("place") == place and worker in (None, attrs.get("worker"))
-        if not (ours or unclaimed):
-            continue
-        deaths = attrs.get("deaths", 0) + (worker is not None)
-        if deaths >= 2:
-            study._storage.set_trial_user_attr(
-                trial._trial_id, "error", "the worker process died twice, possibly out of memory"
-            )
-        study.tell(trial.number, state=TrialState.FAIL)
-        if deaths < 2:
-            wanted = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
-            study.enqueue_trial(wanted, user_attrs={"deaths": deaths})
+def merit_in(result: RunResult) -> float:
+    """The one objective of successive halving, higher is better."""
+    return halving.merit_of(result.target.gain, goals_in(result)[1])
 
 
 def hopeless(study: Any, update: int, goals: Sequence[float]) -> bool:

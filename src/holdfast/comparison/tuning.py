@@ -1,8 +1,9 @@
-"""Find the settings of a recipe by a search with two objectives: target and retained tests.
+"""Find a recipe and its settings by a search: the best on the target that forgets little.
 
 Settings are chosen on one half of the tests (every other row, the first half of a text) and
 reported on the other half. The candidates that no other one beats are the frontier. The recipe
-found is the candidate that the report of a comparison would recommend.
+found is the candidate that the report of a comparison would recommend. Only candidates that were
+trained equally long are compared.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import errno
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from holdfast._torch.checks import named_settings, whole_number
-from holdfast.comparison import processes, search
+from holdfast.comparison import halving, processes, search
+from holdfast.comparison import study as _study
+from holdfast.comparison.clock import Clock, spent
+from holdfast.comparison.contenders import RECIPE, Contender, swept_setting
 from holdfast.comparison.inputs import paths_of
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.results import Results, RunResult
@@ -29,10 +33,10 @@ from holdfast.io import codec as _codec
 from holdfast.io.files import first_line
 from holdfast.io.outputs import claim, refuse_link, write_changed
 from holdfast.io.storage import Place
-from holdfast.recipe import Recipe
+from holdfast.recipe import Recipe, read_recipe
+from holdfast.report import searched as _searched
 from holdfast.report.document import Answer, Document
 from holdfast.report.shown import Shown
-from holdfast.report.words import percent, plain, score_text
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,16 @@ class Candidate:
 
     Attributes:
         chosen, reported: results on the half that settings are chosen on, and on the other half.
+        recipe: name of its recipe.
+        rung: the share of the updates that it was trained for.
     """
 
     trial: int
     values: dict[str, float]
     chosen: RunResult
     reported: RunResult
+    recipe: str = ""
+    rung: float = 1.0
 
     def beats(self, other: Candidate, half: str = "chosen") -> bool:
         """Whether it is better in one objective and at least as good in the other."""
@@ -54,20 +62,41 @@ class Candidate:
         return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
+@dataclass(frozen=True)
+class Tried:
+    """What a search knows about one of its recipes.
+
+    Attributes:
+        best: of its candidates that were trained longest, the one with the highest merit; None if
+            there is none.
+        trials, failed: the number of its trials, and of those that failed.
+        error: the last line of the last error, or empty.
+    """
+
+    recipe: str
+    best: Candidate | None
+    trials: int
+    failed: int
+    error: str = ""
+
+
 @dataclass(frozen=True, repr=False)
 class Tuned(Shown):
     """The outcome of a search. It is shown by its frontier and the defaults.
 
     Attributes:
-        recipe: name of the recipe that was searched.
+        recipes: the recipes that were searched, each with its best candidate.
         settings, taken: the recipe found, as :meth:`Recipe.to_dict` writes it, and its candidate.
-        default: the default settings, or None.
+        default: the default settings of the recipe found, or None.
         unmerged: the training run with the default settings at α = 1, or None.
+        second: the candidate to take without the recipe found, or None.
         frontier: those that no other candidate beats on the half that settings are chosen on.
         candidates, trained, pruned, failed: number of models tested, and of trials by outcome.
+        left_out: of ``all``, the recipes that do not fit the model and the data, with the reason.
+        seconds: the time that the search took, over all its sessions; None if it is not known.
     """
 
-    recipe: str
+    recipes: tuple[Tried, ...]
     settings: dict[str, Any]
     taken: Candidate
     default: Candidate | None
@@ -77,8 +106,21 @@ class Tuned(Shown):
     trained: int
     pruned: int
     failed: int
-    schema_version: int = 1
+    second: Candidate | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+    seconds: float | None = None
+    schema_version: int = 2
     what: ClassVar[str] = "search"
+
+    @classmethod
+    def upgraded(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Version 1 had one recipe."""
+        if "recipe" in value:
+            name = value.pop("recipe")
+            counts = [value.get(key, 0) for key in ("trained", "pruned", "failed")]
+            tried = {"recipe": name, "best": value.get("taken"), "trials": sum(counts)}
+            value["recipes"] = [{**tried, "failed": counts[-1]}]
+        return {**value, "schema_version": 2}
 
     def to_yaml(self) -> str:
         """Return the recipe found as YAML, for ``finetune --recipe`` and ``compare``."""
@@ -88,55 +130,31 @@ class Tuned(Shown):
         """One row per model of the frontier, or of the defaults, and test."""
         return self.results().rows()
 
-    def document(self) -> Document:
-        headline, *others = self.sentences()
-        answer = Answer(headline, tuple(others))
-        shown = self.results().document()
-        return replace(shown, kind="search", answer=answer, names=(self.recipe,))
+    def document(self, plan: Plan | None = None) -> Document:
+        """The frontier as a comparison, and what is known about each recipe."""
+        results = self.results(plan)
+        shown, (headline, *others) = results.document(), self.sentences()
+        answer = Answer(headline, (*others, *results.recommendation().sentences))
+        several = len(self.recipes) > 1
+        names = (f"{len(self.recipes)} recipes",) if several else (self.recipes[0].recipe,)
+        first = _searched.by_recipe(self) if several else ()
+        sections = (*first, *shown.sections)
+        return replace(shown, kind="search", answer=answer, names=names, sections=sections)
 
     def results(self, plan: Plan | None = None) -> Results:
         """The frontier and the defaults, on the half that was not used for the choice."""
         shown = [one.reported for one in (self.default, *self.frontier, self.taken) if one]
         runs = {run.label: run for run in shown}
+        names = {"recipes": [one.recipe for one in self.recipes]}
         return Results(
             runs=tuple(runs.values()),
-            plan=_codec.encode(plan) if plan else {},
+            plan={**_codec.encode(plan), **names} if plan else {},
             taken=self.taken.reported.label,
         )
 
     def sentences(self) -> list[str]:
         """Summarize the search; figures are of the half that was not used for the choice."""
-        counts = {"trained": self.trained, "pruned": self.pruned, "failed": self.failed}
-        trials = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        settings = ", ".join(f"{name} = {value:.3g}" for name, value in self.taken.values.items())
-        said = [
-            f"Found ({self.taken.chosen.label}): {settings}.",
-            f"Trials: {trials}; {self.candidates} models tested, {len(self.frontier)} of them on "
-            "the frontier.",
-        ]
-        if not self.taken.chosen.target.gain > 0:
-            said.insert(0, "No model is better on the target than the pretrained one: keep that.")
-        if self.default is None:
-            return [*said, "The trial with the default settings did not complete."]
-        mine, theirs = self.taken.reported, self.default.reported
-        metric = mine.target.metric
-        lost = f", and lost {percent(mine.loss)} ({percent(theirs.loss)})" if mine.retained else ""
-        beats = "beats" if self.taken.beats(self.default, "reported") else "does not beat"
-        better = f"{self._better_than(self.default)} beat the defaults"
-        if self.unmerged:
-            count = self._better_than(self.unmerged)
-            better += f", and {count} beat the defaults without merging"
-        return [
-            *said,
-            "On the half of the tests that was not used for the choice, the recipe found has "
-            f"{score_text(metric, mine.target.after)} {plain(metric)} (the defaults: "
-            f"{score_text(metric, theirs.target.after)}){lost}: it {beats} the defaults in both.",
-            f"Of {len(self.frontier)} models on the frontier, {better}.",
-        ]
-
-    def _better_than(self, other: Candidate) -> int:
-        """How many of the frontier beat a candidate on the half to report."""
-        return sum(one.beats(other, "reported") for one in self.frontier)
+        return _searched.sentences(self)
 
 
 @named_settings
@@ -149,10 +167,11 @@ def tune(
     name: str = "holdfast",
     jobs: int = 1,
     tracking: Tracking | None = None,
+    on_begin: Callable[[Begun], None] | None = None,
     on_trials: Callable[[list[Any]], None] | None = None,
     on_progress: Callable[[int, str, int, int], None] | None = None,
 ) -> Tuned:
-    """Search until the study has all its trials; a stopped search continues.
+    """Search until the study has all its trials or the time is over; a stopped search continues.
 
     In a script, put the call under ``if __name__ == "__main__":``: worker processes import it.
 
@@ -166,14 +185,31 @@ def tune(
         jobs: number of training runs at a time on this machine.
         tracking: trackers that get the log and the final scores of each trial, on the half that
             settings are chosen on. Results do not depend on it.
+        on_begin: called once, before the first training.
         on_trials: called once per second with the trials so far.
         on_progress: called with the number of a trial on this machine, and how far it is.
     """
     with claim(out, "tune", paths_of(plan)):
         return tune_in(
             out, plan, tuning, storage=storage, name=name, jobs=jobs, config=None,
-            tracking=tracking, on_trials=on_trials, on_progress=on_progress,
+            tracking=tracking, on_begin=on_begin, on_trials=on_trials, on_progress=on_progress,
         )  # fmt: skip
+
+
+class Begun(NamedTuple):
+    """What a session of a search begins with.
+
+    Attributes:
+        recipes: the recipes that are searched.
+        left_out: of ``all``, the recipes that do not fit, with the reason.
+        trials: the number of trials so far, and at most (infinity without a limit).
+        clock: the time that the search has taken, and what is left of its budget.
+    """
+
+    recipes: tuple[str, ...]
+    left_out: dict[str, str]
+    trials: tuple[int, float]
+    clock: Clock
 
 
 def tune_in(
@@ -186,6 +222,7 @@ def tune_in(
     jobs: int,
     config: str | None,
     tracking: Tracking | None,
+    on_begin: Callable[[Begun], None] | None,
     on_trials: Callable[[list[Any]], None] | None,
     on_progress: Callable[[int, str, int, int], None] | None,
 ) -> Tuned:
@@ -202,18 +239,28 @@ def tune_in(
     refuse_link(out / "study.log")
     if storage is None:  # in a claimed folder, a lock is that of a dead process
         (out / "study.log.lock").unlink(missing_ok=True)
-    study = search.open_study(kept, name)
+    study = _study.open_study(kept, name, objectives=1 if tuning.halves else 2)
     with _naming_damage(kept):
         _check_same(study, plan, tuning)
-        search.revive(study, search.place_of(folder), alone=storage is None)
-        left = tuning.trials - len(search.counted(study))
+        clock = Clock(study, tuning.seconds)
+        place = _study.place_of(folder)
+        _study.revive(study, place, alone=storage is None, jobs=jobs)
+        recipes, left_out = search.recipes_of(study, plan, tuning)
+        most, trials = tuning.most_trials(len(recipes)), _study.counted(study)
+        done = sum(trial.state.is_finished() for trial in trials)
+        left = [
+            t for t in trials if t.user_attrs.get("place") == place and not t.state.is_finished()
+        ]
+        is_over = clock.is_over or (len(trials) >= most and not left)
     if config is not None:
         write_changed(Place.at(out / "config.yaml"), config)
-    if left > 0:
+    if on_begin:
+        on_begin(Begun(recipes, left_out, (done, most), clock))
+    if not is_over:
         if tracking:
             tracking.prepare(out / "tracking")
         given = plan, tuning, folder, kept, name
-        _search_in_processes(study, jobs, given, tracking, on_trials, on_progress)
+        _search_in_processes(study, jobs, given, clock, tracking, on_trials, on_progress)
     for unused in folder.glob("*/"):  # a process was killed when its trial was done
         shutil.rmtree(unused, ignore_errors=True)
     with _naming_damage(kept):
@@ -235,17 +282,22 @@ def _search_in_processes(
     study: Any,
     jobs: int,
     given: processes.Call,
+    clock: Clock,
     tracking: Tracking | None,
     on_trials: Callable[[list[Any]], None] | None,
     on_progress: Callable[..., None] | None,
 ) -> None:
-    """Run one search per process; replace a process that dies."""
-    place, last, deaths = search.place_of(given[2]), 0.0, 0
+    """Run one search per process; replace a process that dies, and end all when time is over."""
+    place, last, deaths = _study.place_of(given[2]), 0.0, 0
 
     def on_wait() -> None:
         nonlocal last
+        if given[1].halves:
+            clock.tick()
+        if clock.is_over:
+            raise _TimeOver
         if on_trials and time.monotonic() - last > 1:
-            on_trials(search.counted(study))
+            on_trials(_study.counted(study))
             last = time.monotonic()
 
     def on_message(_: processes.Call, *message: Any) -> None:
@@ -254,10 +306,11 @@ def _search_in_processes(
 
     calls = deque((*given, number) for number in range(jobs))
     ended = processes.call_in_processes(
-        partial(_search, tracking=tracking), calls, caller="tune", jobs=jobs, on_wait=on_wait,
-        on_progress=on_message,
+        partial(_search, end=clock.end, tracking=tracking), calls, caller="tune", jobs=jobs,
+        on_wait=on_wait, on_progress=on_message,
     )  # fmt: skip
-    with contextlib.closing(ended):
+    # At the end of the time, the processes exit; the study has what their trials have reached.
+    with contextlib.closing(ended), contextlib.suppress(_TimeOver):
         for one in ended:
             if one.error:
                 reason = one.error.strip().rpartition("\n")[2]
@@ -267,100 +320,155 @@ def _search_in_processes(
                 raise _PLAN_ERRORS[kind](text)
             if one.died:
                 deaths += 1
-                search.revive(study, place, worker=one.call[-1])
-                if deaths > 2 * jobs + len(search.counted(study)):
+                _study.revive(study, place, worker=one.call[-1])
+                if deaths > 2 * jobs + len(_study.counted(study)):
                     raise ValueError("worker processes die repeatedly: is there enough memory?")
                 calls.append(one.call)
+    if given[1].halves:
+        clock.tick(now=True)
     if on_trials:
-        on_trials(search.counted(study))
+        on_trials(_study.counted(study))
+
+
+class _TimeOver(Exception):  # noqa: N818 (not an error)
+    """The time of the search is over."""
 
 
 #: Errors of the plan. Their objects may not survive pickling, so processes send name and text.
 _PLAN_ERRORS = {kind.__name__: kind for kind in (ValueError, OSError, ImportError)}
 
 
-def _search(*given: Any, tracking: Tracking | None = None) -> tuple[str, str] | None:
+def _search(
+    *given: Any, end: float | None = None, tracking: Tracking | None = None
+) -> tuple[str, str] | None:
     """In a worker process: search. Return an error of the plan; trials keep their own errors."""
     try:
         progress = processes.report_progress
-        search.Search(*given, tracking=tracking, on_progress=progress).run()
+        search.Search(*given, end=end, tracking=tracking, on_progress=progress).run()
     except tuple(_PLAN_ERRORS.values()) as error:
         return next(n for n, kind in _PLAN_ERRORS.items() if isinstance(error, kind)), str(error)
     return None
 
 
 def _check_same(study: Any, plan: Plan, tuning: Tuning) -> None:
-    """Refuse a study of another search; only the number of trials may change."""
+    """Refuse a study of another search; only the number of trials and the time may change."""
     plan = replace(plan, training=replace(plan.training, save_seconds=0.0))
-    mine = {**_codec.encode(plan), **_codec.encode(replace(tuning, trials=1))}
-    mine["contents"] = plan.contents
+    free = replace(tuning, trials=None, budget=None)
+    mine = {**_codec.encode(plan), **_codec.encode(free), "contents": plan.contents}
+    mine["halves"] = tuning.halves
     theirs = study.user_attrs.get("search", mine)
     if not isinstance(theirs, dict):
         raise TypeError(f"search is {theirs!r}")
     if other := [name for name in mine if mine[name] != theirs.get(name)]:
-        raise ValueError(
-            f"the study holds another search ({other[0]} differs): choose another --out or --name"
-        )
+        what = "one has a budget" if other == ["halves"] else f"{other[0]} differs"
+        raise ValueError(f"the study holds another search ({what}): choose another --out or --name")
     study.set_user_attr("search", mine)
 
 
 def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
-    trials, every = search.counted(study), study.get_trials(deepcopy=False)
-    recipe = search.recipe_of(study, tuning)
-    swept = search.swept_setting(recipe)
-    states = [trial.state.name for trial in trials]
+    names, left_out = search.recipes_of(study, plan, tuning)
+    contenders = {
+        name: Contender(name, recipe, {}, alone=len(names) == 1)
+        for name, (recipe, _) in search.resolved_recipes(study, names).items()
+    }
+    trials = _study.counted(study)
+    numbers = {trial.number: i for i, trial in enumerate(trials, 1)}
+    complete = {trial.number for trial in trials if trial.state.name == "COMPLETE"}
+    read = partial(_candidate, tuning=tuning, plan=plan)
+    of: dict[str, list[Any]] = {name: [] for name in names}
+    found: list[Candidate] = []
+    for trial in study.get_trials(deepcopy=False):
+        own, whose = contenders[_recipe_of(trial, names)], trial.user_attrs.get("of", trial.number)
+        if whose not in numbers:
+            continue
+        if whose == trial.number:
+            of[own.name].append(trial)
+        if whose in complete:
+            found.append(read(trial, numbers[whose], own, trial.user_attrs["halves"]))
+        elif reached := _study.rungs_reached(trial):
+            known = trial.user_attrs[_study.rung_attribute(reached - 1)]["halves"]
+            share = float(halving.RUNGS[reached - 1])
+            found.append(replace(read(trial, numbers[whose], own, known), rung=share))
     failed = [trial.user_attrs["error"] for trial in trials if "error" in trial.user_attrs]
-    numbers = {t.number: i for i, t in enumerate(trials, 1) if t.state.name == "COMPLETE"}
-    found = [
-        _candidate(trial, numbers[whose], tuning, plan, recipe)
-        for trial in every
-        if trial.state.name == "COMPLETE"
-        and (whose := trial.user_attrs.get("of", trial.number)) in numbers
-    ]
     if not found:
-        last = failed[-1].strip().rpartition("\n")[2] if failed else "all were pruned"
-        raise ValueError(f"no trial completed: {last}")
+        last = "all were pruned" if trials else "there was no time for one"
+        raise ValueError(f"no trial completed: {processes.reason(failed[-1]) if failed else last}")
+    longest = [one for one in found if one.rung == max(one.rung for one in found)]
     # Not Optuna's best_trials: it has candidates of trials that did not complete.
-    frontier = [one for one in found if not any(other.beats(one) for other in found)]
+    frontier = [one for one in longest if not any(other.beats(one) for other in longest)]
     frontier.sort(key=lambda one: search.goals_in(one.chosen))
-    chosen = Results(runs=tuple(one.chosen for one in found)).recommendation().label
-    taken = next((one for one in found if one.chosen.label == chosen), frontier[0])
-    default = next((one for one in found if one.chosen.recipe == "defaults"), None)
-    alike = [one for one in found if default and one.trial == default.trial and one is not default]
+    taken = _recommended(longest) or frontier[0]
+    swept = swept_setting(contenders[next(n for n in names if label_of(n) == taken.recipe)].recipe)
+    same = [one for one in longest if one.recipe == taken.recipe]
+    default = next((one for one in same if one.chosen.recipe.endswith(DEFAULTS)), None)
+    alike = [one for one in same if default and one.trial == default.trial and one is not default]
     return Tuned(
-        recipe=tuning.recipe,
+        recipes=tuple(_tried(name, of[name], found) for name in names),
         settings=taken.chosen.settings,
         taken=taken,
         default=default,
         unmerged=next((one for one in alike if swept and one.values.get(swept) == 1.0), None),
         frontier=tuple(frontier),
         candidates=len(found),
-        trained=states.count("COMPLETE"),
-        pruned=states.count("PRUNED"),
+        trained=len(complete),
+        pruned=len(trials) - len(complete) - len(failed),
         failed=len(failed),
+        second=_recommended([one for one in longest if one.recipe != taken.recipe]),
+        left_out=left_out,
+        seconds=round(spent(study), 1) if tuning.halves else None,
     )
 
 
-def _candidate(trial: Any, number: int, tuning: Tuning, plan: Plan, recipe: Recipe) -> Candidate:
+#: The name of the trial with the default settings.
+DEFAULTS = "defaults"
+
+
+def label_of(name: str) -> str:
+    """The name of a recipe in results: a file by its stem."""
+    return read_recipe(name)[0]
+
+
+def _recipe_of(trial: Any, names: Sequence[str]) -> str:
+    return str(trial.params.get(RECIPE, names[0]))
+
+
+def _recommended(found: Sequence[Candidate]) -> Candidate | None:
+    """The candidate that the report of a comparison would recommend."""
+    chosen = Results(runs=tuple(one.chosen for one in found)).recommendation().label
+    return next((one for one in found if one.chosen.label == chosen), None)
+
+
+def _tried(name: str, trials: Sequence[Any], found: Sequence[Candidate]) -> Tried:
+    label = label_of(name)
+    errors = [t.user_attrs["error"] for t in trials if "error" in t.user_attrs]
+    own = [one for one in found if one.recipe == label]
+    best = max(own, key=lambda one: (one.rung, search.merit_in(one.chosen)), default=None)
+    error = processes.reason(errors[-1])[:300] if errors else ""
+    return Tried(label, best, len(trials), len(errors), error)
+
+
+def _candidate(
+    trial: Any, number: int, contender: Contender, halves: Any, *, tuning: Tuning, plan: Plan
+) -> Candidate:
     """Read a candidate from a trial; it is named after its training run and its α."""
-    attrs, values = trial.user_attrs, dict(trial.params)
-    name, called = "defaults", {}
-    if not attrs.get("default"):
-        name, swept = f"trial {number}", search.swept_setting(recipe)
+    values, swept = contender.values_of(trial.params), contender.swept
+    label, name = label_of(contender.name), DEFAULTS
+    called: dict[str, int | float | str | bool | None] = {}
+    if not trial.user_attrs.get("default"):
+        name = f"trial {number}"
         if swept and swept in values:
             called[swept.rpartition(".")[2]] = round(values[swept], 3)
-    spec = plan.spec(tuning.recipe, tuning.seed, values, recipe)
+    if not contender.alone:
+        name = f"{label}, {name}"
+    spec = plan.spec(contender.name, tuning.seed, values, contender.recipe)
     update = {**spec.settings["update"], "lr": spec.training.lr}
     settings = Recipe.from_dict({**spec.settings, "update": update}).to_dict()
-    halves = [
-        _codec.decode(RunResult, attrs["halves"][half], "the result")
-        for half in ("chosen", "reported")
-    ]
+    both = [_codec.decode(RunResult, halves[half], "the result") for half in ("chosen", "reported")]
     chosen, reported = (
         replace(
             half, recipe=name, values=called, settings=settings,
             resolved={**half.resolved, "merging": settings["merging"]},
         )
-        for half in halves
+        for half in both
     )  # fmt: skip
-    return Candidate(number, values, chosen, reported)
+    return Candidate(number, values, chosen, reported, label)

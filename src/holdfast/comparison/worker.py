@@ -91,6 +91,7 @@ class Worker:
         folder: Path,
         progress: ProgressCallback | None = None,
         watch: Callable[[nn.Module, int], Observer] | None = None,
+        on_update: Callable[[Run, int, int], None] | None = None,
         on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
         tracked: TrackedRun | None = None,
     ) -> Trained:
@@ -103,8 +104,8 @@ class Worker:
             model, recipe, samples, spec.training, folder,
             old_data=None if old is None else self.samples(model, length, old), new=self.new,
             tokenizer=self.tokenizer, seed=spec.seed, progress=progress,
-            watch=watch or self._watching(spec.training), on_trained=on_trained,
-            tracked=tracked,
+            watch=watch or self._watching(spec.training), on_update=on_update,
+            on_trained=on_trained, tracked=tracked,
         )  # fmt: skip
 
     def _watching(self, training: Training) -> Callable[[nn.Module, int], Watch]:

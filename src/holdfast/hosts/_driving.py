@@ -91,10 +91,12 @@ def drive(
     checkpoint: str | os.PathLike[str] | None = None,
     log: Callable[[dict[str, float]], None] | None = None,
     watch: Observer | None = None,
+    on_update: Callable[[int], None] | None = None,
 ) -> None:
     """Make all updates of a loop. All ranks must call it; only the first one logs and writes.
 
     With ``settings.patience``, it may stop early, and the run ends with its best weights.
+    ``on_update`` is called after each update, before the update is saved.
     """
     run, total, optimizer = loop.run, loop.updates.total, loop.optimizer
     is_first = rank_and_world()[0] == 0
@@ -128,6 +130,8 @@ def drive(
             optimizer.step()
             optimizer.zero_grad()
             bar.update(1)
+            if on_update:
+                on_update(update)
             seen = watch(update, run.model) if watch else {}
             if early and seen:
                 seen |= early.measured(update)

@@ -38,6 +38,7 @@ from holdfast.io.files import naming_errors, open_here, remove_cut_line, write_t
 from holdfast.io.heads import model_kind
 from holdfast.io.models import Loader
 from holdfast.io.rows import Sources, names_of
+from holdfast.losses import Task, infer_task
 from holdfast.recipe import DEFAULT_RECIPE, Recipe, preset_that
 from holdfast.run import Run, resolved
 
@@ -185,14 +186,35 @@ def encode(
         raise ValueError(
             f"packing joins texts for a language model, but {type(model).__name__} is none"
         )
-    new = task.given or (("the head",) if task.head else ())
     for recipe in recipes:
-        recipe.check_head(new)
-        recipe.check_model(model, old_data is not None)
-        if training.patience is not None:
-            check_may_stop(recipe)
+        check_fit(recipe, model, task, training, has_old_data=old_data is not None)
     old = None if old_data is None else task.samples(model, other=old_data)
     return task.samples(model), old
+
+
+def check_fit(
+    recipe: Recipe, model: nn.Module, data: TrainingData, training: Training, *, has_old_data: bool
+) -> None:
+    """Raise ValueError if a recipe does not fit the model, the data or the training settings.
+
+    ``model`` needs no values of its weights.
+    """
+    recipe.check_head(data.given or (("the head",) if data.head else ()))
+    recipe.check_model(model, has_old_data)
+    if (task := _task_of(model)) is not None:
+        recipe.check_task(task)
+    if training.patience is not None:
+        check_may_stop(recipe)
+    if training.packing and (reason := recipe.objective.packing_conflict()):
+        raise ValueError(reason)
+
+
+def _task_of(model: nn.Module) -> Task | None:
+    """The task of a model; None if it is not known, which the training reports."""
+    try:
+        return infer_task(model)
+    except ValueError:
+        return None
 
 
 class Trained(NamedTuple):
@@ -217,6 +239,7 @@ def train(
     show: bool = False,
     progress: ProgressCallback | None = None,
     watch: Callable[[nn.Module, int], Observer] | None = None,
+    on_update: Callable[[Run, int, int], None] | None = None,
     on_trained: Callable[[Run, list[dict[str, float]]], None] | None = None,
     tracked: TrackedRun | None = None,
 ) -> Trained:
@@ -228,8 +251,9 @@ def train(
 
     ``show`` shows progress bars of what happens before training, such as drawing texts. ``watch``
     builds a watch from the pretrained model and the total number of updates; its values go into the
-    log. ``on_trained`` is called with the run and its log instead of stage 4. ``tracked`` gets the
-    rows of the log as well.
+    log. ``on_update`` is called with the run, the update and their total number after each update.
+    ``on_trained`` is called with the run and its log instead of stage 4. ``tracked`` gets the rows
+    of the log as well.
     """
     from holdfast.hosts.accelerate import AccelerateLoop, autocast_of, make_accelerator
 
@@ -286,7 +310,10 @@ def train(
             accelerator, run, max_updates=total, batch_size=training.batch_size,
             schedule=training.schedule,
         )  # fmt: skip
-        drive(loop, settings, checkpoint=folder / "run.pt", log=log, watch=watching)
+        drive(
+            loop, settings, checkpoint=folder / "run.pt", log=log, watch=watching,
+            on_update=(lambda update: on_update(run, update, total)) if on_update else None,
+        )  # fmt: skip
     loop.unwrap()
     history = log.rows() if accelerator.is_main_process else []
     if on_trained is None:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from holdfast.losses import CLASS_TASKS, Predicted
+from holdfast.losses import CLASS_TASKS, LossFunction, Predicted, Task
 from holdfast.stages import Criterion, Objective, Recall, Run
 
 
@@ -31,10 +31,14 @@ class WeighsPredictions(Objective, ABC):
     def weights_of(self, batch: Any, predicted: Predicted) -> Tensor:
         """Return the weight of every target."""
 
+    def unfit_task(self, task: Task | LossFunction) -> str | None:
+        return without_classes(self, task) if self.changes_loss else None
+
     def prepare(self, run: Run) -> Criterion:
         if not self.changes_loss:
             return Criterion(run)
-        check_classes(self, run)
+        if reason := self.unfit_task(run.task):
+            raise ValueError(reason)
         return PredictionCriterion(run, self)
 
 
@@ -49,13 +53,13 @@ class PredictionCriterion(Criterion):
         return self.objective.weights_of(batch, predicted)
 
 
-def check_classes(method: Objective | Recall, run: Run) -> None:
-    """Raise ValueError unless each target of the run's task is a class with a probability."""
-    task = run.task
-    if not isinstance(task, str) or task not in CLASS_TASKS:
-        given = repr(task) if isinstance(task, str) else "a loss function"
-        raise ValueError(
-            f"{type(method).__name__} needs the probability of each target, which only the tasks "
-            f"{', '.join(CLASS_TASKS)} have, not {given}: use another "
-            f"{'recall' if isinstance(method, Recall) else 'objective'}"
-        )
+def without_classes(method: Objective | Recall, task: Task | LossFunction) -> str | None:
+    """Return why a task does not fit: its targets are no classes, which have a probability."""
+    if isinstance(task, str) and task in CLASS_TASKS:
+        return None
+    given = repr(task) if isinstance(task, str) else "a loss function"
+    other = "recall" if isinstance(method, Recall) else "objective"
+    return (
+        f"{type(method).__name__} needs the probability of each target, which only the tasks "
+        f"{', '.join(CLASS_TASKS)} have, not {given}: use another {other}"
+    )

@@ -21,12 +21,13 @@ from holdfast._optim.importance import check_samples, mean_over_samples, measure
 from holdfast._torch.checks import one_of
 from holdfast._torch.lm_head import Split, predict
 from holdfast.data import Collate
-from holdfast.losses import IGNORED, Task, infer_task, target_mask
+from holdfast.losses import IGNORED, LossFunction, Task, infer_task, target_mask
 from holdfast.methods.l2_sp import QuadraticPenalty
 from holdfast.reference import Reference
 from holdfast.stages import Checks, Run
 
 Kind = Literal["true", "empirical"]
+FISHER_TASKS = ("classification", "causal_lm", "token_classification")
 _check_kind = partial(one_of, allowed=get_args(Kind))
 
 
@@ -53,6 +54,11 @@ class EWC(QuadraticPenalty):
     kind: Kind = "true"
     samples: int | None = 1000
     normalize: bool = True
+
+    def unfit_task(self, task: Task | LossFunction) -> str | None:
+        if not self.acts or task in FISHER_TASKS:
+            return None
+        return f"the Fisher information needs class predictions, not {task!r}"
 
     def measure_importance(self, run: Run) -> Reference | None:
         if not self.acts:
@@ -98,7 +104,7 @@ def fisher_importance(
         torch.Size([2, 3])
     """
     task = infer_task(model) if task is None else task
-    if task not in ("classification", "causal_lm", "token_classification"):
+    if task not in FISHER_TASKS:
         raise ValueError(f"the Fisher information needs class predictions, not {task!r}")
     _check_kind("kind", kind)
     run = Split(model) if task == "causal_lm" else partial(predict, model)

@@ -9,7 +9,7 @@ a convex problem.
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -51,21 +51,15 @@ class LinearProbe(Freezing):
 
     head: str | None = None
 
+    def unfit(self, model: nn.Module, has_old_data: bool) -> str | None:
+        """Judged by the head that the structure shows; a run may name another one."""
+        return None if self.head is not None else _shared(model, head_parts(model))
+
     def prepare(self, run: Run) -> nn.Module:
         model = run.model
         heads = heads_of(run, self.head)
-        ours = {id(p) for head in heads for p in model.get_submodule(head).parameters()}
-        shared = [
-            name
-            for name, p in model.named_parameters(remove_duplicate=False)
-            if id(p) in ours and not within(name, heads)
-        ]
-        if shared:
-            raise ValueError(
-                f"the head {', '.join(heads)} shares weights with {shorten(shared)}: training it "
-                "would change the body. Give the head its own weights, or name another part in the "
-                "setting head of the recipe"
-            )
+        if reason := _shared(model, heads):
+            raise ValueError(reason)
         if left := [part for part in run.new if not within(part, heads)]:
             raise ValueError(
                 f"{shorten(left)} is new, but is not part of the head {', '.join(heads)}: it "
@@ -270,3 +264,20 @@ def heads_of(run: Run, head: str | None) -> tuple[str, ...]:
         if not any(True for _ in submodule(run.model, name).parameters()) or not name:
             raise ValueError(f"the head {name!r} must be a part of the model with parameters")
     return heads
+
+
+def _shared(model: nn.Module, heads: Sequence[str]) -> str | None:
+    """Return why the head cannot be trained alone: the body uses its weights."""
+    ours = {id(p) for head in heads for p in submodule(model, head).parameters()}
+    shared = [
+        name
+        for name, p in model.named_parameters(remove_duplicate=False)
+        if id(p) in ours and not within(name, heads)
+    ]
+    if not shared:
+        return None
+    return (
+        f"the head {', '.join(heads)} shares weights with {shorten(shared)}: training it would "
+        "change the body. Give the head its own weights, or name another part in the setting head "
+        "of the recipe"
+    )

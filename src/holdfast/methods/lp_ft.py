@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from holdfast._torch.checks import at_least_zero
 from holdfast._torch.layers import head_parts, output_layer
+from holdfast.losses import LossFunction, Task
 from holdfast.methods._batch_norm import HoldsStatistics
 from holdfast.methods.linear_probe import heads_of, linear_probe
 from holdfast.stages import Checks, Run
@@ -42,15 +43,20 @@ class LPFT(HoldsStatistics):
     head: str | None = None
     l2: float = 1e-4
 
+    def unfit_task(self, task: Task | LossFunction) -> str | None:
+        if task in ("classification", "regression", "multi_label"):
+            return None
+        what = f"the task is {task}" if isinstance(task, str) else "the task is a function"
+        return (
+            "LPFT fits a head to one row of features per sample, for classification, regression "
+            f"or multi_label, but {what}. Leave it out, or if another method needs a fitted head, "
+            "train the head alone first"
+        )
+
     def fit(self, run: Run) -> None:
         task: Any = run.task
-        if task not in ("classification", "regression", "multi_label"):
-            what = f"the task is {task}" if isinstance(task, str) else "the task is a function"
-            raise ValueError(
-                "LPFT fits a head to one row of features per sample, for classification, "
-                f"regression or multi_label, but {what}. Leave it out, or if another method "
-                "needs a fitted head, train the head alone first"
-            )
+        if reason := self.unfit_task(task):
+            raise ValueError(reason)
         heads = heads_of(run, self.head)
         layer = self.head or output_layer(run.model, (*heads, *head_parts(run.model))) or heads[-1]
         linear_probe(

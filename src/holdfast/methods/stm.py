@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from holdfast._torch.checks import at_least_one
-from holdfast.losses import TOKEN_TASKS
+from holdfast.losses import TOKEN_TASKS, LossFunction, Task
 from holdfast.methods._base_losses import CarriedWeights, scored
-from holdfast.methods._own_predictions import check_classes
+from holdfast.methods._own_predictions import without_classes
 from holdfast.stages import (
     Checks,
     Criterion,
@@ -70,10 +70,14 @@ class STM(Objective):
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"tau": SearchRange(1.5, 1000.0, 2.5)}
 
+    def unfit_task(self, task: Task | LossFunction) -> str | None:
+        return without_classes(self, task) if self.changes_loss else None
+
     def prepare(self, run: Run) -> Criterion:
         if not self.changes_loss:
             return Criterion(run)
-        check_classes(self, run)
+        if reason := self.unfit_task(run.task):
+            raise ValueError(reason)
         data, scores = scored(self, run, tokens=run.task in TOKEN_TASKS)
         has_target = scores.counts > 0
         if not has_target.any():

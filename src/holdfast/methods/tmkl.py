@@ -20,8 +20,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from holdfast._torch.checks import at_least_zero, whole_number
+from holdfast.losses import LossFunction, Task
 from holdfast.methods._base_predictions import Comparison, divergence_term
-from holdfast.methods._own_predictions import check_classes
+from holdfast.methods._own_predictions import without_classes
 from holdfast.stages import Checks, MedianLoss, Recall, RecallTerm, Run, SearchRange, SearchSpace
 
 _TAU = 1e-4  # the paper's default
@@ -68,10 +69,14 @@ class TMKL(Recall):
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"strength": SearchRange(0.1, 10.0, 1.0)}
 
+    def unfit_task(self, task: Task | LossFunction) -> str | None:
+        return without_classes(self, task) if self.changes_loss else None
+
     def prepare(self, run: Run) -> RecallTerm:
         if self.strength == 0:
             return RecallTerm()
-        check_classes(self, run)
+        if reason := self.unfit_task(run.task):
+            raise ValueError(reason)
         return divergence_term(run, OtherTokens(), self.strength, self.top if self.cache else None)
 
 

@@ -91,7 +91,14 @@ class Shown(ABC):
                 f"at most {newest}: update holdfast"
             )
         value = {k: v for k, v in value.items() if k in fields or k not in _RECORD}
+        if version < newest:
+            value = cls.upgraded(value)
         return decode(cls, value, f"the {cls.what}")
+
+    @classmethod
+    def upgraded(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Turn the JSON value of an earlier version into one of the newest."""
+        return value
 
     def measured(self) -> ForgettingReport | None:
         """The report whose scores belong into the metadata of a model card, if there is one."""

@@ -1,0 +1,164 @@
+"""What a search found, in sentences, and the table of its recipes."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from holdfast.report.document import Column, Section, Table
+from holdfast.report.words import NONE, cut, listed, percent, plain, score_text, seconds
+
+if TYPE_CHECKING:
+    from holdfast.comparison.tuning import Candidate, Tried, Tuned
+
+
+def sentences(found: Tuned) -> list[str]:
+    """Summarize a search; figures are of the half that was not used for the choice."""
+    counts = {"trained": found.trained, "pruned": found.pruned, "failed": found.failed}
+    trials = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    settings = ", ".join(f"{name} = {value:.3g}" for name, value in found.taken.values.items())
+    time = "" if found.seconds is None else f" in {seconds(found.seconds)}"
+    said = [
+        f"Found ({plain(found.taken.chosen.label)}): {settings}.",
+        f"Trials: {trials}{time}; {found.candidates} models tested, {len(found.frontier)} of them "
+        "on the frontier.",
+    ]
+    if len(found.recipes) > 1:
+        said = [_winner(found), *said, *_stopped(found)]
+    if found.taken.rung < 1:
+        said.insert(0, f"No training was completed: the models compared made {share(found.taken)}.")
+    if not found.taken.chosen.target.gain > 0:
+        said.insert(0, "No model is better on the target than the pretrained one: keep that.")
+    return [*said, *_beside_defaults(found)]
+
+
+def share(candidate: Candidate) -> str:
+    """How long a model was trained, in words."""
+    return "all updates" if candidate.rung == 1 else f"{_fraction(candidate.rung)} of the updates"
+
+
+def by_recipe(found: Tuned) -> tuple[Section, Section]:
+    """The table of the recipes, and why others have no result.
+
+    One row per recipe with a trial, the one to take first, then by how far they came.
+    """
+    winner = found.taken.recipe
+    tried = [one for one in found.recipes if one.trials]
+    rows = sorted(tried, key=lambda one: (one.recipe != winner, *_rank(one)))
+    target = found.taken.reported.target
+    has_tests = bool(found.taken.reported.retained)
+    table = Table.of(
+        "Recipes",
+        rows,
+        {
+            Column("recipe"): lambda one: plain(one.recipe) + " ★" * (one.recipe == winner),
+            Column("best", f"{plain(target.name)} {plain(target.metric)}"): _target,
+            **({Column("lost"): _lost} if has_tests else {}),
+            Column("trained"): lambda one: _fraction(one.best.rung) if one.best else NONE,
+            Column("trials"): lambda one: str(one.trials),
+            Column("settings", rank=3): _settings,
+        },
+        note="Of each recipe, the best of its models that were trained longest: its score on the "
+        "target, what it lost on average on the retained tests, and the share of the updates at "
+        "which it was measured. Models that were trained for different shares cannot be compared; "
+        "those that were stopped early took at most a few samples of each test. "
+        "★ recommended.",
+        tones=tuple("good" if one.recipe == winner else "" for one in rows),
+        opened=True,
+    )
+    notes = [f"{plain(name)} was left out: {plain(why)}" for name, why in found.left_out.items()]
+    notes += [
+        f"{plain(one.recipe)} failed in {one.failed} of {one.trials} trials: {plain(one.error)}"
+        for one in rows
+        if one.error
+    ]
+    return Section("Recipe by recipe", tables=(table,)), Section("Left out", notes=tuple(notes))
+
+
+def _winner(found: Tuned) -> str:
+    taken = found.taken
+    mine = taken.reported
+    metric = mine.target.metric
+    lost = f" and lost {percent(mine.loss)}" if mine.retained else ""
+    score = f"{score_text(metric, mine.target.after)} {plain(metric)} on {plain(mine.target.name)}"
+    said = f"{plain(taken.recipe)} won: it has {score}{lost}"
+    if found.second is None:
+        return f"{said}. No other recipe was trained as long."
+    theirs = found.second.reported
+    less = f" and lost {percent(theirs.loss)}" if theirs.retained else ""
+    return (
+        f"{said}. The next best recipe, {plain(found.second.recipe)}, has "
+        f"{score_text(metric, theirs.target.after)}{less}."
+    )
+
+
+def _stopped(found: Tuned) -> list[str]:
+    """Which recipes came no further than which rung."""
+    rungs = sorted({one.best.rung for one in found.recipes if one.best and one.best.rung < 1})
+    said = []
+    for rung in rungs:
+        names = [one.recipe for one in found.recipes if one.best and one.best.rung == rung]
+        said.append(f"at {_fraction(rung)} of the updates {listed(names, most=50)}")
+    stopped = [f"Stopped early: {'; '.join(said)}."] if said else []
+    if unseen := [one.recipe for one in found.recipes if not one.best and not one.failed]:
+        stopped.append(f"Not measured: {listed(unseen, most=50)}.")
+    return stopped
+
+
+def _beside_defaults(found: Tuned) -> list[str]:
+    if found.default is None:
+        one = len(found.recipes) == 1
+        return ["The trial with the default settings did not complete."] if one else []
+    if len(found.recipes) > 1 and found.taken == found.default:
+        return []
+    mine, theirs = found.taken.reported, found.default.reported
+    metric = mine.target.metric
+    lost = f", and lost {percent(mine.loss)} ({percent(theirs.loss)})" if mine.retained else ""
+    beats = "beats" if found.taken.beats(found.default, "reported") else "does not beat"
+    better = f"{_better_than(found, found.default)} beat the defaults"
+    if found.unmerged:
+        count = _better_than(found, found.unmerged)
+        better += f", and {count} beat the defaults without merging"
+    of = "the defaults" if len(found.recipes) == 1 else "its defaults"
+    return [
+        "On the half of the tests that was not used for the choice, the recipe found has "
+        f"{score_text(metric, mine.target.after)} {plain(metric)} ({of}: "
+        f"{score_text(metric, theirs.target.after)}){lost}: it {beats} the defaults in both.",
+        f"Of {len(found.frontier)} models on the frontier, {better}.",
+    ]
+
+
+def _better_than(found: Tuned, other: Candidate) -> int:
+    """How many of the frontier beat a candidate on the half to report."""
+    return sum(one.beats(other, "reported") for one in found.frontier)
+
+
+def _rank(one: Tried) -> tuple[float, float]:
+    if one.best is None:
+        return 1.0, 0.0
+    target = one.best.reported.target
+    return -one.best.rung, target.after if target.lower_is_better else -target.after
+
+
+def _target(one: Tried) -> str:
+    if one.best is None:
+        return "failed" if one.failed else NONE
+    target = one.best.reported.target
+    return score_text(target.metric, target.after)
+
+
+def _lost(one: Tried) -> str:
+    return percent(one.best.reported.loss) if one.best else NONE
+
+
+def _settings(one: Tried) -> str:
+    values = one.best.values if one.best else {}
+    return cut(", ".join(f"{name} {value:.3g}" for name, value in values.items()), 60) or NONE
+
+
+def _fraction(rung: float) -> str:
+    """
+    >>> _fraction(1 / 9), _fraction(1.0)
+    ('1/9', 'all')
+    """
+    return "all" if rung == 1 else str(Fraction(rung).limit_denominator(1000))
