@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from _common import write_results
@@ -158,9 +158,9 @@ def main() -> None:
             "drift": [sys.executable, "-c", DRIFT.format(**places) + PEAK],
         }
         for entry in registry.methods("merging"):
-            least = entry.cls().least_models
-            models = [places[name] for name in ("tuned", "other")[:least]]
-            if entry.cls().tensorwise:
+            method: Any = entry.cls()
+            models = [places[name] for name in ("tuned", "other")[: method.least_models]]
+            if method.tensorwise:
                 code = MERGE.format(**places, models=models, method=entry.cls.__name__)
                 commands[f"merge-{entry.name}"] = [sys.executable, "-c", code + PEAK]
         runs: dict[str, list[tuple[float, float, float]]] = {name: [] for name in commands}

@@ -51,6 +51,7 @@ def train(run, model, steps, rank=0, world=1, start=0):
         for i in range(2, 2 + len(run.criterion.columns)):
             batch.append(torch.stack([torch.as_tensor(s[i]) for s in samples]))
         loss = run.criterion.loss(model, tuple(batch), len(rows) / world, update)
+        run.observe(loss)
         loss.backward()
         run.optimizer.step()
         run.optimizer.zero_grad()

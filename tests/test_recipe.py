@@ -14,6 +14,7 @@ from holdfast import (
     Auto,
     Distill,
     Features,
+    FinchUpdate,
     Flow,
     Full,
     LoopSettings,
@@ -25,6 +26,7 @@ from holdfast import (
     Recipe,
     Rehearsal,
     SGDUpdate,
+    SPDUpdate,
     WiseFT,
     registry,
 )
@@ -121,6 +123,8 @@ recipes = st.builds(
         st.builds(SGDUpdate, momentum=number, layer_decay=st.floats(1, 3)),
         st.builds(RecAdamUpdate, pull=number, anneal=st.builds(Sigmoid, number, number)),
         st.builds(MoFOUpdate, fraction=number),
+        st.builds(SPDUpdate, lam=number),
+        st.builds(FinchUpdate, smoothing=number),
     ),
     penalties=st.lists(
         st.one_of(st.builds(L2SP, number), st.builds(EWC, number, st.booleans())),

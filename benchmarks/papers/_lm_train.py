@@ -21,6 +21,7 @@ BATCH = 32
 LENGTHS = (128, 192, 256, 320, 384, 512)  # that batches are padded to: a CUDA graph for each
 PIECE = 1 << 13  # tokens that go through the model at a time: 9 GB of activations
 ROWS = 1 << 11  # of logits at a time
+ROWS_OF_RECALL = 8  # of a batch at a time
 
 
 class HeadLoss(torch.autograd.Function):
@@ -102,13 +103,25 @@ def loss_of(model: Any, *more: Loss) -> Loss:
 
 
 def own_loss_of(run: Run) -> Loss:
-    """The library's own loss of a batch, for objectives that weigh by the model's predictions."""
+    """The library's own loss of a batch, for methods that use the model's predictions.
+
+    Objectives may look at the whole batch. Recalls add up, and need the memory: a few rows at a
+    time, of which all but the last leave their gradients at once.
+    """
+    rows = ROWS_OF_RECALL if run.recall.uses_outputs else BATCH
 
     def loss(batch: Batch) -> Tensor:
         labels = torch.full_like(batch["labels"], -100)
         labels[:, 1:] = torch.where(batch["weights"] > 0, batch["labels"], -100)[:, :-1]
-        given = {"input_ids": batch["input_ids"], "labels": labels}
-        return run.criterion.loss(run.model, given, batch["targets"], 0)
+        parts = zip(batch["input_ids"].split(rows), labels.split(rows), strict=True)
+        *first, last = ({"input_ids": ids, "labels": wanted} for ids, wanted in parts)
+        done = torch.zeros((), device=labels.device)
+        for part in first:
+            value = run.criterion.loss(run.model, part, batch["targets"], 0)
+            with torch.autocast(labels.device.type, enabled=False):
+                value.backward()
+            done = done + value.detach()
+        return run.criterion.loss(run.model, last, batch["targets"], 0) + done
 
     return loss
 

@@ -126,6 +126,7 @@ def train(
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * factor
         value = gradient(batch)
+        run.observe(value)
         if before_step is not None:
             before_step(update)
         optimizer.step()

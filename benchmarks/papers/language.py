@@ -46,17 +46,26 @@ from holdfast import (
     EAFT,
     EWC,
     HFT,
+    L1SP,
     L2SP,
+    MAS,
+    OSFT,
+    SFA,
     STM,
     TALR,
+    TMKL,
+    Distill,
+    FinchUpdate,
     Flow,
     LoRA,
+    Mixout,
     MoFOUpdate,
     RecAdamUpdate,
     Recipe,
     Reference,
     Run,
     SelfReplay,
+    SPDUpdate,
     WiseFT,
     pad_collate,
 )
@@ -117,11 +126,8 @@ def plans(lr: float) -> dict[str, Plan]:
         "lora+self-replay": Plan(Recipe(trainable=lora, recall=SelfReplay()), of_adapters),
         "recadam-0.5-0.15-0.2lr": Plan(recadam(0.5, 0.15), 0.2),
         "recadam-0.5-0.15+flow": Plan(recadam(0.5, 0.15, objective=flow)),
-        "ewc": Plan(Recipe(penalties=[EWC(samples=EWC_SAMPLES)])),
         "l2-sp-0.5lr": Plan(Recipe(penalties=[l2sp]), 0.5),
         "lora+flow": Plan(Recipe(trainable=lora, objective=flow), LORA_LR),
-        "mofo": Plan(Recipe(update=MoFOUpdate())),
-        "hft": Plan(Recipe(trainable=HFT())),
         "flow+l2-sp": Plan(Recipe(objective=flow, penalties=[l2sp])),
         "mofo+flow": Plan(Recipe(update=MoFOUpdate(), objective=flow)),
         "hft+flow": Plan(Recipe(trainable=HFT(), objective=flow)),
@@ -131,15 +137,40 @@ def plans(lr: float) -> dict[str, Plan]:
         "recadam-0.5-0.3+flow": Plan(recadam(0.5, 0.3, objective=flow)),
         "l2-sp-weak": Plan(Recipe(penalties=[L2SP(0.002 / lr)])),
         "flow-token": Plan(Recipe(objective=Flow(level="token"))),
-        "stm": Plan(Recipe(objective=STM())),
-        "stm-0.5lr": Plan(Recipe(objective=STM()), 0.5),
-        "dft": Plan(Recipe(objective=DFT())),
-        "dft-0.5lr": Plan(Recipe(objective=DFT()), 0.5),
-        "talr": Plan(Recipe(objective=TALR())),
-        "talr-0.5lr": Plan(Recipe(objective=TALR()), 0.5),
-        "eaft": Plan(Recipe(objective=EAFT())),
-        "eaft-0.5lr": Plan(Recipe(objective=EAFT()), 0.5),
+        "lora+tmkl": Plan(Recipe(trainable=lora, recall=TMKL(cache=False)), LORA_LR),
+        "recadam-0.5-0.15-0.5lr": Plan(recadam(0.5, 0.15), 0.5),
     }
+    mlp = LoRA(r=16, target="mlp")
+    targets = {f"lora-mlp-{lr:g}lr": Plan(Recipe(trainable=mlp), lr) for lr in (1, 3, 5, 9)}
+    # Every other method at two learning rates. The recalls compare the whole vocabulary.
+    methods: dict[str, Recipe] = {
+        "flow": Recipe(objective=flow),
+        "stm": Recipe(objective=STM()),
+        "dft": Recipe(objective=DFT()),
+        "talr": Recipe(objective=TALR()),
+        "eaft": Recipe(objective=EAFT()),
+        "distill": Recipe(recall=Distill(cache=False)),
+        "tmkl": Recipe(recall=TMKL(cache=False)),
+        "asft": Recipe(
+            objective=DFT(), recall=Distill(strength=0.05, temperature=1.0, cache=False)
+        ),
+        "mofo": Recipe(update=MoFOUpdate()),
+        "spd": Recipe(update=SPDUpdate()),
+        "finch": Recipe(update=FinchUpdate()),
+        "l1-sp": Recipe(penalties=[L1SP()]),
+        "ewc": Recipe(penalties=[EWC(samples=EWC_SAMPLES)]),
+        "mas": Recipe(penalties=[MAS(samples=EWC_SAMPLES)]),
+        "sfa": Recipe(penalties=[SFA()]),
+        "hft": Recipe(trainable=HFT()),
+        "mixout": Recipe(trainable=Mixout()),
+        "osft": Recipe(trainable=OSFT()),
+    }
+    pairs = {name: Plan(recipe) for name, recipe in methods.items()}
+    pairs |= {f"{name}-0.5lr": Plan(recipe, 0.5) for name, recipe in methods.items()}
+    adapters = {"dora": (3, 5), "rslora": (1, 3), "oft": (1, 3), "ia3": (5, 15), "vera": (5, 15)}
+    for name, rates in adapters.items():
+        pairs |= {f"{name}-{lr:g}lr": Plan(Recipe.preset(name), lr) for lr in rates}
+    once |= {name: plan for name, plan in (pairs | targets).items() if name not in main}
     return main | {name: plan._replace(seeds=SEEDS[:1]) for name, plan in once.items()}
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from holdfast.methods.ewc import EWC
     from holdfast.methods.fapm import FAPM
     from holdfast.methods.features import Features
+    from holdfast.methods.finch import Finch, FinchUpdate
     from holdfast.methods.flow import Flow
     from holdfast.methods.gradual_unfreezing import GradualUnfreezing
     from holdfast.methods.hft import HFT
@@ -63,9 +64,11 @@ if TYPE_CHECKING:
     from holdfast.methods.sfa import SFA
     from holdfast.methods.sgd import SGDUpdate
     from holdfast.methods.slerp import SLERP
+    from holdfast.methods.spd import SPD, SPDUpdate
     from holdfast.methods.stm import STM
     from holdfast.methods.talr import TALR
     from holdfast.methods.ties import TIES
+    from holdfast.methods.tmkl import TMKL
     from holdfast.methods.wise_ft import WiseFT
     from holdfast.recipe import Recipe
     from holdfast.reference import Distance, Reference
@@ -105,6 +108,7 @@ _PUBLIC = {
     "holdfast.methods.ewc": "EWC",
     "holdfast.methods.fapm": "FAPM",
     "holdfast.methods.features": "Features",
+    "holdfast.methods.finch": "Finch FinchUpdate",
     "holdfast.methods.flow": "Flow",
     "holdfast.methods.gradual_unfreezing": "GradualUnfreezing",
     "holdfast.methods.hft": "HFT",
@@ -127,9 +131,11 @@ _PUBLIC = {
     "holdfast.methods.sfa": "SFA",
     "holdfast.methods.sgd": "SGDUpdate",
     "holdfast.methods.slerp": "SLERP",
-    "holdfast.methods.ties": "TIES",
+    "holdfast.methods.spd": "SPD SPDUpdate",
     "holdfast.methods.stm": "STM",
     "holdfast.methods.talr": "TALR",
+    "holdfast.methods.ties": "TIES",
+    "holdfast.methods.tmkl": "TMKL",
     "holdfast.methods.wise_ft": "WiseFT",
     "holdfast.optim": "optim",
     "holdfast.recipe": "Recipe",
@@ -164,14 +170,14 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "DARE", "DFT", "EAFT", "EWC", "FAPM", "HFT", "L1SP", "L2SP", "LPFT", "MAS", "OSFT", "SFA",
-    "SLERP", "STM", "TALR", "TIES", "AdamWUpdate", "Adapter", "Auto", "Distance", "Distill",
-    "Features", "Flow", "ForgettingReport", "Full", "GradualUnfreezing", "Keep", "LiNeS",
-    "LinearProbe", "LoRA", "Loader", "LoopSettings", "Measuring", "Mixout", "MoFO", "MoFOUpdate",
-    "ModelStock", "NoRecall", "Plan", "Pretrained", "PretrainedHead", "Preview", "RandomInit",
-    "RecAdam", "RecAdamUpdate", "Recipe", "Reference", "Rehearsal", "Results", "Run",
-    "SGDUpdate", "Scores", "SelfReplay", "Tracking", "Training", "Tuned", "Tuning", "Uniform",
-    "Watch", "WiseFT", "adapters_off", "anneal", "compare", "count_targets", "finetune_loop",
-    "global_targets", "linear_probe", "measure", "measure_many", "optim", "pad_collate",
-    "per_sample_loss", "preview", "random_init", "registry", "score", "train_loop", "tune",
-    "weighted_loss", "with_weights",
+    "SLERP", "SPD", "STM", "TALR", "TIES", "TMKL", "AdamWUpdate", "Adapter", "Auto", "Distance",
+    "Distill", "Features", "Finch", "FinchUpdate", "Flow", "ForgettingReport", "Full",
+    "GradualUnfreezing", "Keep", "LiNeS", "LinearProbe", "LoRA", "Loader", "LoopSettings",
+    "Measuring", "Mixout", "MoFO", "MoFOUpdate", "ModelStock", "NoRecall", "Plan", "Pretrained",
+    "PretrainedHead", "Preview", "RandomInit", "RecAdam", "RecAdamUpdate", "Recipe", "Reference",
+    "Rehearsal", "Results", "Run", "SGDUpdate", "SPDUpdate", "Scores", "SelfReplay", "Tracking",
+    "Training", "Tuned", "Tuning", "Uniform", "Watch", "WiseFT", "adapters_off", "anneal",
+    "compare", "count_targets", "finetune_loop", "global_targets", "linear_probe", "measure",
+    "measure_many", "optim", "pad_collate", "per_sample_loss", "preview", "random_init", "registry",
+    "score", "train_loop", "tune", "weighted_loss", "with_weights",
 ]  # fmt: skip

@@ -79,7 +79,7 @@ def with_weights(
     if isinstance(weights, Tensor):
         return with_column(dataset, weights.double().tolist(), column)
     values = [
-        _along_labels(i, torch.as_tensor(w), dataset[i], task).tolist()
+        along_labels(i, torch.as_tensor(w).double(), dataset[i], task).tolist()
         for i, w in enumerate(weights)
     ]
     return with_column(dataset, values, column)
@@ -225,19 +225,24 @@ def _padded_on_the_left(batch: Any, gaps: list[int]) -> bool:
     return any(gap and row[0] == 0 for gap, row in zip(gaps, mask, strict=True))
 
 
-def _along_labels(index: int, weights: Tensor, sample: Any, task: Task) -> Tensor:
-    """Token weights at the positions of their labels, and 0 elsewhere."""
+def labels_of(sample: Any) -> Tensor | None:
+    """The labels of a sample, as a tensor; None if it has none."""
     labels = sample.get("labels") if isinstance(sample, Mapping) else sample[1]
+    return None if labels is None else torch.as_tensor(labels)
+
+
+def along_labels(index: int, values: Tensor, sample: Any, task: Task) -> Tensor:
+    """Values of the targets of sample ``index`` at the positions of their labels, 0 elsewhere."""
+    labels = labels_of(sample)
     if labels is None:
         raise ValueError(
             f"sample {index} has no labels, so token weights cannot be aligned: add labels to the "
             "samples instead of leaving them to the collator"
         )
-    labels = torch.as_tensor(labels)
     where = target_mask(labels[None], task)[0]
-    if int(where.sum()) != len(weights):
+    if int(where.sum()) != len(values):
         raise ValueError(
-            f"got {len(weights)} token weights for the {int(where.sum())} targets of sample "
+            f"got {len(values)} token weights for the {int(where.sum())} targets of sample "
             f"{index}: the order of the dataset may have changed since it was scored"
         )
-    return torch.zeros(len(labels), dtype=torch.float64).masked_scatter(where, weights.double())
+    return values.new_zeros(len(labels)).masked_scatter(where, values)

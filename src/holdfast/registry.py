@@ -19,6 +19,7 @@ from holdfast.methods.eaft import EAFT
 from holdfast.methods.ewc import EWC
 from holdfast.methods.fapm import FAPM
 from holdfast.methods.features import Features
+from holdfast.methods.finch import FinchUpdate
 from holdfast.methods.flow import Flow
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
 from holdfast.methods.hft import HFT
@@ -41,9 +42,11 @@ from holdfast.methods.self_replay import SelfReplay
 from holdfast.methods.sfa import SFA
 from holdfast.methods.sgd import SGDUpdate
 from holdfast.methods.slerp import SLERP
+from holdfast.methods.spd import SPDUpdate
 from holdfast.methods.stm import STM
 from holdfast.methods.talr import TALR
 from holdfast.methods.ties import TIES
+from holdfast.methods.tmkl import TMKL
 from holdfast.methods.wise_ft import WiseFT
 from holdfast.stages import Merging, Method, Objective, Penalty, Recall, Start, Trainable, Update
 
@@ -179,12 +182,15 @@ register("no-recall", "recall", NoRecall, "", "the loss preserves no old knowled
 register("auto", "recall", Auto, "", "the recall that fits the model, as in the preset `holdfast`")
 register("self-replay", "recall", SelfReplay, "2605.26097", "preserve the predictions on texts sampled from the pretrained model itself")
 register("distill", "recall", Distill, "1606.09282", "stay near the pretrained model's predictions on the new data (LwF)")
+register("tmkl", "recall", TMKL, "2605.29498", "stay near the pretrained model's predictions of all tokens but the target")
 register("features", "recall", Features, "2308.13320", "keep the features that the head reads, on variations of the new inputs (LDIFS)")
 register("rehearsal", "recall", Rehearsal, "2004.12651", "train on data of the old task as well, with a shift from old to new")
 register("adamw", "update", AdamWUpdate, "1711.05101", "AdamW")
 register("sgd", "update", SGDUpdate, "", "SGD with momentum")
 register("recadam", "update", RecAdamUpdate, "2004.12651", "Adam with a decoupled, annealed pull to the pretrained weights")
 register("mofo", "update", MoFOUpdate, "2407.20999", "Adam that moves only the coordinates with the largest momentum")
+register("spd", "update", SPDUpdate, "2411.01713", "Adam that takes back steps away from the pretrained weights if the gradient points back")
+register("finch", "update", FinchUpdate, "2605.20005", "AdamW whose learning rate falls as the loss of the update rises")
 register("l2-sp", "penalties", L2SP, "1802.01483", "a quadratic penalty on the distance to the pretrained weights")
 register("l1-sp", "penalties", L1SP, "1802.01483", "an L1 penalty on the distance to the pretrained weights: small changes become exactly 0")
 register("ewc", "penalties", EWC, "1612.00796", "a quadratic penalty weighted by the Fisher information")

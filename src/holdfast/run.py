@@ -142,6 +142,7 @@ class Run:
         self.optimizer: Optimizer | None = None
         self.penalties: AttachedPenalties | None = None
         self.total_updates = 0
+        self._observed: Tensor | float = 0.0  # the loss of the micro-batches of this update
         self._finished: dict[str, tuple[int, int]] | None = None  # the weights of the model to keep
         if data is not None:
             self.prepare_data(data, collate)
@@ -219,7 +220,7 @@ class Run:
 
     def advance(self, update: int) -> None:
         """Freeze and unfreeze parameters. Call it before each update, counted from 1."""
-        self._finished = None
+        self._finished, self._observed = None, 0.0
         self.recipe.trainable.advance(self.model, update, self.total_updates)
 
     def loss(self, batch: Any, num_targets: Tensor | float, update: int) -> Tensor:
@@ -228,7 +229,19 @@ class Run:
         The arguments are those of :meth:`holdfast.stages.Criterion.loss`.
         """
         with self.recall.beside(self.model) as recalled:
-            return self.criterion.loss(self.model, batch, num_targets, update) + recalled()
+            loss = self.criterion.loss(self.model, batch, num_targets, update) + recalled()
+        self.observe(loss)
+        return loss
+
+    def observe(self, loss: Tensor) -> None:
+        """Pass the loss of a micro-batch to an update whose step depends on it.
+
+        Call it before the step, unless you call :meth:`loss`. The losses of the micro-batches since
+        :meth:`advance` add up to that of the update.
+        """
+        if self.recipe.update.uses_loss and self.optimizer is not None:
+            self._observed = self._observed + loss.detach()
+            self.recipe.update.observe(self.optimizer, self._observed)
 
     def log(self, *, distance: bool = False) -> dict[str, float]:
         """The values to log: those of the methods, the penalties, and ‖θ − θ*‖ if ``distance``."""

@@ -578,6 +578,21 @@ class Update(_Step, ABC):
         """Whether the optimizer pulls the weights to θ*."""
         return False
 
+    @property
+    def uses_loss(self) -> bool:
+        """Whether the step depends on the loss of the update, which :meth:`observe` receives.
+
+        A trainer with another loss than that of labeled samples refuses it.
+        """
+        return False
+
+    def observe(self, optimizer: Optimizer, loss: Tensor) -> None:
+        """Receive the loss of an update before its step.
+
+        Called after each micro-batch with the sum so far. The loss of the update is the mean of
+        this sum over the ranks.
+        """
+
     @abstractmethod
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
         """Build the optimizer for groups of named parameters with their ``lr`` and weight decay."""

@@ -23,6 +23,8 @@ def space(name, given=None, lr=1e-3):
         ("recadam", ["lr", "update.pull", "update.t0", "update.width"]),
         ("flow+wise-ft", ["lr", "objective.tau", "merging.alpha"]),
         ("mofo+lora", ["lr", "trainable.r", "update.fraction"]),
+        ("spd", ["lr", "update.lam"]),
+        ("finch", ["lr", "update.cap"]),
         ("l2-sp", ["lr", "penalties.strength"]),
         ("holdfast+wise-ft", ["lr", "recall.strength", "merging.alpha"]),
     ],
@@ -32,7 +34,15 @@ def test_a_recipe_has_the_settings_of_its_methods(name, settings):
 
 
 def test_defaults_lie_within():
-    for name in ("recadam+flow+wise-ft", "mofo+lora", "ewc", "distill+mixout", "sfa"):
+    for name in (
+        "recadam+flow+wise-ft",
+        "mofo+lora",
+        "spd",
+        "finch",
+        "ewc",
+        "distill+mixout",
+        "sfa",
+    ):
         for setting, found in space(name).items():
             assert found.low <= found.default <= found.high, setting
 

@@ -36,6 +36,8 @@ REFUSED = {
     ("random-init", "adamw"): "pull",
     ("random-init", "sgd"): "pull",
     ("random-init", "mofo"): "pull",
+    ("random-init", "spd"): "pull",
+    ("random-init", "finch"): "pull",
     ("lp-ft", "auto"): "causal_lm",
     ("lp-ft", "self-replay"): "causal_lm",
 }
@@ -91,4 +93,4 @@ def test_a_pair_that_makes_no_sense_is_refused_with_the_reason(pair):
 
 
 def test_all_pairs_are_here():
-    assert len(PAIRS) == 647
+    assert len(PAIRS) == 752

@@ -24,7 +24,8 @@ from holdfast.hosts.accelerate import (  # noqa: E402
     make_accelerator,
 )
 
-RECIPES = ["recadam", "flow", "l2-sp", "mofo", "lora", "distill", "recadam+flow+l2-sp+wise-ft"]
+RECIPES = ["recadam", "flow", "l2-sp", "mofo", "lora", "distill", "finch",
+           "recadam+flow+l2-sp+wise-ft"]  # fmt: skip
 SAMPLES = 21  # no multiple of anything: the last update of an epoch leaves a rank with nothing
 
 
@@ -268,13 +269,21 @@ CASES = {
     "ddp": [
         ("recadam", 2),
         ("mofo", 2),
+        ("finch", 2),
         ("flow+recadam+l2-sp+wise-ft", 1),
         ("lora", 1),
         ("lp-ft", 1),
         ("hft", 1),
     ],
     "ddp-unused": [("hft", 1), ("gradual-unfreezing", 1)],
-    "fsdp2": [("recadam", 2), ("mofo", 2), ("flow+recadam+l2-sp+wise-ft", 1), ("distill", 1)],
+    "fsdp2": [
+        ("recadam", 2),
+        ("mofo", 2),
+        ("flow+recadam+l2-sp+wise-ft", 1),
+        ("distill", 1),
+        ("spd", 2),
+        ("finch", 2),
+    ],
 }
 
 

@@ -170,6 +170,8 @@ def test_two_ranks_resume(tmp_path):
 def refuses():
     for message, recipe, stage, config in [
         ("MoFOUpdate compares the weights of a whole matrix", "mofo", 2, {}),
+        ("SPDUpdate compares the weights of a whole matrix", "spd", 2, {}),
+        ("FinchUpdate needs the loss before the step", "finch", 2, {}),
         ("GradualUnfreezing freezes parts", "gradual-unfreezing", 3, {}),
         ("stage 0 shards nothing", "recadam", 0, {}),
         ("NVMe is not supported", "recadam", 3, {"offload": "nvme"}),

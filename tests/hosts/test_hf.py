@@ -15,6 +15,7 @@ from transformers import Trainer, TrainingArguments  # noqa: E402
 from holdfast import (  # noqa: E402
     L2SP,
     AdamWUpdate,
+    FinchUpdate,
     Flow,
     LoRA,
     RecAdamUpdate,
@@ -106,9 +107,9 @@ def test_the_neutral_recipe_is_the_trainer_to_the_bit(tmp_path, optim, steps):
             "recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "mas", "l1-sp", "sfa", "hft",
             "distill", "gradual-unfreezing", "linear-probe", "wise-ft", "sgd", "lp-ft+flow",
             "random-init+recadam", "lora+recadam+flow+l2-sp+wise-ft", "dft", "talr", "eaft",
-            "osft", "hra+l2-sp", "vera+recadam+wise-ft",
+            "spd", "finch", "finch+l2-sp", "osft", "hra+l2-sp", "vera+recadam+wise-ft",
         ],
-        ["ewc", "gradual-unfreezing", "lp-ft+flow", "lora+recadam+flow+l2-sp+wise-ft"],
+        ["ewc", "finch", "gradual-unfreezing", "lp-ft+flow", "lora+recadam+flow+l2-sp+wise-ft"],
     ),
 )  # fmt: skip
 def test_a_recipe_in_the_trainer_is_the_raw_loop(tmp_path, names):
@@ -123,8 +124,9 @@ def test_a_recipe_in_the_trainer_is_the_raw_loop(tmp_path, names):
         assert (p - q).abs().max() < 1e-6, name
 
 
-def test_accumulation_does_not_matter(tmp_path):
-    recipe = Recipe(objective=Flow(), update=RecAdamUpdate(t0=0.1))
+@pytest.mark.parametrize("update", [RecAdamUpdate(t0=0.1), FinchUpdate()], ids=["recadam", "finch"])
+def test_accumulation_does_not_matter(tmp_path, update):
+    recipe = Recipe(objective=Flow(), update=update)
     models = []
     for size, steps in [(12, 1), (4, 3)]:
         options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}

@@ -75,7 +75,8 @@ def on_ranks(kind, names, folder, out):
         [
             ("ddp", "flow+l2-sp+wise-ft"), ("ddp", "lora+flow"), ("fsdp2", "recadam+flow"),
             ("fsdp2", "flow+l2-sp+wise-ft"), ("fsdp2", "flow+mofo"), ("fsdp2", "distill+ewc"),
-            ("ddp", "dft"), ("fsdp2", "eaft"), ("ddp", "osft+flow"), ("fsdp2", "osft+flow"),
+            ("ddp", "dft"), ("fsdp2", "eaft"), ("ddp", "finch+flow"), ("fsdp2", "spd+flow"),
+            ("ddp", "osft+flow"), ("fsdp2", "osft+flow"),
         ],
         [("ddp", "flow+l2-sp+wise-ft"), ("fsdp2", "recadam+flow")],
     ),

@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from holdfast import (
     L2SP,
+    FinchUpdate,
     Flow,
     LoopSettings,
     RecAdamUpdate,
@@ -137,7 +138,7 @@ def test_the_neutral_recipe_is_the_plain_module_to_the_bit(tmp_path, accumulate,
     "names",
     [
         "recadam", "flow", "l2-sp", "mofo", "lora", "wise-ft", "ewc", "sfa", "hft", "distill",
-        "gradual-unfreezing", "linear-probe", "sgd", "random-init+recadam",
+        "gradual-unfreezing", "linear-probe", "sgd", "random-init+recadam", "spd", "finch",
         "lora+recadam+flow+l2-sp+wise-ft",
     ],
 )  # fmt: skip
@@ -154,9 +155,10 @@ def test_a_recipe_in_lightning_is_the_raw_loop(tmp_path, names):
     assert_close(module.model, raw)
 
 
+@pytest.mark.parametrize("update", [RecAdamUpdate(t0=0.1), FinchUpdate()], ids=["recadam", "finch"])
 @pytest.mark.parametrize(("size", "accumulate"), [(4, 3), (5, 3), (6, 4), (1, 12)])
-def test_accumulation_does_not_matter(tmp_path, size, accumulate):
-    recipe = Recipe(objective=Flow(), update=RecAdamUpdate(t0=0.1), penalties=[L2SP()])
+def test_accumulation_does_not_matter(tmp_path, size, accumulate, update):
+    recipe = Recipe(objective=Flow(), update=update, penalties=[L2SP()])
     modules = [Mine(recipe), Mine(recipe, batch_size=size)]
     make_trainer(tmp_path).fit(modules[0])
     make_trainer(tmp_path, accumulate_grad_batches=accumulate).fit(modules[1])

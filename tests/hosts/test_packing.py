@@ -57,7 +57,18 @@ def gradients(recipe, samples, room=None):
 
 @pytest.mark.parametrize(
     "recipe",
-    ["standard", "flow", "recadam+flow", "holdfast", "distill", "lora", "dft", "talr", "eaft"],
+    [
+        "standard",
+        "flow",
+        "recadam+flow",
+        "holdfast",
+        "distill",
+        "tmkl",
+        "lora",
+        "dft",
+        "talr",
+        "eaft",
+    ],
 )
 def test_the_loss_and_its_gradients_are_those_of_separate_samples(recipe):
     samples = make_samples()

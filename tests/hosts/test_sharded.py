@@ -56,7 +56,7 @@ def go_on(names, folder, begins_at, steps, out):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("world", [1, 4])
-@pytest.mark.parametrize("names", ["recadam", "l2-sp", "mofo"])
+@pytest.mark.parametrize("names", ["recadam", "l2-sp", "mofo", "spd", "finch"])
 def test_a_checkpoint_of_two_ranks_resumes_on_other_numbers_of_ranks(names, world, tmp_path):
     single = begin(names, torch.float64)
     single.make_optimizer(STEPS)
@@ -71,8 +71,8 @@ def test_a_checkpoint_of_two_ranks_resumes_on_other_numbers_of_ranks(names, worl
 @pytest.mark.parametrize(
     ("kind", "recipes"),
     [
-        ("fsdp2", RECIPES),
-        pytest.param("ddp", [*RECIPES, *MORE], marks=pytest.mark.soak),
+        ("fsdp2", [*RECIPES, "spd", "finch"]),
+        pytest.param("ddp", [*RECIPES, "spd", "finch", *MORE], marks=pytest.mark.soak),
         pytest.param("fsdp2", MORE, marks=pytest.mark.soak),
     ],
 )

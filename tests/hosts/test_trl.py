@@ -118,10 +118,10 @@ def tokenized(trainer):
     "names",
     sampled(
         [
-            "recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "distill", "lora+flow+wise-ft",
-            "stm", "dft", "talr", "eaft",
+            "recadam", "flow", "l2-sp", "mofo", "lora", "ewc", "distill", "tmkl",
+            "lora+flow+wise-ft", "stm", "dft", "talr", "eaft", "finch",
         ],
-        ["ewc", "lora+flow+wise-ft", "talr", "eaft"],
+        ["ewc", "finch", "lora+flow+wise-ft", "talr", "eaft"],
     ),
 )  # fmt: skip
 def test_a_recipe_in_the_trainer_is_the_raw_loop(tmp_path, names):
@@ -194,17 +194,18 @@ def test_the_packed_loss_is_the_unpacked_one(tmp_path, objective):
     assert losses[2] == pytest.approx(losses[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("attention", sampled(["sdpa", "eager"], ["sdpa"]))
-def test_packed_gsm8k_trains_the_weights_of_unpacked(tmp_path, shared_data, attention):
+@pytest.mark.parametrize(
+    ("recipe", "attention"),
+    sampled([("flow", "sdpa"), ("flow", "eager"), ("tmkl", "sdpa")], [("flow", "sdpa")]),
+)
+def test_packed_gsm8k_trains_the_weights_of_unpacked(tmp_path, shared_data, recipe, attention):
     common = gsm8k(shared_data, samples=8)
     trainers = []
     for options in ({"max_length": None}, {"packing": True, "max_length": 512}):
         model = make_model(common["tokenizer"])
         model.set_attn_implementation(attention)
         options |= {"per_device_train_batch_size": 8, "num_train_epochs": 3}
-        trainer = make_trainer(
-            Recipe(objective=Flow()), tmp_path, model=model, options=options, **common
-        )
+        trainer = make_trainer(recipe, tmp_path, model=model, options=options, **common)
         trainer.train()
         trainers.append(trainer)
     plain, packed = trainers

@@ -76,7 +76,7 @@ def make_run(model, data, task, *, trainable=None, **fields):
     recipe = SimpleNamespace(trainable=Full() if trainable is None else trainable)
     defaults = {
         "collate": None, "new": (), "reference": None, "old_data": None, "old_head": None,
-        "seed": 0, "cache": False, "progress": False, "total_updates": 0,
+        "seed": 0, "cache": False, "progress": False, "total_updates": 0, "autocast": None,
     }  # fmt: skip
     tasks = {"task": task, "given_task": task}
     return SimpleNamespace(recipe=recipe, model=model, data=data, **(defaults | tasks | fields))

@@ -25,6 +25,7 @@ from methods.runs import (
 from ranks import run_on_ranks
 
 DISTILL = Distill(strength=0.7, temperature=3.0)
+LIVE = Distill(strength=0.7, temperature=3.0, cache=False)
 
 
 def prepared(task, recall=DISTILL, dropout=0.0, **fields):
@@ -45,9 +46,10 @@ def literal(task, model, base, samples):
     return golden.loss(task, outputs, of_base, labels, DISTILL.strength, DISTILL.temperature)
 
 
+@pytest.mark.parametrize("recall", [DISTILL, LIVE])
 @pytest.mark.parametrize("task", TASKS)
-def test_loss_and_gradient_are_the_literal_ones(task):
-    criterion, model = prepared(task)
+def test_loss_and_gradient_are_the_literal_ones(task, recall):
+    criterion, model = prepared(task, recall)
     ours = loss_of(criterion, model, collate_for(task))
     theirs = literal(task, model, make_model(task).eval(), make_samples(task))
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-12)
@@ -92,7 +94,7 @@ class TestTheBase:
     @pytest.mark.parametrize("task", ["classification", "multi_label", "regression"])
     def test_kept_outputs_are_those_of_a_frozen_copy(self, task):
         kept, model = prepared(task, dropout=0.5)
-        live, _ = prepared(task, Distill(0.7, 3.0, cache=False), dropout=0.5)
+        live, _ = prepared(task, LIVE, dropout=0.5)
         assert kept.columns == ("base_logits",)
         assert live.columns == ()
         assert isinstance(live.recall.base, Frozen)
@@ -105,7 +107,7 @@ class TestTheBase:
         torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
 
     def test_the_copy_stays_where_it_was(self):
-        criterion, model = prepared("causal_lm", dropout=0.5)
+        criterion, model = prepared("causal_lm", LIVE, dropout=0.5)
         pretrained = make_model("causal_lm")
         for name, p in criterion.recall.base.model.named_parameters():
             assert torch.equal(p, pretrained.get_parameter(name))
@@ -130,7 +132,7 @@ class TestTheBase:
         kept = recalled(DISTILL, make_run(model, DataLoader(samples), "classification"))
         assert len(kept.data[0]) == 3
         run = make_run(model, samples, "classification", collate=default_collate)
-        live = recalled(Distill(0.7, 3.0, cache=False), run)
+        live = recalled(LIVE, run)
         moved(model)
         losses = [loss_of(c, model, default_collate) for c in (kept, live)]
         torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
@@ -149,7 +151,7 @@ class TestTheBase:
         kept = recalled(DISTILL, make_run(model, table, "classification", collate=collate))
         assert kept.data.features["base_logits"].feature.dtype == "float32"
         live = recalled(
-            Distill(0.7, 3.0, cache=False),
+            LIVE,
             make_run(model, table, "classification", collate=collate),
         )
         moved(model)
@@ -179,8 +181,8 @@ class TestTheBase:
         criteria = []
         for recall, trainable in [
             (Distill(0.7, 3.0), LoRA()),
-            (Distill(0.7, 3.0, cache=False), LoRA()),
-            (Distill(0.7, 3.0, cache=False), None),  # the adapters came with the model
+            (LIVE, LoRA()),
+            (LIVE, None),  # the adapters came with the model
         ]:
             samples, collate = make_samples(task), collate_for(task)
             run = make_run(model, samples, task, collate=collate, trainable=trainable)
@@ -216,7 +218,7 @@ class TestTheBase:
         config = peft.LoraConfig(target_modules=["hidden"], r=2, **options.get(why, {}))
         model = peft.get_peft_model(model, config)
         run = make_run(model, make_samples("causal_lm"), "causal_lm")
-        assert isinstance(recalled(DISTILL, run).recall.base, Frozen)
+        assert isinstance(recalled(LIVE, run).recall.base, Frozen)
 
 
 def same_on_all_ranks():
@@ -268,3 +270,7 @@ class TestRefused:
     def test_settings(self, settings):
         with pytest.raises(ValueError, match="must be a finite number"):
             Distill(**settings)
+
+    def test_too_few_tokens(self):
+        with pytest.raises(ValueError, match="top must be"):
+            Distill(top=1)

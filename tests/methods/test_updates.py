@@ -7,17 +7,28 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from holdfast import EWC, MAS, AdamWUpdate, MoFOUpdate, RecAdam, RecAdamUpdate, Reference, SGDUpdate
+from holdfast import (
+    EWC,
+    MAS,
+    AdamWUpdate,
+    FinchUpdate,
+    MoFOUpdate,
+    RecAdam,
+    RecAdamUpdate,
+    Reference,
+    SGDUpdate,
+    SPDUpdate,
+)
 from holdfast.anneal import Constant, Linear, Sigmoid
 from holdfast.methods.lora import LoRA
 from holdfast.methods.lp_ft import LPFT
-from holdfast.optim import MoFO, fisher_importance, mas_importance
+from holdfast.optim import SPD, Finch, MoFO, fisher_importance, mas_importance
 from holdfast.recipe import Recipe
 from holdfast.registry import methods
 from holdfast.run import Run
 from methods.problems import backward, far, make_net
 
-UPDATES = [AdamWUpdate, SGDUpdate, RecAdamUpdate, MoFOUpdate]
+UPDATES = [AdamWUpdate, SGDUpdate, RecAdamUpdate, MoFOUpdate, SPDUpdate, FinchUpdate]
 
 
 def data(samples=24):
@@ -69,6 +80,8 @@ def test_neutral_is_torchs_own_to_the_bit(cls, wd):
         (AdamWUpdate(betas=(0.8, 0.99), eps=1e-6), torch.optim.AdamW, {"eps": 1e-6}),
         (SGDUpdate(momentum=0.5, nesterov=True), torch.optim.SGD, {"nesterov": True}),
         (MoFOUpdate(fraction=0.3, betas=(0.8, 0.99)), MoFO, {"fraction": 0.3}),
+        (FinchUpdate(betas=(0.8, 0.99)), Finch, {}),
+        (SPDUpdate(lam=0.5, betas=(0.8, 0.99)), SPD, {"lam": 0.5}),
         (RecAdamUpdate(betas=(0.8, 0.99), gamma=3.0), RecAdam, {"gamma": 3.0}),
     ],
     ids=lambda x: getattr(x, "__name__", None) or type(x).__name__,

@@ -61,6 +61,17 @@ def replay_divergence(
     return at_head(model, inputs, where.shape, rows, loss)
 
 
+def divergence_of(logits: Tensor, teacher: Teacher) -> Tensor:
+    """Σ of the divergence of rows of logits from a teacher's predictions.
+
+    Example:
+        >>> logits = torch.tensor([[1.0, 2.0], [0.5, 0.5]])
+        >>> divergence_of(logits + 3, AllTokens(logits)).item()
+        0.0
+    """
+    return _Loss(teacher, None, None)(logits, None)
+
+
 @contextlib.contextmanager
 def divergence_beside(
     model: nn.Module,

@@ -38,6 +38,16 @@ def all_agree(answer: bool, device: torch.device) -> bool:
     return bool(found)
 
 
+def mean_over_ranks(value: Tensor) -> Tensor:
+    """The mean of a value over all ranks. All ranks must call it."""
+    _, world = rank_and_world()
+    if world == 1:
+        return value
+    total = value.clone()
+    distributed.all_reduce(total)
+    return total / world
+
+
 def is_sharded(tensor: Any) -> bool:
     # Importing the module takes nearly a second. Where it was not imported, no tensor is sharded.
     sharding = sys.modules.get("torch.distributed.tensor")
@@ -79,6 +89,19 @@ def same_objects(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def summed(values: Tensor, p: Any) -> Tensor:
+    """The sum of values over the ranks that hold the shards of a parameter, where it is sharded.
+
+    All ranks must call it, each with values of its own shards.
+    """
+    if not is_sharded(p):
+        return values
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    of = [Replicate() if placed.is_replicate() else Partial() for placed in p.placements]
+    return DTensor.from_local(values, p.device_mesh, of, run_check=False).full_tensor()
 
 
 def whole_on_first(tensor: Tensor) -> Tensor | None:

@@ -50,6 +50,11 @@ def check_deepspeed(accelerator: Any, run: Run) -> None:
             "optimizer flat pieces. Shard with FSDP2 instead: "
             "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))"
         )
+    if recipe.update.uses_loss:
+        raise ValueError(
+            f"{type(recipe.update).__name__} needs the loss before the step, but DeepSpeed makes "
+            "the step within the backward pass. Use DistributedDataParallel or FSDP2"
+        )
     if type(recipe.trainable).advance is not Trainable.advance:
         raise ValueError(
             f"{type(recipe.trainable).__name__} freezes parts for a while, but ZeRO updates all "

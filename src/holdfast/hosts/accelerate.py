@@ -257,6 +257,7 @@ class AccelerateLoop:
                     if number >= counted:
                         loss = loss * 0.0
                     loss = loss + recalled()
+                self.run.observe(loss)
                 # Accelerate divides by it, but the loss is already divided by all targets.
                 self.accelerator.backward(loss * self.accumulate)
             total = total + loss.detach()

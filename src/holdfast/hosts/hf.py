@@ -158,6 +158,12 @@ class WithRecipe(Trainer):
         if self._has_own_loss:
             self._replace_loss()
         elif loss := self._other_loss(self.compute_loss_func):
+            if run.recipe.update.uses_loss:
+                name = type(run.recipe.update).__name__
+                raise ValueError(
+                    f"{loss} computes another loss than that of samples with labels, from which "
+                    f"{name} sets the learning rate: leave out {name}"
+                )
             reading = (type(method).__name__ for _, method in run.recipe if method.reads_data)
             collate = partial(_collate_labeled, collate, " and ".join(reading), loss)
         run.prepare_data(data, collate)
@@ -246,6 +252,13 @@ class WithRecipe(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Any:
         """The trainer's own step, beside the recall's own data."""
+        loss = self._step_beside_recall(model, inputs, num_items_in_batch)
+        self.run.observe(loss)
+        return loss
+
+    def _step_beside_recall(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any
+    ) -> Any:
         recall, accelerator = self.run.recall, self.accelerator
         if not recall.has_data:
             return super().training_step(model, inputs, num_items_in_batch)

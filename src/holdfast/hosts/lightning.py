@@ -98,6 +98,7 @@ class RecipeCallback(Callback):
         self._update = 0  # the current update, counted from 1
         self._labels: list[Tensor] = []  # of its micro-batches
         self._divisor: Tensor | None = None
+        self._losses: list[Tensor] = []  # likewise, as Lightning gets them
         self._is_last = False  # whether this micro-batch is its last one
 
     @property
@@ -153,12 +154,16 @@ class RecipeCallback(Callback):
             self._divisor = count_all(self._labels, self.run.task)
         model, criterion = self.run.model, self.run.criterion
         if not self._is_last:
-            return criterion.loss(model, batch, self._divisor, self._update)
-        # Lightning divides by the number of micro-batches, and the step multiplies by the factor.
-        scale = self._in_fit().accumulate_grad_batches / self._factor()
-        with self.run.recall.beside(model) as recalled:
             loss = criterion.loss(model, batch, self._divisor, self._update)
-            return loss + scale * recalled()
+        else:
+            # Lightning divides by the number of micro-batches, and the step multiplies by the
+            # factor.
+            scale = self._in_fit().accumulate_grad_batches / self._factor()
+            with self.run.recall.beside(model) as recalled:
+                loss = criterion.loss(model, batch, self._divisor, self._update)
+                loss = loss + scale * recalled()
+        self._losses.append(loss.detach())
+        return loss
 
     def _factor(self) -> float:
         """The factor that :meth:`on_before_optimizer_step` applies to the gradients."""
@@ -227,7 +232,7 @@ class RecipeCallback(Callback):
     ) -> None:
         update = trainer.global_step + 1
         if update != self._update:
-            self._update, self._labels, self._divisor = update, [], None
+            self._update, self._labels, self._divisor, self._losses = update, [], None, []
             self.run.advance(update)
         accumulate = trainer.accumulate_grad_batches
         self._is_last = len(self._labels) + 1 == accumulate or trainer.is_last_batch
@@ -243,6 +248,8 @@ class RecipeCallback(Callback):
     ) -> None:
         """Divide by all targets of the update instead of accumulate × those of the first batch."""
         factor = self._factor()
+        for loss in self._losses:
+            self.run.observe(loss * (factor / trainer.accumulate_grad_batches))
         if factor != 1:
             for p in (p for group in optimizer.param_groups for p in group["params"]):
                 if p.grad is not None:

@@ -2,9 +2,11 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from holdfast._torch.adapters import adapters_are_removable, adapters_off, unwrapped
@@ -44,3 +46,10 @@ def adapters_off_base(model: nn.Module, inputs: Any, outputs: Outputs = logits_o
     inner = unwrapped(model)  # no gradients, so DDP is not needed
     with adapters_off(inner), evaluating(inner):
         return outputs(inner, inputs)
+
+
+def precision(model: nn.Module, autocast: torch.dtype | None) -> AbstractContextManager[object]:
+    """The precision of the training, in which predictions of the pretrained model are made."""
+    if autocast is None:
+        return nullcontext()
+    return torch.autocast(next(model.parameters()).device.type, autocast)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from holdfast.losses import CLASS_TASKS, Predicted
-from holdfast.stages import Criterion, Objective, Run
+from holdfast.stages import Criterion, Objective, Recall, Run
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,13 @@ class PredictionCriterion(Criterion):
         return self.objective.weights_of(batch, predicted)
 
 
-def check_classes(objective: Objective, run: Run) -> None:
+def check_classes(method: Objective | Recall, run: Run) -> None:
     """Raise ValueError unless each target of the run's task is a class with a probability."""
     task = run.task
     if not isinstance(task, str) or task not in CLASS_TASKS:
         given = repr(task) if isinstance(task, str) else "a loss function"
         raise ValueError(
-            f"{type(objective).__name__} needs the probability of each target, which only the "
-            f"tasks {', '.join(CLASS_TASKS)} have, not {given}: use another objective"
+            f"{type(method).__name__} needs the probability of each target, which only the tasks "
+            f"{', '.join(CLASS_TASKS)} have, not {given}: use another "
+            f"{'recall' if isinstance(method, Recall) else 'objective'}"
         )

@@ -27,7 +27,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.adapters import base_name, without_peft
 from holdfast._torch.batch import evaluating, inputs_and_labels, logits_of, pad_id_of, to_device
-from holdfast._torch.checks import above_zero, at_least_zero, one_of
+from holdfast._torch.checks import above_zero, at_least_zero, one_of, whole_number
 from holdfast._torch.layers import submodule
 from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.progress import progress_bar
@@ -35,6 +35,7 @@ from holdfast.columns import with_column
 from holdfast.data import IndexedSource, as_source
 from holdfast.losses import TOKEN_TASKS, Task, target_outputs
 from holdfast.methods._base_model import BaseModel, Outputs, adapters_off_base, base_model_of
+from holdfast.methods._base_predictions import Comparison, divergence_term
 from holdfast.methods._kept_outputs import KeptOutputs
 from holdfast.methods._varied import Inputs
 from holdfast.stages import Checks, MedianLoss, Recall, RecallTerm, Run, SearchRange, SearchSpace
@@ -51,18 +52,20 @@ class Distill(Recall):
 
     The source and the cost of z*:
 
-    - Tasks with one output vector per sample: one pass over the data before training. The samples
-      carry z* (up to 1 GiB in total).
-    - :class:`~holdfast.LoRA`, and models with new PEFT adapters: the same model with its adapters
-      off, one forward pass per batch.
+    - One pass over the data before training, which keeps up to 1 GiB in total: z* of every sample,
+      or some tokens of every target of a language model.
+    - Without a cache, with :class:`~holdfast.LoRA` or new PEFT adapters: the same model with its
+      adapters off, one forward pass per batch.
     - Otherwise: a frozen copy of the model, and one forward pass per batch.
 
     Args:
         strength: the weight of the divergence; 0 turns it off. The paper uses 1.
         temperature: T > 0. A value above 1 gives more weight to unlikely outputs; the paper uses 2.
         cache: compute z* once, before training. Turn it off if inputs are augmented at random,
-            because z* must belong to the augmented input. Only for the outputs and inputs that are
-            the defaults.
+            because z* must belong to the augmented input, or to compare the whole vocabulary of a
+            language model. Only for the outputs and inputs that are the defaults.
+        top: the number of tokens that the cache keeps per target of a language model, as in
+            :class:`~holdfast.SelfReplay`: they give an unbiased estimate of the divergence.
         head: ``"tuned"`` compares the outputs that are trained. ``"old"`` compares those of the
             pretrained head on the features of the model, as the paper does; the run gets this head
             as ``old_head=``. Its task is not known: several outputs are compared by their softmax,
@@ -81,6 +84,7 @@ class Distill(Recall):
     checks: ClassVar[Checks] = {
         "strength": at_least_zero,
         "temperature": above_zero,
+        "top": partial(whole_number, least=2),
         "head": partial(one_of, allowed=get_args(Head)),
         "inputs": partial(one_of, allowed=get_args(Inputs)),
     }
@@ -89,6 +93,7 @@ class Distill(Recall):
     strength: float = 1.0
     temperature: float = 2.0
     cache: bool = True
+    top: int = 64
     head: Head = "tuned"
     inputs: Inputs = "target"
 
@@ -122,7 +127,10 @@ class Distill(Recall):
             if self.head == "old":
                 return self._kept(run, OldOutputs(run), None)
             return self._kept(run, logits_of, run.task)
-        if self.cache and run.task not in TOKEN_TASKS:
+        if run.task in TOKEN_TASKS:
+            factor, top = self.strength * self.temperature**2, self.top if self.cache else None
+            return divergence_term(run, Softened(self.temperature), factor, top)
+        if self.cache:
             source = as_source(run.data, run.collate, 32, pad_id_of(run.model))
             outputs = outputs_of_base(run, source) if isinstance(source, IndexedSource) else None
             if outputs is not None:
@@ -163,8 +171,18 @@ def divergence(base: Tensor, outputs: Tensor, task: Task, temperature: float) ->
     return temperature**2 * F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
 
 
+class Softened(Comparison):
+    """The outputs divided by the temperature."""
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+
+    def part(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs if self.temperature == 1 else outputs / self.temperature
+
+
 class DistillTerm(RecallTerm):
-    """The divergence on the target's batches. Samples carry z*, or a base model computes it."""
+    """The divergence on batches of samples that carry z*, or for which a base model computes it."""
 
     uses_outputs = True
 

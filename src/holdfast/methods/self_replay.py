@@ -17,7 +17,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -43,7 +43,7 @@ from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.rng import generator_of
 from holdfast._torch.teachers import AllTokens, KeptTokens
 from holdfast.io.heads import model_kind
-from holdfast.methods._base_model import BaseModel, base_model_of
+from holdfast.methods._base_model import BaseModel, base_model_of, precision
 from holdfast.methods._budget import (
     BudgetController,
     Estimate,
@@ -179,7 +179,7 @@ class SelfReplay(Recall):
             return RecallTerm()
         if self.budget is not None:
             check_that_all_can_return(run.model, run.anchors)
-        with _precision(run.model, run.autocast):
+        with precision(run.model, run.autocast):
             pool = self._pool(run)
         base = base_model_of(run, _predictions) if self.top is None else None
         if self.budget is None:
@@ -266,12 +266,6 @@ def _mean_length(data: Any) -> float:
         return sum(some) / len(some)
     except (AttributeError, KeyError, IndexError, TypeError, ZeroDivisionError):
         return math.inf
-
-
-def _precision(model: nn.Module, autocast: torch.dtype | None) -> AbstractContextManager[object]:
-    if autocast is None:
-        return nullcontext()
-    return torch.autocast(next(model.parameters()).device.type, autocast)
 
 
 @functools.cache
@@ -449,7 +443,7 @@ class BudgetedReplay(ReplayTerm):
         groups = some.split(min(_AT_A_TIME, math.ceil(len(some) / groups_at_least)))
         # All ranks run equally many. One without a group of its own runs the last one again.
         mine = [min(n + rank, len(groups) - 1) for n in range(0, len(groups), world)]
-        with evaluating(model), _precision(model, self.autocast):
+        with evaluating(model), precision(model, self.autocast):
             sums = [self.divergence(model, self.held_out, groups[number]) for number in mine]
         found = gathered(torch.stack(sums).double().cpu())
         counts = torch.stack([self.held_out.counts[group].sum() for group in groups])

@@ -4,7 +4,8 @@ The predictions are computed in one pass over the texts, in the precision of the
 training step computes them: at the same weights, the divergence from them is 0.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,8 @@ class Kept(NamedTuple):
 
     Attributes:
         ids: positions × k, int32: the likeliest tokens, then some that are sampled from the others.
-        log_probs: their log-probabilities, positions × k, float32.
-        rest: the probability of all tokens but the likeliest, positions, float32.
+        log_probs: their log-probabilities, positions × k, in at least float32.
+        rest: the probability of all tokens but the likeliest, positions, in the same dtype.
     """
 
     ids: Tensor
@@ -59,7 +60,52 @@ def kept_tokens(logits: Tensor, kept: int, noise: Tensor) -> Kept:
         found = found.where(others.gather(-1, found) > 0, ids[:, :1])
         ids = torch.cat([ids, found], -1)
     rest = others.sum(-1, dtype=torch.float64)
-    return Kept(ids.int(), log_probs.gather(-1, ids).float(), rest.float())
+    return Kept(ids.int(), log_probs.gather(-1, ids), rest.to(log_probs.dtype))
+
+
+Compared = Callable[[Tensor, slice], Tensor]  # logits of some rows, which ones → those to compare
+
+
+def kept_at(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    where: Tensor,
+    top: int,
+    noise: Tensor,
+    compared: Compared = lambda logits, part: logits,
+) -> tuple[Kept, int]:
+    """The tokens to keep of a model's predictions at chosen positions, and how many are sampled.
+
+    Args:
+        model, inputs: a model with an output per token, and its arguments.
+        where: a mask, batch × length, of the positions. One on the CPU saves a synchronization.
+        top, noise: the number of tokens to keep, and a number per position, for
+            :func:`kept_tokens`.
+        compared: called with the logits of some of the positions, in at least float32, and with the
+            slice of the positions. The tokens are those of the logits that it returns.
+
+    Returns:
+        The tokens in the order of the positions in the flattened batch, on the CPU.
+    """
+    parts: list[Kept] = []
+    sampled = 0
+
+    def keep(states: Tensor, head: Head | None) -> Tensor:
+        nonlocal sampled
+        parts.clear()  # a job may run twice
+        size = max(1, CHUNK // (states.shape[-1] if head is None else head.vocabulary))
+        for start in range(0, max(1, len(states)), size):
+            part = slice(start, start + size)
+            logits = states[part] if head is None else head(states[part])
+            wide = torch.promote_types(logits.dtype, torch.float32)
+            chosen = compared(logits.to(wide), part)
+            sampled = sampled_tokens(top, chosen.shape[-1])
+            parts.append(kept_tokens(chosen, top, noise[part]))
+        return states.new_zeros(())
+
+    at_head(model, inputs, where.shape, where.flatten().nonzero().squeeze(1), keep)
+    # Once per pass: the host must not wait for each chunk.
+    return Kept(*(torch.cat(part).cpu() for part in zip(*parts, strict=True))), sampled
 
 
 def positions(lengths: Tensor, starts: Tensor) -> Tensor:
@@ -119,28 +165,14 @@ class Predictor:
     def _predict(self, tokens: Tensor, lengths: Tensor, starts: Tensor, noise: Tensor) -> Kept:
         longest = int(lengths.max())
         is_used = torch.arange(noise.shape[1]) < (lengths - starts)[:, None]
-        noise = noise[is_used]
-
-        parts: list[Kept] = []
-
-        def keep(states: Tensor, head: Head | None) -> Tensor:
-            parts.clear()  # a job may run twice
-            size = max(1, CHUNK // (states.shape[-1] if head is None else head.vocabulary))
-            for some, theirs in zip(states.split(size), noise.split(size), strict=True):
-                logits = some if head is None else head(some)
-                self.sampled = sampled_tokens(self.top, logits.shape[-1])
-                parts.append(kept_tokens(logits, self.top, theirs))
-            return states.new_zeros(())
-
-        where = positions(lengths, starts)
         inputs = {
             "input_ids": tokens[:, :longest].long().to(self.device),
             "attention_mask": (torch.arange(longest) < lengths[:, None]).long().to(self.device),
         }
-        at_head(self.model, inputs, where.shape, where.flatten().nonzero().squeeze(1), keep)
+        where = positions(lengths, starts)
+        kept, self.sampled = kept_at(self.model, inputs, where, self.top, noise[is_used])
         found = []
-        for part in zip(*parts, strict=True):
-            flat = torch.cat(part).cpu()  # once per pass: the host must not wait for each chunk
+        for flat in (kept.ids, kept.log_probs.float(), kept.rest.float()):
             found.append(flat.new_zeros(*is_used.shape, *flat.shape[1:]))
             found[-1][is_used] = flat
         return Kept(*found)
