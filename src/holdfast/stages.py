@@ -216,8 +216,8 @@ class Trainable(Method):
     def anchors(self, run: Run) -> Reference | None:
         """Return the pretrained values θ* of the trained parameters; None if no method needs them.
 
-        Pulls and merging use them. For a model that already has LoRA adapters, θ* is the model with
-        all adapters set to zero.
+        Pulls and merging use them. For a model that already has adapters, θ* is the model without
+        their effect: B = 0 for LoRA, the values of now for others, which must be new.
         """
         if run.reference is None and run.recipe.needs_reference and has_adapters(run.model):
             return Reference(adapter_origin(run.model)).bind(run.model)

@@ -112,6 +112,8 @@ def test_the_figures_of_a_run(tmp_path):
     assert metrics["train samples"] == 80
     assert metrics["train loss"] == one.curves[1].values[-1]
     assert record["run_info"]["peft_config"]["r"] == 16
+    vera = replace(one, settings=Recipe.preset("vera").to_dict())
+    assert record_of(vera, tmp_path, plan)["run_info"]["peft_config"]["peft_type"] == "VERA"
     assert record["run_info"]["experiment_name"] == "mine/Llama-y2-seed0"
     assert "train samples" not in record["meta_info"]["not_measured"]
 

@@ -163,7 +163,7 @@ class TestConfig:
     @pytest.mark.parametrize(
         ("given", "reason"),
         [
-            ("poly", "the layers of POLY need more than their input"),
+            ("poly", "the layers of POLY do not run with their input alone"),
             ({"peft_type": "lora", "init_lora_weights": "pissa"}, "outside of its adapters"),
             ({"peft_type": "lora", "init_lora_weights": "olora"}, "outside of its adapters"),
             ({"peft_type": "oft", "target_modules": ["embed_tokens"]}, "got embeddings"),

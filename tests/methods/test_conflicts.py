@@ -6,6 +6,7 @@ from torch import nn
 
 from holdfast import L2SP, RecAdamUpdate
 from holdfast.anneal import Constant
+from holdfast.methods.adapter import Adapter
 from holdfast.methods.gradual_unfreezing import GradualUnfreezing
 from holdfast.methods.hft import HFT
 from holdfast.methods.identity import Full, Keep, NoRecall, Pretrained
@@ -13,11 +14,12 @@ from holdfast.methods.linear_probe import LinearProbe
 from holdfast.methods.lora import LoRA
 from holdfast.methods.lp_ft import LPFT
 from holdfast.methods.mixout import Mixout
+from holdfast.methods.osft import OSFT
 from holdfast.methods.random_init import RandomInit
 from holdfast.methods.wise_ft import WiseFT
 from methods.stand_ins import make_run, same, state
 
-FREEZING = [LinearProbe(), LPFT(), HFT(), GradualUnfreezing(), LoRA()]
+FREEZING = [LinearProbe(), LPFT(), HFT(), GradualUnfreezing(), OSFT(), LoRA(), Adapter()]
 
 
 def recipe(trainable=Full(), *, pulls=True, penalties=(), merging=Keep()):  # noqa: B008

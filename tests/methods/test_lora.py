@@ -321,3 +321,23 @@ def test_a_mamba_layer_gets_an_adapter_that_its_fused_kernels_do_not_miss():
     )
     model = transformers.MambaForCausalLM(config)
     assert linear_layers(model) == ["backbone.layers.0.mixer.in_proj"]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (llama, {"gate_proj", "up_proj", "down_proj"}),
+        (gpt2, {"c_fc", "c_proj"}),
+        (bert, {"intermediate.dense", "output.dense"}),
+    ],
+)
+def test_only_the_feed_forward_layers(make, words):
+    names = adapted(LoRA(target="mlp").prepare(make_run(make())))
+    assert len(names) == 2 * len(words)  # of two layers
+    assert not any("att" in name for name in names)
+    assert all(any(name.endswith(word) for word in words) for name in names)
+
+
+def test_a_model_without_feed_forward_layers():
+    with pytest.raises(ValueError, match="has no feed-forward layers"):
+        LoRA(target="mlp").prepare(make_run(nn.Sequential(nn.Flatten(), ResNet().fc)))

@@ -19,12 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-#: Relative to the outputs of the layer, in float32: above all rounding, below any real change.
-_SAME = 1e-5
-#: The same for a quantized layer, which computes in half precision.
-_SAME_IN_HALF = 2e-2
-#: Relative to the change of the outputs.
-_LINEAR = 1e-3
+#: Above all rounding, below any real change: relative to the outputs of a layer, and to their
+#: change. The second ones are for a quantized layer, which may compute in half precision.
+_SAME, _SAME_IN_HALF = 1e-5, 2e-2
+_LINEAR, _LINEAR_IN_HALF = 1e-3, 5e-2
 
 
 class Facts(NamedTuple):
@@ -64,10 +62,8 @@ def facts_of(layer: nn.Module, origin: Mapping[str, Tensor] | None = None) -> Fa
     if not probe.is_same(probe.change(free)):  # without effect alone, but not together
         pulled, free = names, []
     end, half = probe.change(pulled, free=free), probe.change(pulled, 0.5, free=free)
-    bend = float((half - end / 2).abs().max())
-    return Facts(
-        True, tuple(pulled), bend <= _LINEAR * float(end.abs().max()) or probe.is_same(end)
-    )
+    bend = float((half - end / 2).abs().max() / end.abs().max().clamp(min=1e-30))
+    return Facts(True, tuple(pulled), bend <= (_LINEAR if probe.is_exact else _LINEAR_IN_HALF))
 
 
 def is_identity(layer: nn.Module) -> bool:
@@ -89,12 +85,13 @@ def change_norm(layer: nn.Module) -> float:
 
 
 class _Probe:
-    """A copy of a layer in float32 and random inputs; a quantized layer itself, in its dtype."""
+    """A copy of a layer and random inputs; in float32, unless the layer is quantized."""
 
     def __init__(self, layer: Any) -> None:
         self.is_exact = all(p.is_floating_point() for p in layer.parameters())
-        self.layer = copy.deepcopy(layer).float() if self.is_exact else layer
-        self.layer.eval().requires_grad_(False)
+        self.layer = copy.deepcopy(layer).eval().requires_grad_(False)
+        if self.is_exact:
+            self.layer.float()
         self.parameters = dict(self.layer.named_parameters())
         self.generator = torch.Generator().manual_seed(0)
         base: Any = self.layer.get_base_layer()

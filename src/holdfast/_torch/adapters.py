@@ -141,9 +141,9 @@ def not_linear(model: nn.Module, origin: Mapping[str, Tensor] | None = None) -> 
             is_linear = facts.is_linear or not facts.is_identity
         if not is_linear:
             return (
-                f"{name} uses {kind}, whose weights are not linear in its parameters: keep the "
-                "tuned model, and interpolate its weights with 'holdfast merge', which reads "
-                "adapters"
+                f"{base_name(name)} uses {kind}, whose weights are not linear in its parameters: "
+                "keep the tuned model, and interpolate its weights with 'holdfast merge', which "
+                "reads adapters"
             )
     return None
 

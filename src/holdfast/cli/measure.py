@@ -50,7 +50,7 @@ def add_models(parser: Parser, *, several: bool = False, **more: Any) -> None:
     models.add_argument("base", metavar="BASE", help=base, **more)
     given: dict[str, Any] = {"nargs": "+"} if several else {}
     models.add_argument(
-        "tuned", metavar="TUNED", help="fine-tuned model, or LoRA adapter", **given, **more
+        "tuned", metavar="TUNED", help="fine-tuned model, or adapter", **given, **more
     )
     add(models, "allow_pickle", "trust_remote_code")
 

@@ -13,7 +13,7 @@ examples:
       --sweep beta 0.4 0.6 --retain 99% --target gsm8k.jsonl --retained piqa.jsonl --out sweep
 
 The default method writes α·TUNED + (1−α)·BASE: α = 1 is the tuned model and α = 0 is the base. A
-smaller α forgets less and has learned less. TUNED may be a LoRA adapter: the result is a full
+smaller α forgets less and has learned less. TUNED may be an adapter: the result is a full
 model. `holdfast methods` lists all methods, those of the stage merging among them.
 """
 

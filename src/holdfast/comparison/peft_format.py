@@ -190,4 +190,7 @@ def _peft_config(run: RunResult, model: str) -> dict[str, Any] | None:
         return None
     settings = dict(recipe.to_dict()["trainable"])
     kind = settings.pop("name").upper()
+    for value in settings.values():
+        if isinstance(value, Mapping) and "peft_type" in value:  # a configuration of PEFT
+            return {**about, **_codec.encode(value)}
     return {"peft_type": kind, **about, **(_codec.encode(settings) if run.settings else {})}

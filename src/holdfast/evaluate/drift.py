@@ -34,7 +34,7 @@ def drift(
     packed quantized weights) are ignored. A tensor with NaN or infinity in either model is named in
     ``not_finite`` and counts as not moved; ``base_not_finite`` names those of the base. If the
     models differ in their number of tokens, the rows of the tokens that both have count. The
-    arguments are those of :func:`open_weights`; a tuned LoRA adapter is combined with the base.
+    arguments are those of :func:`open_weights`; a tuned adapter is combined with the base.
 
     Example:
         >>> base, tuned = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)

@@ -63,7 +63,7 @@ def measure(
 
     Args:
         base, tuned: directories or hub names of transformers models, GGUF files, or modules in
-            memory. ``tuned`` may be a LoRA adapter on ``base``.
+            memory. ``tuned`` may be an adapter on ``base``.
         text: texts to compute the perplexity of: paths, or name → text.
         data: rows of tasks to retain: paths, or name → path or rows. The columns decide the test:
             ``choices`` and ``label`` are multiple choice, a question and an answer are completions,

@@ -111,7 +111,7 @@ def sweep(
 
     Args:
         base: a directory or a file of the pretrained model.
-        tuned: the same of the tuned model, which may be a LoRA adapter; a list if the method merges
+        tuned: the same of the tuned model, which may be an adapter; a list if the method merges
             several models.
         method: any method of stage 4 with a setting.
         values: the values of the setting that the method sweeps (α of WiSE-FT), or values by the

@@ -220,12 +220,15 @@ def _start_that_changes_base(config: Mapping[str, Any]) -> str | None:
 
 
 def is_plain_lora(path: Path) -> bool:
-    """Whether the weights of an adapter are base + s·B·A; raise if PEFT cannot merge it either."""
+    """Whether the weights of an adapter are base + s·B·A; raise if its base is another one."""
     config, tensors = read_config(path), map_safetensors(_weights_in(path))
+    other = "has rows of single tokens" if any("trainable_tokens" in n for n in tensors) else None
     if start := _start_that_changes_base(config):
+        other = f"was trained with init_lora_weights={start}, which changes the base"
+    if other:
         raise ValueError(
-            f"{path} was trained with init_lora_weights={start}, which changes the base: merge it "
-            "into the base of that training with PEFT's merge_and_unload, and use the merged model"
+            f"{path} {other}: merge it into its model with PEFT's merge_and_unload, and use the "
+            "merged model"
         )
     return not _beyond_lora(config, tensors)
 
@@ -282,16 +285,17 @@ def of_peft_model(
     tensors = peft.get_peft_model_state_dict(
         model, adapter_name=active, save_embedding_layers=False
     )
-    added = [*adapter_parts(model), *full_copies(model)]
+    inner = live.get_base_model()  # matrices that all layers share are outside of it
+    added = [*adapter_parts(inner), *full_copies(inner)]
     own = {
         base_name(name): tensor
-        for name, tensor in model.state_dict().items()
+        for name, tensor in inner.state_dict().items()
         if not within(name, added)
     }
     config = live.peft_config[active].to_dict()
     config["peft_type"] = getattr(config["peft_type"], "value", config["peft_type"])
     if base is None and _beyond_lora(config, tensors):
-        return LiveWeights(label, own | _merged(model, active), config=about)
+        return LiveWeights(label, own | _merged(inner, active), config=about)
     return adapt(label, base or LiveWeights(label, own, config=about), config, tensors)
 
 

@@ -69,7 +69,7 @@ def merge_on_disk(
 
     Args:
         base: as for :func:`holdfast.io.checkpoint.open_weights`.
-        tuned: a directory, a file or a LoRA adapter, whose effective weights are merged; a list of
+        tuned: a directory, a file or an adapter, whose effective weights are merged; a list of
             them if the method merges several.
         out: the output directory. Configuration and tokenizer are copied into it.
         method: any method of stage 4, such as ``WiseFT(0.5)``.

@@ -1,6 +1,6 @@
 """Load one model at a time, with everything needed to run it.
 
-Sources are transformers models by directory or hub name, LoRA adapters on their base, GGUF files,
+Sources are transformers models by directory or hub name, adapters on their base, GGUF files,
 and modules in memory.
 """
 
@@ -115,7 +115,7 @@ class Loader(NamedSettings):
     ) -> Iterator[Loaded]:
         """Load a model for the duration of the context; free its memory on exit.
 
-        A module in memory is used as it is. ``base`` is the model under a LoRA adapter, if the
+        A module in memory is used as it is. ``base`` is the model under an adapter, if the
         adapter does not name it. ``head`` is a new head for the model.
         """
         if isinstance(source, nn.Module):
@@ -318,7 +318,7 @@ class Loader(NamedSettings):
                 check_not_packed(weights)
 
     def _load_adapted(self, path: Path, base: ModelSource | None) -> nn.Module:
-        peft = require("peft", extra="peft", what=f"the LoRA adapter {path}")
+        peft = require("peft", extra="peft", what=f"the adapter {path}")
         under = base_of(path) if base is None or isinstance(base, nn.Module) else base
         # A config.json next to the adapter describes the head that its base lacks, if finetune
         # wrote it, or is a copy of the base's configuration, if another trainer did.

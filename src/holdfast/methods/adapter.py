@@ -189,10 +189,11 @@ class Adapter(Adapting):
         kinds = {type(layer): layer for layer in adapter_layers(adapted).values()}
         try:
             facts = [facts_of(layer) for layer in kinds.values()]
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise ValueError(
-                f"the layers of {self._type} need more than their input ({error}), which hosts do "
-                "not pass: use another configuration, such as OFT, IA3 or VERA"
+                f"the layers of {self._type} do not run with their input alone, or not on this "
+                f"model ({error}; many kinds cannot be quantized): use another configuration, "
+                "such as OFT, IA3 or VERA"
             ) from error
         if not facts or not any(fact.pulled or not fact.is_identity for fact in facts):
             raise ValueError(
