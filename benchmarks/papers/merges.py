@@ -91,8 +91,10 @@ class Merges(Bench):
 
 
 def name_of(method: Merging, rate: float, seeds: Sequence[int]) -> str:
-    values = [entry_of(method).name, *(f"{x:g}" for x in changed_settings(method).values())]
-    return "-".join([*values, f"{rate:g}lr", "s" + "".join(map(str, seeds))])
+    changed = [f"{name}{x:g}" for name, x in changed_settings(method).items()]
+    return "-".join(
+        [entry_of(method).name, *changed, f"{rate:g}lr", "s" + "".join(map(str, seeds))]
+    )
 
 
 def main() -> None:
