@@ -156,6 +156,7 @@ def plans(lr: float) -> dict[str, Plan]:
         ),
         "mofo": Recipe(update=MoFOUpdate()),
         "spd": Recipe(update=SPDUpdate()),
+        "spd+self-replay": Recipe(update=SPDUpdate(), recall=SelfReplay()),
         "finch": Recipe(update=FinchUpdate()),
         "l1-sp": Recipe(penalties=[L1SP()]),
         "ewc": Recipe(penalties=[EWC(samples=EWC_SAMPLES)]),
@@ -171,7 +172,11 @@ def plans(lr: float) -> dict[str, Plan]:
     for name, rates in adapters.items():
         pairs |= {f"{name}-{lr:g}lr": Plan(Recipe.preset(name), lr) for lr in rates}
     once |= {name: plan for name, plan in (pairs | targets).items() if name not in main}
-    return main | {name: plan._replace(seeds=SEEDS[:1]) for name, plan in once.items()}
+    three = ("spd-0.5lr",)  # among the best of all
+    return main | {
+        name: plan if name in three else plan._replace(seeds=SEEDS[:1])
+        for name, plan in once.items()
+    }
 
 
 class Bench:
