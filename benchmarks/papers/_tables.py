@@ -133,6 +133,62 @@ def language() -> str:
     return table([*head, at, "‖θ−θ*‖", "seeds"], rows)
 
 
+def _merge_title(run: Run) -> str:
+    settings = ", ".join(f"{name} {value:g}" for name, value in run["settings"].items())
+    title: str = SPEC["merges"][run["method"]]
+    both = " of both seeds" if len(run["seeds"]) > 1 else ""
+    return f"{title}{both}, {settings}" if settings else f"{title}{both}"
+
+
+def _merged_runs() -> dict[str, dict[float, Run]]:
+    """The runs of every merge by learning rate; of the tuned models themselves, the first seed."""
+    found: dict[str, dict[float, Run]] = {}
+    for run in runs_of("merges"):
+        found.setdefault(_merge_title(run), {}).setdefault(run["rate"], run)
+    return found
+
+
+def merges() -> str:
+    """Every merge of the same tuned checkpoints."""
+    fields = {"gsm8k_nll": "GSM8K", "wikitext_nll": "WikiText-2", "retained_accuracy": "tests, %"}
+    rates = sorted({run["rate"] for run in runs_of("merges")}, reverse=True)
+    rows = []
+    for title, by_rate in _merged_runs().items():
+        points = [by_rate[rate]["point"] for rate in rates]
+        cells = [
+            number(100 * point[f], 1) if f == "retained_accuracy" else number(point[f], 3)
+            for point in points
+            for f in fields
+        ]
+        rows.append([title, *cells])
+    return table(
+        ["", *(f"{head}, lr {rate:g}" for rate in rates for head in fields.values())], rows
+    )
+
+
+def merges_at_target() -> str:
+    """The lowest retained loss of each method whose target loss is low enough."""
+    rates, wanted = sorted({r["rate"] for r in runs_of("merges")}, reverse=True), (0.62, 0.66)
+    methods: dict[str, list[Run]] = {}
+    for run in runs_of("merges"):
+        both = " of both seeds" if len(run["seeds"]) > 1 else ""
+        if run["seeds"] != [1]:
+            methods.setdefault(f"{SPEC['merges'][run['method']]}{both}", []).append(run)
+    rows = []
+    for method, runs in methods.items():
+        cells = []
+        for rate, most in ((rate, most) for rate in rates for most in wanted):
+            kept = [
+                run["point"]["wikitext_nll"]
+                for run in runs
+                if run["rate"] == rate and run["point"]["gsm8k_nll"] <= most
+            ]
+            cells.append(number(min(kept), 3) if kept else "—")
+        rows.append([method, *cells])
+    heads = [f"lr {rate:g}, GSM8K ≤ {most:g}" for rate in rates for most in wanted]
+    return table(["WikiText-2", *heads], rows)
+
+
 def accuracies() -> str:
     """The seven tests of the language models one by one."""
     found = Medians("language")
@@ -310,5 +366,6 @@ def headlines() -> str:
 #: What the pages use.
 TABLES = (
     glue_chosen, glue_settings, glue_coupled, vision, language, language_goals, accuracies,
-    encoders, images, rates, compared, flow_added, predictors, source, headlines,
+    encoders, images, rates, compared, flow_added, predictors, source, headlines, merges,
+    merges_at_target,
 )  # fmt: skip
