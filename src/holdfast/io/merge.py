@@ -183,7 +183,7 @@ class _Merge:
         for name, spec in specs.items():
             shared = self._shared_size(name, spec)
             if shared:
-                values = self._values(name, spec)
+                values = self._values(name)
                 for ends in slices(shared):
                     yield _Task(values, spec.dtype, offsets[name], *ends)
             own = partial(self.models[0].read, name, scratch=self.scratch)
@@ -199,9 +199,9 @@ class _Merge:
         scale = self.method.scale(where)
         return scale == 1 or (scale is None and where.is_statistic)
 
-    def _values(self, name: str, spec: Spec) -> Callable[[int, int], torch.Tensor]:
+    def _values(self, name: str) -> Callable[[int, int], torch.Tensor]:
         """A function that computes merged values of a tensor, given begin and end."""
-        where, tensor = self.places[name], _Slices(self, self.shared[name], spec.dtype)
+        where, tensor = self.places[name], _Slices(self, self.shared[name])
         scale = self.method.scale(where)
         if scale == 0:
             return partial(self.base.read, self.shared[name].base, scratch=self.scratch)
@@ -217,7 +217,7 @@ class _Merge:
     def _write_slice(self, file: Path, task: _Task) -> int:
         values = self.scratch.cast("stored", task.values(task.begin, task.end), task.dtype)
         content = values.view(torch.uint8)
-        with open(file, "r+b", buffering=0) as opened:
+        with open(file, "r+b") as opened:  # which writes all of it, or raises
             opened.seek(task.offset + task.begin * task.dtype.itemsize)
             opened.write(content.numpy().data)
         return content.numel()
@@ -239,7 +239,6 @@ class _Slices:
 
     merge: _Merge
     tensor: _Tensor
-    dtype: torch.dtype
 
     @property
     def size(self) -> int:
