@@ -23,6 +23,7 @@ from comparison.small_plan import make_plan
 from comparison.tiny import save_bert, save_images, save_resnet
 from holdfast import Recipe
 from holdfast.cli import main
+from holdfast.cli.tune import Trials
 from holdfast.comparison import default, tuning
 from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.results import Results
@@ -206,6 +207,30 @@ def test_a_search_that_was_killed_within_a_rung_goes_on(tmp_path, monkeypatch):
             assert trial.user_attrs["rung 0"] == known[trial.params["recipe"]]
     assert len([t for t in trials if "first_look" in t.user_attrs]) == 3
     assert tuned_of(again.study, tuning, plan).taken.rung == 1
+
+
+# Forty trials without a training: it counts what the sampler draws.
+def test_a_recipe_that_always_fails_is_not_drawn_again_and_again(tmp_path, monkeypatch):
+    def trained(self, trial, contender, *_):
+        if contender.name == "l2-sp":
+            raise RuntimeError("it always fails")
+        return {None: (run(2.0, 0.1), run(2.0, 0.1))}
+
+    monkeypatch.setattr(Search, "_train_and_test", trained)
+    (tmp_path / "trials").mkdir()
+    (tmp_path / "trials" / ".place").write_text("here")  # seeds the draws
+    search, plan, tuning = halving_search(tmp_path, trials=40)
+    search.run()
+    found = tuned_of(search.study, tuning, plan)
+    (failing,) = (one for one in found.recipes if one.recipe == "l2-sp")
+    assert failing.error == "RuntimeError: it always fails"
+    assert failing.failed == failing.trials == found.failed
+    assert failing.trials < 10
+    assert (found.trained, found.pruned) == (40 - failing.trials, 0)
+    shown = Trials(tuning)
+    assert shown._words(next(t for t in counted(search.study) if "error" in t.user_attrs)) == (
+        "failed: RuntimeError: it always fails"
+    )
 
 
 def test_a_trial_that_cannot_end_in_time_does_not_start(tmp_path):

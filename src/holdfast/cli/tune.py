@@ -156,7 +156,7 @@ class Trials:
             self.progress.update(self.names[number], done, total, doing)
 
     def _words(self, trial: Any) -> str:
-        if trial.state.name == "FAIL":
+        if "error" in trial.user_attrs:
             return f"failed: {str(trial.user_attrs['error']).strip().rpartition(chr(10))[2][:200]}"
         reached = rungs_reached(trial)
         if trial.state.name == "COMPLETE":

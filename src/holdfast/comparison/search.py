@@ -43,7 +43,13 @@ from holdfast.comparison.contenders import (
 from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
 from holdfast.comparison.results import Measured, RunResult, measured, result_of
-from holdfast.comparison.study import counted, open_study, place_of, rung_attribute
+from holdfast.comparison.study import (
+    counted,
+    open_study,
+    place_of,
+    rung_attribute,
+    tell_failed,
+)
 from holdfast.comparison.worker import Worker, peak_memory, reset_peak_memory
 from holdfast.evaluate.report import Curve
 from holdfast.evaluate.watch import PREFIX, Watch, curves_of, effective_distance
@@ -248,8 +254,7 @@ class Search:
         except OSError:  # of the disk, not of the settings: the next search repeats the trial
             raise
         except Exception as error:
-            trial.set_user_attr("error", "".join(traceback.format_exception(error)))
-            self._tell_state(trial, "FAIL")
+            tell_failed(self.study, trial, "".join(traceback.format_exception(error)))
 
     def _tell_state(self, trial: Any, state: str) -> None:
         from optuna.trial import TrialState

@@ -69,7 +69,7 @@ def _journal(path: Path) -> Any:
 def counted(study: Any) -> list[Any]:
     """The trials that count: completed, pruned, running, or failed by an error of their own.
 
-    Candidates at other values of the swept setting and trials of dead processes do not count.
+    Those that failed have the attribute ``error``. Candidates at other values of the swept setting and trials of dead processes do not count.
     """
     return [
         trial
@@ -77,6 +77,18 @@ def counted(study: Any) -> list[Any]:
         if "of" not in trial.user_attrs
         and (trial.state.name in ("COMPLETE", "PRUNED", "RUNNING") or "error" in trial.user_attrs)
     ]
+
+
+def tell_failed(study: Any, trial: Any, error: str) -> None:
+    """End a trial by an error of its own.
+
+    For the sampler it is a pruned one, the worst of all. TPE ignores trials in the state FAIL, so a
+    recipe that always fails would seem unexplored, and be drawn again and again.
+    """
+    from optuna.trial import TrialState
+
+    trial.set_user_attr("error", error)
+    study.tell(trial, state=TrialState.PRUNED)
 
 
 def rung_attribute(rung: int) -> str:
@@ -109,7 +121,7 @@ def revive(
     stopped before it could record its place is put back after a minute, or at once if no other
     process uses the study (``alone``).
     """
-    from optuna.trial import TrialState
+    from optuna.trial import Trial, TrialState
 
     now, adopted = datetime.now(), 0
     for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
@@ -121,8 +133,8 @@ def revive(
             continue
         deaths = attrs.get("deaths", 0) + (worker is not None and not attrs.get("paused"))
         if deaths >= 2:
-            keep("error", "the worker process died twice, possibly out of memory")
-            study.tell(trial.number, state=TrialState.FAIL)
+            error = "the worker process died twice, possibly out of memory"
+            tell_failed(study, Trial(study, trial._trial_id), error)
         elif rungs_reached(trial):
             keep("deaths", deaths)
             if worker is None:
