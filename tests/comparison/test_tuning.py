@@ -166,13 +166,13 @@ def test_the_first_version_is_read():
     again = Tuned.from_json(json.dumps({**old, "recipe": "recadam", "schema_version": 1}))
     assert [one.recipe for one in again.recipes] == ["recadam"]
     assert again.to_yaml() == found.to_yaml()
-    assert "Found (defaults)" in repr(again)
+    assert "Found (recadam, its defaults)" in repr(again)
 
 
 def halving_search(folder, *, number=0, end=None, trials=4):
     plan = make_plan(folder, updates=9)
     plan = replace(plan, measuring=replace(plan.measuring, context_free=0))
-    tuning = Tuning(("standard", "l2-sp", "lora"), trials=trials, alphas=())
+    tuning = Tuning(("flow", "l2-sp", "lora"), trials=trials, alphas=())
     storage = str(folder / "study.log")
     return Search(plan, tuning, folder / "trials", storage, "one", number, end=end), plan, tuning
 
@@ -472,10 +472,48 @@ def test_the_frontier_is_chosen_on_one_half_and_reported_on_the_other():
     assert not found.taken.beats(found.default, "reported")
     assert "does not beat the defaults in both" in " ".join(found.sentences())
     assert "Of 2 models on the frontier, 0 beat the defaults" in " ".join(found.sentences())
-    assert repr(found).startswith("<Tuned recadam: Found (trial 3): lr = ")
+    assert repr(found).startswith("<Tuned recadam: Found (recadam trial=3): lr = ")
     assert "<table>" in found._repr_html_()
-    assert [*dict.fromkeys(found.to_pandas()["recipe"])] == ["defaults", "trial 3", "trial 2"]
+    labels = [one.label for one in found.results().runs]
+    assert labels == ["recadam", "recadam trial=3", "recadam trial=2"]
+    assert {*found.to_pandas()["recipe"]} == {"recadam"}
     assert Tuned.from_json(found.to_json()).to_json() == found.to_json()
+
+
+def study_of_recipes(**rows):
+    """A study of recipes: (target, lost) of models trained to the end, the defaults first."""
+    study = optuna.create_study(direction="maximize")
+    names = [name.replace("_", "-") for name in rows]
+    for name, models in zip(names, rows.values(), strict=True):
+        for number, model in enumerate(models):
+            study.enqueue_trial({"recipe": name})
+            trial = study.ask()
+            trial.suggest_categorical("recipe", names)
+            trial.suggest_float(f"{name}:lr", 1e-4, 1e-1)
+            trial.set_user_attr("default", number == 0)
+            half = codec.encode(run(*model))
+            trial.set_user_attr("halves", {"chosen": half, "reported": half})
+            study.tell(trial, 5.0 - model[0])
+    return tuned_of(study, Tuning(tuple(names)), Plan(model="m", data="d", target="t"))
+
+
+def test_the_rule_is_that_of_a_comparison():
+    """Of those that do as well as standard fine-tuning, the one that forgets least."""
+    rows = {"l2_sp": [(1.99, 0.1)], "lora": [(1.5, 3.0)]}
+    found = study_of_recipes(standard=[(2.0, 1.0), (2.2, 0.9)], **rows)
+    assert found.taken.recipe == "l2-sp"
+    assert found.standard.chosen.label == "standard"
+    assert "tandard fine-tuning has no result" not in " ".join(found.sentences())
+    shown = found.results().recommendation()
+    assert shown.at_standard == "l2-sp"
+    assert "it did as well as standard fine-tuning and forgot least" in shown.headline
+    # Without it, the best takes its place.
+    found = study_of_recipes(**rows)
+    assert found.taken.recipe == "lora"
+    assert found.standard is None
+    assert "Standard fine-tuning has no result: recipes are compared with the best." in (
+        found.sentences()
+    )
 
 
 def test_no_trial_at_all_says_why():

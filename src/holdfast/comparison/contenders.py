@@ -10,6 +10,7 @@ from holdfast.comparison.plan import RECIPES, TUNED_RECIPE, Plan
 from holdfast.hosts.job import check_fit
 from holdfast.recipe import Recipe, read_recipe
 from holdfast.registry import PRESETS, methods
+from holdfast.report.recommend import STANDARD
 from holdfast.stages import MedianLoss, SearchRange, SearchSpace
 
 #: Stands for every recipe that fits.
@@ -35,6 +36,16 @@ class Contender:
     alone: bool = True
 
     @property
+    def label(self) -> str:
+        """Its name in results: a file by its stem."""
+        return label_of(self.name)
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether it is standard fine-tuning, which the others are compared with."""
+        return self.label == STANDARD
+
+    @property
     def defaults(self) -> dict[str, Any]:
         """The parameters of the trial with the default settings."""
         named = {} if self.alone else {RECIPE: self.name}
@@ -57,6 +68,11 @@ class Contender:
         """The values of the settings in the parameters of a trial."""
         begin = self.parameter("")
         return {n.removeprefix(begin): v for n, v in parameters.items() if n.startswith(begin)}
+
+
+def label_of(name: str) -> str:
+    """The name of a recipe in results: a file by its stem."""
+    return read_recipe(name)[0]
 
 
 def every_recipe() -> list[str]:

@@ -8,7 +8,8 @@ on the other half, for the report. Machines that share the storage of a study sh
 The settings of one recipe are searched with two objectives, the target and what was lost. A search
 over several recipes, or within a budget of time, uses successive halving
 (:mod:`~holdfast.comparison.halving`) and one objective. Every recipe is tried with its defaults up
-to the first rung before any of them goes on.
+to the first rung before any of them goes on, except standard fine-tuning: its defaults are trained
+to the end, because the recommendation compares the other recipes with them.
 """
 
 import copy
@@ -273,6 +274,7 @@ class Search:
     def _settle(self, *, is_over: bool = False) -> None:
         """Judge the first looks of this process: the best third of all recipes goes on.
 
+        Standard fine-tuning goes on in any case: the recommendation compares the others with it.
         A recipe that is still unseen may be better or worse than all others. A look waits as long
         as this matters, unless the search ``is_over``, or half of its time: some training should
         be completed.
@@ -289,6 +291,7 @@ class Search:
         for trial in sorted(paused, key=lambda t: -t.user_attrs[FIRST]["merit"]):
             merit = trial.user_attrs[FIRST]["merit"]
             went_on = "first_look" not in trial.user_attrs or "goes_on" in trial.user_attrs
+            went_on |= self._contender(trial).is_standard
             if went_on or halving.goes_on(merit, [*merits, *[math.inf] * unseen]):
                 if self._has_time_for(self._contender(trial), rungs=2):
                     trial.set_user_attr("goes_on", True)
@@ -429,7 +432,8 @@ class Search:
             return
         if rung == 0 and "first_look" in trial.user_attrs and self.tuning.prune:
             raise _Paused
-        if is_stopped:
+        is_baseline = "first_look" in trial.user_attrs and self._contender(trial).is_standard
+        if is_stopped and not is_baseline:
             raise _Pruned
 
     def _looking(self, trial: Any, model: nn.Module, total: int) -> Observer:

@@ -23,7 +23,7 @@ from holdfast._torch.checks import named_settings, whole_number
 from holdfast.comparison import halving, processes, search
 from holdfast.comparison import study as _study
 from holdfast.comparison.clock import Clock, spent
-from holdfast.comparison.contenders import RECIPE, Contender, swept_setting
+from holdfast.comparison.contenders import RECIPE, Contender, label_of
 from holdfast.comparison.inputs import paths_of
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.results import Results, RunResult
@@ -33,9 +33,10 @@ from holdfast.io import codec as _codec
 from holdfast.io.files import first_line
 from holdfast.io.outputs import claim, refuse_link, write_changed
 from holdfast.io.storage import Place
-from holdfast.recipe import Recipe, read_recipe
+from holdfast.recipe import Recipe
 from holdfast.report import searched as _searched
 from holdfast.report.document import Answer, Document
+from holdfast.report.recommend import STANDARD
 from holdfast.report.shown import Shown
 
 
@@ -47,6 +48,7 @@ class Candidate:
         chosen, reported: results on the half that settings are chosen on, and on the other half.
         recipe: name of its recipe.
         rung: the share of the updates that it was trained for.
+        is_default: whether it has the default settings.
     """
 
     trial: int
@@ -55,6 +57,7 @@ class Candidate:
     reported: RunResult
     recipe: str = ""
     rung: float = 1.0
+    is_default: bool = False
 
     def beats(self, other: Candidate, half: str = "chosen") -> bool:
         """Whether it is better in one objective and at least as good in the other."""
@@ -89,6 +92,8 @@ class Tuned(Shown):
         settings, taken: the recipe found, as :meth:`Recipe.to_dict` writes it, and its candidate.
         default: the default settings of the recipe found, or None.
         unmerged: the training run with the default settings at α = 1, or None.
+        standard: standard fine-tuning, with the settings that are best on the target; the recipe
+            found does as well. None if it was not trained as long, or not at all.
         second: the candidate to take without the recipe found, or None.
         frontier: those that no other candidate beats on the half that settings are chosen on.
         candidates, trained, pruned, failed: number of models tested, and of trials by outcome.
@@ -106,6 +111,7 @@ class Tuned(Shown):
     trained: int
     pruned: int
     failed: int
+    standard: Candidate | None = None
     second: Candidate | None = None
     left_out: dict[str, str] = field(default_factory=dict)
     seconds: float | None = None
@@ -142,9 +148,9 @@ class Tuned(Shown):
         return replace(shown, kind="search", answer=answer, names=names, sections=sections)
 
     def results(self, plan: Plan | None = None) -> Results:
-        """The frontier and the defaults, on the half that was not used for the choice."""
-        shown = [one.reported for one in (self.default, *self.frontier, self.taken) if one]
-        runs = {run.label: run for run in shown}
+        """The frontier, the defaults and standard fine-tuning, on the half to report."""
+        shown = self.default, self.standard, *self.frontier, self.taken
+        runs = {one.reported.label: one.reported for one in shown if one}
         names = {"recipes": [one.recipe for one in self.recipes]}
         return Results(
             runs=tuple(runs.values()),
@@ -398,9 +404,10 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
     frontier = [one for one in longest if not any(other.beats(one) for other in longest)]
     frontier.sort(key=lambda one: search.goals_in(one.chosen))
     taken = _recommended(longest) or frontier[0]
-    swept = swept_setting(contenders[next(n for n in names if label_of(n) == taken.recipe)].recipe)
+    swept = next(one.swept for one in contenders.values() if one.label == taken.recipe)
     same = [one for one in longest if one.recipe == taken.recipe]
-    default = next((one for one in same if one.chosen.recipe.endswith(DEFAULTS)), None)
+    default = next((one for one in same if one.is_default), None)
+    standard = [one for one in longest if one.recipe == STANDARD]
     alike = [one for one in same if default and one.trial == default.trial and one is not default]
     return Tuned(
         recipes=tuple(_tried(name, of[name], found) for name in names),
@@ -413,19 +420,11 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
         trained=len(complete),
         pruned=len(trials) - len(complete) - len(failed),
         failed=len(failed),
+        standard=min(standard, key=lambda one: search.goals_in(one.chosen), default=None),
         second=_recommended([one for one in longest if one.recipe != taken.recipe]),
         left_out=left_out,
         seconds=round(spent(study), 1) if tuning.halves else None,
     )
-
-
-#: The name of the trial with the default settings.
-DEFAULTS = "defaults"
-
-
-def label_of(name: str) -> str:
-    """The name of a recipe in results: a file by its stem."""
-    return read_recipe(name)[0]
 
 
 def _recipe_of(trial: Any, names: Sequence[str]) -> str:
@@ -450,25 +449,25 @@ def _tried(name: str, trials: Sequence[Any], found: Sequence[Candidate]) -> Trie
 def _candidate(
     trial: Any, number: int, contender: Contender, halves: Any, *, tuning: Tuning, plan: Plan
 ) -> Candidate:
-    """Read a candidate from a trial; it is named after its training run and its α."""
+    """Read a candidate from a trial: its recipe, and unless it is the defaults, trial and α."""
     values, swept = contender.values_of(trial.params), contender.swept
-    label, name = label_of(contender.name), DEFAULTS
+    is_default = bool(trial.user_attrs.get("default"))
     called: dict[str, int | float | str | bool | None] = {}
-    if not trial.user_attrs.get("default"):
-        name = f"trial {number}"
+    if not is_default:
+        called["trial"] = number
         if swept and swept in values:
             called[swept.rpartition(".")[2]] = round(values[swept], 3)
-    if not contender.alone:
-        name = f"{label}, {name}"
     spec = plan.spec(contender.name, tuning.seed, values, contender.recipe)
     update = {**spec.settings["update"], "lr": spec.training.lr}
     settings = Recipe.from_dict({**spec.settings, "update": update}).to_dict()
     both = [_codec.decode(RunResult, halves[half], "the result") for half in ("chosen", "reported")]
     chosen, reported = (
         replace(
-            half, recipe=name, values=called, settings=settings,
+            half, recipe=contender.label, values=called, settings=settings,
             resolved={**half.resolved, "merging": settings["merging"]},
         )
         for half in both
     )  # fmt: skip
-    return Candidate(number, values, chosen, reported, label)
+    return Candidate(
+        number, values, chosen, reported, recipe=contender.label, is_default=is_default
+    )

@@ -142,7 +142,8 @@ def recommend(results: Results) -> Recommendation:
     taken, several = found.get(results.taken or ""), len(found) > 1
     chosen = taken or choices[0]
     if taken:
-        reason = "on the data for choosing, it did as well as the best and forgot least"
+        other = "standard fine-tuning" if bar else "the best"
+        reason = f"on the data for choosing, it did as well as {other} and forgot least"
     elif several:
         among = "that do as well as standard fine-tuning" if bar else "close to the best"
         reason = _reason(level, "recipe", f"recipes {among}", target)
@@ -157,7 +158,7 @@ def recommend(results: Results) -> Recommendation:
         sentences.append(f"Standard fine-tuning: {standard.says}")
     sentences.append(f"The pretrained model: {reached(start.name, start.metric, start.before)}.")
     if several and not (bar or taken):
-        sentences.append(_without_standard(summaries))
+        sentences.append(without_standard(ran=any(s.recipe == STANDARD for s in summaries)))
     sentences += failed
     if not any(s.retained for s in summaries):
         sentences.append(NO_TESTS)
@@ -374,8 +375,8 @@ def _roles(
     return roles
 
 
-def _without_standard(summaries: Sequence[Summary]) -> str:
-    ran = any(s.recipe == STANDARD for s in summaries)
+def without_standard(*, ran: bool) -> str:
+    """Say that the best recipe takes the place of standard fine-tuning."""
     why = "did not improve the target" if ran else "has no result"
     return f"Standard fine-tuning {why}: recipes are compared with the best."
 

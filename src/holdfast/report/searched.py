@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from holdfast.report.document import Column, Section, Table
+from holdfast.report.recommend import without_standard
 from holdfast.report.words import NONE, cut, listed, percent, plain, score_text, seconds
 
 if TYPE_CHECKING:
@@ -18,13 +19,14 @@ def sentences(found: Tuned) -> list[str]:
     trials = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     settings = ", ".join(f"{name} = {value:.3g}" for name, value in found.taken.values.items())
     time = "" if found.seconds is None else f" in {seconds(found.seconds)}"
+    own = ", its defaults" if found.taken.is_default else ""
     said = [
-        f"Found ({plain(found.taken.chosen.label)}): {settings}.",
+        f"Found ({plain(found.taken.chosen.label)}{own}): {settings}.",
         f"Trials: {trials}{time}; {found.candidates} models tested, {len(found.frontier)} of them "
         "on the frontier.",
     ]
     if len(found.recipes) > 1:
-        said = [_winner(found), *said, *_stopped(found)]
+        said = [_winner(found), *_without_standard(found), *said, *_stopped(found)]
     if found.taken.rung < 1:
         said.insert(0, f"No training was completed: the models compared made {share(found.taken)}.")
     if not found.taken.chosen.target.gain > 0:
@@ -90,6 +92,12 @@ def _winner(found: Tuned) -> str:
         f"{said}. The next best recipe, {plain(found.second.recipe)}, has "
         f"{score_text(metric, theirs.target.after)}{less}."
     )
+
+
+def _without_standard(found: Tuned) -> list[str]:
+    ran = found.standard is not None
+    improved = found.standard is not None and found.standard.chosen.target.gain > 0
+    return [] if improved else [without_standard(ran=ran)]
 
 
 def _stopped(found: Tuned) -> list[str]:
