@@ -516,6 +516,22 @@ def test_the_rule_is_that_of_a_comparison():
     )
 
 
+def test_the_table_of_recipes_has_the_model_of_the_recipe_found():
+    found = study_of_recipes(
+        standard=[(2.0, 1.0)],
+        # The rule takes the second, though the first has more merit.
+        lora=[(1.0, 0.5), (1.99, 0.4)],
+        # Of its own, within 1 % of the best, the one that forgets least.
+        l2_sp=[(1.98, 0.95), (1.99, 0.9), (4.0, 0.1)],
+    )
+    best = {one.recipe: one.best for one in found.recipes}
+    assert best["lora"] == found.taken
+    assert best["lora"].trial == 3
+    assert best["l2-sp"].trial == 5
+    (table,) = found.document().sections[0].tables
+    assert table.rows[0][:3] == ("lora ★", "1.990", "40.0 %")
+
+
 def test_no_trial_at_all_says_why():
     study = optuna.create_study(directions=["minimize", "minimize"])
     trial = study.ask()

@@ -9,8 +9,9 @@ At a rung, candidates are ranked by their *merit*, because Optuna's pruners need
 
 The order does not depend on the unit of the target, and no weight has to be chosen. A candidate
 that is worse in one of the two and not better in the other has less merit, so none that belongs on
-the frontier is ranked below one that it beats. The merit decides only which trainings go on. The
-recipe to take is chosen by the rule of the recommendation.
+the frontier is ranked below one that it beats. The merit decides which trainings go on, what the
+sampler draws, and which model the progress calls the best so far. The recipe to take is chosen by
+the rule of the recommendation.
 """
 
 import math

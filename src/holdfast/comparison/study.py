@@ -69,7 +69,8 @@ def _journal(path: Path) -> Any:
 def counted(study: Any) -> list[Any]:
     """The trials that count: completed, pruned, running, or failed by an error of their own.
 
-    Those that failed have the attribute ``error``. Candidates at other values of the swept setting and trials of dead processes do not count.
+    Those that failed have the attribute ``error``. Candidates at other values of the swept setting
+    and trials of dead processes do not count.
     """
     return [
         trial

@@ -70,8 +70,8 @@ class Tried:
     """What a search knows about one of its recipes.
 
     Attributes:
-        best: of its candidates that were trained longest, the one with the highest merit; None if
-            there is none.
+        best: the recipe found; of another recipe, the candidate that the rule of the
+            recommendation takes from its own that were trained longest, or None.
         trials, failed: the number of its trials, and of those that failed.
         error: the last line of the last error, or empty.
     """
@@ -399,18 +399,18 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
     if not found:
         last = "all were pruned" if trials else "there was no time for one"
         raise ValueError(f"no trial completed: {processes.reason(failed[-1]) if failed else last}")
-    longest = [one for one in found if one.rung == max(one.rung for one in found)]
+    longest = _longest(found)
     # Not Optuna's best_trials: it has candidates of trials that did not complete.
     frontier = [one for one in longest if not any(other.beats(one) for other in longest)]
     frontier.sort(key=lambda one: search.goals_in(one.chosen))
-    taken = _recommended(longest) or frontier[0]
+    taken = _best(longest)
     swept = next(one.swept for one in contenders.values() if one.label == taken.recipe)
     same = [one for one in longest if one.recipe == taken.recipe]
     default = next((one for one in same if one.is_default), None)
     standard = [one for one in longest if one.recipe == STANDARD]
     alike = [one for one in same if default and one.trial == default.trial and one is not default]
     return Tuned(
-        recipes=tuple(_tried(name, of[name], found) for name in names),
+        recipes=tuple(_tried(name, of[name], found, taken) for name in names),
         settings=taken.chosen.settings,
         taken=taken,
         default=default,
@@ -437,11 +437,22 @@ def _recommended(found: Sequence[Candidate]) -> Candidate | None:
     return next((one for one in found if one.chosen.label == chosen), None)
 
 
-def _tried(name: str, trials: Sequence[Any], found: Sequence[Candidate]) -> Tried:
+def _best(found: Sequence[Candidate]) -> Candidate:
+    """The candidate to take, or if none is better than the base, the best on the target."""
+    return _recommended(found) or min(found, key=lambda one: search.goals_in(one.chosen))
+
+
+def _longest(found: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates that were trained longest: only those can be compared."""
+    most = max((one.rung for one in found), default=0.0)
+    return [one for one in found if one.rung == most]
+
+
+def _tried(name: str, trials: Sequence[Any], found: Sequence[Candidate], taken: Candidate) -> Tried:
     label = label_of(name)
     errors = [t.user_attrs["error"] for t in trials if "error" in t.user_attrs]
     own = [one for one in found if one.recipe == label]
-    best = max(own, key=lambda one: (one.rung, search.merit_in(one.chosen)), default=None)
+    best = taken if taken.recipe == label else _best(_longest(own)) if own else None
     error = processes.reason(errors[-1])[:300] if errors else ""
     return Tried(label, best, len(trials), len(errors), error)
 

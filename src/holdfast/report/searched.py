@@ -54,16 +54,16 @@ def by_recipe(found: Tuned) -> tuple[Section, Section]:
         rows,
         {
             Column("recipe"): lambda one: plain(one.recipe) + " ★" * (one.recipe == winner),
-            Column("best", f"{plain(target.name)} {plain(target.metric)}"): _target,
+            Column("target", f"{plain(target.name)} {plain(target.metric)}"): _target,
             **({Column("lost"): _lost} if has_tests else {}),
             Column("trained"): lambda one: _fraction(one.best.rung) if one.best else NONE,
             Column("trials"): lambda one: str(one.trials),
             Column("settings", rank=3): _settings,
         },
-        note="Of each recipe, the best of its models that were trained longest: its score on the "
-        "target, what it lost on average on the retained tests, and the share of the updates at "
-        "which it was measured. Models that were trained for different shares cannot be compared; "
-        "those that were stopped early took at most a few samples of each test. "
+        note="Of each recipe, the model to take of its own that were trained longest: its score on "
+        "the target, what it lost on average on the retained tests, and the share of the updates "
+        "at which it was measured. Models that were trained for different shares cannot be "
+        "compared; those that were stopped early took at most a few samples of each test. "
         "★ recommended.",
         tones=tuple("good" if one.recipe == winner else "" for one in rows),
         opened=True,
