@@ -102,6 +102,8 @@ class Method(NamedSettings):
     neutral: ClassVar[dict[str, Any] | None] = {}
     #: Whether the result depends on θ* in another way, such as on its predictions before training.
     uses_base: ClassVar[bool] = False
+    #: Whether the method can be tried by itself; False if its default settings are an example.
+    stands_alone: ClassVar[bool] = True
     #: The values of :meth:`log` that a report plots over the training.
     plotted: ClassVar[tuple[str, ...]] = ()
 

@@ -32,17 +32,23 @@ SAMPLE = ("standard", "lora", "flow", "distill", "mofo", "l2-sp", "wise-ft")
 
 def test_all_are_the_presets_every_method_and_combinations():
     names = every_recipe()
-    assert {*registry.PRESETS, *(entry.name for entry in ENTRIES)} <= {*names}
+    alone = {entry.name for entry in ENTRIES if entry.cls.stands_alone}
+    assert {*registry.PRESETS, *alone} <= {*names}
+    assert "adapter" not in names  # its presets are: oft, hra, …
     assert any("+" in name for name in names)
     assert len({*names}) == len(names)
 
 
 def test_every_method_fits_once_or_is_left_out_with_a_reason(tmp_path):
     fits, unfit = fitting(make_plan(tmp_path), ("all",))
-    recipes = [Recipe.preset(name).name for name in fits]
-    assert len({*recipes}) == len(recipes)  # full, adamw, … are standard
+    recipes = [Recipe.preset(name) for name in fits]
+    assert all(recipes.count(one) == 1 for one in recipes)  # full, adamw, … are standard
+    assert "holdfast" in fits
+    assert "self-replay" not in fits  # holdfast is resolved to it
+    recipes.append(Recipe.preset("self-replay"))
     for entry in ENTRIES:
-        assert entry.name in unfit or Recipe.preset(entry.name).name in recipes
+        if entry.name not in unfit and entry.cls.stands_alone:
+            assert Recipe.preset(entry.name) in recipes
     assert "old_data=" in unfit["rehearsal"]
     assert "a recipe trains one" in unfit["model-stock"]
     assert "causal_lm" in unfit["lp-ft"]
@@ -77,7 +83,18 @@ def test_own_recipes_come_beside_all_of_them(tmp_path):
     fits, _ = fitting(make_plan(tmp_path), (mine, "all"))
     assert fits[0] == mine
     assert "standard" in fits
+    assert "wise-ft" in fits  # with other settings
+    (tmp_path / "same.yaml").write_text("merging: {name: wise-ft}\n")
+    same = str(tmp_path / "same.yaml")
+    assert "wise-ft" not in fitting(make_plan(tmp_path), (same, "all"))[0]
     assert fitting(make_plan(tmp_path), ("flow", mine)) == (("flow", mine), {})
+
+
+def test_two_recipes_of_one_name_cannot_be_told_apart(tmp_path):
+    (tmp_path / "lora.yaml").write_text("trainable: {name: lora, r: 3}\n")
+    file = str(tmp_path / "lora.yaml")
+    with pytest.raises(ValueError, match=r"lora\.yaml and lora have the same name.*rename"):
+        fitting(make_plan(tmp_path), ("all", file))
 
 
 def test_settings_of_several_recipes_are_told_apart():

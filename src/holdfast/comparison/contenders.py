@@ -1,13 +1,14 @@
 """What a search chooses from: recipes that fit the model and the data, and the settings of each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast._torch.checks import did_you_mean
+from holdfast._torch.layers import head_of
 from holdfast.comparison.inputs import training_data
 from holdfast.comparison.plan import RECIPES, TUNED_RECIPE, Plan
-from holdfast.hosts.job import check_fit
+from holdfast.hosts.job import check_fit, resolved_quietly
 from holdfast.recipe import Recipe, read_recipe
 from holdfast.registry import PRESETS, methods
 from holdfast.report.recommend import STANDARD
@@ -76,41 +77,54 @@ def label_of(name: str) -> str:
 
 
 def every_recipe() -> list[str]:
-    """Presets, each method alone, and the combinations of the default recipes.
+    """Presets, each method that stands alone, and the combinations of the default recipes.
 
     >>> every_recipe()[:2]
     ['standard', 'holdfast']
     """
     combined = [name for name in (*RECIPES, TUNED_RECIPE) if "+" in name]
-    return list(dict.fromkeys([*PRESETS, *(entry.name for entry in methods()), *combined]))
+    alone = [entry.name for entry in methods() if entry.cls.stands_alone]
+    return list(dict.fromkeys([*PRESETS, *alone, *combined]))
 
 
 def fitting(plan: Plan, asked: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """The recipes of a search, and of ``all`` those that do not fit, with the reason.
 
-    Recipes that the user named are kept as they are. Recipes that differ only in their name count
-    once. The model is built without its weights.
+    Recipes that the user named are kept as they are. Recipes that train the model in the same way,
+    with everything resolved that depends on it, count once. The model is built without its weights.
     """
     if ALL not in asked:
         return tuple(asked), {}
     named = [name for name in asked if name != ALL]
-    known = {read_recipe(name)[1].name for name in named}
     data = training_data(plan)
     model = data.loader.skeleton(data.source, data.head)
-    fits, unfit = named, {}
+    new = data.given or ((head_of(model) or "the head",) if data.head else ())
+    fits = {name: resolved_quietly(read_recipe(name)[1], model, new)[0] for name in named}
+    unfit: dict[str, str] = {}
     for name in every_recipe():
         try:
             recipe = Recipe.preset(name)
             check_fit(recipe, model, data, plan.training, has_old_data=plan.old_data is not None)
+            trained = resolved_quietly(recipe, model, new)[0]
         except ValueError as error:
             unfit[name] = str(error)
             continue
-        if recipe.name not in known:
-            known.add(recipe.name)
-            fits.append(name)
+        if trained not in fits.values():
+            fits[name] = trained
     if not fits:
         raise ValueError(f"no recipe fits the model and the data; {next(iter(unfit.values()))}")
+    _check_labels(fits)
     return tuple(fits), unfit
+
+
+def _check_labels(names: Iterable[str]) -> None:
+    """Raise ValueError if two recipes have one name in the results."""
+    known: dict[str, str] = {}
+    for name in names:
+        if (other := known.setdefault(label_of(name), name)) != name:
+            raise ValueError(
+                f"{other} and {name} have the same name in the results: rename the recipe file"
+            )
 
 
 def contenders_of(

@@ -108,6 +108,7 @@ class Adapter(Adapting):
     """
 
     checks: ClassVar[Checks] = {"config": plain_config}
+    stands_alone: ClassVar[bool] = False  # its default is one of many
 
     config: Any = "LORA"
 
