@@ -27,7 +27,7 @@ from holdfast.cli.tune import Trials
 from holdfast.comparison import default, tuning
 from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.results import Results
-from holdfast.comparison.search import Search, Tuning, goals_in, hopeless
+from holdfast.comparison.search import TESTS, Search, Tuning, _Rungs, goals_in, hopeless
 from holdfast.comparison.study import counted, open_study, place_of, revive
 from holdfast.comparison.tuning import Tuned, tune, tune_in, tuned_of
 from holdfast.comparison.worker import Worker
@@ -242,6 +242,27 @@ def test_a_trial_that_cannot_end_in_time_does_not_start(tmp_path):
     late.run()
     assert [t.state.name for t in late.study.get_trials()] == [*states, "FAIL"]
     assert len(counted(late.study)) == 3
+
+
+def test_the_time_of_the_tests_at_the_end_is_that_of_those_before(tmp_path):
+    search, plan, _ = halving_search(tmp_path, trials=1)
+    flow = search.contenders["flow"]
+    # Nothing is known: the base takes the tests too, and no test has more samples than at a rung.
+    assert search.seconds_of_tests(flow, at_rung=1.0) == 2.0
+    search.run()
+    (trial,) = counted(search.study)
+    assert trial.user_attrs[TESTS] > 0
+    assert search.seconds_of_tests(flow, at_rung=99.0) == trial.user_attrs[TESTS]
+    # Many rows: the first estimate is larger than at a rung.
+    (row,) = (tmp_path / "dev.jsonl").read_text().splitlines()[:1]
+    (tmp_path / "dev.jsonl").write_text(f"{row}\n" * 640)
+    (tmp_path / "many").mkdir()
+    tuning = Tuning(("flow", "l2-sp"), alphas=(0.5, 1.0))
+    many = Search(plan, tuning, tmp_path / "many", str(tmp_path / "many" / "study.log"), "one")
+    assert many.seconds_of_tests(flow, at_rung=1.0) == pytest.approx(2 * 321 / 33, rel=0.02)
+    rungs, many.end = _Rungs(many, many.study.ask(), time.monotonic()), time.time() + 60
+    assert rungs._has_time(1, 3, took=5.0, is_last=False)
+    assert not rungs._has_time(1, 3, took=5.0, is_last=True)
 
 
 def test_a_training_that_runs_out_of_time_keeps_its_rung_and_is_put_back(tmp_path, monkeypatch):

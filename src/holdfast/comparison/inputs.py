@@ -1,5 +1,6 @@
 """The inputs of a plan: its tests, all of them or one half, and a check before the first run."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from typing import Any
 from holdfast.comparison.plan import RECIPES, Plan
 from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.harness import Harness
+from holdfast.evaluate.probes import BLOCK
 from holdfast.evaluate.suite import Suite, named
 from holdfast.evaluate.watch import validation_tests
 from holdfast.hosts.job import encode
@@ -18,6 +20,9 @@ from holdfast.io.models import Loader
 from holdfast.io.render import read_texts
 from holdfast.io.rows import is_text, labels_of, names_of, open_rows, read_text
 from holdfast.recipe import is_recipe_file, read_recipe
+
+#: About how many characters a token has.
+_CHARACTERS = 4
 
 
 def measure_options(plan: Plan) -> dict[str, Any]:
@@ -38,6 +43,15 @@ def measure_options(plan: Plan) -> dict[str, Any]:
         "limit": asked.limit, "limit_tokens": asked.limit_tokens,
         "context_free": asked.context_free, "columns": plan.columns,
     }  # fmt: skip
+
+
+def samples_in(plan: Plan) -> float:
+    """About how many samples the tests have on one half; a block of tokens is one of a text."""
+    tests = measure_options(plan)
+    rows = [len(some) for kind in ("data", "target", "similarity") for some in tests[kind].values()]
+    texts = [len(words) / (_CHARACTERS * BLOCK) for words in tests["text"].values()]
+    most = plan.measuring.limit or math.inf
+    return sum(min(most, max(1.0, count)) for count in (*rows, *texts)) + tests["context_free"]
 
 
 def training_data(plan: Plan, loader: Loader | None = None) -> TrainingData:

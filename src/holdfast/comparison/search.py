@@ -22,7 +22,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from holdfast.comparison.contenders import (
     contenders_of,
     fitting,
 )
-from holdfast.comparison.inputs import measure_options
+from holdfast.comparison.inputs import measure_options, samples_in
 from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
 from holdfast.comparison.results import Measured, RunResult, measured, result_of
 from holdfast.comparison.study import (
@@ -312,6 +312,22 @@ class Search:
         took = [t.user_attrs[name]["seconds"] for t in own or seen.values()]
         return time.time() + (statistics.median(took) if took else 0.0) < self.end
 
+    def seconds_of_tests(self, contender: Contender, at_rung: float) -> float:
+        """About how long the tests at the end take: the median of those before.
+
+        The first ones are estimated by the seconds of the tests ``at_rung``, which have fewer
+        samples.
+        """
+        known = [t.user_attrs[TESTS] for t in counted(self.study) if TESTS in t.user_attrs]
+        each = statistics.median(known) if known else at_rung * self._more_samples
+        others = len(self.tuning.alphas) if contender.swept else 0
+        return float(each * (1 + others + (not self.worker.has_tested_base)))
+
+    @cached_property
+    def _more_samples(self) -> float:
+        """How many times the samples of a rung the tests at the end have."""
+        return samples_in(self.plan) / samples_in(_at_rung(self.plan))
+
     def _put_back(self, trial: Any) -> None:
         """Undo the start of a trial; one that was enqueued is the first of the next session."""
         fixed = self._stored(trial).system_attrs.get("fixed_params")
@@ -362,7 +378,12 @@ class Search:
             testers = self.testers if at_end else self.rung_testers
             both = partial(self._both, run, spec, testers, trained, curves or ())
             others = self.tuning.alphas if at_end else ()
-            return dict(self._candidates(run, contender, both, others))
+            start, base = time.monotonic(), not self.worker.has_tested_base
+            results = dict(self._candidates(run, contender, both, others))
+            if at_end:
+                each = (time.monotonic() - start) / (len(results) + base)
+                trial.set_user_attr(TESTS, each)
+            return results
 
         def at_end(run: Run, history: list[dict[str, float]]) -> None:
             found.update(test(run, curves_of(history)))
@@ -598,8 +619,8 @@ class _Rungs:
             return True
         trained = time.monotonic() - since - self.tests
         each = trained / max(1, update - first)
-        swept = is_last and self.search._contender(self.trial).swept is not None
-        tests = took * (1 + len(self.search.tuning.alphas) * swept)
+        search = self.search
+        tests = search.seconds_of_tests(search._contender(self.trial), took) if is_last else took
         return time.time() + each * updates + tests < end
 
 
@@ -613,6 +634,8 @@ def _tested_apart(run: Run, test: Callable[..., Any]) -> Halves:
 
 #: The attribute of a trial with its results at the first rung.
 FIRST = rung_attribute(0)
+#: The attribute of a trial with the seconds of the tests at its end, per model.
+TESTS = "seconds of tests"
 
 
 class _Pruned(Exception):  # noqa: N818 (not an error)

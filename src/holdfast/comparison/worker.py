@@ -135,6 +135,11 @@ class Worker:
             self._samples[key] = self.data.samples(model, max_length, other)
         return self._samples[key]
 
+    @property
+    def has_tested_base(self) -> bool:
+        """Whether the base has taken the tests, which it takes before the first model."""
+        return self._meter is not None
+
     def measure(self, name: str, model: Any, recipe: Recipe) -> ForgettingReport:
         quantized = self.data.loader.bits is not None
         if not quantized:
