@@ -186,7 +186,7 @@ def test_every_recipe_is_tried_and_the_best_third_goes_on(tmp_path):
     said = " ".join(found.sentences())
     assert f"{found.taken.recipe} won: it has " in said
     assert "Stopped early: at 1/9 of the updates" in said
-    (section,) = (s for s in found.document(plan).sections if s.title == "Recipe by recipe")
+    (section,) = (s for s in found.document().sections if s.title == "Recipe by recipe")
     assert len(section.tables[0].rows) == len(SAMPLE)
 
 

@@ -113,6 +113,11 @@ def test_a_search_over_recipes_and_what_it_leaves(tmp_path, capsys):
     assert sum(one.trials for one in found.recipes) == 4
     recipe = Recipe.from_yaml((tmp_path / "out" / "recipe.yaml").read_text())
     assert recipe.update.lr == pytest.approx(found.taken.values["lr"])
+    # The same report again: which half the choice was made on, and the table of recipes.
+    assert main(["report", "out"]) == 0
+    assert capsys.readouterr().out == said.out
+    assert "The recipe was chosen on one half of the tests." in said.out
+    assert (tmp_path / "out" / "report.md").read_text() == found.to_markdown()
     # Once more: nothing is trained, but the time of this session counts.
     assert main(["tune", "--config=out/config.yaml", "--json"]) == 0
     said = capsys.readouterr()
@@ -654,7 +659,7 @@ def test_methods_that_are_chosen_for_the_model_are_searched_too(tmp_path):
         "LPFT", "Auto", "WiseFT",
     ]  # fmt: skip
     assert recipe.merging.alpha == found.taken.values["merging.alpha"]
-    labels = [run.label for run in found.results(plan).runs]
+    labels = [run.label for run in found.results().runs]
     assert len(set(labels)) == len(labels)
     # Another process searches the same.
     again = Search(plan, tuning, tmp_path / "trials", str(tmp_path / "study.log"), "one", 1)

@@ -1,4 +1,4 @@
-"""Show the results of compare, measure or merge --sweep again; write their page and Markdown.
+"""Show the results of compare, tune, measure or merge --sweep again; write page and Markdown.
 
 examples:
   holdfast report runs/compare                       a comparison, also an unfinished one
@@ -25,6 +25,7 @@ from holdfast.cli._guard import check_page, say, show
 from holdfast.cli._options import Parser, UsageError, add, settings_from
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.results import Results, finished_in, together
+from holdfast.comparison.tuning import Tuned
 from holdfast.evaluate.report import ForgettingReport
 from holdfast.evaluate.sweep import Sweep
 from holdfast.io.files import read_json
@@ -36,6 +37,7 @@ from holdfast.report.shown import Shown
 #: Commands whose results are shown.
 WRITERS = ("compare", "tune", "measure", "merge --sweep")
 FILES = ("results.json", "report.json", "sweep.json")
+SEARCH = "tune.json"
 
 
 def add_options(parser: Parser) -> None:
@@ -57,7 +59,8 @@ def run(options: argparse.Namespace) -> None:
         raise UsageError("several comparisons become a new one: give its directory with --out DIR")
     if options.peft and options.out is None:
         raise UsageError("--peft writes several files: give their directory with --out DIR")
-    found = {source: read(Path(source)) for source in options.sources}
+    as_search = not (several or options.peft)
+    found = {source: read(Path(source), as_search=as_search) for source in options.sources}
     first, folder = next(iter(found.values()))
     check_page()
     shown: Any = first
@@ -99,12 +102,17 @@ def files_of(source: Path) -> list[Path]:
     return [source / name for name in FILES] if source.is_dir() else [source]
 
 
-def read(source: Path) -> tuple[Shown, Path]:
-    """Return the results in a file or a directory, and the directory."""
+def read(source: Path, *, as_search: bool = True) -> tuple[Shown, Path]:
+    """Return the results in a file or a directory, and the directory.
+
+    The directory of a search has the search, and the runs of its frontier as a comparison.
+    """
     if not source.exists():
         raise FileNotFoundError(f"no such file or directory: {source}")
     if not source.is_dir():
         return open_results(source), source.parent
+    if as_search and (source / SEARCH).is_file():
+        return open_results(source / SEARCH), source
     files = [source / name for name in FILES if (source / name).is_file()]
     if len(files) > 1:
         names = " and ".join(file.name for file in files)
@@ -115,7 +123,9 @@ def read(source: Path) -> tuple[Shown, Path]:
 def open_results(file: Path) -> Shown:
     value = read_json(file)
     # A sweep also has a tuned model, so its own key comes first.
-    kinds: dict[str, type[Shown]] = {"points": Sweep, "runs": Results, "tuned": ForgettingReport}
+    kinds: dict[str, type[Shown]] = {
+        "points": Sweep, "runs": Results, "frontier": Tuned, "tuned": ForgettingReport
+    }  # fmt: skip
     keys = value if isinstance(value, dict) else {}
     kind = next((kind for key, kind in kinds.items() if key in keys), None)
     if kind is None:

@@ -47,7 +47,6 @@ from holdfast.hosts.tracking import Tracking
 from holdfast.io import codec as _codec
 from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
-from holdfast.report.html import to_html
 from holdfast.report.printing import tell, tell_line
 from holdfast.report.text import to_markdown, to_terminal
 from holdfast.report.words import listed, percent, score_text, seconds
@@ -81,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
     settings_from(Tracking, options).check()
     with claim(out, "tune", [*paths_of(plan), *config_input(options)]):
         check_inputs(plan, named)
-        show(search_all(plan, tuning, out, options), plan, out, options)
+        show(search_all(plan, tuning, out, options), out, options)
 
 
 def search_all(plan: Plan, tuning: Tuning, out: Place, options: argparse.Namespace) -> Tuned:
@@ -187,15 +186,15 @@ class Trials:
         return f"; best so far: {self.best[1]}" if self.best[1] else ""
 
 
-def show(found: Tuned, plan: Plan, out: Place, options: argparse.Namespace) -> None:
+def show(found: Tuned, out: Place, options: argparse.Namespace) -> None:
     """Write the results of a search, and print them."""
-    results, document = found.results(plan), found.document(plan)
+    results, document = found.results(), found.document()
     for file, text in {
         "recipe.yaml": found.to_yaml(),
         "tune.json": found.to_json(),
         "results.json": results.to_json(),
         "report.md": to_markdown(document),
-        "report.html": to_html(document, results.to_json()),
+        "report.html": found.to_html(),
     }.items():
         (out / file).write_text(text)
     if options.json:

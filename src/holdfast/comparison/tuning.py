@@ -99,6 +99,7 @@ class Tuned(Shown):
         candidates, trained, pruned, failed: number of models tested, and of trials by outcome.
         left_out: of ``all``, the recipes that do not fit the model and the data, with the reason.
         seconds: the time that the search took, over all its sessions; None if it is not known.
+        plan: the plan, as plain values, with the recipes that were searched.
     """
 
     recipes: tuple[Tried, ...]
@@ -115,6 +116,7 @@ class Tuned(Shown):
     second: Candidate | None = None
     left_out: dict[str, str] = field(default_factory=dict)
     seconds: float | None = None
+    plan: dict[str, Any] = field(default_factory=dict)
     schema_version: int = 2
     what: ClassVar[str] = "search"
 
@@ -136,27 +138,26 @@ class Tuned(Shown):
         """One row per model of the frontier, or of the defaults, and test."""
         return self.results().rows()
 
-    def document(self, plan: Plan | None = None) -> Document:
+    def document(self) -> Document:
         """The frontier as a comparison, and what is known about each recipe."""
-        results = self.results(plan)
+        results = self.results()
         shown, (headline, *others) = results.document(), self.sentences()
-        answer = Answer(headline, (*others, *results.recommendation().sentences))
+        roles = _searched.ON_THE_OTHER_HALF, *results.recommendation().sentences
+        answer = Answer(headline, (*others, *roles))
         several = len(self.recipes) > 1
         names = (f"{len(self.recipes)} recipes",) if several else (self.recipes[0].recipe,)
         first = _searched.by_recipe(self) if several else ()
         sections = (*first, *shown.sections)
-        return replace(shown, kind="search", answer=answer, names=names, sections=sections)
+        return replace(
+            shown, kind="search", answer=answer, names=names, sections=sections,
+            download="tune.json",
+        )  # fmt: skip
 
-    def results(self, plan: Plan | None = None) -> Results:
+    def results(self) -> Results:
         """The frontier, the defaults and standard fine-tuning, on the half to report."""
         shown = self.default, self.standard, *self.frontier, self.taken
         runs = {one.reported.label: one.reported for one in shown if one}
-        names = {"recipes": [one.recipe for one in self.recipes]}
-        return Results(
-            runs=tuple(runs.values()),
-            plan={**_codec.encode(plan), **names} if plan else {},
-            taken=self.taken.reported.label,
-        )
+        return Results(runs=tuple(runs.values()), plan=self.plan, taken=self.taken.reported.label)
 
     def sentences(self) -> list[str]:
         """Summarize the search; figures are of the half that was not used for the choice."""
@@ -424,6 +425,7 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
         second=_recommended([one for one in longest if one.recipe != taken.recipe]),
         left_out=left_out,
         seconds=round(spent(study), 1) if tuning.halves else None,
+        plan={**_codec.encode(plan), "recipes": [*map(label_of, names)]},
     )
 
 

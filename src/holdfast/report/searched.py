@@ -12,6 +12,12 @@ from holdfast.report.words import NONE, cut, listed, percent, plain, score_text,
 if TYPE_CHECKING:
     from holdfast.comparison.tuning import Candidate, Tried, Tuned
 
+#: Before what is said of the models of the frontier.
+ON_THE_OTHER_HALF = (
+    "The recipe was chosen on one half of the tests. All figures, and what follows about the "
+    "models, are of the other half, on which another model may be better."
+)
+
 
 def sentences(found: Tuned) -> list[str]:
     """Summarize a search; figures are of the half that was not used for the choice."""
