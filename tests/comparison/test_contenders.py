@@ -23,6 +23,7 @@ from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.search import FIRST, Search, Tuning
 from holdfast.comparison.study import counted
 from holdfast.comparison.tuning import tuned_of
+from holdfast.hosts.job import resolved_quietly
 from holdfast.recipe import read_recipe
 
 ENTRIES = registry.methods()
@@ -95,6 +96,18 @@ def test_two_recipes_of_one_name_cannot_be_told_apart(tmp_path):
     file = str(tmp_path / "lora.yaml")
     with pytest.raises(ValueError, match=r"lora\.yaml and lora have the same name.*rename"):
         fitting(make_plan(tmp_path), ("all", file))
+
+
+def test_a_recipe_that_cannot_be_resolved_is_left_out(tmp_path, monkeypatch):
+    def resolved(recipe, *given):
+        if recipe == Recipe.preset("flow"):
+            raise ValueError("it does not fit what was chosen")
+        return resolved_quietly(recipe, *given)
+
+    monkeypatch.setattr("holdfast.comparison.contenders.resolved_quietly", resolved)
+    fits, unfit = fitting(make_plan(tmp_path), ("all",))
+    assert "flow" not in fits
+    assert unfit["flow"] == "it does not fit what was chosen"
 
 
 def test_settings_of_several_recipes_are_told_apart():
@@ -185,7 +198,7 @@ def test_every_recipe_is_tried_and_the_best_third_goes_on(tmp_path):
     assert Recipe.from_yaml(found.to_yaml()).update.lr == found.taken.values["lr"]
     said = " ".join(found.sentences())
     assert f"{found.taken.recipe} won: it has " in said
-    assert "Stopped early: at 1/9 of the updates" in said
+    assert "Stopped early at 1/9 of the updates: " in said
     (section,) = (s for s in found.document().sections if s.title == "Recipe by recipe")
     assert len(section.tables[0].rows) == len(SAMPLE)
 

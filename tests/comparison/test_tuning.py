@@ -1,6 +1,7 @@
 """``tune``: what it chooses, on which half, and that it goes on after a kill."""
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -25,6 +26,8 @@ from holdfast import Recipe
 from holdfast.cli import main
 from holdfast.cli.tune import Trials
 from holdfast.comparison import default, tuning
+from holdfast.comparison import study as study_file
+from holdfast.comparison.clock import Clock
 from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.results import Results
 from holdfast.comparison.search import TESTS, Search, Tuning, _Rungs, goals_in, hopeless
@@ -126,7 +129,7 @@ def test_a_search_over_recipes_and_what_it_leaves(tmp_path, capsys):
     assert replace(again, seconds=0.0) == replace(found, seconds=0.0)
     # A search without a budget, or over other recipes, is another one.
     assert main(["tune", "--out=out", *SEVERAL, "--recipes", "standard", "wise-ft"]) == 2
-    assert "holds another search (recipes differs)" in capsys.readouterr().err
+    assert "holds another search (it differs in recipes)" in capsys.readouterr().err
 
 
 @pytest.mark.soak
@@ -147,7 +150,8 @@ def test_without_time_for_one_trial_there_is_no_result(tmp_path, capsys):
     study.set_user_attr("session x", [0.0, 3600.0])
     (tmp_path / "out" / ".holdfast").write_text("tune\n")
     assert main(["tune", "--out=out", *SEVERAL, "--budget=1h"]) == 2
-    assert "no trial completed: there was no time for one" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no trial completed: there was no time for one: raise --budget" in said
 
 
 @pytest.mark.soak
@@ -279,6 +283,8 @@ def test_a_training_that_runs_out_of_time_keeps_its_rung_and_is_put_back(tmp_pat
     found = tuned_of(search.study, tuning, plan)
     assert found.taken.rung == pytest.approx(1 / 3)
     assert "No training was completed" in found.sentences()[0]
+    assert (found.pruned, found.unfinished) == (2, 1)
+    assert "Trials: 2 pruned, 1 unfinished" in " ".join(found.sentences())
     monkeypatch.undo()
     revive(search.study, place_of(tmp_path / "trials"), alone=True)
     again, _, _ = halving_search(tmp_path, trials=3)
@@ -286,20 +292,60 @@ def test_a_training_that_runs_out_of_time_keeps_its_rung_and_is_put_back(tmp_pat
     assert tuned_of(again.study, tuning, plan).taken.rung == 1
 
 
-def test_a_test_at_a_rung_does_not_change_the_training(tmp_path):
+def test_the_default_of_a_recipe_is_not_lost_to_a_faster_process(tmp_path):
+    search, _, _ = halving_search(tmp_path, trials=1)
+    ask = search.study.ask
+    search.study.ask = lambda: (ask(), ask())[1]  # another process has asked before
+    search.run()
+    waiting = [t for t in search.study.get_trials() if t.state.name == "WAITING"]
+    wanted = [t.system_attrs["fixed_params"]["recipe"] for t in waiting]
+    assert sorted(wanted) == ["l2-sp", "lora"]
+    assert all(t.user_attrs == {"first_look": True} for t in waiting)
+
+
+def test_a_process_that_ends_with_the_time_leaves_no_lock(tmp_path, monkeypatch):
+    storage = tmp_path / "study.log"
+    study = open_study(str(storage), "one")
+
+    def ended(*_, on_wait, **__):
+        os.symlink(storage, tmp_path / "study.log.lock")  # as the process that holds it
+        on_wait()
+        yield
+
+    monkeypatch.setattr("holdfast.comparison.processes.call_in_processes", ended)
+    given = None, Tuning(budget="1s"), tmp_path, str(storage), "one"
+    clock, begin = Clock(study, 1e-9), time.monotonic()
+    clock.tick(now=True)
+    unlock = functools.partial(study_file.unlock, str(storage))
+    tuning._search_in_processes(study, 1, given, clock, None, None, None, unlock)
+    assert time.monotonic() - begin < 10  # else Optuna waits until the lock is old
+    assert not (tmp_path / "study.log.lock").is_symlink()
+
+
+@pytest.mark.parametrize("recipe", ["mixout", "self-replay"])
+def test_a_test_at_a_rung_does_not_change_the_training(recipe, tmp_path, monkeypatch):
     """The weights at the end are those of a run without rungs, to the last bit."""
-    plan = make_plan(tmp_path, recipes=("mixout",), seeds=(0,), updates=9)
-    ends = []
+    plan = make_plan(tmp_path, recipes=(recipe,), seeds=(0,), updates=9)
+    plan = replace(plan, options={"recall.length": 16} if recipe == "self-replay" else {})
+    ends, last, measure = [], {}, Worker.measure
+
+    def noted(self, name, model, recipe):
+        last.update({n: p.detach().clone() for n, p in model.named_parameters()})
+        return measure(self, name, model, recipe)
+
+    monkeypatch.setattr(Worker, "measure", noted)
     for halving in (True, False):
-        tuning = Tuning("mixout", trials=1, alphas=(), budget="1h" if halving else None)
+        tuning = Tuning(recipe, trials=1, alphas=(), budget="1h" if halving else None)
         folder = tmp_path / str(halving)
         search = Search(plan, tuning, folder / "trials", str(folder / "study.log"), "one")
         search.run()
         (trial,) = counted(search.study)
         assert trial.state.name == "COMPLETE", trial.user_attrs.get("error")
         assert ("rung 1" in trial.user_attrs) == halving
-        ends.append(trial.user_attrs["halves"]["chosen"]["target"])
-    assert ends[0] == ends[1]
+        ends.append({**last})
+    assert ends[0].keys() == ends[1].keys()
+    for name, weights in ends[0].items():
+        assert torch.equal(weights, ends[1][name]), name
 
 
 def test_other_columns_and_early_stopping(tmp_path, capsys):
@@ -702,6 +748,7 @@ def test_an_error_of_the_plan_is_sent_as_text(monkeypatch):
         (["--limit=0"], "limit must be at least 1"),
         (["--budget=soon"], "budget must be a duration above 0 in days, hours, minutes"),
         (["--recipes", "flow", "flow"], "recipes contains 'flow' twice"),
+        (["--recipe=lora", "--recipes", "spd"], "not allowed with argument --recipe"),
         (["--recipes", "flow", "rehearsal"], "Rehearsal needs data of the old task"),
     ],
 )

@@ -7,7 +7,9 @@ At a rung, candidates are ranked by their *merit*, because Optuna's pruners need
 
     merit = gain on the target / (1 + what was lost on the retained tests)
 
-The order does not depend on the unit of the target, and no weight has to be chosen. A candidate
+For candidates with a gain, the order does not depend on the unit of the target, and no weight has
+to be chosen. Candidates without a gain come after them, and their order does depend on the unit. A
+candidate
 that is worse in one of the two and not better in the other has less merit, so none that belongs on
 the frontier is ranked below one that it beats. The merit decides which trainings go on, what the
 sampler draws, and which model the progress calls the best so far. The recipe to take is chosen by

@@ -76,7 +76,7 @@ TRIALS, TRIALS_EACH = 20, 3
 
 @dataclass(frozen=True)
 class Tuning(NamedSettings):
-    """What to search.
+    """What to search, as in ``Tuning("recadam", space={"update.pull": (0.01, 0.5)})``.
 
     Attributes:
         recipes: one or more presets or YAML files; ``"all"`` stands for every recipe that fits the
@@ -85,7 +85,7 @@ class Tuning(NamedSettings):
             and 3 per recipe for several, or as many as the budget allows.
         budget: time limit of the search, over all its sessions: ``90s``, ``30m``, ``1h30m``,
             ``2d``. The report is written within it.
-        space: ranges to search instead of the defaults, as in ``{"update.pull": [0.01, 0.5]}``.
+        space: ranges to search instead of the defaults: the name of a setting and its two ends.
         alphas: values of the setting that the merging sweeps (α of WiSE-FT) to test each trained
             model at, besides the proposed one.
         prune: stop training runs early. With several recipes or a budget, two thirds stop at 1/9 of
@@ -214,7 +214,7 @@ class Search:
             trial.set_user_attr("worker", self.number)
             before = [t for t in counted(self.study) if t.number < trial.number]
             if len(before) >= self.most_trials:
-                self._tell_state(trial, "FAIL")  # another process was faster
+                self._put_back(trial)  # another process was faster
                 break
             if not self._has_time_for(self._contender(trial)):
                 self._put_back(trial)
@@ -329,7 +329,7 @@ class Search:
         return samples_in(self.plan) / samples_in(_at_rung(self.plan))
 
     def _put_back(self, trial: Any) -> None:
-        """Undo the start of a trial; one that was enqueued is the first of the next session."""
+        """Undo the start of a trial; one that was enqueued is enqueued again."""
         fixed = self._stored(trial).system_attrs.get("fixed_params")
         kept = {n: v for n, v in trial.user_attrs.items() if n not in ("place", "worker")}
         self._tell_state(trial, "FAIL")

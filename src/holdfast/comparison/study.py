@@ -66,6 +66,12 @@ def _journal(path: Path) -> Any:
     return JournalStorage(Journal(str(path), lock))
 
 
+def unlock(storage: str) -> None:
+    """Remove the lock of a journal file that no process uses: a dead one may have left it."""
+    path = Path(storage).resolve()
+    path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+
+
 def counted(study: Any) -> list[Any]:
     """The trials that count: completed, pruned, running, or failed by an error of their own.
 

@@ -96,7 +96,8 @@ class Tuned(Shown):
             found does as well. None if it was not trained as long, or not at all.
         second: the candidate to take without the recipe found, or None.
         frontier: those that no other candidate beats on the half that settings are chosen on.
-        candidates, trained, pruned, failed: number of models tested, and of trials by outcome.
+        candidates, trained, pruned, failed, unfinished: number of models tested, and of trials by
+            outcome.
         left_out: of ``all``, the recipes that do not fit the model and the data, with the reason.
         seconds: the time that the search took, over all its sessions; None if it is not known.
         plan: the plan, as plain values, with the recipes that were searched.
@@ -112,6 +113,7 @@ class Tuned(Shown):
     trained: int
     pruned: int
     failed: int
+    unfinished: int = 0
     standard: Candidate | None = None
     second: Candidate | None = None
     left_out: dict[str, str] = field(default_factory=dict)
@@ -245,7 +247,7 @@ def tune_in(
     kept, folder = storage or str(out / "study.log"), out / "trials"
     refuse_link(out / "study.log")
     if storage is None:  # in a claimed folder, a lock is that of a dead process
-        (out / "study.log.lock").unlink(missing_ok=True)
+        _study.unlock(kept)
     study = _study.open_study(kept, name, objectives=1 if tuning.halves else 2)
     with _naming_damage(kept):
         _check_same(study, plan, tuning)
@@ -267,7 +269,8 @@ def tune_in(
         if tracking:
             tracking.prepare(out / "tracking")
         given = plan, tuning, folder, kept, name
-        _search_in_processes(study, jobs, given, clock, tracking, on_trials, on_progress)
+        unlock = partial(_study.unlock, kept) if storage is None else None
+        _search_in_processes(study, jobs, given, clock, tracking, on_trials, on_progress, unlock)
     for unused in folder.glob("*/"):  # a process was killed when its trial was done
         shutil.rmtree(unused, ignore_errors=True)
     with _naming_damage(kept):
@@ -293,8 +296,12 @@ def _search_in_processes(
     tracking: Tracking | None,
     on_trials: Callable[[list[Any]], None] | None,
     on_progress: Callable[..., None] | None,
+    unlock: Callable[[], None] | None,
 ) -> None:
-    """Run one search per process; replace a process that dies, and end all when time is over."""
+    """Run one search per process; replace a process that dies, and end all when time is over.
+
+    One that is ended may hold the lock of the study: ``unlock`` removes it.
+    """
     place, last, deaths = _study.place_of(given[2]), 0.0, 0
 
     def on_wait() -> None:
@@ -331,6 +338,8 @@ def _search_in_processes(
                 if deaths > 2 * jobs + len(_study.counted(study)):
                     raise ValueError("worker processes die repeatedly: is there enough memory?")
                 calls.append(one.call)
+    if unlock:
+        unlock()
     if given[1].halves:
         clock.tick(now=True)
     if on_trials:
@@ -367,7 +376,7 @@ def _check_same(study: Any, plan: Plan, tuning: Tuning) -> None:
     if not isinstance(theirs, dict):
         raise TypeError(f"search is {theirs!r}")
     if other := [name for name in mine if mine[name] != theirs.get(name)]:
-        what = "one has a budget" if other == ["halves"] else f"{other[0]} differs"
+        what = "one has a budget" if other == ["halves"] else f"it differs in {other[0]}"
         raise ValueError(f"the study holds another search ({what}): choose another --out or --name")
     study.set_user_attr("search", mine)
 
@@ -397,8 +406,10 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
             share = float(halving.RUNGS[reached - 1])
             found.append(replace(read(trial, numbers[whose], own, known), rung=share))
     failed = [trial.user_attrs["error"] for trial in trials if "error" in trial.user_attrs]
+    unfinished = sum(not trial.state.is_finished() for trial in trials)
     if not found:
-        last = "all were pruned" if trials else "there was no time for one"
+        late = "there was no time for one: raise --budget (budget= in Python)"
+        last = "all were pruned" if len(trials) > unfinished else late
         raise ValueError(f"no trial completed: {processes.reason(failed[-1]) if failed else last}")
     longest = _longest(found)
     # Not Optuna's best_trials: it has candidates of trials that did not complete.
@@ -419,8 +430,9 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
         frontier=tuple(frontier),
         candidates=len(found),
         trained=len(complete),
-        pruned=len(trials) - len(complete) - len(failed),
+        pruned=len(trials) - len(complete) - len(failed) - unfinished,
         failed=len(failed),
+        unfinished=unfinished,
         standard=min(standard, key=lambda one: search.goals_in(one.chosen), default=None),
         second=_recommended([one for one in longest if one.recipe != taken.recipe]),
         left_out=left_out,

@@ -21,7 +21,8 @@ ON_THE_OTHER_HALF = (
 
 def sentences(found: Tuned) -> list[str]:
     """Summarize a search; figures are of the half that was not used for the choice."""
-    counts = {"trained": found.trained, "pruned": found.pruned, "failed": found.failed}
+    outcomes = "trained", "pruned", "failed", "unfinished"
+    counts = {name: getattr(found, name) for name in outcomes}
     trials = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     settings = ", ".join(f"{name} = {value:.3g}" for name, value in found.taken.values.items())
     time = "" if found.seconds is None else f" in {seconds(found.seconds)}"
@@ -112,8 +113,8 @@ def _stopped(found: Tuned) -> list[str]:
     said = []
     for rung in rungs:
         names = [one.recipe for one in found.recipes if one.best and one.best.rung == rung]
-        said.append(f"at {_fraction(rung)} of the updates {listed(names, most=50)}")
-    stopped = [f"Stopped early: {'; '.join(said)}."] if said else []
+        said.append(f"at {_fraction(rung)} of the updates: {listed(names, most=50)}")
+    stopped = [f"Stopped early {'; '.join(said)}."] if said else []
     if unseen := [one.recipe for one in found.recipes if not one.best and not one.failed]:
         stopped.append(f"Not measured: {listed(unseen, most=50)}.")
     return stopped
