@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 #: Weights of any format and their indices are not copied, nor are files of trainers.
 _NOT_COPIED = (".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json", *PICKLES)
-_NOT_COPIED_NAMES = ("trainer_state.json", "adapter_config.json", "README.md")
+_NOT_COPIED_NAMES = (
+    "trainer_state.json", "adapter_config.json", "README.md", "training.json", "config.yaml",
+)  # fmt: skip
 
 #: Files of a checkpoint, which may be replaced by those of another.
 _CHECKPOINT = (
@@ -80,6 +82,8 @@ def merge_on_disk(
     out, several = Path(out).resolve(), isinstance(tuned, Sequence) and not isinstance(tuned, str)
     sources: list[Any] = list(tuned) if several else [tuned]  # type: ignore[arg-type]
     check_number(method, len(sources))
+    if len(sources) > 1:
+        _check_different(sources)
     before = open_weights(base, allow_pickle=allow_pickle)
     models = [open_weights(one, base=before, allow_pickle=allow_pickle) for one in sources]
     after = models[0]
@@ -127,6 +131,13 @@ def check_number(method: Merging, models: int) -> None:
             f"{name} merges {most} tuned model with its base, got {models}: merge them one by one, "
             "or use a method for several models"
         )
+
+
+def _check_different(sources: Sequence[Any]) -> None:
+    paths = [Path(one).resolve() for one in sources if isinstance(one, str | os.PathLike)]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"{path} is given twice: merge different tuned models")
 
 
 @dataclass(frozen=True)
