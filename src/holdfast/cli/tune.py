@@ -60,10 +60,7 @@ def add_options(parser: Parser) -> None:
     search = parser.add_argument_group("search")
     either = search.add_mutually_exclusive_group()
     add(either, "recipe", dest="recipes", action=Only, default=argparse.SUPPRESS)
-    several = "presets or YAML files; all stands for every recipe that fits the model and the data"
-    either.add_argument(
-        "--recipes", nargs="+", metavar="RECIPE", default=Tuning.recipes, help=several
-    )
+    add_settings(either, Plan, only=("recipes",), recipes=Tuning.recipes)
     add_settings(search, Tuning, skip=("recipes", "seed"))
     add(search, "set", "seed")
     storage = "journal file or database URL that machines share (default: study.log in --out)"

@@ -48,10 +48,13 @@ def measure_options(plan: Plan) -> dict[str, Any]:
 def samples_in(plan: Plan) -> float:
     """About how many samples the tests have on one half; a block of tokens is one of a text."""
     tests = measure_options(plan)
-    rows = [len(some) for kind in ("data", "target", "similarity") for some in tests[kind].values()]
+    rows: list[float] = [
+        len(some) for kind in ("data", "target", "similarity") for some in tests[kind].values()
+    ]
     texts = [len(words) / (_CHARACTERS * BLOCK) for words in tests["text"].values()]
     most = plan.measuring.limit or math.inf
-    return sum(min(most, max(1.0, count)) for count in (*rows, *texts)) + tests["context_free"]
+    free = plan.measuring.context_free
+    return sum(min(most, max(1.0, count)) for count in (*rows, *texts)) + min(most, free)
 
 
 def training_data(plan: Plan, loader: Loader | None = None) -> TrainingData:

@@ -123,7 +123,8 @@ class Plan(NamedSettings):
             "solution"}``. ``data`` and ``target`` must have its columns; other data that lacks
             one of them is read without the map.
         measuring: further tests, of what should be retained.
-        recipes: presets (``"recadam+flow"``) or YAML files. ``standard`` is plain fine-tuning.
+        recipes: presets (``"recadam+flow"``) or YAML files. ``standard`` is plain fine-tuning. In
+            a search (``tune``), ``all`` stands for every recipe that fits the model and the data.
         seeds: each recipe is run once per seed; results are medians over seeds.
         grid: values to try, by dotted name: ``{"lr": [1e-4, 1e-3], "merging.alpha": [0.3]}``. A
             name is a stage of the recipe and its setting, or a setting of ``training``.
