@@ -48,9 +48,8 @@ def measure_options(plan: Plan) -> dict[str, Any]:
 def samples_in(plan: Plan) -> float:
     """About how many samples the tests have on one half; a block of tokens is one of a text."""
     tests = measure_options(plan)
-    rows: list[float] = [
-        len(some) for kind in ("data", "target", "similarity") for some in tests[kind].values()
-    ]
+    kinds = tests["data"], tests["target"], tests["similarity"]
+    rows: list[float] = [len(some) for kind in kinds for some in kind.values()]
     texts = [len(words) / (_CHARACTERS * BLOCK) for words in tests["text"].values()]
     most = plan.measuring.limit or math.inf
     free = plan.measuring.context_free
