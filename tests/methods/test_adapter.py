@@ -21,7 +21,7 @@ from holdfast.methods.adapter import plain_config  # noqa: E402
 from holdfast.reference import Reference  # noqa: E402
 from loops import tune  # noqa: E402
 from matrices import sampled  # noqa: E402
-from methods.stand_ins import bert, make_run  # noqa: E402
+from methods.stand_ins import bert, gpt2, make_run  # noqa: E402
 from small import make_llama  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Invalid `oft_block_size`")
@@ -169,11 +169,25 @@ class TestConfig:
             ({"peft_type": "oft", "target_modules": ["embed_tokens"]}, "got embeddings"),
             ({"peft_type": "miss", "r": 999}, "PEFT cannot add MISS adapters to LlamaForCausalLM"),
             ({"peft_type": "oft", "target_modules": ["nothing"]}, "nothing"),
+            (
+                {"peft_type": "oft", "modules_to_save": ["norm"]},
+                r"of the model itself \(.*model\.norm",
+            ),
         ],
     )
     def test_what_cannot_be_trained_is_told_before_training(self, given, reason):
         with pytest.raises(ValueError, match=reason):
             Run(Recipe(trainable=Adapter(given)), model(), lr=0.1, task="causal_lm", progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:Careful, disabling adapter layers with bias")
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_the_biases_of_the_model_cannot_be_trained(bias):
+    """With the adapters off, they would stay tuned."""
+    config = {"peft_type": "lora", "bias": bias, "target_modules": ["c_attn"]}
+    recipe = Recipe(trainable=Adapter(config), recall=Distill(cache=False))
+    with pytest.raises(ValueError, match=r"of the model itself \(.*c_attn.bias"):
+        Run(recipe, gpt2(), lr=0.1, task="causal_lm", progress=False)
 
 
 KINDS = ["oft", "ia3", "vera", "hra", "lokr"]

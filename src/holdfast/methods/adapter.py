@@ -27,6 +27,7 @@ from holdfast._torch.checks import did_you_mean
 from holdfast._torch.fingerprint import fingerprint
 from holdfast._torch.imports import require
 from holdfast._torch.layers import within
+from holdfast._torch.names import shorten
 from holdfast.methods._adapting import Adapting, exact_target, linear_layers
 from holdfast.stages import Checks, Run
 
@@ -132,7 +133,7 @@ class Adapter(Adapting):
 
     def prepare(self, run: Run) -> nn.Module:
         """Add adapters, and check that with them off the model is the pretrained one."""
-        before = _fingerprint_of_base(run.model)
+        before, own = _fingerprint_of_base(run.model), {*run.model.parameters()}
         try:
             adapted = super().prepare(run)
         except (ValueError, NotImplementedError) as error:
@@ -147,6 +148,14 @@ class Adapter(Adapting):
                 f"this {self._type} configuration changes the model outside of its adapters, so "
                 "that with them off it is not the pretrained one: use an initialization that "
                 "leaves the base weights unchanged, or another kind of adapter"
+            )
+        trained = [n for n, p in adapted.named_parameters() if p.requires_grad and p in own]
+        trained += [f"{part}.default" for part in full_copies(adapted)]
+        if wrong := [n for n in map(base_name, trained) if not within(n, run.new)]:
+            raise ValueError(
+                f"this {self._type} configuration trains weights of the model itself "
+                f"({shorten(wrong)}): leave out bias and modules_to_save, and name new parts in "
+                "new="
             )
         self._check_start(adapted, run)
         return adapted
