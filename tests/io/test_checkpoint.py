@@ -266,6 +266,16 @@ class TestAdapter:
             with pytest.raises(ValueError, match=rf"{words}.*: pass the base model"):
                 open_weights(tmp_path / "adapter", base=tmp_path / "base")
 
+    def test_rows_of_single_tokens(self, tmp_path):
+        peft = pytest.importorskip("peft", reason="the peft extra is not installed")
+        config = peft.LoraConfig(target_modules=["q_proj"], trainable_token_indices=[1, 2])
+        adapted = peft.get_peft_model(tiny(), config)
+        adapted.save_pretrained(tmp_path / "adapter")
+        tiny().save_pretrained(tmp_path / "base")
+        for source, base in ((adapted, None), (tmp_path / "adapter", tmp_path / "base")):
+            with pytest.raises(ValueError, match="has rows of single tokens: merge it"):
+                open_weights(source, base=base)
+
     def test_an_adapter_that_has_changed_its_base(self, tmp_path):
         self.adapted(tiny(), tmp_path, target_modules=["q_proj"])
         file = tmp_path / "adapter" / "adapter_config.json"

@@ -167,10 +167,7 @@ def adapt(
     path: Path | None = None,
 ) -> Weights:
     if odd := _beyond_lora(config, tensors):
-        raise ValueError(
-            f"{label} uses more than plain LoRA ({shorten(odd, most=2)}): merge it into its model "
-            "with PEFT's merge_and_unload, and use the merged model"
-        )
+        raise _merge_first(f"{label} uses more than plain LoRA ({shorten(odd, most=2)})")
     parts: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -222,15 +219,23 @@ def _start_that_changes_base(config: Mapping[str, Any]) -> str | None:
 def is_plain_lora(path: Path) -> bool:
     """Whether the weights of an adapter are base + s·B·A; raise if its base is another one."""
     config, tensors = read_config(path), map_safetensors(_weights_in(path))
-    other = "has rows of single tokens" if any("trainable_tokens" in n for n in tensors) else None
     if start := _start_that_changes_base(config):
-        other = f"was trained with init_lora_weights={start}, which changes the base"
-    if other:
-        raise ValueError(
-            f"{path} {other}: merge it into its model with PEFT's merge_and_unload, and use the "
-            "merged model"
+        raise _merge_first(
+            f"{path} was trained with init_lora_weights={start}, which changes the base"
         )
+    _refuse_rows_of_tokens(str(path), tensors)
     return not _beyond_lora(config, tensors)
+
+
+def _refuse_rows_of_tokens(label: str, tensors: Iterable[str]) -> None:
+    if any("trainable_tokens" in name for name in tensors):
+        raise _merge_first(f"{label} has rows of single tokens")
+
+
+def _merge_first(reason: str) -> ValueError:
+    return ValueError(
+        f"{reason}: merge it into its model with PEFT's merge_and_unload, and use the merged model"
+    )
 
 
 def _alphas(config: Mapping[str, Any], names: Iterable[str], label: str) -> dict[str, float]:
@@ -285,6 +290,7 @@ def of_peft_model(
     tensors = peft.get_peft_model_state_dict(
         model, adapter_name=active, save_embedding_layers=False
     )
+    _refuse_rows_of_tokens(label, tensors)
     inner = live.get_base_model()  # matrices that all layers share are outside of it
     added = [*adapter_parts(inner), *full_copies(inner)]
     own = {
