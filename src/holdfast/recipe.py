@@ -10,6 +10,7 @@ flow+recadam
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import os
@@ -234,7 +235,8 @@ class Recipe(NamedSettings):
         for stage, method in self:
             one: dict[str, Any] = {"name": entry_of(method).name}
             for name, value in _settings(method).items():
-                one[name] = value.to_dict() if isinstance(value, Anneal) else value
+                plain = value.to_dict() if isinstance(value, Anneal) else value
+                one[name] = copy.deepcopy(plain)  # presets share their methods
             saved[stage] = [*saved[stage], one] if stage == "penalties" else one
         return {stage: saved[stage] for stage in STAGES}
 

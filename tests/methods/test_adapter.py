@@ -138,6 +138,14 @@ class TestConfig:
         assert Recipe(trainable=Adapter({"peft_type": "vera", "r": 8})).name == "adapter"
         assert Recipe.preset("dora+l2-sp").trainable.dora
 
+    def test_changes_of_a_copy_do_not_reach_the_recipe(self):
+        saved = Recipe.preset("oft").to_dict()
+        saved["trainable"]["config"]["r"] = 3
+        assert Recipe.preset("oft").trainable.config == {"peft_type": "OFT"}
+        pattern = Adapter({"peft_type": "lora", "rank_pattern": {"q_proj": 2}})
+        pattern._configured(peft).rank_pattern["v_proj"] = 4
+        assert pattern.config["rank_pattern"] == {"q_proj": 2}
+
     @pytest.mark.parametrize("given", [3, None, {"r": 8}, ["oft"], {"peft_type": 4}])
     def test_what_is_no_configuration(self, given):
         with pytest.raises(TypeError, match="config must be a PEFT configuration"):

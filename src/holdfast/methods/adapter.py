@@ -11,6 +11,7 @@ What holdfast must know about an adapter is measured on its layers while it is n
 lead to φ₀, and whether the weights are linear in these parameters.
 """
 
+import copy
 import dataclasses
 import json
 import re
@@ -184,7 +185,7 @@ class Adapter(Adapting):
                 "(update_and_allocate), which hosts do not make: use a configuration with fixed "
                 "ranks, such as LORA"
             )
-        given = {name: x for name, x in self.config.items() if name != "peft_type"}
+        given = {n: copy.deepcopy(x) for n, x in self.config.items() if n != "peft_type"}
         for name in given:
             if name not in known:
                 raise ValueError(f"{self._type} has no setting {name!r}{did_you_mean(name, known)}")
