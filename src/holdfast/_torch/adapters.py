@@ -7,6 +7,7 @@ their attributes.
 """
 
 import contextlib
+import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from holdfast._torch.adapter_probe import (
     is_identity,
     trained_in,
 )
+from holdfast._torch.checks import did_you_mean
 from holdfast._torch.layers import within
 from holdfast._torch.layout import whole
 
@@ -124,6 +126,30 @@ def _pulled_in(layer: Any) -> list[Tensor]:
 def kind_of_adapter(layer: Any) -> str:
     """PEFT's name for the adapters of a layer."""
     return str(type(layer).__module__).split(".")[-2].upper()  # peft.tuners.oft.layer
+
+
+def unfit_kind(peft: Any, kind: str) -> str | None:
+    """Return why holdfast neither trains nor merges a kind of adapter; None if it does.
+
+    >>> import peft
+    >>> unfit_kind(peft, "PROMPT_TUNING")
+    'PROMPT_TUNING changes what the model reads, not its layers'
+    """
+    kinds = {known.value: cls for known, cls in peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+    if kind not in kinds:
+        return f"PEFT has no adapter {kind}{did_you_mean(kind, kinds)}"
+    tuner = peft.mapping.PEFT_TYPE_TO_TUNER_MAPPING.get(kind)
+    settings = {field.name for field in dataclasses.fields(kinds[kind]) if field.init}
+    if not {"target_modules", "modules_to_save"} <= settings or not hasattr(
+        tuner, "tuner_layer_cls"
+    ):
+        return f"{kind} changes what the model reads, not its layers"
+    if hasattr(tuner, "update_and_allocate"):
+        return (
+            f"{kind} changes its ranks in calls between the updates (update_and_allocate), which "
+            "hosts do not make"
+        )
+    return None
 
 
 def not_linear(model: nn.Module, origin: Mapping[str, Tensor] | None = None) -> str | None:

@@ -327,7 +327,7 @@ class Loader(NamedSettings):
         head = heads.head_like(under, path, trust_remote_code=trust)
         body = self.load(str(under), head=head)
         modules = (name for name, _ in body.named_modules())
-        check_adapter(path, modules)
+        check_adapter(path, modules, peft)
         if (tokens := tokens_in(path)) and tokens != vocabulary_size(body):
             resized: Any = body
             resized.resize_token_embeddings(tokens, mean_resizing=False)

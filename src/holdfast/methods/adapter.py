@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from holdfast._torch.adapter_probe import adapter_layers, facts_of
-from holdfast._torch.adapters import adapter_parts, base_name, full_copies
+from holdfast._torch.adapters import adapter_parts, base_name, full_copies, unfit_kind
 from holdfast._torch.checks import did_you_mean
 from holdfast._torch.fingerprint import fingerprint
 from holdfast._torch.imports import require
@@ -168,23 +168,13 @@ class Adapter(Adapting):
 
     def _configured(self, peft: Any) -> Any:
         """Build the configuration; raise ValueError if PEFT or holdfast cannot train with it."""
-        kinds = {kind.value: cls for kind, cls in peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
-        if self._type not in kinds:
-            raise ValueError(f"PEFT has no adapter {self._type}{did_you_mean(self._type, kinds)}")
-        cls, tuner = kinds[self._type], peft.mapping.PEFT_TYPE_TO_TUNER_MAPPING.get(self._type)
+        if reason := unfit_kind(peft, self._type):
+            raise ValueError(
+                f"{reason}: use a configuration with fixed ranks that adapts layers, such as "
+                "LORA, OFT, IA3 or VERA"
+            )
+        cls = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[self._type]
         known = [field.name for field in dataclasses.fields(cls) if field.init]
-        adapts_layers = {"target_modules", "modules_to_save"} <= {*known}
-        if not adapts_layers or not hasattr(tuner, "tuner_layer_cls"):
-            raise ValueError(
-                f"{self._type} changes what the model reads, not its layers: use a configuration "
-                "of PEFT that adapts layers, such as OFT, IA3 or VERA"
-            )
-        if hasattr(tuner, "update_and_allocate"):
-            raise ValueError(
-                f"{self._type} changes its ranks in calls between the updates "
-                "(update_and_allocate), which hosts do not make: use a configuration with fixed "
-                "ranks, such as LORA"
-            )
         given = {n: copy.deepcopy(x) for n, x in self.config.items() if n != "peft_type"}
         for name in given:
             if name not in known:
