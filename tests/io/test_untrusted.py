@@ -198,7 +198,7 @@ def test_patterns_match_as_those_of_peft():
         ({"peft_type": "ADALORA", "init_r": 10**7}, "ADALORA changes its ranks in calls between"),
         ({"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 10**9}, "changes what the model"),
         ({"peft_type": "XLORA", "adapters": {"a": "their/model"}}, "changes what the model reads"),
-        ({"peft_type": "LORRA"}, "PEFT has no adapter LORRA; did you mean"),
+        ({"peft_type": "LORRA"}, "PEFT has no adapter LORRA"),
         ({"target_modules": 7}, "target_modules must be names of modules"),
         ({"base_model_name_or_path": ["base"]}, "base_model_name_or_path must be text"),
         ({"megatron_config": {}, "megatron_core": "os"}, "megatron_config must be null"),

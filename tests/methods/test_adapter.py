@@ -188,6 +188,12 @@ class TestConfig:
             Run(Recipe(trainable=Adapter(given)), model(), lr=0.1, task="causal_lm", progress=False)
 
 
+@pytest.mark.parametrize("kind", ["oft", "hra", "loha", "lokr"])
+def test_layers_that_a_kind_does_not_know(kind):
+    with pytest.raises(ValueError, match=rf"cannot add {kind.upper()} adapters .*Conv1D"):
+        Run(Recipe.preset(kind), gpt2(), lr=0.1, task="causal_lm", progress=False)
+
+
 @pytest.mark.filterwarnings("ignore:Careful, disabling adapter layers with bias")
 @pytest.mark.parametrize("bias", ["all", "lora_only"])
 def test_the_biases_of_the_model_cannot_be_trained(bias):

@@ -23,7 +23,6 @@ from holdfast._torch.adapter_probe import (
     is_identity,
     trained_in,
 )
-from holdfast._torch.checks import did_you_mean
 from holdfast._torch.layers import within
 from holdfast._torch.layout import whole
 
@@ -137,7 +136,7 @@ def unfit_kind(peft: Any, kind: str) -> str | None:
     """
     kinds = {known.value: cls for known, cls in peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
     if kind not in kinds:
-        return f"PEFT has no adapter {kind}{did_you_mean(kind, kinds)}"
+        return f"PEFT has no adapter {kind}"
     tuner = peft.mapping.PEFT_TYPE_TO_TUNER_MAPPING.get(kind)
     settings = {field.name for field in dataclasses.fields(kinds[kind]) if field.init}
     if not {"target_modules", "modules_to_save"} <= settings or not hasattr(

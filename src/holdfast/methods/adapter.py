@@ -137,7 +137,7 @@ class Adapter(Adapting):
         before, own = _fingerprint_of_base(run.model), {*run.model.parameters()}
         try:
             adapted = super().prepare(run)
-        except (ValueError, NotImplementedError) as error:
+        except (TypeError, ValueError, NotImplementedError) as error:
             if ".tuners." not in _raised_in(error):
                 raise
             raise ValueError(
@@ -169,6 +169,9 @@ class Adapter(Adapting):
     def _configured(self, peft: Any) -> Any:
         """Build the configuration; raise ValueError if PEFT or holdfast cannot train with it."""
         if reason := unfit_kind(peft, self._type):
+            kinds = [kind.value for kind in peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING]
+            if self._type not in kinds:
+                raise ValueError(f"{reason}{did_you_mean(self._type, kinds)}")
             raise ValueError(
                 f"{reason}: use a configuration with fixed ranks that adapts layers, such as "
                 "LORA, OFT, IA3 or VERA"
