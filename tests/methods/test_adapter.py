@@ -289,6 +289,22 @@ def test_adapters_of_the_user_are_pulled_too_if_they_are_new():
         Run(recipe, new, lr=0.1, task="causal_lm", progress=False)
 
 
+@pytest.mark.parametrize("kind", ["LORA", "LOHA", "HRA"])
+def test_random_parts_of_new_adapters_are_not_the_pretrained_model(kind):
+    identities = []
+    for seed, moved in ((1, 0.0), (2, 0.0), (2, 0.1)):
+        config = peft.get_peft_config({"peft_type": kind, "target_modules": ["q_proj"]})
+        base = model()
+        torch.manual_seed(seed)
+        new = peft.get_peft_model(base, config)
+        with torch.no_grad():
+            for p in new.parameters():
+                p.add_(torch.randn_like(p), alpha=moved * p.requires_grad)
+        run = Run(Recipe(recall=Distill()), new, lr=0.1, task="causal_lm", progress=False)
+        identities.append(run.identity()["pretrained"])
+    assert identities[0] == identities[1] != identities[2]
+
+
 @pytest.mark.filterwarnings("ignore:Unsupported layer type")  # of norms, by PEFT
 def test_new_parts_are_trained_in_full():
     run = make_run(bert(), new=("classifier",), recipe=Recipe())

@@ -84,11 +84,6 @@ def base_name(name: str) -> str:
     )
 
 
-def is_drawn_at_random(name: str) -> bool:
-    """Whether a parameter is LoRA's A: random at the start, without effect while B is 0."""
-    return ".lora_A." in name
-
-
 def adapter_origin(model: nn.Module) -> dict[str, Tensor]:
     """The values of the pulled parameters at which adapters change nothing.
 
