@@ -254,6 +254,33 @@ def test_wise_ft_is_refused_before_training_where_the_weights_are_not_linear(kin
         trained(Recipe(trainable=Adapter(kind), merging=WiseFT(0.4)))
 
 
+@pytest.mark.filterwarnings("ignore:PEFT")
+@pytest.mark.parametrize("kind", ["vera", "tinylora"])
+def test_wise_ft_needs_the_values_of_the_adapters_themselves(kind):
+    """Also where layers share parameters, and under the names of a wrapped model."""
+    run = Run(Recipe(trainable=Adapter(kind), merging=WiseFT(0.4)), model(), lr=0.1,
+              task="causal_lm", progress=False)  # fmt: skip
+    pulled = {name: p for name, p in run.model.named_parameters() if name in run.anchors}
+    with torch.no_grad():
+        for p in pulled.values():
+            p.add_(0.1)
+    with pytest.raises(ValueError, match="the values at which it changes nothing are not known"):
+        WiseFT(0.4).merge(run.model, Reference.of(model()))
+    wanted = [p.lerp(run.anchors[name], 0.6) for name, p in pulled.items()]
+    WiseFT(0.4).merge(torch.compile(run.model), Reference({**run.anchors}))
+    for p, value in zip(pulled.values(), wanted, strict=True):
+        assert torch.allclose(p, value, atol=1e-6)
+
+
+def test_b_of_another_adapter_is_not_loras():
+    """AdaLoRA adds B·diag(E)·A with E = 0 at the start, while B is random."""
+    config = peft.AdaLoraConfig(target_modules=["q_proj"], total_step=9, init_r=4)
+    new = peft.get_peft_model(model(), config)
+    assert adapters_are_new(new)
+    run = Run(Recipe(update=RecAdamUpdate()), new, lr=0.1, task="causal_lm", progress=False)
+    assert all("lora_E" in name for name in run.anchors)
+
+
 @pytest.mark.parametrize("kind", ["oft", "ia3", {"peft_type": "lora", "use_dora": True}])
 def test_the_effective_distance(kind):
     tuned = trained(Recipe(trainable=Adapter(kind)))
