@@ -148,7 +148,8 @@ class Recipe(NamedSettings):
     def name(self) -> str:
         """The names of all methods that are not the defaults, joined by "+"; else "standard".
 
-        It is a preset.
+        It is a preset. Settings that the preset does not change are not part of the name:
+        ``LoRA(dora=True, r=8)`` is ``"dora"``.
         """
         plain = [type(method) for _, method in Recipe()]
         methods = [method for _, method in self if type(method) not in plain]
