@@ -43,11 +43,18 @@ def read(name: str) -> dict[str, Any]:
     return record
 
 
+def _paper(entry: registry.Entry) -> str:
+    """A link to the paper; its text is the arXiv number, or the name of the site."""
+    text = "DOI" if "doi.org" in entry.url else entry.paper
+    text = "documentation" if text.startswith("https://") else text
+    return f"[{text}]({entry.url})" if entry.url else ""
+
+
 def methods() -> str:
     """All methods of the registry."""
     rows = []
     for entry in registry.methods():
-        paper = f"[{entry.paper}]({entry.url})" if entry.url else ""
+        paper = _paper(entry)
         name, cls = f"`{entry.name}`", f"`{entry.cls.__name__}`"
         rows.append([entry.stage, name, cls, entry.summary, paper])
     for above, row in reversed(list(itertools.pairwise(rows))):
@@ -61,7 +68,7 @@ def stage(name: registry.Stage) -> str:
     for entry in registry.methods(name):
         title, page = f"`{entry.name}`", ROOT / "docs" / "methods" / f"{entry.name}.md"
         first = f"[{title}]({page.name})" if page.exists() else title
-        paper = f"[{entry.paper}]({entry.url})" if entry.url else ""
+        paper = _paper(entry)
         cost = SPEC["costs"].get(entry.name, "—")
         rows.append([f"{first}<br>`{entry.cls.__name__}`", entry.summary, cost, paper])
     return table(["name, class", "what it does", "cost compared with AdamW", "paper"], rows)
@@ -69,7 +76,10 @@ def stage(name: registry.Stage) -> str:
 
 def presets() -> str:
     """The presets that are not named like a method."""
-    rows = [[f"`{name}`", f"`{preset_words(name)}`"] for name in registry.PRESETS]
+    rows = [
+        [f"`{name}`", f"`{preset_words(name)}`" if found else preset_words(name)]
+        for name, found in registry.PRESETS.items()
+    ]
     return table(["preset", "methods"], rows)
 
 

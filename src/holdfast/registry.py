@@ -139,7 +139,7 @@ def find(name: str, stage: Stage | None = None) -> Entry:
     if entry is None:
         known = [e.name for e in methods(stage)] + list(() if stage else PRESETS)
         what = "method" if stage is None else f"method of the stage {stage}"
-        raise ValueError(f"unknown {what} {name!r}{did_you_mean(_normal(name), known)}")
+        raise ValueError(f"unknown {what} {name!r}{did_you_mean(_normal(name), known, cutoff=0.6)}")
     if stage not in (None, entry.stage):
         raise ValueError(
             f"{entry.name} belongs to the stage {entry.stage}, not {stage}: write "

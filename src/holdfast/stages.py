@@ -733,7 +733,7 @@ class Merging(Method):
         """
         if (scale := self.scale(where)) is not None:
             return between(base, tuned[0], scale)
-        if where.is_statistic:
+        if where.is_statistic or not base.numel():
             return tuned[0]
         slices = SlicesInMemory(base, tuned)
         known = self.survey(where, slices)

@@ -45,7 +45,7 @@ def test_a_recipe_and_its_config_again(tmp_path, capsys):
     assert re.search(
         r"^3 updates of 2 samples, about \S+ s and what the recipe adds$", said.err, re.MULTILINE
     )
-    assert "recadam+flow: loss " in said.out
+    assert "recadam+flow: weighted loss " in said.out
     assert "The model is in out" in said.out
     left = {"chat_template.jinja", "generation_config.json", "tokenizer_config.json"}
     assert {p.name for p in Path("out").iterdir()} - left == {

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -72,13 +73,17 @@ def test_methods_and_their_settings(tmp_path, pair, capsys):
     assert merged["a.weight"].tolist() == [1, 4, 1, 1]
     assert run(base, tuned, base, "--method", "model-stock", "--out", tmp_path / "stock") == 0
     assert "model-stock of" in capsys.readouterr().out
+    other = shutil.copy(tuned, tmp_path / "other.safetensors")
     seeds = []
     for seed in ("0", "1"):
         place = tmp_path / f"dare{seed}"
         given = ("--method", "dare", "--drop", "0.5", "--seed", seed, "--out", place)
-        assert run(base, tuned, tuned, *given) == 0
+        assert run(base, tuned, other, *given) == 0
+        assert f"dare (drop = 0.5, λ = 1, seed = {seed})" in capsys.readouterr().out
         seeds.append(load_file(place / "model.safetensors")["b"])
     assert not torch.equal(*seeds)
+    assert run(base, tuned, tuned, "--method", "dare", "--out", tmp_path / "same") == 2
+    assert "tuned.safetensors is given twice" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -90,7 +95,8 @@ def test_methods_and_their_settings(tmp_path, pair, capsys):
         (["--method", "lines"], "no tensor's name has a number"),
         (["--method", "keep"], "invalid choice: 'keep'"),
         (["--method", "slerp", "--t", "2"], "t must be in [0, 1], got 2.0"),
-        (["--seed", "1"], "--seed needs a sweep"),
+        (["--seed", "1"], "wise-ft draws nothing, and --seed of tests needs a sweep"),
+        (["--sweep", "alpha", "0.5", "--sweep", "alpha", "0.7"], "alpha is given twice"),
         (["--retain-kl", "1"], "--retain-kl needs a sweep"),
         (["--retain", "99%"], "--retain needs a sweep"),
     ],

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import signal
 
 import pytest
 import torch
@@ -157,3 +158,36 @@ def test_refused(tmp_path):
     with pytest.raises(ValueError, match=r"two and .*one differ in layers\.1\.w"):
         merge_on_disk(start, [one, two], out, TIES())
     assert not out.exists()
+
+
+@pytest.mark.parametrize("method", [TIES(0.5), DARE(0.5), FAPM(0.5), SLERP(0.5)], ids=kind)
+def test_a_tensor_without_weights(method):
+    nothing = torch.zeros(0)
+    assert method.merged(Where("weight"), nothing, [nothing.clone()]).shape == (0,)
+
+
+@pytest.mark.parametrize("method", [TIES(0.25), FAPM(0.25)], ids=kind)
+def test_infinite_weights(method):
+    base = torch.tensor([-float("inf"), 1.0, 2.0, 3.0])
+    tuned = torch.tensor([-float("inf"), 1.5, float("nan"), 3.0])
+    merged = method.merged(Where("mask"), base, [tuned])
+    assert not merged.isnan().any()
+    assert merged[[0, 2, 3]].equal(base[[0, 2, 3]])
+
+
+def test_a_full_disk_is_an_error(tmp_path):
+    resource = pytest.importorskip("resource", reason="limits of processes are POSIX's")
+    base = make_llama()
+    save(base, tmp_path / "base")
+    save(noisy(base), tmp_path / "tuned")
+    size = (tmp_path / "tuned" / "model.safetensors").stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    held = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 100, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            merge_on_disk(tmp_path / "base", tmp_path / "tuned", tmp_path / "out", WiseFT(0.5))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, held)
+    assert not (tmp_path / "out" / "config.json").exists()

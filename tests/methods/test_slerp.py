@@ -53,7 +53,7 @@ def test_ends_and_straight_lines(dtype):
     zeros = torch.zeros_like(base)
     assert torch.allclose(SLERP(0.5).merged(WHERE, zeros, [tuned]), tuned / 2)
     assert angle_between(base, -base) == pytest.approx(math.pi)
-    assert angle_between(base, 3 * base) < 1e-3
+    assert angle_between(base, 3 * base) < (2e-3 if dtype == torch.float32 else 1e-7)
 
 
 @pytest.mark.parametrize("angle", [1e-7, 1e-3, 1.0, 3.0])

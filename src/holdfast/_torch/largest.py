@@ -25,7 +25,7 @@ class Largest(NamedTuple):
     """The k largest values of a tensor; ties go to the lowest index.
 
     Attributes:
-        level: the smallest of them; None if they are all values.
+        level: the smallest of them; None if all values are among the largest.
         last: the begin of the last slice with values equal to it that belong to them. All of them
             do in the slices before, and none in those behind.
         ties: how many of them do in this slice.

@@ -111,7 +111,12 @@ def chosen(kept: Tensor, tuned: Tensor, base: Tensor) -> Tensor:
     >>> chosen(torch.tensor([0.0, 1.0]), torch.tensor([3.0, 3.0]), torch.zeros(2))
     tensor([0., 3.])
     """
-    return torch.lerp(base, tuned, kept)  # exact at both ends, and ten times as fast as torch.where
+    values = torch.lerp(
+        base, tuned, kept
+    )  # exact at both ends, and ten times as fast as torch.where
+    if values.sum().isfinite():
+        return values
+    return torch.where(kept.bool(), tuned, base)  # as ∞ − ∞ is not a number
 
 
 def wide(*tensors: Tensor) -> torch.dtype:

@@ -41,6 +41,8 @@ def log_lines() -> Iterator[None]:
     logger, level = logging.getLogger("holdfast"), logging.getLogger("holdfast").level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    # PEFT imports bitsandbytes, which warns about a faster kernel for 4-bit weights on CPUs.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     make = logging.getLogRecordFactory()
 
     def make_printable(*args: Any, **more: Any) -> logging.LogRecord:

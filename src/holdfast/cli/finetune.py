@@ -176,8 +176,9 @@ def train_into(out: Path, options: argparse.Namespace, device: torch.device | st
     else:
         ended = f" The weights of update {best} of {history[-1]['update']} are kept."
         kept = "" if best is None else ended
+        loss = "weighted loss" if trained.objective.changes_loss else "loss"
         tell_line(
-            f"{name}: loss {losses[0]:.3f} (first updates) → {losses[-1]:.3f} (last), learning "
+            f"{name}: {loss} {losses[0]:.3f} (first updates) → {losses[-1]:.3f} (last), learning "
             f"rate {trained.update.lr:g}.{kept} The model is in {out}; `holdfast measure "
             f"{options.model} {out}` shows what it forgot"
         )

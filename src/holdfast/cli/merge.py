@@ -68,6 +68,8 @@ class Swept(argparse.Action):
         if not numbers:
             raise argparse.ArgumentError(self, f"expected values after {name!r}")
         before = getattr(namespace, self.dest) or {}
+        if name in before:
+            raise argparse.ArgumentError(self, f"{name or 'the setting'} is given twice")
         setattr(namespace, self.dest, {**before, name: numbers})
 
 
@@ -133,8 +135,13 @@ def run(options: argparse.Namespace) -> None:
     for name, default in {**vars(blank.parse([])), **alone}.items():
         own = name == "seed" and hasattr(method, "seed")
         if getattr(options, name) != default and not own:
+            if name == "seed":
+                raise UsageError(
+                    f"{options.method} draws nothing, and --seed of tests needs a sweep"
+                )
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} needs a sweep: add --sweep 0 0.25 0.5 0.75 1")
+            values = f"values of {method.swept}" if method.swept else "values"
+            raise UsageError(f"{option} needs a sweep: add --sweep and {values}")
     merge(options, method)
 
 
@@ -175,6 +182,8 @@ def merge(options: argparse.Namespace, method: Merging) -> None:
     moved = drift(options.base, out, **shared)
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     settings = {name: getattr(method, name) for name in settings_of(type(method))}
+    if hasattr(method, "seed"):
+        settings["seed"] = method.seed
     if options.json:
         about: dict[str, Any] = {
             "out": str(out), "method": options.method, "settings": settings, "bytes": size,

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 #: Weights of any format and their indices are not copied, nor are files of trainers.
 _NOT_COPIED = (".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json", *PICKLES)
-_NOT_COPIED_NAMES = ("trainer_state.json", "adapter_config.json", "README.md")
+_NOT_COPIED_NAMES = (
+    "trainer_state.json", "adapter_config.json", "README.md", "training.json", "config.yaml",
+)  # fmt: skip
 
 #: Files of a checkpoint, which may be replaced by those of another.
 _CHECKPOINT = (
@@ -80,6 +82,8 @@ def merge_on_disk(
     out, several = Path(out).resolve(), isinstance(tuned, Sequence) and not isinstance(tuned, str)
     sources: list[Any] = list(tuned) if several else [tuned]  # type: ignore[arg-type]
     check_number(method, len(sources))
+    if len(sources) > 1:
+        _check_different(sources)
     before = open_weights(base, allow_pickle=allow_pickle)
     models = [open_weights(one, base=before, allow_pickle=allow_pickle) for one in sources]
     after = models[0]
@@ -127,6 +131,13 @@ def check_number(method: Merging, models: int) -> None:
             f"{name} merges {most} tuned model with its base, got {models}: merge them one by one, "
             "or use a method for several models"
         )
+
+
+def _check_different(sources: Sequence[Any]) -> None:
+    paths = [Path(one).resolve() for one in sources if isinstance(one, str | os.PathLike)]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"{path} is given twice: merge different tuned models")
 
 
 @dataclass(frozen=True)
@@ -183,7 +194,7 @@ class _Merge:
         for name, spec in specs.items():
             shared = self._shared_size(name, spec)
             if shared:
-                values = self._values(name, spec)
+                values = self._values(name)
                 for ends in slices(shared):
                     yield _Task(values, spec.dtype, offsets[name], *ends)
             own = partial(self.models[0].read, name, scratch=self.scratch)
@@ -199,9 +210,9 @@ class _Merge:
         scale = self.method.scale(where)
         return scale == 1 or (scale is None and where.is_statistic)
 
-    def _values(self, name: str, spec: Spec) -> Callable[[int, int], torch.Tensor]:
+    def _values(self, name: str) -> Callable[[int, int], torch.Tensor]:
         """A function that computes merged values of a tensor, given begin and end."""
-        where, tensor = self.places[name], _Slices(self, self.shared[name], spec.dtype)
+        where, tensor = self.places[name], _Slices(self, self.shared[name])
         scale = self.method.scale(where)
         if scale == 0:
             return partial(self.base.read, self.shared[name].base, scratch=self.scratch)
@@ -217,7 +228,7 @@ class _Merge:
     def _write_slice(self, file: Path, task: _Task) -> int:
         values = self.scratch.cast("stored", task.values(task.begin, task.end), task.dtype)
         content = values.view(torch.uint8)
-        with open(file, "r+b", buffering=0) as opened:
+        with open(file, "r+b") as opened:  # which writes all of it, or raises
             opened.seek(task.offset + task.begin * task.dtype.itemsize)
             opened.write(content.numpy().data)
         return content.numel()
@@ -239,7 +250,6 @@ class _Slices:
 
     merge: _Merge
     tensor: _Tensor
-    dtype: torch.dtype
 
     @property
     def size(self) -> int:

@@ -36,7 +36,7 @@ class DARE(TensorMerging):
         >>> from holdfast.stages import Where
         >>> base, tuned = torch.zeros(6), torch.ones(6)
         >>> DARE(drop=0.5).merged(Where("weight"), base, [tuned])
-        tensor([2., 2., 2., 0., 2., 0.])
+        tensor([2., 0., 2., 2., 2., 2.])
     """
 
     checks: ClassVar[Checks] = {

@@ -19,7 +19,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.progress import progress_bar
 from holdfast.columns import with_column
 from holdfast.data import IndexedSource, as_source
-from holdfast.losses import TOKEN_TASKS, Task, target_outputs
+from holdfast.losses import TOKEN_TASKS, LossFunction, Task, target_outputs
 from holdfast.methods._base_model import BaseModel, Outputs, adapters_off_base, base_model_of
 from holdfast.methods._base_predictions import Comparison, divergence_term
 from holdfast.methods._kept_outputs import KeptOutputs
@@ -108,26 +108,34 @@ class Distill(Recall):
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"strength": SearchRange(0.03, 30.0, 1.0)}
 
+    def unfit_task(self, task: Task | LossFunction) -> str | None:
+        if self.strength == 0:
+            return None
+        if not isinstance(task, str):
+            return (
+                "Distill compares the model's outputs per target, which a loss function does not "
+                "return: pass the name of a task as task=, or use another recall"
+            )
+        if task in TOKEN_TASKS and (self.head == "old" or self.inputs == "varied"):
+            return (
+                "Distill with head='old' or inputs='varied' compares one row of outputs per "
+                f"sample, but {task} has one per token: use head='tuned' with inputs='target', or "
+                "another recall"
+            )
+        return None
+
     def prepare(self, run: Run) -> RecallTerm:
         """Compute z* for all samples, or prepare a base model that computes it per batch."""
         if self.strength == 0:
             return RecallTerm()
-        if not isinstance(run.task, str):
-            raise ValueError(
-                "Distill compares the model's outputs per target, which a loss function does not "
-                "return: pass the name of a task as task=, or use another recall"
-            )
+        if reason := self.unfit_task(run.task):
+            raise ValueError(reason)
+        task = cast(Task, run.task)
         if self.head == "old" or self.inputs == "varied":
-            if run.task in TOKEN_TASKS:
-                raise ValueError(
-                    "Distill with head='old' or inputs='varied' compares one row of outputs per "
-                    f"sample, but {run.task} has one per token: use head='tuned' with "
-                    "inputs='target', or another recall"
-                )
             if self.head == "old":
                 return self._kept(run, OldOutputs(run), None)
-            return self._kept(run, logits_of, run.task)
-        if run.task in TOKEN_TASKS:
+            return self._kept(run, logits_of, task)
+        if task in TOKEN_TASKS:
             factor, top = self.strength * self.temperature**2, self.top if self.cache else None
             return divergence_term(run, Softened(self.temperature), factor, top)
         if self.cache:
@@ -138,8 +146,8 @@ class Distill(Recall):
                 weighed = run.criterion.data is not run.data
                 data = run.criterion.data if weighed else source.data
                 run.criterion.data = with_column(data, outputs, _COLUMN)
-                return DistillTerm(self, run.task)
-        return DistillTerm(self, run.task, base_model_of(run))
+                return DistillTerm(self, task)
+        return DistillTerm(self, task, base_model_of(run))
 
     def _kept(self, run: Run, outputs: Outputs, task: Task | None) -> RecallTerm:
         """The divergence in a pass of its own. Old outputs have no task: one is a regression."""

@@ -145,7 +145,8 @@ class Finch(Optimizer):
                 "Finch needs the loss of the update: call optimizer.observe(loss) before "
                 "optimizer.step()"
             )
-        value = torch.as_tensor(observed).detach().reshape(())
+        device = self.param_groups[0]["params"][0].device  # that of the ranks' collectives
+        value = torch.as_tensor(observed).detach().reshape(()).to(device)
         loss = mean_over_ranks(value.to(wide(value)))
         before = self.param_groups[0]["mean_loss"]
         before = torch.as_tensor(before, dtype=loss.dtype, device=loss.device)

@@ -45,7 +45,7 @@ class ModelStock(TensorMerging):
         return ratio(sum(slices.map(_inner_products)))
 
     def merged_slice(self, where: Where, part: Slice, known: float) -> Tensor:
-        mean = sum(part.tuned[1:], part.tuned[0]).div_(len(part.tuned))
+        mean = sum(part.tuned[1:], part.tuned[0]).div(len(part.tuned))
         return torch.lerp(part.base, mean, known)
 
 

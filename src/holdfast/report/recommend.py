@@ -280,7 +280,9 @@ def _context_free(sweep: Sweep) -> list[float]:
 def _what(sweep: Sweep, several: bool = False) -> str:
     """What the points of a sweep differ in: its setting, or its settings."""
     names = list(sweep.points[0].settings)
-    return symbol(names[0]) if len(names) == 1 else "points" if several else "point"
+    if len(names) > 1:
+        return "points" if several else "point"
+    return f"values of {symbol(names[0])}" if several else symbol(names[0])
 
 
 def _name(point: SweepPoint) -> str:
