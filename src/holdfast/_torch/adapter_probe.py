@@ -93,7 +93,7 @@ def _whole_copy(layer: nn.Module) -> Any:
     copies: dict[int, Any] = {id(p): nn.Parameter(whole(p.detach()).clone()) for p in sharded}
     for module in reversed([*layer.modules()]):  # children before their parents
         if hasattr(module, "unshard"):  # FSDP2 has replaced its class by one that has no copies
-            cls = type(module).__mro__[2]
+            cls: Any = type(module).__mro__[2]
             plain = cls.__new__(cls)
             nn.Module.__init__(plain)
             own = {n: x for n, x in vars(module).items() if not re.search("hook|__composable", n)}
