@@ -91,7 +91,7 @@ def adapter_origin(model: nn.Module) -> dict[str, Tensor]:
     For LoRA, B = 0 and DoRA's current norms. For other adapters, which must be new, the current
     values of the parameters that change their layer.
     """
-    pulled = {id(p) for layer in _layers(model, lora=False) for p in _pulled_in(layer)}
+    pulled = {id(p) for layer in _other_layers(model) for p in _pulled_in(layer)}
     zero = {id(b) for b in _lora_b(model)}
     origin: dict[str, Tensor] = {}
     for name, p in model.named_parameters():
@@ -102,14 +102,15 @@ def adapter_origin(model: nn.Module) -> dict[str, Tensor]:
     return origin
 
 
-def _layers(model: nn.Module, *, lora: bool) -> list[Any]:
-    """The layers with LoRA, or those with other adapters."""
-    return [layer for layer in adapter_layers(model).values() if _is_lora(layer) == lora]
+def _other_layers(model: nn.Module) -> list[Any]:
+    """The layers with adapters that are not LoRA's."""
+    return [layer for layer in adapter_layers(model).values() if not _is_lora(layer)]
 
 
 def _lora_b(model: nn.Module) -> list[Tensor]:
     """Every B of LoRA, except those of embeddings."""
-    return [b for layer in _layers(model, lora=True) for b in layer.lora_B.parameters()]
+    layers = filter(_is_lora, adapter_layers(model).values())
+    return [b for layer in layers for b in layer.lora_B.parameters()]
 
 
 def _pulled_in(layer: Any) -> list[Tensor]:
@@ -214,7 +215,7 @@ def adapters_are_new(model: nn.Module) -> bool:
         return False
     if any(_changes_embedding(m) or _changes_copy(m) for m in model.modules()):
         return False
-    return all(map(is_identity, _layers(model, lora=False)))
+    return all(map(is_identity, _other_layers(model)))
 
 
 def _changes_embedding(module: Any) -> bool:
