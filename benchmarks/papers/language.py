@@ -172,7 +172,7 @@ def plans(lr: float) -> dict[str, Plan]:
     for name, rates in adapters.items():
         pairs |= {f"{name}-{lr:g}lr": Plan(Recipe.preset(name), lr) for lr in rates}
     once |= {name: plan for name, plan in (pairs | targets).items() if name not in main}
-    three = ("spd-0.5lr",)  # among the best of all
+    three = ("spd", "spd-0.5lr", "dora-5lr", "rslora-1lr", "l2-sp-0.5lr")  # among the best of all
     return main | {
         name: plan if name in three else plan._replace(seeds=SEEDS[:1])
         for name, plan in once.items()

@@ -117,7 +117,7 @@ def language(plt: Any) -> None:
         "standard": Label("plain fine-tuning, 1e-3", PLAIN, 8, -4),
         "standard-0.5lr": Label("5e-4", PLAIN, 8, -4),
         "standard-0.2lr": Label("2e-4", PLAIN, 8, -4),
-        "standard-0.1lr": Label("1e-4", PLAIN, 3, 6),
+        "standard-0.1lr": Label("1e-4", PLAIN, -8, 6),
         "flow": Label("FLOW", FLOW, -8, 2, way=False),
         "l2-sp": Label("L2-SP", OTHER, 8, 3, way=False),
         "mofo": Label("MoFO", OTHER, 8, -2, way=False),
@@ -128,6 +128,7 @@ def language(plt: Any) -> None:
         "lora-high": Label("LoRA, 9e-3", OTHER, -8, -4, way=False),
         "recadam-0.3-0.1": Label("RecAdam", BOTH, -9, -4, way=False),
         "recadam-0.5-0.15": Label("RecAdam, wide shift", BOTH, -8, -14, way=False),
+        "spd-0.5lr": Label("SPD, 5e-4", OTHER, -6, 7),
         "holdfast": Label("holdfast", OURS, 9, -3),
     }
     found = Medians("language")
