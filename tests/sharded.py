@@ -82,26 +82,27 @@ def _on_rank(kind, recipes, dtype, out):
     states = {}
     for names in recipes.split(","):
         run = begin(names, getattr(torch, dtype.removeprefix("torch.")))
-        wrapped = _wrapped(kind, run)
-        train(run, wrapped, STEPS, torch.distributed.get_rank(), torch.distributed.get_world_size())
+        model = wrapped(kind, run)
+        train(run, model, STEPS, torch.distributed.get_rank(), torch.distributed.get_world_size())
         run.log(distance=True)
         states[names] = whole_state(run.finish())
     if torch.distributed.get_rank() == 0:
         torch.save(states, out)
 
 
-def _wrapped(kind, run):
+def wrapped(kind, run):
+    """The model of a run, under DDP, or with each linear layer sharded by itself."""
     from torch.distributed.fsdp import fully_shard
 
     if kind == "ddp":
         run.make_optimizer(STEPS)
         return nn.parallel.DistributedDataParallel(run.model)
-    for layer in run.model:
+    for layer in reversed([*run.model.modules()]):  # children before their parents
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
-    wrapped = fully_shard(run.model)
+    model = fully_shard(run.model)
     run.make_optimizer(STEPS)
-    return wrapped
+    return model
 
 
 def furthest(ours, theirs):

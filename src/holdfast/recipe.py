@@ -10,6 +10,7 @@ flow+recadam
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import os
@@ -147,7 +148,8 @@ class Recipe(NamedSettings):
     def name(self) -> str:
         """The names of all methods that are not the defaults, joined by "+"; else "standard".
 
-        It is a preset.
+        It is a preset. Settings that the preset does not change are not part of the name:
+        ``LoRA(dora=True, r=8)`` is ``"dora"``.
         """
         plain = [type(method) for _, method in Recipe()]
         methods = [method for _, method in self if type(method) not in plain]
@@ -234,7 +236,8 @@ class Recipe(NamedSettings):
         for stage, method in self:
             one: dict[str, Any] = {"name": entry_of(method).name}
             for name, value in _settings(method).items():
-                one[name] = value.to_dict() if isinstance(value, Anneal) else value
+                plain = value.to_dict() if isinstance(value, Anneal) else value
+                one[name] = copy.deepcopy(plain)  # presets share their methods
             saved[stage] = [*saved[stage], one] if stage == "penalties" else one
         return {stage: saved[stage] for stage in STAGES}
 

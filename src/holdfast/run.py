@@ -8,6 +8,7 @@ shortest example.
 
 import functools
 import logging
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
 from holdfast._optim.penalties import AttachedPenalties, attach_penalties
-from holdfast._torch.adapters import has_adapters, is_drawn_at_random
+from holdfast._torch.adapters import adapter_parts, adapters_are_new, has_adapters
 from holdfast._torch.checks import at_least_zero, named_settings, natural_number
 from holdfast._torch.fingerprint import data_fingerprint, fingerprint, same_content
 from holdfast._torch.finite import check_weights
@@ -282,15 +283,15 @@ class Run:
         self.recall.load_state_dict(state["recall"])
 
     def _fingerprint_of_base(self) -> str | None:
-        """The fingerprint of θ*, without new parts; None if the recipe does not use θ*."""
+        """The fingerprint of θ*, without new parts and new adapters; None if θ* is not used."""
         if self.reference is not None:
             return self.reference.fingerprint()
         if not any(method.uses_base for _, method in self.recipe):
             return None
-        named = sorted(
-            (n, p) for n, p in self.model.named_parameters() if not is_drawn_at_random(n)
-        )
-        return fingerprint(p for name, p in named if not within(name, self.new))
+        # Random numbers in adapters that change nothing yet are no part of θ*.
+        adapters = adapter_parts(self.model) if adapters_are_new(self.model) else []
+        named = sorted(self.model.named_parameters(), key=operator.itemgetter(0))
+        return fingerprint(p for name, p in named if not within(name, [*self.new, *adapters]))
 
     def _check_that_ranks_agree(self) -> None:
         """θ* must be equal on all ranks: some hosts load the weights on rank 0 only."""

@@ -7,7 +7,8 @@ def directions(weight, kept):
     """The pairs (u, v) of the largest singular values, from the eigenvectors of WᵀW."""
     weight = weight.double()
     values, vectors = torch.linalg.eigh(weight.T @ weight)
-    order = values.argsort(descending=True)[: round(kept * min(weight.shape))]
+    n = min(weight.shape)
+    order = values.argsort(descending=True)[: min(round(kept * n), n - 1)]
     return [(weight @ vectors[:, i] / values[i].sqrt(), vectors[:, i]) for i in order]
 
 

@@ -77,6 +77,7 @@ def on_ranks(kind, names, folder, out):
             ("fsdp2", "flow+l2-sp+wise-ft"), ("fsdp2", "flow+mofo"), ("fsdp2", "distill+ewc"),
             ("ddp", "dft"), ("fsdp2", "eaft"), ("ddp", "finch+flow"), ("fsdp2", "spd+flow"),
             ("ddp", "osft+flow"), ("fsdp2", "osft+flow"),
+            ("fsdp2", "vera+flow+l2-sp+wise-ft"), ("fsdp2", "ia3+flow+wise-ft"),
         ],
         [("ddp", "flow+l2-sp+wise-ft"), ("fsdp2", "recadam+flow")],
     ),

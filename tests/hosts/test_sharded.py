@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from holdfast import Reference
+from holdfast.evaluate.watch import effective_distance
 from ranks import run_on_ranks
 from sharded import (
     RECIPES,
@@ -13,6 +15,7 @@ from sharded import (
     on_two_ranks,
     train,
     whole_state,
+    wrapped,
 )
 
 MORE = ["l1-sp", "mas", "sfa", "flow+recadam+l2-sp+wise-ft", "mixout", "lines", "fapm", "slerp"]
@@ -80,3 +83,37 @@ def test_two_ranks_are_one_process(kind, recipes, tmp_path):
     found = on_two_ranks(kind, recipes, torch.float64, tmp_path)
     for names in recipes:
         assert furthest(found[names], on_one_process(names, torch.float64)) <= 1e-9, names
+
+
+ADAPTERS = ["vera+l2-sp+wise-ft", "dora", "oft"]
+
+
+def tuned_adapters(names, rank=0, world=1):
+    """The effective distance before the run is finished, and the weights after."""
+    if names == "dora" and world > 1:
+        run, _ = sharded(names)  # it reads the weight of its base layer, which cannot be a unit
+    else:
+        run = begin(names, torch.float64)
+        wrapped("fsdp2", run) if world > 1 else run.make_optimizer(STEPS)
+    train(run, run.model, 3, rank, world)
+    distance = effective_distance(run.model, Reference({}))
+    return distance, whole_state(run.finish())
+
+
+def adapters_on_ranks(out):
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    found = {names: tuned_adapters(names, rank, world) for names in ADAPTERS}
+    if rank == 0:
+        torch.save(found, out)
+
+
+@pytest.mark.filterwarnings("ignore:Invalid `oft_block_size`")
+def test_adapters_that_are_sharded(tmp_path):
+    pytest.importorskip("peft", reason="the peft extra is not installed")
+    run_on_ranks(2, adapters_on_ranks, tmp_path / "out.pt", folder=tmp_path)
+    found = torch.load(tmp_path / "out.pt", weights_only=True)
+    for names in ADAPTERS:
+        distance, weights = tuned_adapters(names)
+        assert distance > 0
+        assert found[names][0] == pytest.approx(distance, rel=1e-5), names
+        assert furthest(found[names][1], weights) <= 1e-9, names

@@ -1,9 +1,10 @@
 import json
 import re
+import warnings
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from holdfast._torch import slices as slicing
@@ -30,13 +31,13 @@ def write_shards(directory, tensors, files=2, config=None):
     return directory
 
 
-def tiny(**options):
+def tiny(num_hidden_layers=2, **options):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=32,
         hidden_size=16,
         intermediate_size=24,
-        num_hidden_layers=2,
+        num_hidden_layers=num_hidden_layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         **options,
@@ -240,6 +241,40 @@ class TestAdapter:
         assert_same(open_weights(tmp_path / "adapter", base=tmp_path / "base"), merged)
         with pytest.raises(ValueError, match="pass the directory of its base model"):
             open_weights(tmp_path / "adapter", base=tiny(tie_word_embeddings=False))
+
+    @pytest.mark.parametrize("change", ["fewer layers", "more layers", "renamed", "none"])
+    @pytest.mark.parametrize("kind", ["IA3", "FOURIERFT"])
+    def test_another_adapter_that_does_not_fit_its_base(self, kind, change, tmp_path):
+        peft = pytest.importorskip("peft", reason="the peft extra is not installed")
+        options = {"IA3": {"feedforward_modules": []}, "FOURIERFT": {"n_frequency": 4}}[kind]
+        config = {"peft_type": kind, "target_modules": ["q_proj"], **options}
+        layers = {"fewer layers": (4, 2), "more layers": (2, 4)}.get(change, (2, 2))
+        adapted = peft.get_peft_model(
+            tiny(num_hidden_layers=layers[0]), peft.get_peft_config(config)
+        )
+        adapted.save_pretrained(tmp_path / "adapter")
+        tiny(num_hidden_layers=layers[1]).save_pretrained(tmp_path / "base")
+        file = tmp_path / "adapter" / "adapter_model.safetensors"
+        tensors = load_file(file)
+        if change == "renamed":
+            save_file({n.replace("q_proj", "proj"): t for n, t in tensors.items()}, file)
+        elif change == "none":
+            save_file({"x": torch.zeros(99)}, file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")  # as for a user: PEFT only warns
+            words = "has no values of" if change == "more layers" else "adapts .* does not have"
+            with pytest.raises(ValueError, match=rf"{words}.*: pass the base model"):
+                open_weights(tmp_path / "adapter", base=tmp_path / "base")
+
+    def test_rows_of_single_tokens(self, tmp_path):
+        peft = pytest.importorskip("peft", reason="the peft extra is not installed")
+        config = peft.LoraConfig(target_modules=["q_proj"], trainable_token_indices=[1, 2])
+        adapted = peft.get_peft_model(tiny(), config)
+        adapted.save_pretrained(tmp_path / "adapter")
+        tiny().save_pretrained(tmp_path / "base")
+        for source, base in ((adapted, None), (tmp_path / "adapter", tmp_path / "base")):
+            with pytest.raises(ValueError, match="has rows of single tokens: merge it"):
+                open_weights(source, base=base)
 
     def test_an_adapter_that_has_changed_its_base(self, tmp_path):
         self.adapted(tiny(), tmp_path, target_modules=["q_proj"])

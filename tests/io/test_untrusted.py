@@ -193,6 +193,12 @@ def test_patterns_match_as_those_of_peft():
         ({"alpha_pattern": ["q_proj"]}, "alpha_pattern must be numbers by name"),
         ({"r": -1}, "r must be a positive whole number"),
         ({"r": 10**9}, "the rank 1000000000 is not the one of its matrices"),
+        ({"peft_type": "VBLORA", "num_vectors": 10**9}, "the rank 1000000000 is not"),
+        ({"layer_replication": [[0, 10**9]]}, "layer_replication must be null"),
+        ({"peft_type": "ADALORA", "init_r": 10**7}, "ADALORA changes its ranks in calls between"),
+        ({"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 10**9}, "changes what the model"),
+        ({"peft_type": "XLORA", "adapters": {"a": "their/model"}}, "changes what the model reads"),
+        ({"peft_type": "LORRA"}, "PEFT has no adapter LORRA"),
         ({"target_modules": 7}, "target_modules must be names of modules"),
         ({"base_model_name_or_path": ["base"]}, "base_model_name_or_path must be text"),
         ({"megatron_config": {}, "megatron_core": "os"}, "megatron_config must be null"),
@@ -202,6 +208,22 @@ def test_settings_of_an_adapter(values, words, place):
     adapter(**values)
     with pytest.raises(ValueError, match=words):
         Loader().load("adapter", base="base")
+
+
+def test_an_adapter_without_a_rank(place):
+    """``r`` is null in the settings of some kinds."""
+    peft = pytest.importorskip("peft", reason="the peft extra is not installed")
+    base = transformers.LlamaForCausalLM.from_pretrained("base")
+    config = peft.get_peft_config({"peft_type": "SUPERTUNING", "target_modules": ["q_proj"]})
+    adapted = peft.get_peft_model(base, config)
+    with torch.no_grad():
+        for p in adapted.parameters():
+            if p.requires_grad:
+                p.add_(0.1)
+    adapted.save_pretrained("adapter")
+    wanted = adapted.merge_and_unload().state_dict()
+    found = Loader(device="cpu").load("adapter", base="base").state_dict()
+    assert all(torch.allclose(found[name], wanted[name]) for name in wanted)
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "{", "null", "[" * 10**5, "\x00\xff", '"a"'])

@@ -21,7 +21,7 @@ from holdfast.methods.adapter import plain_config  # noqa: E402
 from holdfast.reference import Reference  # noqa: E402
 from loops import tune  # noqa: E402
 from matrices import sampled  # noqa: E402
-from methods.stand_ins import bert, make_run  # noqa: E402
+from methods.stand_ins import bert, gpt2, make_run  # noqa: E402
 from small import make_llama  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Invalid `oft_block_size`")
@@ -138,6 +138,14 @@ class TestConfig:
         assert Recipe(trainable=Adapter({"peft_type": "vera", "r": 8})).name == "adapter"
         assert Recipe.preset("dora+l2-sp").trainable.dora
 
+    def test_changes_of_a_copy_do_not_reach_the_recipe(self):
+        saved = Recipe.preset("oft").to_dict()
+        saved["trainable"]["config"]["r"] = 3
+        assert Recipe.preset("oft").trainable.config == {"peft_type": "OFT"}
+        pattern = Adapter({"peft_type": "lora", "rank_pattern": {"q_proj": 2}})
+        pattern._configured(peft).rank_pattern["v_proj"] = 4
+        assert pattern.config["rank_pattern"] == {"q_proj": 2}
+
     @pytest.mark.parametrize("given", [3, None, {"r": 8}, ["oft"], {"peft_type": 4}])
     def test_what_is_no_configuration(self, given):
         with pytest.raises(TypeError, match="config must be a PEFT configuration"):
@@ -169,11 +177,31 @@ class TestConfig:
             ({"peft_type": "oft", "target_modules": ["embed_tokens"]}, "got embeddings"),
             ({"peft_type": "miss", "r": 999}, "PEFT cannot add MISS adapters to LlamaForCausalLM"),
             ({"peft_type": "oft", "target_modules": ["nothing"]}, "nothing"),
+            (
+                {"peft_type": "oft", "modules_to_save": ["norm"]},
+                r"of the model itself \(.*model\.norm",
+            ),
         ],
     )
     def test_what_cannot_be_trained_is_told_before_training(self, given, reason):
         with pytest.raises(ValueError, match=reason):
             Run(Recipe(trainable=Adapter(given)), model(), lr=0.1, task="causal_lm", progress=False)
+
+
+@pytest.mark.parametrize("kind", ["oft", "hra", "loha", "lokr"])
+def test_layers_that_a_kind_does_not_know(kind):
+    with pytest.raises(ValueError, match=rf"cannot add {kind.upper()} adapters .*Conv1D"):
+        Run(Recipe.preset(kind), gpt2(), lr=0.1, task="causal_lm", progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:Careful, disabling adapter layers with bias")
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_the_biases_of_the_model_cannot_be_trained(bias):
+    """With the adapters off, they would stay tuned."""
+    config = {"peft_type": "lora", "bias": bias, "target_modules": ["c_attn"]}
+    recipe = Recipe(trainable=Adapter(config), recall=Distill(cache=False))
+    with pytest.raises(ValueError, match=r"of the model itself \(.*c_attn.bias"):
+        Run(recipe, gpt2(), lr=0.1, task="causal_lm", progress=False)
 
 
 KINDS = ["oft", "ia3", "vera", "hra", "lokr"]
@@ -226,6 +254,33 @@ def test_wise_ft_is_refused_before_training_where_the_weights_are_not_linear(kin
         trained(Recipe(trainable=Adapter(kind), merging=WiseFT(0.4)))
 
 
+@pytest.mark.filterwarnings("ignore:PEFT")
+@pytest.mark.parametrize("kind", ["vera", "tinylora"])
+def test_wise_ft_needs_the_values_of_the_adapters_themselves(kind):
+    """Also where layers share parameters, and under the names of a wrapped model."""
+    run = Run(Recipe(trainable=Adapter(kind), merging=WiseFT(0.4)), model(), lr=0.1,
+              task="causal_lm", progress=False)  # fmt: skip
+    pulled = {name: p for name, p in run.model.named_parameters() if name in run.anchors}
+    with torch.no_grad():
+        for p in pulled.values():
+            p.add_(0.1)
+    with pytest.raises(ValueError, match="the values at which it changes nothing are not known"):
+        WiseFT(0.4).merge(run.model, Reference.of(model()))
+    wanted = [p.lerp(run.anchors[name], 0.6) for name, p in pulled.items()]
+    WiseFT(0.4).merge(torch.compile(run.model), Reference({**run.anchors}))
+    for p, value in zip(pulled.values(), wanted, strict=True):
+        assert torch.allclose(p, value, atol=1e-6)
+
+
+def test_b_of_another_adapter_is_not_loras():
+    """AdaLoRA adds B·diag(E)·A with E = 0 at the start, while B is random."""
+    config = peft.AdaLoraConfig(target_modules=["q_proj"], total_step=9, init_r=4)
+    new = peft.get_peft_model(model(), config)
+    assert adapters_are_new(new)
+    run = Run(Recipe(update=RecAdamUpdate()), new, lr=0.1, task="causal_lm", progress=False)
+    assert all("lora_E" in name for name in run.anchors)
+
+
 @pytest.mark.parametrize("kind", ["oft", "ia3", {"peft_type": "lora", "use_dora": True}])
 def test_the_effective_distance(kind):
     tuned = trained(Recipe(trainable=Adapter(kind)))
@@ -259,6 +314,22 @@ def test_adapters_of_the_user_are_pulled_too_if_they_are_new():
                 p.add_(0.1)
     with pytest.raises(ValueError, match=r"\(IA3\) do not start at the pretrained model"):
         Run(recipe, new, lr=0.1, task="causal_lm", progress=False)
+
+
+@pytest.mark.parametrize("kind", ["LORA", "LOHA", "HRA"])
+def test_random_parts_of_new_adapters_are_not_the_pretrained_model(kind):
+    identities = []
+    for seed, moved in ((1, 0.0), (2, 0.0), (2, 0.1)):
+        config = peft.get_peft_config({"peft_type": kind, "target_modules": ["q_proj"]})
+        base = model()
+        torch.manual_seed(seed)
+        new = peft.get_peft_model(base, config)
+        with torch.no_grad():
+            for p in new.parameters():
+                p.add_(torch.randn_like(p), alpha=moved * p.requires_grad)
+        run = Run(Recipe(recall=Distill()), new, lr=0.1, task="causal_lm", progress=False)
+        identities.append(run.identity()["pretrained"])
+    assert identities[0] == identities[1] != identities[2]
 
 
 @pytest.mark.filterwarnings("ignore:Unsupported layer type")  # of norms, by PEFT

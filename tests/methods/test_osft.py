@@ -22,7 +22,7 @@ from holdfast import (
     finetune_loop,
 )
 from holdfast.methods.osft import Subspace
-from methods.stand_ins import gpt2, llama
+from methods.stand_ins import bert, gpt2, llama
 
 ROWS = [[i % 19 + 1 for i in range(n, n + 8)] for n in range(24)]
 DATA = [{"input_ids": row, "labels": row} for row in ROWS]
@@ -37,7 +37,7 @@ def frozen_share(before, after, kept):
     """The largest share of the change of a matrix that lies in frozen directions, either side."""
     change = after.double() - before.double()
     u, _, vt = torch.linalg.svd(before.double(), full_matrices=False)
-    k = round(kept * min(before.shape))
+    k = min(round(kept * min(before.shape)), min(before.shape) - 1)
     if k == 0:
         return 0.0
     left, right = u[:, :k].T @ change, change @ vt[:k].T
@@ -74,8 +74,9 @@ def test_training_is_the_twins():
             nn.functional.cross_entropy(net(x), y).backward()
         optimizer.step()
         with torch.no_grad():
-            for p, star, state in zip(twin.parameters(), pretrained, states, strict=True):
-                p.copy_(golden.adam(p, star, p.grad, state, 0.6, lr=0.05))
+            rows = zip(twin.parameters(), pretrained, states, (0.6, 0.0), strict=True)
+            for p, star, state, kept in rows:  # the head is free
+                p.copy_(golden.adam(p, star, p.grad, state, kept, lr=0.05))
     for p, q in zip(run.finish().parameters(), twin.parameters(), strict=True):
         assert torch.allclose(p, q, atol=1e-10)
     assert not any("holdfast" in name for name in vars(model))
@@ -122,6 +123,18 @@ def test_in_bfloat16_only_rounding_leaves_the_subspace():
     )  # fmt: skip
     assert model[0].weight.dtype == torch.bfloat16
     assert frozen_share(before, model[0].weight.detach(), 0.5) < 0.02
+
+
+def test_every_matrix_can_change_and_the_head_is_free():
+    for kept in (0.75, 0.99):
+        wide = matrix(0, (2, 8))
+        assert len(Subspace.of(wide, kept).s) == 1
+        assert Subspace.of(wide, kept).project(matrix(1, (2, 8))).norm() > 0.1
+    model = bert()
+    Run(Recipe(trainable=OSFT()), model, lr=0.1, task="classification", progress=False)
+    found = vars(model)["_holdfast_subspaces"]
+    assert "bert.encoder.layer.1.output.dense.weight" in found
+    assert not any(name.startswith("classifier") for name in found)
 
 
 def test_new_parts_and_frozen_layers_are_not_projected():

@@ -13,11 +13,14 @@ PEFT is not imported here: its layers are recognized by their attributes.
 
 import copy
 import math
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from holdfast._torch.layout import is_sharded, whole
 
 #: Above all rounding, below any real change: relative to the outputs of a layer, and to their
 #: change. The second ones are for a quantized layer, which may compute in half precision.
@@ -54,7 +57,7 @@ def facts_of(layer: nn.Module, origin: Mapping[str, Tensor] | None = None) -> Fa
     probe, names = _Probe(layer), [*trained_in(layer)]
     with torch.no_grad():
         for name, value in (origin or {}).items():
-            probe.parameters[name].copy_(value)
+            probe.parameters[name].copy_(whole(value))
     if not probe.is_same(probe.change()):
         return Facts(False, (), False)
     pulled = [name for name in names if not probe.is_same(probe.change([name]))]
@@ -84,12 +87,27 @@ def change_norm(layer: nn.Module) -> float:
     return float(torch.linalg.vector_norm(torch.cat([change[:-1] - bias, bias])))
 
 
+def _whole_copy(layer: nn.Module) -> Any:
+    """A copy with whole parameters. FSDP2 shards them, and its hooks are in some of the modules."""
+    sharded = (p for p in layer.parameters() if is_sharded(p))
+    copies: dict[int, Any] = {id(p): nn.Parameter(whole(p.detach()).clone()) for p in sharded}
+    for module in reversed([*layer.modules()]):  # children before their parents
+        if hasattr(module, "unshard"):  # FSDP2 has replaced its class by one that has no copies
+            cls: Any = type(module).__mro__[2]
+            plain = cls.__new__(cls)
+            nn.Module.__init__(plain)
+            own = {n: x for n, x in vars(module).items() if not re.search("hook|__composable", n)}
+            vars(plain).update(copy.deepcopy(own, copies))
+            copies[id(module)] = plain
+    return copy.deepcopy(layer, copies)
+
+
 class _Probe:
     """A copy of a layer and random inputs; in float32, unless the layer is quantized."""
 
     def __init__(self, layer: Any) -> None:
         self.is_exact = all(p.is_floating_point() for p in layer.parameters())
-        self.layer = copy.deepcopy(layer).eval().requires_grad_(False)
+        self.layer = _whole_copy(layer).eval().requires_grad_(False)
         if self.is_exact:
             self.layer.float()
         self.parameters = dict(self.layer.named_parameters())
@@ -97,7 +115,8 @@ class _Probe:
         base: Any = self.layer.get_base_layer()
         self.is_linear_layer = isinstance(base, nn.Linear) or type(base).__name__ == "Conv1D"
         self.inputs = self._inputs_of(base)
-        self.steps = {n: 0.5 * self._normal(p.shape).to(p) for n, p in trained_in(layer).items()}
+        moved = {name: self.parameters[name] for name in trained_in(layer)}
+        self.steps = {n: 0.5 * self._normal(p.shape).to(p) for n, p in moved.items()}
 
     @torch.no_grad()
     def change(

@@ -7,6 +7,7 @@ their attributes.
 """
 
 import contextlib
+import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from holdfast._torch.adapter_probe import (
 )
 from holdfast._torch.layers import within
 from holdfast._torch.layout import whole
+from holdfast._torch.names import plain_name
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -83,31 +85,32 @@ def base_name(name: str) -> str:
     )
 
 
-def is_drawn_at_random(name: str) -> bool:
-    """Whether a parameter is LoRA's A: random at the start, without effect while B is 0."""
-    return ".lora_A." in name
-
-
 def adapter_origin(model: nn.Module) -> dict[str, Tensor]:
     """The values of the pulled parameters at which adapters change nothing.
 
     For LoRA, B = 0 and DoRA's current norms. For other adapters, which must be new, the current
     values of the parameters that change their layer.
     """
-    others = [*_other_layers(model).values()]
-    pulled = {id(p) for layer in others for p in _pulled_in(layer)}
+    pulled = {id(p) for layer in _other_layers(model) for p in _pulled_in(layer)}
+    zero = {id(b) for b in _lora_b(model)}
     origin: dict[str, Tensor] = {}
     for name, p in model.named_parameters():
-        if ".lora_B." in name or (id(p) in pulled and not p.any()):
+        if id(p) in zero or (id(p) in pulled and not p.any()):
             origin[name] = p.new_zeros(()).expand(p.shape)
         elif ".lora_magnitude_vector." in name or id(p) in pulled:
             origin[name] = p.detach().clone()
     return origin
 
 
-def _other_layers(model: nn.Module) -> dict[str, Any]:
+def _other_layers(model: nn.Module) -> list[Any]:
     """The layers with adapters that are not LoRA's."""
-    return {name: layer for name, layer in adapter_layers(model).items() if not _is_lora(layer)}
+    return [layer for layer in adapter_layers(model).values() if not _is_lora(layer)]
+
+
+def _lora_b(model: nn.Module) -> list[Tensor]:
+    """Every B of LoRA, except those of embeddings."""
+    layers = filter(_is_lora, adapter_layers(model).values())
+    return [b for layer in layers for b in layer.lora_B.parameters()]
 
 
 def _pulled_in(layer: Any) -> list[Tensor]:
@@ -126,18 +129,50 @@ def kind_of_adapter(layer: Any) -> str:
     return str(type(layer).__module__).split(".")[-2].upper()  # peft.tuners.oft.layer
 
 
+def unfit_kind(peft: Any, kind: str) -> str | None:
+    """Return why holdfast neither trains nor merges a kind of adapter; None if it does.
+
+    >>> import peft
+    >>> unfit_kind(peft, "PROMPT_TUNING")
+    'PROMPT_TUNING changes what the model reads, not its layers'
+    """
+    kinds = {known.value: cls for known, cls in peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+    if kind not in kinds:
+        return f"PEFT has no adapter {kind}"
+    tuner = peft.mapping.PEFT_TYPE_TO_TUNER_MAPPING.get(kind)
+    settings = {field.name for field in dataclasses.fields(kinds[kind]) if field.init}
+    if not {"target_modules", "modules_to_save"} <= settings or not hasattr(
+        tuner, "tuner_layer_cls"
+    ):
+        return f"{kind} changes what the model reads, not its layers"
+    if hasattr(tuner, "update_and_allocate"):
+        return (
+            f"{kind} changes its ranks in calls between the updates (update_and_allocate), which "
+            "hosts do not make"
+        )
+    return None
+
+
 def not_linear(model: nn.Module, origin: Mapping[str, Tensor] | None = None) -> str | None:
     """Return why adapters cannot interpolate the weights of a model; None if they can.
 
     For trained adapters that are not LoRA's, the values at which they change nothing are needed.
     """
+    values = {plain_name(name): value for name, value in (origin or {}).items()}
+    named = [(plain_name(name), p) for name, p in model.named_parameters()]
+    known = {id(p): values[name] for name, p in named if name in values}  # layers may share it
     for name, layer in adapter_layers(model).items():
         if _is_lora(layer):
             is_linear, kind = not any(getattr(layer, "use_dora", {}).values()), "DoRA"
         else:
-            kind, known = kind_of_adapter(layer), origin or {}
-            own = {n: known[full] for n in trained_in(layer) if (full := f"{name}.{n}") in known}
-            facts = facts_of(layer, own)
+            kind, trained = kind_of_adapter(layer), trained_in(layer)
+            facts = facts_of(layer, {n: known[id(p)] for n, p in trained.items() if id(p) in known})
+            if origin is not None and not facts.is_identity:
+                return (
+                    f"{base_name(name)} uses {kind}, and the values at which it changes nothing "
+                    "are not known: keep the tuned model, and interpolate its weights with "
+                    "'holdfast merge', which reads adapters"
+                )
             is_linear = facts.is_linear or not facts.is_identity
         if not is_linear:
             return (
@@ -153,7 +188,9 @@ def adapter_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
 
     Raises ValueError if adapters are merged into the weights.
     """
-    for prefix, module in model.named_modules():
+    for prefix, module in adapter_layers(model).items():
+        if not _is_lora(module):
+            continue
         for kind in ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"):
             layers = getattr(module, kind, None)
             if not isinstance(layers, nn.ModuleDict | nn.ParameterDict) or not len(layers):
@@ -174,11 +211,11 @@ def adapters_are_new(model: nn.Module) -> bool:
     adapters compute the same as without them; and parts that are trained in full equal their
     originals.
     """
-    if any(p.any() for name, p in model.named_parameters() if ".lora_B." in name):
+    if any(b.any() for b in _lora_b(model)):
         return False
     if any(_changes_embedding(m) or _changes_copy(m) for m in model.modules()):
         return False
-    return all(map(is_identity, _other_layers(model).values()))
+    return all(map(is_identity, _other_layers(model)))
 
 
 def _changes_embedding(module: Any) -> bool:

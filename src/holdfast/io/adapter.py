@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from holdfast._torch.adapter_probe import adapter_layers
-from holdfast._torch.adapters import adapter_parts, base_name, full_copies
+from holdfast._torch.adapters import adapter_parts, base_name, full_copies, unfit_kind
 from holdfast._torch.imports import require
 from holdfast._torch.layers import within
 from holdfast._torch.names import align, shorten
@@ -112,15 +112,19 @@ def tokens_in(path: Path) -> int | None:
     return next((len(t) for name, t in tensors.items() if is_token_embedding(name)), None)
 
 
-def check_adapter(path: Path, modules: Iterable[str]) -> None:
+def check_adapter(path: Path, modules: Iterable[str], peft: Any) -> None:
     """Check before PEFT opens an adapter that it cannot run code, hang, or fill the memory."""
     config, tensors = read_config(path), map_safetensors(_weights_in(path))
-    ranks = [config.get("r", 1), *(config.get("rank_pattern") or {}).values()]
+    if reason := unfit_kind(peft, str(config.get("peft_type"))):
+        raise _merge_first(f"{path} cannot be opened, because {reason}")
+    ranks = [config.get(name) for name in _RANKS]
+    ranks += (config.get("rank_pattern") or {}).values()
+    most = max((rank for rank in ranks if isinstance(rank, int)), default=0)
     # A rank of LoRA is a dimension of its matrices. Other adapters may store them flat.
     size = max if config.get("peft_type") == "LORA" else math.prod
     largest = max((size(t.shape) if t.dim() else 0 for t in tensors.values()), default=0)
-    if max(ranks) > largest:
-        raise ValueError(f"{path}: the rank {max(ranks)} is not the one of its matrices")
+    if most > largest:
+        raise ValueError(f"{path}: the rank {most} is not the one of its matrices")
     patterns = [*(config.get("alpha_pattern") or ()), *(config.get("rank_pattern") or ())]
     for key in ("target_modules", "exclude_modules", "layers_pattern"):
         patterns += [value] if isinstance(value := config.get(key), str) else []
@@ -145,6 +149,8 @@ def _is_names(value: Any) -> bool:
     )
 
 
+#: Settings that are a size of the tensors of an adapter: a rank, or a number of vectors or values.
+_RANKS = ("r", "hybrid_r", "n_frequency", "num_vectors", "theta_d_length", "num_B", "u", "depth")
 #: What settings of an adapter must be, if they are given.
 _SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "base_model_name_or_path": (lambda value: isinstance(value, str), "text"),
@@ -155,6 +161,7 @@ _SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "target_modules": (_is_names, "names of modules"),
     "exclude_modules": (_is_names, "names of modules"),
     "layers_pattern": (_is_names, "names of modules"),
+    "layer_replication": (lambda _: False, "null"),  # the layers are then not those of the base
     "megatron_config": (lambda _: False, "null"),  # older versions of PEFT import what it names
 }
 
@@ -167,10 +174,7 @@ def adapt(
     path: Path | None = None,
 ) -> Weights:
     if odd := _beyond_lora(config, tensors):
-        raise ValueError(
-            f"{label} uses more than plain LoRA ({shorten(odd, most=2)}): merge it into its model "
-            "with PEFT's merge_and_unload, and use the merged model"
-        )
+        raise _merge_first(f"{label} uses more than plain LoRA ({shorten(odd, most=2)})")
     parts: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -222,15 +226,23 @@ def _start_that_changes_base(config: Mapping[str, Any]) -> str | None:
 def is_plain_lora(path: Path) -> bool:
     """Whether the weights of an adapter are base + s·B·A; raise if its base is another one."""
     config, tensors = read_config(path), map_safetensors(_weights_in(path))
-    other = "has rows of single tokens" if any("trainable_tokens" in n for n in tensors) else None
     if start := _start_that_changes_base(config):
-        other = f"was trained with init_lora_weights={start}, which changes the base"
-    if other:
-        raise ValueError(
-            f"{path} {other}: merge it into its model with PEFT's merge_and_unload, and use the "
-            "merged model"
+        raise _merge_first(
+            f"{path} was trained with init_lora_weights={start}, which changes the base"
         )
+    _refuse_rows_of_tokens(str(path), tensors)
     return not _beyond_lora(config, tensors)
+
+
+def _refuse_rows_of_tokens(label: str, tensors: Iterable[str]) -> None:
+    if any("trainable_tokens" in name for name in tensors):
+        raise _merge_first(f"{label} has rows of single tokens")
+
+
+def _merge_first(reason: str) -> ValueError:
+    return ValueError(
+        f"{reason}: merge it into its model with PEFT's merge_and_unload, and use the merged model"
+    )
 
 
 def _alphas(config: Mapping[str, Any], names: Iterable[str], label: str) -> dict[str, float]:
@@ -285,6 +297,7 @@ def of_peft_model(
     tensors = peft.get_peft_model_state_dict(
         model, adapter_name=active, save_embedding_layers=False
     )
+    _refuse_rows_of_tokens(label, tensors)
     inner = live.get_base_model()  # matrices that all layers share are outside of it
     added = [*adapter_parts(inner), *full_copies(inner)]
     own = {

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import logging
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -326,15 +327,22 @@ class Loader(NamedSettings):
         head = heads.head_like(under, path, trust_remote_code=trust)
         body = self.load(str(under), head=head)
         modules = (name for name, _ in body.named_modules())
-        check_adapter(path, modules)
+        check_adapter(path, modules, peft)
         if (tokens := tokens_in(path)) and tokens != vocabulary_size(body):
             resized: Any = body
             resized.resize_token_embeddings(tokens, mean_resizing=False)
         try:
-            merged: nn.Module = peft.PeftModel.from_pretrained(body, path).merge_and_unload()
+            adapted, loaded = _with_adapter(peft, body, path)
         except Exception as error:  # settings that do not fit the model raise many types
             raise ValueError(
                 f"the adapter {path} does not fit {under}: {first_line(error)}"
+            ) from error
+        _refuse_misfit(adapted, loaded, path, under)
+        try:
+            merged: nn.Module = adapted.merge_and_unload()
+        except Exception as error:  # kinds that cannot be merged raise many types
+            raise ValueError(
+                f"PEFT cannot merge the adapter {path}: {first_line(error)}"
             ) from error
         return merged.eval()
 
@@ -380,6 +388,31 @@ def _refuse_random(source: str, model: nn.Module, missing: Iterable[Any]) -> Non
             f"{source} is missing weights of {type(model).__name__}, and they would be initialized "
             f"randomly: {shorten(names)}"
         )
+
+
+def _with_adapter(peft: Any, body: nn.Module, path: Path) -> tuple[Any, Any]:
+    """A model with an adapter, and which of their tensors had no counterpart in the other."""
+    mapping = getattr(body, "_checkpoint_conversion_mapping", None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Found missing adapter keys")  # they are an error here
+        adapted = peft.PeftModel.from_pretrained(body, path)
+    # It returns no such list. A second load does.
+    return adapted, adapted.load_adapter(path, adapted.active_adapter, key_mapping=mapping)
+
+
+def _refuse_misfit(adapted: nn.Module, loaded: Any, path: Path, base: Any) -> None:
+    """Raise if an adapter has values that its model lacks, or lacks values, which are random."""
+    cause = "pass the base model that the adapter was trained on"
+    # Beside a resized embedding that is trained in full, PEFT saves a second copy.
+    if others := [n for n in loaded.unexpected_keys if ".modules_to_save." not in n]:
+        names = shorten(sorted({n.removeprefix("base_model.model.") for n in others}))
+        raise ValueError(f"{path} adapts {names}, which {base} does not have: {cause}")
+    state = adapted.state_dict()
+    missing = {n: state[n].data_ptr() for n in loaded.missing_keys if n in state}
+    shared = {tensor.data_ptr() for name, tensor in state.items() if name not in missing}
+    if absent := sorted(n for n, place in missing.items() if place not in shared):
+        names = shorten([n.removeprefix("base_model.model.") for n in absent])
+        raise ValueError(f"{path} has no values of {names}, which {base} has: {cause}")
 
 
 @contextlib.contextmanager

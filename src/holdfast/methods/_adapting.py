@@ -53,7 +53,7 @@ class Adapting(Freezing):
         layers = adapter_layers(adapted).items()
         if wrong := [n for n, m in layers if isinstance(m.get_base_layer(), nn.Embedding)]:
             raise ValueError(
-                f"target must match linear layers only, got embeddings: {shorten(wrong)}"
+                f"the layers to adapt must be linear, got embeddings: {shorten(wrong)}"
             )
         # The statistics of the base must not change either.
         new = [f"base_model.model.{part}" for part in run.new]
@@ -102,8 +102,8 @@ def linear_layers(model: nn.Module, new: Sequence[str] = ()) -> list[str]:
     ]
     if not names:
         raise ValueError(
-            f"{type(model).__name__} has no linear layer for adapters: name other layers in the "
-            "setting target of the recipe"
+            f"{type(model).__name__} has no linear layer besides its head and new parts: name "
+            "other layers in the recipe, or use another method"
         )
     return names
 

@@ -11,6 +11,7 @@ What holdfast must know about an adapter is measured on its layers while it is n
 lead to φ₀, and whether the weights are linear in these parameters.
 """
 
+import copy
 import dataclasses
 import json
 import re
@@ -22,11 +23,12 @@ from typing import Any, ClassVar
 from torch import nn
 
 from holdfast._torch.adapter_probe import adapter_layers, facts_of
-from holdfast._torch.adapters import adapter_parts, base_name, full_copies
+from holdfast._torch.adapters import adapter_parts, base_name, full_copies, unfit_kind
 from holdfast._torch.checks import did_you_mean
 from holdfast._torch.fingerprint import fingerprint
 from holdfast._torch.imports import require
 from holdfast._torch.layers import within
+from holdfast._torch.names import shorten
 from holdfast.methods._adapting import Adapting, exact_target, linear_layers
 from holdfast.stages import Checks, Run
 
@@ -133,10 +135,10 @@ class Adapter(Adapting):
 
     def prepare(self, run: Run) -> nn.Module:
         """Add adapters, and check that with them off the model is the pretrained one."""
-        before = _fingerprint_of_base(run.model)
+        before, own = _fingerprint_of_base(run.model), {*run.model.parameters()}
         try:
             adapted = super().prepare(run)
-        except (ValueError, NotImplementedError) as error:
+        except (TypeError, ValueError, NotImplementedError) as error:
             if ".tuners." not in _raised_in(error):
                 raise
             raise ValueError(
@@ -149,6 +151,14 @@ class Adapter(Adapting):
                 "that with them off it is not the pretrained one: use an initialization that "
                 "leaves the base weights unchanged, or another kind of adapter"
             )
+        trained = [n for n, p in adapted.named_parameters() if p.requires_grad and p in own]
+        trained += [f"{part}.default" for part in full_copies(adapted)]
+        if wrong := [n for n in map(base_name, trained) if not within(n, run.new)]:
+            raise ValueError(
+                f"this {self._type} configuration trains weights of the model itself "
+                f"({shorten(wrong)}): leave out bias and modules_to_save, and name new parts in "
+                "new="
+            )
         self._check_start(adapted, run)
         return adapted
 
@@ -159,24 +169,17 @@ class Adapter(Adapting):
 
     def _configured(self, peft: Any) -> Any:
         """Build the configuration; raise ValueError if PEFT or holdfast cannot train with it."""
-        kinds = {kind.value: cls for kind, cls in peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
-        if self._type not in kinds:
-            raise ValueError(f"PEFT has no adapter {self._type}{did_you_mean(self._type, kinds)}")
-        cls, tuner = kinds[self._type], peft.mapping.PEFT_TYPE_TO_TUNER_MAPPING.get(self._type)
+        if reason := unfit_kind(peft, self._type):
+            kinds = [kind.value for kind in peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING]
+            if self._type not in kinds:
+                raise ValueError(f"{reason}{did_you_mean(self._type, kinds)}")
+            raise ValueError(
+                f"{reason}: use a configuration with fixed ranks that adapts layers, such as "
+                "LORA, OFT, IA3 or VERA"
+            )
+        cls = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[self._type]
         known = [field.name for field in dataclasses.fields(cls) if field.init]
-        adapts_layers = {"target_modules", "modules_to_save"} <= {*known}
-        if not adapts_layers or not hasattr(tuner, "tuner_layer_cls"):
-            raise ValueError(
-                f"{self._type} changes what the model reads, not its layers: use a configuration "
-                "of PEFT that adapts layers, such as OFT, IA3 or VERA"
-            )
-        if hasattr(tuner, "update_and_allocate"):
-            raise ValueError(
-                f"{self._type} changes its ranks in calls between the updates "
-                "(update_and_allocate), which hosts do not make: use a configuration with fixed "
-                "ranks, such as LORA"
-            )
-        given = {name: x for name, x in self.config.items() if name != "peft_type"}
+        given = {n: copy.deepcopy(x) for n, x in self.config.items() if n != "peft_type"}
         for name in given:
             if name not in known:
                 raise ValueError(f"{self._type} has no setting {name!r}{did_you_mean(name, known)}")

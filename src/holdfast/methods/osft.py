@@ -25,6 +25,7 @@ from holdfast._optim.backends import only_makes_state
 from holdfast._optim.penalties import keep_hooks
 from holdfast._torch.adapters import has_adapters, unwrapped
 from holdfast._torch.checks import share_below_one
+from holdfast._torch.layers import head_parts
 from holdfast._torch.layout import like, whole
 from holdfast._torch.names import plain_name
 from holdfast._torch.progress import progress_bar
@@ -38,11 +39,11 @@ _SUBSPACES = "_holdfast_subspaces"
 class OSFT(Trainable):
     """Train linear layers only in directions orthogonal to their largest singular vectors.
 
-    All other parameters, such as embeddings, norms, biases and new parts, are trained as usual.
+    All other parameters, such as embeddings, norms, biases and the head, are trained as usual.
 
     Args:
         kept: the share of the singular directions of each matrix that cannot change, in [0, 1).
-            0 is full fine-tuning.
+            At least one of them can. 0 is full fine-tuning.
 
     Example:
         >>> from holdfast import OSFT, Recipe
@@ -74,13 +75,14 @@ class OSFT(Trainable):
         return {"kept": SearchRange(0.1, 0.95, 0.5, log=False)}
 
     def prepare(self, run: Run) -> nn.Module:
-        """Decompose the matrices of all linear layers that are trained."""
+        """Decompose the matrices of all linear layers that are trained, except the head."""
         model = run.model
         if not self.kept:
             return model
         if reason := self.unfit(model, has_old_data=False):
             raise ValueError(reason)
-        weights = {f"{name}.weight" for name in linear_layers(model, run.new)}
+        free = [*run.new, *head_parts(model)]
+        weights = {f"{name}.weight" for name in linear_layers(model, free)}
         named = dict(model.named_parameters())
         trained = {n: named[n] for n in named if n in weights and named[n].requires_grad}
         found: dict[str, Subspace] = {}
@@ -124,7 +126,7 @@ class Subspace:
         """
         dtype = torch.promote_types(weight.dtype, torch.float32)
         u, s, vt = torch.linalg.svd(whole(weight).to(dtype), full_matrices=False)
-        k = round(kept * len(s))
+        k = min(round(kept * len(s)), len(s) - 1)  # at least one direction is free
         return cls(u[:, :k].contiguous(), s[:k].clone(), vt[:k].contiguous())
 
     def to(self, device: torch.device) -> None:
