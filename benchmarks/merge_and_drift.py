@@ -20,6 +20,7 @@ import argparse
 import json
 import math
 import os
+import random
 import re
 import resource
 import shutil
@@ -164,9 +165,11 @@ def main() -> None:
                 code = MERGE.format(**places, models=models, method=entry.cls.__name__)
                 commands[f"merge-{entry.name}"] = [sys.executable, "-c", code + PEAK]
         runs: dict[str, list[tuple[float, float, float]]] = {name: [] for name in commands}
-        for _ in range(options.repeats):
-            for name, command in commands.items():
-                runs[name].append(timed(command, root / "out"))
+        order = list(commands)
+        for repeat in range(options.repeats):  # what runs after a pause pays for fresh memory
+            random.Random(repeat).shuffle(order)
+            for name in order:
+                runs[name].append(timed(commands[name], root / "out"))
 
     medians = {
         name: [statistics.median(column) for column in zip(*found, strict=True)]
