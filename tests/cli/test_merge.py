@@ -130,7 +130,7 @@ def test_sweep(models, capsys):
     told = capsys.readouterr()
     assert told.err.endswith("Sweep: out/sweep.html\n")
     found = Sweep.load("out/sweep.json")
-    assert found.recommendation().headline in told.out
+    assert found.recommendation().headline in " ".join(told.out.split())
     assert "rows (target)" in told.out
     assert [point.settings["alpha"] for point in found.points] == [0, 0.5, 1]
     files = sorted(file.name for file in (models / "out").iterdir())

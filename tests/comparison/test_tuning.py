@@ -322,7 +322,7 @@ def test_a_process_that_ends_with_the_time_leaves_no_lock(tmp_path, monkeypatch)
     assert not (tmp_path / "study.log.lock").is_symlink()
 
 
-@pytest.mark.parametrize("recipe", ["mixout", "self-replay"])
+@pytest.mark.parametrize("recipe", [pytest.param("mixout", marks=pytest.mark.soak), "self-replay"])
 def test_a_test_at_a_rung_does_not_change_the_training(recipe, tmp_path, monkeypatch):
     """The weights at the end are those of a run without rungs, to the last bit."""
     plan = make_plan(tmp_path, recipes=(recipe,), seeds=(0,), updates=9)
