@@ -52,22 +52,6 @@ def test_float64_follows_the_twin(path, alpha, cap, wd):
         assert torch.allclose(p, twins[n].theta, rtol=0, atol=1e-12), n
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_power_0_is_adamw_to_the_bit_and_needs_no_loss(path, dtype):
-    nets = [make_net(dtype), make_net(dtype)]
-    shared = {"lr": 1e-2, "weight_decay": 0.1, **PATHS[path]}
-    opts = (
-        Finch(nets[0].parameters(), power=0.0, **shared),
-        torch.optim.AdamW(nets[1].parameters(), **shared),
-    )
-    for t in range(20):
-        for net, opt in zip(nets, opts, strict=True):
-            backward(net, t)
-            opt.step()
-    assert far(*nets) == 0.0
-
-
 losses = st.floats(1e-6, 1e6)
 
 

@@ -22,8 +22,8 @@ whole block NaN.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -86,6 +86,35 @@ def make_adam_state(
         state[moment] = torch.zeros_like(p, dtype=stored, memory_format=torch.preserve_format)
         if dtype == "8bit":
             state[f"{moment}_scale"] = torch.zeros(-(-p.numel() // BLOCK), device=p.device)
+
+
+def adam_columns(
+    optimizer: Optimizer,
+    group: dict[str, Any],
+    params: Sequence[Tensor],
+    on_device: Callable[[Tensor], bool] = lambda p: False,
+) -> list[list[Tensor]]:
+    """Parameters, gradients, both moments and step counts, with new state where there is none.
+
+    Args:
+        optimizer, group: the optimizer and the group of the parameters.
+        params: parameters of the group that have a gradient.
+        on_device: whether the count of a parameter must be on its device for another reason than
+            the options of the group.
+    """
+    grads = [cast(Tensor, p.grad) for p in params]
+    if any(grad.layout is not torch.strided for grad in grads):
+        raise RuntimeError(
+            f"{type(optimizer).__name__} does not support sparse gradients: make the embedding "
+            "with sparse=False"
+        )
+    for p in params:
+        if not optimizer.state[p]:
+            fused = group["fused"] or on_device(p)
+            make_adam_state(optimizer.state[p], p, {**group, "fused": fused}, p.dtype)
+    states = [optimizer.state[p] for p in params]
+    moments = [[s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step")]
+    return [[*params], grads, *moments]
 
 
 def only_makes_state(optimizer: Optimizer, grads: Sequence[Tensor]) -> bool:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
-from holdfast._optim.backends import check_adam_group, make_adam_state, only_makes_state, wide
+from holdfast._optim.backends import adam_columns, check_adam_group, only_makes_state, wide
 from holdfast._torch.checks import at_least_one, at_least_zero, named_settings, share_below_one
 from holdfast._torch.layout import mean_over_ranks
 from holdfast.methods.adamw import AdamUpdate
@@ -113,23 +113,15 @@ class Finch(Optimizer):
         factor = self._next_factor(loss) if self.power else 1.0
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            if any(p.grad.layout is not torch.strided for p in params):
-                raise RuntimeError(
-                    "Finch does not support sparse gradients: make the embedding with sparse=False"
-                )
             if not params:
                 continue
-            for p in params:
-                if not self.state[p]:
-                    make_adam_state(self.state[p], p, group, p.dtype)
-            states = [self.state[p] for p in params]
-            kept = [[s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step")]
             names = ("eps", "weight_decay", "foreach", "fused", "maximize", "capturable")
+            params, grads, m, v, counts = adam_columns(self, group, params)
             beta1, beta2 = group["betas"]
+            # Not the step of a base class AdamW, which would call this optimizer's hooks again.
             adamw(
-                params, [cast(Tensor, p.grad) for p in params], kept[0], kept[1], [], kept[2],
-                lr=_product(group, factor), beta1=beta1, beta2=beta2, amsgrad=False,
-                **{name: group[name] for name in names},
+                params, grads, m, v, [], counts, lr=_product(group, factor), beta1=beta1,
+                beta2=beta2, amsgrad=False, **{name: group[name] for name in names},
             )  # fmt: skip
         return loss
 

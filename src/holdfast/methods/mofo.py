@@ -16,7 +16,7 @@ nothing would show that the training has failed.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
 from holdfast import kernels
-from holdfast._optim.backends import check_adam_group, make_adam_state
+from holdfast._optim.backends import adam_columns, check_adam_group
 from holdfast._torch.checks import named_settings, positive_share
 from holdfast._torch.layout import like, whole
 from holdfast.methods.adamw import AdamUpdate
@@ -97,21 +97,16 @@ class MoFO(Optimizer):
                 loss = closure()
         for number, group in enumerate(self.param_groups):
             params = [p for p in group["params"] if p.grad is not None]
-            if any(p.grad.layout is not torch.strided for p in params):
-                raise RuntimeError("MoFO does not support sparse gradients")
             if not params:
                 continue
             by_kernel = group["fraction"] < 1 and kernels.wanted(group, params[0].device)
             if by_kernel:
                 from holdfast.kernels.mofo import MoFOStep, takes  # needs Triton
-            for p in params:
-                if not self.state[p]:
-                    # The kernels need the counts on the device, where they advance all at once.
-                    fused = group["fused"] or (by_kernel and takes(p))
-                    make_adam_state(self.state[p], p, {**group, "fused": fused}, p.dtype)
-            states = [self.state[p] for p in params]
-            kept = [[s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step")]
-            columns = [params, [cast(Tensor, p.grad) for p in params], *kept]
+
+                # The kernels need the counts on the device, where they advance all at once.
+                columns = adam_columns(self, group, params, on_device=takes)
+            else:
+                columns = adam_columns(self, group, params)
             names = ("fraction", "lr", "eps", "weight_decay", "maximize", "capturable")
             options = {name: group[name] for name in names}
             options["beta1"], options["beta2"] = group["betas"]

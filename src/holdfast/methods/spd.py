@@ -31,7 +31,7 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
 from holdfast._optim.anchors import Anchors
-from holdfast._optim.backends import check_adam_group, make_adam_state, wide
+from holdfast._optim.backends import adam_columns, check_adam_group, wide
 from holdfast._torch.checks import at_least_zero, named_settings
 from holdfast._torch.layout import is_sharded, like, local, local_like, summed
 from holdfast.methods.adamw import AdamUpdate
@@ -128,23 +128,12 @@ class SPD(Optimizer):
         self._anchors.shard(self.param_groups)
         shares: list[Tensor] = []
         for group, anchors in zip(self.param_groups, self._anchors.values, strict=True):
-            found = [
-                (p, p.grad, a) for p, a in zip(group["params"], anchors, strict=True)
-                if p.grad is not None
-            ]  # fmt: skip
-            if any(grad.layout is not torch.strided for _, grad, _ in found):
-                raise RuntimeError(
-                    "SPD does not support sparse gradients: make the embedding with sparse=False"
-                )
+            anchored = zip(group["params"], anchors, strict=True)
+            found = [(p, star) for p, star in anchored if p.grad is not None]
             if not found:
                 continue
-            params, grads, stars = ([*column] for column in zip(*found, strict=True))
-            for p in params:
-                if not self.state[p]:
-                    make_adam_state(self.state[p], p, group, p.dtype)
-            states = [self.state[p] for p in params]
-            kept = [[s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step")]
-            columns = [params, grads, *kept, stars]
+            columns: list[list[Any]] = adam_columns(self, group, [p for p, _ in found])
+            columns.append([star for _, star in found])
             names = (
                 "lam", "lr", "eps", "weight_decay", "foreach", "fused", "maximize", "capturable",
             )  # fmt: skip
