@@ -8,7 +8,8 @@ from comparison.small_plan import make_plan
 from holdfast import RecAdamUpdate, Recipe
 from holdfast.anneal import Constant, Linear
 from holdfast.comparison.contenders import space_of, suggest
-from holdfast.comparison.search import Search, Tuning, goals_in
+from holdfast.comparison.goals import goals_in
+from holdfast.comparison.search import Search, Tuning
 from holdfast.stages import SearchRange
 from report.sample_results import run
 

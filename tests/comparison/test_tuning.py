@@ -28,9 +28,10 @@ from holdfast.cli.tune import Trials
 from holdfast.comparison import default, tuning
 from holdfast.comparison import study as study_file
 from holdfast.comparison.clock import Clock
+from holdfast.comparison.goals import goals_in, hopeless
 from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.results import Results
-from holdfast.comparison.search import TESTS, Search, Tuning, _Rungs, goals_in, hopeless
+from holdfast.comparison.search import TESTS, Search, Tuning, _Rungs
 from holdfast.comparison.study import counted, open_study, place_of, revive
 from holdfast.comparison.tuning import Tuned, tune, tune_in, tuned_of
 from holdfast.comparison.worker import Worker

@@ -36,11 +36,12 @@ from holdfast.cli._options import (
 from holdfast.cli._progress import Progress
 from holdfast.cli.compare import add_plan_options, demo_settings, jobs_of
 from holdfast.comparison.contenders import ALL, RECIPE
+from holdfast.comparison.goals import merit_in
 from holdfast.comparison.halving import RUNGS
 from holdfast.comparison.inputs import check_inputs, paths_of
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.results import RunResult
-from holdfast.comparison.search import Tuning, merit_in
+from holdfast.comparison.search import Tuning
 from holdfast.comparison.study import rung_attribute, rungs_reached
 from holdfast.comparison.tuning import Begun, Tuned, tune_in
 from holdfast.hosts.tracking import Tracking

@@ -41,9 +41,10 @@ from holdfast.comparison.contenders import (
     contenders_of,
     fitting,
 )
+from holdfast.comparison.goals import goals_in, goals_of, hopeless, merit_in
 from holdfast.comparison.inputs import measure_options, samples_in
 from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
-from holdfast.comparison.results import Measured, RunResult, measured, result_of
+from holdfast.comparison.results import RunResult, measured, result_of
 from holdfast.comparison.study import (
     counted,
     open_study,
@@ -648,39 +649,3 @@ class _OutOfTime(Exception):  # noqa: N818 (not an error)
 
 class _Paused(Exception):  # noqa: N818 (not an error)
     """Ends a training run at its first rung, until every recipe has reached it."""
-
-
-def goals_of(target: Measured, retained: Sequence[Measured], moved: float) -> tuple[float, float]:
-    """The two objectives, lower is better: the target, and the mean loss of the retained tests.
-
-    Without retained tests, the second one is how far the model moved.
-    """
-    lost = [max(0.0, -test.relative) for test in retained]
-    sign = 1 if target.lower_is_better else -1
-    return sign * target.after, sum(lost) / len(lost) if lost else moved
-
-
-def goals_in(result: RunResult) -> tuple[float, float]:
-    far = 0.0 if result.drift is None else result.drift.relative
-    no_evidence = {result.target.name, *result.trained_on}  # the target's predictions are to change
-    evidence = [kl for name, kl in result.kl.items() if name not in no_evidence]
-    return goals_of(result.target, result.retained, next(iter(evidence), far))
-
-
-def merit_in(result: RunResult) -> float:
-    """The one objective of successive halving, higher is better."""
-    return halving.merit_of(result.target.gain, goals_in(result)[1])
-
-
-def hopeless(study: Any, update: int, goals: Sequence[float]) -> bool:
-    """Whether at least half of four or more completed trials were better in both objectives then.
-
-    This is the rule of Optuna's median pruner, which supports only one objective.
-    """
-    then = [
-        trial.user_attrs["looks"][str(update)]
-        for trial in counted(study)
-        if trial.state.name == "COMPLETE" and str(update) in trial.user_attrs.get("looks", {})
-    ]
-    better = [all(a < b for a, b in zip(look, goals, strict=True)) for look in then]
-    return len(then) >= 4 and 2 * sum(better) >= len(then)

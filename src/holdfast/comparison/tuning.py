@@ -24,6 +24,7 @@ from holdfast.comparison import halving, processes, search
 from holdfast.comparison import study as _study
 from holdfast.comparison.clock import Clock, spent
 from holdfast.comparison.contenders import RECIPE, Contender, label_of
+from holdfast.comparison.goals import goals_in
 from holdfast.comparison.inputs import paths_of
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.results import Results, RunResult
@@ -61,7 +62,7 @@ class Candidate:
 
     def beats(self, other: Candidate, half: str = "chosen") -> bool:
         """Whether it is better in one objective and at least as good in the other."""
-        mine, theirs = (search.goals_in(getattr(one, half)) for one in (self, other))
+        mine, theirs = (goals_in(getattr(one, half)) for one in (self, other))
         return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
@@ -414,7 +415,7 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
     longest = _longest(found)
     # Not Optuna's best_trials: it has candidates of trials that did not complete.
     frontier = [one for one in longest if not any(other.beats(one) for other in longest)]
-    frontier.sort(key=lambda one: search.goals_in(one.chosen))
+    frontier.sort(key=lambda one: goals_in(one.chosen))
     taken = _best(longest)
     swept = next(one.swept for one in contenders.values() if one.label == taken.recipe)
     same = [one for one in longest if one.recipe == taken.recipe]
@@ -433,7 +434,7 @@ def tuned_of(study: Any, tuning: Tuning, plan: Plan) -> Tuned:
         pruned=len(trials) - len(complete) - len(failed) - unfinished,
         failed=len(failed),
         unfinished=unfinished,
-        standard=min(standard, key=lambda one: search.goals_in(one.chosen), default=None),
+        standard=min(standard, key=lambda one: goals_in(one.chosen), default=None),
         second=_recommended([one for one in longest if one.recipe != taken.recipe]),
         left_out=left_out,
         seconds=round(spent(study), 1) if tuning.halves else None,
@@ -453,7 +454,7 @@ def _recommended(found: Sequence[Candidate]) -> Candidate | None:
 
 def _best(found: Sequence[Candidate]) -> Candidate:
     """The candidate to take, or if none is better than the base, the best on the target."""
-    return _recommended(found) or min(found, key=lambda one: search.goals_in(one.chosen))
+    return _recommended(found) or min(found, key=lambda one: goals_in(one.chosen))
 
 
 def _longest(found: Sequence[Candidate]) -> list[Candidate]:
