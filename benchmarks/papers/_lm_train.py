@@ -113,8 +113,10 @@ def own_loss_of(run: Run) -> Loss:
     def loss(batch: Batch) -> Tensor:
         labels = torch.full_like(batch["labels"], -100)
         labels[:, 1:] = torch.where(batch["weights"] > 0, batch["labels"], -100)[:, :-1]
-        parts = zip(batch["input_ids"].split(rows), labels.split(rows), strict=True)
-        *first, last = ({"input_ids": ids, "labels": wanted} for ids, wanted in parts)
+        whole = {"input_ids": batch["input_ids"], "labels": labels}
+        whole |= {name: _column(run, name, batch) for name in run.recall.columns}
+        parts = zip(*(tensor.split(rows) for tensor in whole.values()), strict=True)
+        *first, last = (dict(zip(whole, part, strict=True)) for part in parts)
         done = torch.zeros((), device=labels.device)
         for part in first:
             value = run.criterion.loss(run.model, part, batch["targets"], 0)
@@ -124,6 +126,15 @@ def own_loss_of(run: Run) -> Loss:
         return run.criterion.loss(run.model, last, batch["targets"], 0) + done
 
     return loss
+
+
+def _column(run: Run, name: str, batch: Batch) -> Tensor:
+    """What a recall has given each label of a batch's samples."""
+    values = torch.zeros_like(batch["labels"])
+    for row, sample in enumerate(batch["samples"].tolist()):
+        given = torch.as_tensor(run.criterion.data[sample][name], device=values.device)
+        values[row, : len(given)] = given
+    return values
 
 
 def weights_of(run: Run) -> list[Any]:
@@ -143,7 +154,11 @@ def make_batches(
     order = [i for some in cut for i in sorted(some, key=lambda i: len(samples[i]["input_ids"]))]
     rows = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
     rows = [rows[i] for i in torch.randperm(len(rows), generator=generator).tolist()]
-    batches = [_batch([samples[i] for i in some], [weights[i] for i in some]) for some in rows]
+    batches = [
+        {"samples": torch.tensor(some)}
+        | _batch([samples[i] for i in some], [weights[i] for i in some])
+        for some in rows
+    ]
     return [{name: t.to(device) for name, t in batch.items()} for batch in batches]
 
 

@@ -44,7 +44,7 @@ class Gradient:
     ) -> None:
         self.loss, self.clip_norm, self.autocast = loss, clip_norm, autocast
         self.use_graphs = graphs
-        self.parameters = [p for p in parameters if p.requires_grad]
+        self.parameters = list(parameters)
         self.buffers, self.device = list(buffers), self.parameters[0].device
         self.graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Batch, Tensor]] = {}
         self.pool: Any = None
@@ -62,17 +62,18 @@ class Gradient:
         return loss
 
     def _compute(self, batch: Batch) -> Tensor:
-        for p in self.parameters:
+        trained = [p for p in self.parameters if p.requires_grad]  # these may become more
+        for p in trained:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
+        torch._foreach_zero_([p.grad for p in trained if p.grad is not None])
         with torch.autocast(
             self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False
         ):
             loss = self.loss(batch)
         loss.backward()
         if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.clip_norm, foreach=True)
+            nn.utils.clip_grad_norm_(trained, self.clip_norm, foreach=True)
         return loss.detach()
 
     def _capture(self, batch: Batch) -> tuple[torch.cuda.CUDAGraph, Batch, Tensor]:

@@ -57,6 +57,7 @@ from holdfast import (
     Distill,
     FinchUpdate,
     Flow,
+    GradualUnfreezing,
     LoRA,
     Mixout,
     MoFOUpdate,
@@ -137,12 +138,12 @@ def plans(lr: float) -> dict[str, Plan]:
         "recadam-0.5-0.3+flow": Plan(recadam(0.5, 0.3, objective=flow)),
         "l2-sp-weak": Plan(Recipe(penalties=[L2SP(0.002 / lr)])),
         "flow-token": Plan(Recipe(objective=Flow(level="token"))),
-        "lora+tmkl": Plan(Recipe(trainable=lora, recall=TMKL(cache=False)), LORA_LR),
+        "lora+tmkl": Plan(Recipe(trainable=lora, recall=TMKL()), LORA_LR),
         "recadam-0.5-0.15-0.5lr": Plan(recadam(0.5, 0.15), 0.5),
     }
     mlp = LoRA(r=16, target="mlp")
     targets = {f"lora-mlp-{lr:g}lr": Plan(Recipe(trainable=mlp), lr) for lr in (1, 3, 5, 9)}
-    # Every other method at two learning rates. The recalls compare the whole vocabulary.
+    # Every other method at two learning rates. Alone, the recalls compare the whole vocabulary.
     methods: dict[str, Recipe] = {
         "flow": Recipe(objective=flow),
         "stm": Recipe(objective=STM()),
@@ -164,6 +165,7 @@ def plans(lr: float) -> dict[str, Plan]:
         "sfa": Recipe(penalties=[SFA()]),
         "hft": Recipe(trainable=HFT()),
         "mixout": Recipe(trainable=Mixout()),
+        "gradual-unfreezing": Recipe(trainable=GradualUnfreezing()),
         "osft": Recipe(trainable=OSFT()),
     }
     pairs = {name: Plan(recipe) for name, recipe in methods.items()}
@@ -271,11 +273,10 @@ class Bench:
         lr, recipe = run.lr, run.recipe
         batches = make_batches(self.samples, weights_of(run), seed, self.device)
         updates = len(batches)
-        # Losses that read the outputs wait for the GPU, which a graph cannot hold.
-        graphs = not (run.criterion.weighs_outputs or run.recall.uses_outputs)
-        loss = own_loss_of(run)
-        if graphs:
-            loss = loss_of(run.model, *replayed(run, batches, self.device))
+        own = run.criterion.weighs_outputs or run.recall.uses_outputs
+        loss = own_loss_of(run) if own else loss_of(run.model, *replayed(run, batches, self.device))
+        # A graph cannot hold losses that wait for the GPU, nor parameters that become more.
+        graphs = not own and not isinstance(recipe.trainable, GradualUnfreezing)
         losses: list[Tensor] = []
         ready = time.monotonic()
         train(
