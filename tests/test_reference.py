@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from holdfast import Reference
+from holdfast._torch.fingerprint import tensor_fingerprints
 from methods.problems import make_net
 
 
@@ -157,6 +158,20 @@ def test_fingerprint_does_not_depend_on_dtype_strides_or_chunks(monkeypatch):
     assert Reference({"t": t.t().contiguous().t()}).fingerprint() == expected
     monkeypatch.setattr("holdfast._torch.fingerprint._CHUNK_CPU", 777)
     assert Reference({"t": t}).fingerprint() == expected
+
+
+@pytest.mark.parametrize("chunk", [50, 777, 1 << 18])
+def test_tensors_that_are_computed_together_have_the_fingerprints_of_single_ones(
+    chunk, monkeypatch
+):
+    sizes = [5, 0, 300, 1000, 3, 3, 2000]
+    tensors = [torch.randn(n, dtype=torch.bfloat16 if n == 3 else torch.float32) for n in sizes]
+    shaped = [(t.shape, t) for t in tensors] + [((2, 2), None)]
+    expected = tensor_fingerprints(shaped)
+    assert len(set(expected)) == len(expected)
+    monkeypatch.setattr("holdfast._torch.fingerprint._CHUNK_CPU", chunk)
+    monkeypatch.setattr("holdfast._torch.fingerprint._packs", lambda device: True)
+    assert tensor_fingerprints(shaped) == expected
 
 
 def test_statistics_are_referred_to_and_the_fingerprint_survives_saving(tmp_path):

@@ -5,6 +5,7 @@ An :class:`IndexedSource` reads samples by index and batches them by length, to 
 """
 
 import itertools
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,7 +23,14 @@ IndexedBatch = tuple[list[int], Callable[[], Any]]  # indices of samples; reads 
 
 
 class IndexedSource:
-    """Samples read by index, longest first, in batches of about equal padded size."""
+    """Samples read by index, longest first, in batches of about equal padded size.
+
+    Attributes:
+        tokens: fill batches of token sequences up to this size, even if ``batch_size`` of the
+            longest have fewer tokens.
+    """
+
+    tokens = 0
 
     def __init__(self, data: Any, collate: Collate, batch_size: int) -> None:
         self.data, self.collate, self.batch_size = data, collate, batch_size
@@ -33,6 +41,8 @@ class IndexedSource:
         # Longest first: a sample that does not fit into memory fails at once, not after hours.
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         budget = self.batch_size * max(lengths, default=1)
+        if any(length != 1 for length in lengths):
+            budget = max(budget, self.tokens)
         start = 0
         while start < len(order):
             size = max(1, budget // max(1, lengths[order[start]]))
@@ -175,12 +185,21 @@ def _padded(values: list[Any], fill: int) -> Tensor:
     if isinstance(values[0], int | float):
         return torch.tensor(values)
     if all(isinstance(value, list) and value and type(value[0]) is int for value in values):
-        width = max(map(len, values))
-        return torch.tensor([value + [fill] * (width - len(value)) for value in values])
+        return _padded_lists(values, fill)
     tensors = [torch.as_tensor(value) for value in values]
     if tensors[0].dim() == 0:
         return torch.stack(tensors)
     return torch.nn.utils.rnn.pad_sequence(tensors, True, fill)
+
+
+def _padded_lists(values: list[list[int]], fill: int) -> Tensor:
+    width = max(map(len, values))
+    rows = [value + [fill] * (width - len(value)) for value in values]
+    try:  # three times faster than torch.tensor
+        flat = array("q", itertools.chain.from_iterable(rows))
+    except TypeError:  # a list that begins with an integer may hold other numbers
+        return torch.tensor(rows)
+    return torch.frombuffer(flat, dtype=torch.int64).view(len(rows), width)
 
 
 class _Chunks:

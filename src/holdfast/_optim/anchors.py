@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from holdfast._torch.fingerprint import tensor_fingerprint
+from holdfast._torch.fingerprint import tensor_fingerprints
 from holdfast._torch.layout import is_sharded, like, storage_of
 from holdfast._torch.names import Alignment, align, shorten
 from holdfast.reference import Reference
@@ -177,9 +177,8 @@ def labels(group: Group, reference: Reference | None) -> list[str]:
 
 def _fingerprint(group: Group, anchors: Sequence[Tensor | None]) -> str:
     """The fingerprints of each parameter's shape and anchor, in order, separated by spaces."""
-    return " ".join(
-        tensor_fingerprint(p.shape, a) for p, a in zip(group["params"], anchors, strict=True)
-    )
+    shapes = [p.shape for p in group["params"]]
+    return " ".join(tensor_fingerprints(zip(shapes, anchors, strict=True)))
 
 
 def split_anchored(groups: Sequence[Group], reference: Reference) -> list[Group]:

@@ -37,33 +37,94 @@ _CHUNK_CPU, _CHUNK_DEVICE = 1 << 18, 1 << 24
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:
     """One fingerprint of several tensors in order, equal on every device."""
-    text = " ".join(tensor_fingerprint(tensor.shape, tensor) for tensor in tensors)
+    text = " ".join(tensor_fingerprints((tensor.shape, tensor) for tensor in tensors))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def tensor_fingerprint(shape: Iterable[int], tensor: Tensor | None) -> str:
-    """The fingerprint of one tensor's shape and values, without spaces; None is no tensor."""
-    values = "free" if tensor is None else f"{_digest(tensor):016x}"
-    return "x".join(map(str, shape)) + ":" + values
+def tensor_fingerprints(tensors: Iterable[tuple[Iterable[int], Tensor | None]]) -> list[str]:
+    """The fingerprint of each shape with its values, without spaces; None is no tensor."""
+    shapes: list[str] = []
+    digests = _Digests()
+    for shape, tensor in tensors:
+        shapes.append("x".join(map(str, shape)))
+        if tensor is not None:
+            digests.add(len(shapes) - 1, tensor)
+    found = digests.values()
+    return [
+        f"{shape}:{found[i]:016x}" if i in found else f"{shape}:free"
+        for i, shape in enumerate(shapes)
+    ]
 
 
-def _digest(tensor: Tensor) -> int:
-    """Σᵢ mix(bits of the float32 value at i, i) modulo 2⁶⁴.
+class _Digests:
+    """Σᵢ mix(bits of the float32 value at i, i) modulo 2⁶⁴, of each of many tensors.
 
-    A wrapping sum of integers does not depend on the order of addition, so every device and
-    every number of threads gives the same value. Mixing in the position detects permutations.
+    A wrapping sum of integers does not depend on the order of addition, so every device and every
+    number of threads gives the same value. Mixing in the position detects permutations. Small
+    tensors are computed together on a GPU, and nothing waits for it before the end.
     """
-    flat = whole(tensor.detach()).reshape(-1)
-    total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    chunk = _CHUNK_CPU if flat.device.type == "cpu" else _CHUNK_DEVICE
-    for start in range(0, flat.numel(), chunk):
-        bits = flat[start : start + chunk].float().view(torch.int32).long()
-        position = torch.arange(start + 1, start + 1 + bits.numel(), device=flat.device)
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, int, Tensor]] = []  # tensor, first element, values
+        self.room = 0  # elements until the pieces are computed
+        self.found: list[tuple[list[int], Tensor]] = []
+        self.empty: list[int] = []
+
+    def add(self, number: int, tensor: Tensor) -> None:
+        flat = whole(tensor.detach()).reshape(-1)
+        if not flat.numel():
+            self.empty.append(number)
+        kinds = {(piece.device, piece.dtype) for *_, piece in self.pieces}
+        if kinds - {(flat.device, flat.dtype)}:
+            self._compute()
+        start = 0
+        while start < flat.numel():
+            if not self.pieces:
+                self.room = _CHUNK_CPU if flat.device.type == "cpu" else _CHUNK_DEVICE
+            piece = flat[start : start + self.room]
+            self.pieces.append((number, start, piece))
+            start, self.room = start + piece.numel(), self.room - piece.numel()
+            if not self.room:
+                self._compute()
+        if not _packs(flat.device):
+            self._compute()
+
+    def values(self) -> dict[int, int]:
+        self._compute()
+        totals = dict.fromkeys(self.empty, 0)
+        for numbers, sums in self.found:
+            for number, value in zip(numbers, sums.tolist(), strict=True):
+                totals[number] = (totals.get(number, 0) + value) % 2**64
+        return totals
+
+    def _compute(self) -> None:
+        if not self.pieces:
+            return
+        numbers, starts, values = zip(*self.pieces, strict=True)
+        self.pieces = []
+        flat = torch.cat(values) if len(values) > 1 else values[0]
+        bits = flat.float().view(torch.int32).long()
+        position = torch.arange(starts[0] + 1, starts[0] + 1 + len(bits), device=bits.device)
+        sizes = torch.tensor([len(piece) for piece in values])
+        ends = sizes.cumsum(0)
+        if len(values) > 1:  # each tensor counts its own elements
+            back = (torch.tensor(starts) - starts[0] - ends + sizes).to(bits.device)
+            position += back.repeat_interleave(sizes.to(bits.device), output_size=len(bits))
         h = bits.add_(position.mul_(_GOLDEN))
         h = h.bitwise_xor_(h >> 30).mul_(_MIX_1)
         h = h.bitwise_xor_(h >> 27).mul_(_MIX_2)
-        total += h.bitwise_xor_(h >> 31).sum()
-    return int(total) % 2**64
+        h = h.bitwise_xor_(h >> 31)
+        if len(values) > 1:
+            sums = h.cumsum(0)[ends.to(bits.device) - 1]
+            sums[1:] -= sums[:-1].clone()
+        else:
+            sums = h.sum()[None]
+        self.found.append((list(numbers), sums))
+
+
+def _packs(device: torch.device) -> bool:
+    """Whether small tensors are computed together, to launch fewer kernels."""
+    return device.type != "cpu"
 
 
 def content_fingerprint(items: Iterable[Any]) -> str | None:
@@ -187,7 +248,7 @@ def _feed(digest: Any, item: Any) -> None:
         digest.update(f"{type(item).__name__}{item!r};".encode())
     elif isinstance(item, list | tuple):
         try:  # usually token ids: fast
-            digest.update(array("q", item).tobytes())
+            digest.update(array("q", item))
         except (TypeError, OverflowError):
             for x in item:
                 _feed(digest, x)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from holdfast import registry
-from holdfast.cli._options import Parser, UsageError, add, add_settings, settings_from
+from holdfast.cli._options import WHOLE, Parser, UsageError, add, add_settings, settings_from
 from holdfast.hosts.job import Training
 from holdfast.io.codec import to_json
 from holdfast.io.encoding import TrainingData, training_samples
@@ -49,7 +49,9 @@ def add_options(parser: Parser) -> None:
     )
     scoring = parser.add_argument_group("scoring")
     add_settings(scoring, weighting())
-    add_settings(scoring, Training, only=("max_length", "batch_size"))
+    add_settings(scoring, Training, only=("max_length",))
+    batch = "samples per batch at the greatest length; 16 by default, and more on a GPU"
+    scoring.add_argument("--batch-size", type=WHOLE, metavar="N", help=batch)
     add(scoring, "device")
     output = parser.add_argument_group("output")
     add(output, "out")
@@ -84,13 +86,12 @@ def score_rows(method: Any, training: Training, options: argparse.Namespace) -> 
     if options.weighted is not None:
         check_rows(rows, owners, task.data, options)
     tokens = options.level == "token"
-    size = training.batch_size
     model, new = task.load()
     if task.head is not None:  # its losses would mean nothing
         tell_line(f"new head ({task.head}), fitted first: {', '.join(new)}", file=sys.stderr)
         fitted = Run(preset_that("fits_head"), model, samples, lr=0.0, new=new)
         model = fitted.model
-    scores = score(model, samples, tokens=tokens, batch_size=size)
+    scores = score(model, samples, tokens=tokens, batch_size=options.batch_size)
     weights: Any = method.weigh(scores)
     weights = [w.tolist() for w in (scores.split(weights) if tokens else weights)]
     figures = zip(owners, scores.losses.tolist(), weights, scores.counts.tolist(), strict=True)

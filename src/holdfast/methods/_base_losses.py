@@ -20,6 +20,7 @@ def scored(objective: Objective, run: Run, *, tokens: bool) -> tuple[Any, Scores
         task=run.task,
         collate=run.collate,
         tokens=tokens,
+        autocast=run.autocast,
         cache=run.cache,
         progress=run.progress,
     )

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from holdfast._torch.checks import named_settings, natural_number
-from holdfast._torch.fingerprint import tensor_fingerprint
+from holdfast._torch.fingerprint import tensor_fingerprints
 from holdfast._torch.names import shorten
 from holdfast._torch.rng import seeded
 from holdfast.stages import Checks, Recipe, Run, Start
@@ -85,7 +85,7 @@ def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"random_init needs a model, got {type(model).__name__}")
-    before = {name: tensor_fingerprint(p.shape, p) for name, p in model.named_parameters()}
+    before = tensor_fingerprints((p.shape, p) for p in model.parameters())
     with seeded(seed), torch.no_grad():
         transformers_models = list(_transformers_models(model))
         covered = {id(p) for m in transformers_models for p in m.parameters()}
@@ -94,12 +94,11 @@ def random_init(model: ModelT, *, seed: int | None = None) -> ModelT:
             _init_transformers(part)
         for reset in resets:
             reset()
+    after = tensor_fingerprints((p.shape, p) for p in model.parameters())
     same = [
         name
-        for name, p in model.named_parameters()
-        if before[name] == tensor_fingerprint(p.shape, p)
-        and p.numel()
-        and (p != p.flatten()[0]).any()
+        for (name, p), old, new in zip(model.named_parameters(), before, after, strict=True)
+        if old == new and p.numel() and (p != p.flatten()[0]).any()
     ]
     if same:
         warnings.warn(

@@ -33,7 +33,7 @@ from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.lm_head import Split, is_out_of_memory, predict
 from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar
-from holdfast.data import Collate, Source, as_source
+from holdfast.data import Collate, IndexedSource, Source, as_source
 from holdfast.losses import (
     TOKEN_TASKS,
     LossFunction,
@@ -50,6 +50,7 @@ from holdfast.scoring.scores import Scores
 
 Found = TypeVar("Found")
 _SAVE_SECONDS = 10.0
+_TOKENS = 1 << 15  # per batch on a GPU
 
 
 @named_settings
@@ -60,7 +61,7 @@ def score(
     task: Task | LossFunction | None = None,
     collate: Collate | None = None,
     tokens: bool = False,
-    batch_size: int = 16,
+    batch_size: int | None = None,
     autocast: torch.dtype | None = None,
     cache: bool | str | os.PathLike[str] = True,
     data_key: str | None = None,
@@ -81,7 +82,7 @@ def score(
         collate: builds a batch from samples. If None, token sequences are padded on the right.
         tokens: also return the loss of every target token.
         batch_size: the batch size at the greatest length; shorter samples come in larger batches.
-            Halved if memory runs out.
+            If None, 16, and at least 32,768 tokens per batch on a GPU. Halved if memory runs out.
         autocast: run the model in this dtype, such as ``torch.bfloat16``; losses are float32.
         cache: the cache directory. True is ``$HOLDFAST_CACHE`` or ``~/.cache/holdfast``; False
             turns the cache off.
@@ -98,14 +99,16 @@ def score(
         >>> holdfast.score(model, [(x, y)], task="classification", cache=False).losses.shape
         torch.Size([3])
     """
-    if batch_size < 1:
+    if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     inner = unwrapped(model)
     task = infer_task(inner) if task is None else task
     if tokens and task not in TOKEN_TASKS:
         raise ValueError(f"tokens=True needs one of {', '.join(TOKEN_TASKS)}, got task={task!r}")
-    source = as_source(data, collate, batch_size, pad_id_of(model))
     scorer = Scorer(model, task, tokens, autocast)
+    source = as_source(data, collate, batch_size or 16, pad_id_of(model))
+    if batch_size is None and scorer.device.type != "cpu" and isinstance(source, IndexedSource):
+        source.tokens = _TOKENS  # small batches of a small model keep a GPU waiting
     options = {
         "task": task if isinstance(task, str) else content_fingerprint([task]),
         "tokens": tokens,
