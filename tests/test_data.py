@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from holdfast import pad_collate
 from holdfast.data import as_source
@@ -30,7 +31,7 @@ def test_batches_of_tokens_are_filled_up_to_a_number_of_tokens():
     assert [len(indices) for indices, _ in source] == [1, 1, 2, 2, 2]
     source.tokens = 16
     assert [len(indices) for indices, _ in source] == [2, 4, 2]
-    images = as_source([(torch.zeros(3, 2, 2), 0)] * 4, None, 2)
+    images = as_source([(torch.zeros(3, 2, 2), 0)] * 4, default_collate, 2)
     images.tokens = 16
     assert [len(indices) for indices, _ in images] == [2, 2]
 

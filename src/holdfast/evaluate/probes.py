@@ -1,10 +1,10 @@
 """Tests of language models and encoders. Each runs one model at a time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from holdfast.scoring.kl import masked_log_probs
 from holdfast.scoring.likelihood import log_likelihoods
 
 Role = Literal["retained", "target"]
+Encoded = TypeVar("Encoded")
+_ENCODED = "_encoded_data"
 _SCORES = ("label", "score", "similarity")
 #: Tokens of a running text that count as one sample.
 BLOCK = 128
@@ -61,6 +63,17 @@ class Sized(Protocol):
         """Return the test on the beginning of its data, with at most this many tokens."""
 
 
+def encoded_once(test: Any, loaded: Loaded, encode: Callable[[Loaded], Encoded]) -> Encoded:
+    """Encode the data of a test once for all models that share a tokenizer."""
+    config: Any = getattr(loaded.model, "config", None)
+    first = [getattr(config, name, None) for name in ("bos_token_id", "eos_token_id")]
+    tokenizer, about, found = vars(test).get(_ENCODED, (None, None, None))
+    if tokenizer is None or tokenizer is not loaded.tokenizer or about != first:
+        found = encode(loaded)
+        vars(test)[_ENCODED] = loaded.tokenizer, first, found
+    return cast(Encoded, found)
+
+
 @dataclass(frozen=True)
 class Text:
     """The perplexity of a running text.
@@ -80,14 +93,13 @@ class Text:
             raise ValueError(f"the text {self.name!r} is empty")
 
     def run(self, loaded: Loaded, *, progress: bool) -> Outcomes:
-        tokenizer = loaded.need_tokenizer(f"the text {self.name!r}")
+        loaded.need_tokenizer(f"the text {self.name!r}")
         if loaded.kind == "masked_lm":
             return self._masked(loaded, progress)
         if loaded.kind != "causal_lm":
             model = type(loaded.model).__name__
             raise ValueError(f"the text {self.name!r} needs a language model, got {model}")
-        start = loaded.first_token()
-        ids = encoding.tokenize(tokenizer, self.text)
+        start, ids = loaded.first_token(), self._tokens(loaded)
         requests = encoding.windows(ids[1:] if ids[:1] == [start] else ids, start, loaded.limit)
         found = log_likelihoods(loaded, requests, self.name, progress=progress)
         losses = [loss for likelihood in found for loss in likelihood.losses]
@@ -95,8 +107,11 @@ class Text:
         return Outcomes([math.fsum(block) for block in blocks], list(map(len, blocks)))
 
     def lengths(self, loaded: Loaded) -> list[int]:
+        return [len(self._tokens(loaded))]
+
+    def _tokens(self, loaded: Loaded) -> list[int]:
         tokenizer = loaded.need_tokenizer(f"the text {self.name!r}")
-        return [len(encoding.tokenize(tokenizer, self.text))]
+        return encoded_once(self, loaded, lambda _: encoding.tokenize(tokenizer, self.text))
 
     def within(self, loaded: Loaded, tokens: int) -> "Text":
         tokenizer = loaded.need_tokenizer(f"the text {self.name!r}")
@@ -159,9 +174,17 @@ class Completions:
 
     def answers(self, loaded: Loaded, most: int | None = None) -> list[list[encoding.Continuation]]:
         """Encode the answers of each row, or of the first ones."""
+        return encoded_once(self, loaded, self._encode)[:most]
+
+    def _encode(self, loaded: Loaded) -> list[list[encoding.Continuation]]:
+        words = [self._words(i) for i in range(len(self.rows))]
+        pairs = [some for some in words if not isinstance(some, Conversation)]
+        alone = iter(encoding.encode_pairs(loaded, pairs))
         return [
-            encoding.encode_answers(loaded, self._words(i), f"{self.name}: row {i}")
-            for i in range(len(self.rows))[:most]
+            encoding.encode_answers(loaded, some, f"{self.name}: row {i}")
+            if isinstance(some, Conversation)
+            else [next(alone)]
+            for i, some in enumerate(words)
         ]
 
     def _words(self, number: int) -> Conversation | tuple[str, str]:
@@ -216,11 +239,13 @@ class MultipleChoice:
         return replace(self, rows=encoding.fitting(self.rows, self.lengths(loaded), tokens))
 
     def _encoded(self, loaded: Loaded) -> list[list[encoding.Continuation]]:
-        rows = map(self._row, range(len(self.rows)))
-        return [
-            [encoding.encode_pair(loaded, prompt, f" {choice}") for choice in choices]
-            for prompt, choices, _ in rows
-        ]
+        return encoded_once(self, loaded, self._encode)
+
+    def _encode(self, loaded: Loaded) -> list[list[encoding.Continuation]]:
+        rows = [self._row(i) for i in range(len(self.rows))]
+        pairs = [(prompt, f" {choice}") for prompt, choices, _ in rows for choice in choices]
+        found = iter(encoding.encode_pairs(loaded, pairs))
+        return [[next(found) for _ in choices] for _, choices, _ in rows]
 
     def _row(self, number: int) -> tuple[str, list[str], int]:
         row, reader = self.rows[number], Reader(self.name)
