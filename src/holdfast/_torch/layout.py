@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 Value = TypeVar("Value")
+_LAYOUT = operator.attrgetter("layout")
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -52,6 +53,22 @@ def is_sharded(tensor: Any) -> bool:
     # Importing the module takes nearly a second. Where it was not imported, no tensor is sharded.
     sharding = sys.modules.get("torch.distributed.tensor")
     return sharding is not None and isinstance(tensor, sharding.DTensor)
+
+
+def any_sharded(tensors: Sequence[Tensor]) -> bool:
+    """Whether one of many tensors is sharded; looks at each type once."""
+    if torch.compiler.is_compiling():
+        return any(map(is_sharded, tensors))
+    sharding = sys.modules.get("torch.distributed.tensor")
+    kinds = set(map(type, tensors))
+    return sharding is not None and any(issubclass(kind, sharding.DTensor) for kind in kinds)
+
+
+def all_strided(tensors: Sequence[Tensor]) -> bool:
+    """Whether none of many tensors is sparse."""
+    if torch.compiler.is_compiling():
+        return all(tensor.layout is torch.strided for tensor in tensors)
+    return {*map(_LAYOUT, tensors)} <= {torch.strided}
 
 
 def like(tensor: Tensor, p: Any, dtype: torch.dtype | None = None) -> Tensor:

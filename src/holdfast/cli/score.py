@@ -66,8 +66,8 @@ def weighting() -> type[Any]:
 
 
 def run(options: argparse.Namespace) -> None:
-    method, size = settings_from(weighting(), options), options.batch_size
-    training = settings_from(Training, options, **({} if size else {"batch_size": 16}))
+    method = settings_from(weighting(), options)
+    training = settings_from(Training, options, batch_size=options.batch_size or 16)
     check_weighted(options)
     with claim(options.out, "score", inputs_of(options), files=FILES):
         score_rows(method, training, options)

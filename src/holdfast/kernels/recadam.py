@@ -13,8 +13,10 @@ one launch per kind of tensors. Only gradients may have new addresses at each ca
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -23,7 +25,16 @@ from torch import Tensor
 from holdfast._torch.layout import dense, is_dense, is_sharded, like, local, local_like
 from holdfast.kernels import available
 from holdfast.kernels.fetching import Fetching, Piece
-from holdfast.kernels.tables import TYPES, AddressTable, load, on_device, pointer_to, store, toward
+from holdfast.kernels.tables import (
+    TYPES,
+    AddressTable,
+    addresses,
+    load,
+    on_device,
+    pointer_to,
+    store,
+    toward,
+)
 
 #: Elements per program, and its warps: the best of nine on an H200, from 5 M to 1.2 G weights.
 BLOCK, WARPS = 512, 4
@@ -37,6 +48,7 @@ _M_ZERO = tl.constexpr((0x3F800000 >> 20) - 127)
 _V_ZERO = tl.constexpr((0x3F800000 >> 19) - 255)
 
 _TYPES = {**TYPES, torch.uint8: tl.uint8}
+_DTYPE = attrgetter("dtype")
 
 
 class Operands(NamedTuple):
@@ -69,7 +81,15 @@ class RecAdamStep:
         self._rows = list(rows)
         self._sharded = any(is_sharded(row.p) for row in rows)
         self._steps = [row.step for row in rows]
-        self._forms = [(local(row.p).dtype, local(row.p).stride()) for row in rows]
+        base = self._steps[0]._base
+        if (
+            base is not None
+            and len(base) == len(rows)
+            and all(s._base is base for s in self._steps)
+        ):
+            self._steps = [base]  # all of them at once
+        params = [local(row.p) for row in rows]
+        self._forms = [*map(_DTYPE, params)], [*map(Tensor.stride, params)]
         self._launches, self._fetching = _plan_launches(rows)
 
     def __call__(
@@ -86,7 +106,7 @@ class RecAdamStep:
         torch._foreach_add_(self._steps, 1)
         if found_inf is not None:
             torch._foreach_sub_(self._steps, [found_inf.to(s.device) for s in self._steps])
-        if [(g.dtype, g.stride()) for g in grads] != self._forms:
+        if ([*map(_DTYPE, grads)], [*map(Tensor.stride, grads)]) != self._forms:
             params = [local(row.p) for row in self._rows]
             grads = [dense(g.to(p.dtype), p) for g, p in zip(grads, params, strict=True)]
         for launch in self._launches:
@@ -129,11 +149,17 @@ class _Launch:
         eight = kind.m == torch.uint8
         block = BLOCK_8BIT if eight else BLOCK
         strides = [1] * 6 + [block] * 2  # one scale per block
+        self.rows = [piece.row for piece in pieces]
+        self.whole = self.rows == [*range(len(rows))]
+        begins = np.array([piece.begin for piece in pieces])
+        self.offsets = begins * kind.p.itemsize  # of the pieces in their gradients
         places = [
-            [_address(self.held[piece.row][column], piece.begin // stride) for piece in pieces]
+            np.array(
+                [_address(self.held[piece.row][column], piece.begin // stride) for piece in pieces]
+            )
             for column, stride in enumerate(strides)
         ]
-        named = [[piece.row for piece in pieces], [piece.begin for piece in pieces]]
+        named = [np.array(self.rows), begins]
         sizes = [piece.end - piece.begin for piece in pieces]
         self.table = AddressTable(places + named, sizes, block, kind.device)
         self.options = {
@@ -156,10 +182,11 @@ class _Launch:
         stochastic: bool = False, seed: int = 0, updates: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.count += 1
-        table, size = self.table, self.kind.p.itemsize
-        table.move(0, [grads[x.row].data_ptr() + x.begin * size for x in self.pieces])
+        table = self.table
+        own = grads if self.whole else [grads[row] for row in self.rows]
+        table.move(0, addresses(own) + self.offsets)
         if self.fetching is not None:
-            table.move(4, self.fetching.take(self.pieces[0].chunk))
+            table.move(4, np.array(self.fetching.take(self.pieces[0].chunk)))
         on_gpu = isinstance(lam, Tensor) or isinstance(lr, Tensor)
         lam = lam if self.kind.anchor is not None else 1.0
 

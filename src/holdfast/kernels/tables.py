@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +17,8 @@ from torch import Tensor
 
 #: The dtypes that kernels support.
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+Addresses = npt.NDArray[np.int64]
 
 #: Messages to the device that may be pending at once.
 _UNDER_WAY = 4
@@ -32,7 +36,7 @@ class AddressTable:
     """
 
     def __init__(
-        self, places: list[list[int]], sizes: list[int], block: int, device: torch.device
+        self, places: Sequence[Addresses], sizes: list[int], block: int, device: torch.device
     ) -> None:
         self.device = device
         blocks = torch.tensor([-(-size // block) for size in sizes])
@@ -40,9 +44,9 @@ class AddressTable:
         part = torch.arange(len(owner)) - (blocks.cumsum(0) - blocks)[owner]
         self.programs, self._count = len(owner), len(sizes)
         self.sizes = torch.tensor(sizes, device=device)
-        self._known = places
+        self._known: list[Addresses | None] = [*places]
         self.aligned = [_aligned(column) for column in places]
-        self._addresses = torch.tensor(places, device=device)
+        self._addresses = torch.from_numpy(np.stack(places)).to(device)
         programs = (owner.to(device, torch.int32), part.to(device, torch.int32))
         self.arguments = (self._addresses, self.sizes, *programs, self._count)
         self._messages: list[_Message] = []
@@ -51,21 +55,23 @@ class AddressTable:
     @classmethod
     def of(cls, columns: Sequence[Sequence[Tensor]], block: int) -> AddressTable:
         sizes = [t.numel() for t in columns[0]]
-        places = [[t.data_ptr() for t in column] for column in columns]
-        return cls(places, sizes, block, columns[0][0].device)
+        return cls([*map(addresses, columns)], sizes, block, columns[0][0].device)
 
     def find(self, columns: Sequence[Sequence[Tensor]]) -> None:
         """Update the addresses of tensors of the same sizes as before."""
         for number, column in enumerate(columns):
-            self.move(number, [t.data_ptr() for t in column])
+            self.move(number, addresses(column))
 
-    def move(self, column: int, places: list[int]) -> None:
+    def move(self, column: int, places: Addresses) -> None:
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             # A captured graph keeps its own message and sends it at each replay.
-            self._known[column], self.aligned[column] = [], _aligned(places)
+            self._known[column], self.aligned[column] = None, _aligned(places)
             self._captured.append(_Message(self._count, self.device, waits=False))
             self._captured[-1].send(places, self._addresses[column])
-        elif self._captured or places != self._known[column]:  # a replay may have overwritten it
+            return
+        known = self._known[column]
+        # A replay may have overwritten them.
+        if self._captured or known is None or not np.array_equal(places, known):
             self._known[column], self.aligned[column] = places, _aligned(places)
             self._message().send(places, self._addresses[column])
 
@@ -86,7 +92,7 @@ class _Message:
         self.filled = self.held.numpy()  # faster to fill than a tensor
         self.sent = torch.cuda.Event() if on_gpu and waits else None
 
-    def send(self, addresses: list[int], place: Tensor) -> None:
+    def send(self, addresses: Addresses, place: Tensor) -> None:
         if self.sent is not None:
             self.sent.synchronize()  # rarely blocks: it was sent four steps ago
         self.filled[:] = addresses
@@ -95,8 +101,13 @@ class _Message:
             self.sent.record(torch.cuda.current_stream(place.device))
 
 
-def _aligned(addresses: Sequence[int]) -> bool:
-    return not any(address % 16 for address in addresses)
+def addresses(tensors: Sequence[Tensor]) -> Addresses:
+    """Where tensors are in memory. Without a loop in Python: there may be thousands."""
+    return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
+
+
+def _aligned(addresses: Addresses) -> bool:
+    return not (addresses & 15).any()
 
 
 def on_device(numbers: Sequence[float | Tensor], device: torch.device) -> Tensor:

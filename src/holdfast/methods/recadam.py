@@ -27,6 +27,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from operator import methodcaller
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -41,7 +43,7 @@ from holdfast._optim.anchors import Anchors, labels, split_anchored
 from holdfast._optim.backends import Columns
 from holdfast._optim.importance import measured
 from holdfast._torch.checks import at_least_zero, flag, named_settings, one_of
-from holdfast._torch.layout import dense, is_sharded, local, same_objects, whole
+from holdfast._torch.layout import all_strided, any_sharded, dense, local, same_objects, whole
 from holdfast._torch.names import shorten
 from holdfast.anneal import Anneal, Constant, Linear, Sigmoid, check_anneal
 from holdfast.methods.adamw import AdamUpdate
@@ -58,6 +60,7 @@ _check_capture: Callable[[Optimizer], None] = getattr(
     "_accelerator_graph_capture_health_check",
     getattr(Optimizer, "_cuda_graph_capture_health_check", lambda _: None),
 )
+_VALUES = methodcaller("values")
 _STATE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -257,7 +260,8 @@ class RecAdam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
-        moves = self._begin_update()
+        grads = [[p.grad for p in group["params"]] for group in self.param_groups]
+        moves = self._begin_update([g for some in grads for g in some if g is not None])
         scale, found_inf = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
         if moves and found_inf is not None:
             found_inf = (found_inf != 0).float()  # torch may have summed over several devices
@@ -268,9 +272,10 @@ class RecAdam(Optimizer):
             on_device = group["capturable"] or torch.compiler.is_compiling()
             lam = group["anneal"](group["updates"] if on_device else int(group["updates"]))
             done = self._pull_is_over(number, group, lam)
-            plan = self._plan(number, group, pulled=not done)
+            plan = self._plan(number, group, grads[number], pulled=not done)
             if moves:
-                plan.update(group, 1.0 if done else lam, scale, found_inf)
+                own = [g for g in grads[number] if g is not None]
+                plan.update(group, own, 1.0 if done else lam, scale, found_inf)
             stays = done and isinstance(group["anneal"], Sigmoid | Linear | Constant)
             over = over and (stays or not any(a is not None for a in self._anchors.values[number]))
         kept = self._anchors.values
@@ -279,17 +284,15 @@ class RecAdam(Optimizer):
             self._discard_plans()
         return loss
 
-    def _begin_update(self) -> bool:
+    def _begin_update(self, grads: list[Tensor]) -> bool:
         """Check the gradients and count the update. Return False if there is nothing to update."""
         _check_capture(self)
-        params = [p for group in self.param_groups for p in group["params"]]
-        sharded = any(map(is_sharded, params))
+        sharded = any_sharded([p for group in self.param_groups for p in group["params"]])
         if not torch.compiler.is_compiling():  # a compiled step cannot set attributes
             self._sharded = sharded
         if sharded and self._anchors.shard(self.param_groups):  # the trainer sharded them
             self._discard_plans()
-        grads = [p.grad for p in params if p.grad is not None]
-        if any(g.layout is not torch.strided for g in grads):
+        if not all_strided(grads):
             raise RuntimeError(
                 "RecAdam does not support sparse gradients: make the embedding with sparse=False"
             )
@@ -313,20 +316,34 @@ class RecAdam(Optimizer):
         dtypes = (p.dtype if narrow else torch.float32 for p in group["params"])
         return left < min((torch.finfo(dtype).eps for dtype in dtypes), default=1.0) / 64
 
-    def _plan(self, number: int, group: dict[str, Any], *, pulled: bool) -> _Plan:
+    def _plan(
+        self, number: int, group: dict[str, Any], grads: list[Tensor | None], *, pulled: bool
+    ) -> _Plan:
         """How to update a group: the plan of the last step if no tensor was replaced since."""
-        params = [p for p in group["params"] if p.grad is not None]
-        states = [self._state_of(p, group) for p in params]
+        both = zip(group["params"], grads, strict=True)
+        params = [p for p, grad in both if grad is not None]
         if torch.compiler.is_compiling():  # identities are unknown, and the graph is the cache
+            states = [self._state_of(p, group) for p in params]
             return _Plan(number, group, self._columns(number, params, states, pulled), [])
+        plan = self._plans.get(number)
+        same = plan is not None and same_objects(plan.columns.params, params)
+        # Looking up the state of each parameter takes longer than all the rest.
+        if plan is not None and same and same_objects(plan.all_states, [*self.state.values()]):
+            states = plan.states
+        else:
+            states = [self._state_of(p, group) for p in params]
         choices = [group[name] for name in ("foreach", "fused", "stochastic_rounding")]
         key = [*choices, *_key(params, states, pulled, self._sharded)]
-        plan = self._plans.get(number)
-        if plan is None or plan.key != key or not same_objects(plan.columns.params, params):
+        if plan is None or not same or plan.key != key:
             if plan is not None:
                 plan.discard_fetched()
+            if any(kernels.wanted(group, device) for device in {p.device for p in params}):
+                _put_counts_together(states)
+                key = [*choices, *_key(params, states, pulled, self._sharded)]
             columns = self._columns(number, params, states, pulled)
             plan = self._plans[number] = _Plan(number, group, columns, key)
+        if plan.states is not states:
+            plan.states, plan.all_states = states, [*self.state.values()]
         return plan
 
     def _columns(
@@ -495,11 +512,22 @@ def _key(
     (``Module.to``, DeepSpeed). The last entry is the version of the first step count: the kernel
     keeps the counts as Python numbers, so setting them from outside must be noticed.
     """
-    tensors = [*params, *[t for state in states for t in state.values()]]
+    tensors: Iterable[Tensor] = chain(params, chain.from_iterable(map(_VALUES, states)))
     if sharded:
-        tensors = [local(t) for t in tensors]
+        tensors = map(local, tensors)
     version = states[0]["step"]._version if states else 0
     return [pulled, *map(Tensor.data_ptr, tensors), version]
+
+
+def _put_counts_together(states: list[dict[str, Tensor]]) -> None:
+    """Make the step counts views of one tensor, which the kernel can advance at once."""
+    counts = [state["step"] for state in states]
+    device, *others = {count.device for count in counts}
+    is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if not others and not is_captured:  # a graph's memory is its own
+        together = torch.stack([whole(count) for count in counts])
+        for state, count in zip(states, together.unbind(), strict=True):
+            state["step"] = count
 
 
 class _Plan:
@@ -512,6 +540,8 @@ class _Plan:
         self, number: int, group: dict[str, Any], columns: Columns, key: list[Any]
     ) -> None:
         self.number, self.columns, self.key = number, columns, key
+        self.states: list[dict[str, Tensor]] = []  # of the parameters
+        self.all_states: list[dict[str, Tensor]] = []  # of the optimizer, when they were looked up
         everyone = range(len(columns.params))
         rounds = group["stochastic_rounding"]
         packed = {
@@ -548,11 +578,11 @@ class _Plan:
     def update(
         self,
         group: dict[str, Any],
+        grads: list[Tensor],
         lam: Scalar,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
-        grads = [cast(Tensor, p.grad) for p in self.columns.params]
         names = ("lr", "gamma", "weight_decay", "eps", "maximize")
         settings = {name: group[name] for name in names}
         settings["beta1"], settings["beta2"] = group["betas"]
