@@ -16,7 +16,7 @@ from holdfast.methods.mofo import largest
 def found(values, k):
     slices = SlicesInMemory(torch.zeros_like(values), [values])
     result = largest_of(slices, lambda part: part.tuned[0], k)
-    masks = slices.map(lambda part: result.mask(part.begin, part.tuned[0]))
+    masks = slices.map(lambda part: result.mask_(part.begin, part.tuned[0].clone()))
     return torch.cat([*masks]).bool()
 
 

@@ -231,8 +231,8 @@ class _Merge:
         return lambda *ends: self.method.merged_slice(where, tensor.part(*ends), known)
 
     def _between(self, tensor: _Slices, scale: float, begin: int, end: int) -> torch.Tensor:
-        _, before, (after, *_) = tensor.part(begin, end)
-        return between(before, after, scale, self.scratch("between", len(after), after.dtype))
+        part = tensor.part(begin, end)
+        return between(part.base, part.tuned[0], scale, part.buffer("between"))
 
     def _write_slice(self, file: Path, task: _Task) -> int:
         values = self.scratch.cast("stored", task.values(task.begin, task.end), task.dtype)
@@ -279,7 +279,7 @@ class _Slices:
         read = [model.read(name, begin, end, scratch) for model, name in named]
         dtype = wide(*read)
         base, *tuned = (scratch.cast(f"wide {i}", one, dtype) for i, one in enumerate(read))
-        return Slice(begin, base, tuned)
+        return Slice(begin, base, tuned, scratch)
 
 
 def _paths(sources: list[Weights]) -> list[str]:
