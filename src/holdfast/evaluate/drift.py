@@ -117,8 +117,10 @@ def square_sum(values: Tensor) -> float:
     """
     whole = values.numel() // 4096 * 4096
     rows = torch.linalg.vector_norm(values[:whole].view(-1, 4096), dim=1)
-    rest = torch.linalg.vector_norm(values[whole:])
-    total = float(rows.double().square().sum() + rest.double().square())
+    total = float(rows.double().square_().sum())
+    if whole < values.numel():
+        rest = float(torch.linalg.vector_norm(values[whole:]))
+        total += rest * rest
     if 1e-30 < total < 1e30 or not values.any():
         return total
     exact = values.double()  # squares beyond the range of float32, or NaN

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 
@@ -58,13 +58,13 @@ def synced(file: Path) -> None:
 
 
 @contextlib.contextmanager
-def synced_meanwhile(file: Path) -> Iterator[None]:
+def synced_meanwhile(file: BinaryIO) -> Iterator[None]:
     """Move a file to disk while it is being written, so that :func:`synced` waits for little."""
     done = threading.Event()
 
     def sync() -> None:
         while not done.wait(0.1):
-            synced(file)
+            os.fsync(file.fileno())
 
     with ThreadPoolExecutor(1) as pool:
         syncing = pool.submit(sync)

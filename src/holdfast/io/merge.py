@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import torch
 
@@ -192,11 +192,10 @@ class _Merge:
         """Write a file in slices; yield the number of bytes of each slice."""
         specs = {name: self.models[0][name] for name in names}
         header, offsets = header_for(specs)
-        file.write_bytes(header)
-        with synced_meanwhile(file):
-            yield from self.workers.map(
-                partial(self._write_slice, file), self._tasks(specs, offsets)
-            )
+        with open(file, "wb") as opened, synced_meanwhile(opened):
+            opened.write(header)
+            tasks = self._tasks(specs, offsets)
+            yield from self.workers.map(partial(self._write_slice, opened), tasks)
 
     def _tasks(self, specs: Mapping[str, Spec], offsets: Mapping[str, int]) -> Iterator[_Task]:
         """The slices of all tensors: of their merged weights, then of those that are copied."""
@@ -234,13 +233,12 @@ class _Merge:
         part = tensor.part(begin, end)
         return between(part.base, part.tuned[0], scale, part.buffer("between"))
 
-    def _write_slice(self, file: Path, task: _Task) -> int:
+    def _write_slice(self, file: BinaryIO, task: _Task) -> int:
         values = self.scratch.cast("stored", task.values(task.begin, task.end), task.dtype)
         content = values.view(torch.uint8)
-        # Threads that write to one file at once wait for each other with busy cores.
-        with self.lock, open(file, "r+b") as opened:  # which writes all of it, or raises
-            opened.seek(task.offset + task.begin * task.dtype.itemsize)
-            opened.write(content.numpy().data)
+        with self.lock:
+            file.seek(task.offset + task.begin * task.dtype.itemsize)
+            file.write(content.numpy().data)
         return content.numel()
 
 

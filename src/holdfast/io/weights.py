@@ -30,14 +30,19 @@ class Scratch(threading.local):
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self._last: dict[str, Tensor] = {}
 
     def __call__(self, use: str, size: int, dtype: torch.dtype) -> Tensor:
         """Return a flat tensor; it overwrites the previous tensor of the same use."""
+        last = self._last.get(use)
+        if last is not None and len(last) == size and last.dtype == dtype:
+            return last  # most slices are of one size
         needed = size * dtype.itemsize
         buffer = self._buffers.get(use)
         if buffer is None or len(buffer) < needed:
             buffer = self._buffers[use] = torch.empty(needed, dtype=torch.uint8)
-        return buffer[:needed].view(dtype)
+        self._last[use] = buffer[:needed].view(dtype)
+        return self._last[use]
 
     def cast(self, use: str, values: Tensor, dtype: torch.dtype) -> Tensor:
         if values.dtype == dtype:
