@@ -36,13 +36,15 @@ class Largest(NamedTuple):
     ties: int = 0
 
     def mask_(self, begin: int, values: Tensor) -> Tensor:
-        """Set values of the slice that begins there to 1 if they are among the largest, else to 0.
-        """
+        """Set the largest values of the slice that begins there to 1, and the others to 0."""
         if self.level is None:
             return values.fill_(1)
-        ties = (values == self.level).nonzero()[: self.ties, 0] if begin == self.last else []
-        values = values.ge_(self.level) if begin < self.last else values.gt_(self.level)
-        values[ties] = 1
+        if begin < self.last:
+            return values.ge_(self.level)
+        if begin > self.last:
+            return values.gt_(self.level)
+        ties = torch.nonzero(values == self.level)[: self.ties]
+        values.gt_(self.level)[ties] = 1
         return values
 
 
