@@ -42,9 +42,10 @@ from holdfast.io.weights import Spec
 Shapes = dict[str, tuple[int, ...]]
 RESULTS = Path(__file__).parent / "results" / "merge_and_drift.json"
 IMPORT = "import time, holdfast as h; from holdfast.io.merge import merge_on_disk as merge; "
-IMPORT += "from holdfast.evaluate.drift import drift; begin = time.perf_counter()"
+IMPORT += "from holdfast.evaluate.drift import drift; method = h.{method}(); "
+IMPORT += "begin = time.perf_counter()"
 DRIFT = "; drift({base!r}, {tuned!r})"
-MERGE = "; merge({base!r}, {models!r}, {out!r}, h.{method}())"
+MERGE = "; merge({base!r}, {models!r}, {out!r}, method)"
 # What getrusage says of a child is at least what its parent had, so it tells of itself.
 REPORT = "; print('work', time.perf_counter() - begin)"
 REPORT += "; print(*(line for line in open('/proc/self/status') if line.startswith('VmHWM')))"
@@ -154,14 +155,15 @@ def commands_for(places: dict[str, str]) -> tuple[dict[str, list[str]], dict[str
         "cat": ["sh", "-c", "cat {base}/* {tuned}/* > /dev/null".format(**places)],
         "cp": ["cp", "-r", places["tuned"], places["out"]],
     }
-    code = {"import": "", "drift": DRIFT.format(**places)}
+    code = {name: IMPORT.format(method="Keep") for name in ("import", "drift")}
+    code["drift"] += DRIFT.format(**places)
     for entry in registry.methods("merging"):
         method: Any = entry.cls()
         models = [places[name] for name in ("tuned", "other")[: method.least_models]]
         if method.tensorwise:
-            name = entry.cls.__name__
-            code[f"merge-{entry.name}"] = MERGE.format(**places, models=models, method=name)
-    measured = {n: [sys.executable, "-c", IMPORT + text + REPORT] for n, text in code.items()}
+            imported = IMPORT.format(method=entry.cls.__name__)
+            code[f"merge-{entry.name}"] = imported + MERGE.format(**places, models=models)
+    measured = {name: [sys.executable, "-c", text + REPORT] for name, text in code.items()}
     return references, measured
 
 
