@@ -1,17 +1,17 @@
 """Drift and merging of checkpoints on disk, against reading and copying the same files.
 
-    python benchmarks/merge_and_drift.py --gb 8
+    python benchmarks/merge_and_drift.py --gb 4
 
-Makes a pair of sharded bfloat16 checkpoints of Llama's shapes in a temporary directory, and runs
-each of the following as a process of its own, in turns: ``cat`` of both (reads their size twice),
-``cp -r`` of one (reads and writes its size), the drift between the two (reads as ``cat``) and their
-merge by every method (reads twice, writes once; Model Stock merges a third one too). The limit of
-the drift is the time of ``cat``, that of a merge the time of ``cp`` and half of that of ``cat``.
-Starting Python and importing holdfast is part of drift and merge, and timed by itself: ``× cp`` and
-``s/GB`` are without it. The time of each runs until what it wrote is on disk
-(``fsync``); the time of its threads on processors is less troubled by what else the machine does.
-Peak memory is the largest resident set of the process, mapped pages of files included. Files that
-fit into the machine's memory are read from there.
+Makes three sharded bfloat16 checkpoints of Llama's shapes in a temporary directory, and runs each
+of the following as a process of its own: the drift between two of them, and their merge by every
+method (Model Stock merges the third one too). Right before each of them it runs ``cat`` of two
+checkpoints, which reads what the drift reads, and ``cp -r`` of one, which writes what a merge
+writes. The ratios ``× cat`` and ``× cp`` are medians over the repeats of ratios to these two.
+
+A process measures the seconds of its own work. Starting Python and importing holdfast has its own
+row and is not part of the ratios and of the seconds per GB of one checkpoint. The work of ``cp``
+and of a merge ends when the output is on disk (``fsync``). Peak memory is the largest resident set
+of the process. Files that fit into the machine's memory are read from there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from _common import write_results
@@ -41,25 +41,36 @@ from holdfast.io.weights import Spec
 
 Shapes = dict[str, tuple[int, ...]]
 RESULTS = Path(__file__).parent / "results" / "merge_and_drift.json"
-IMPORT = "from holdfast.evaluate.drift import drift"
-DRIFT = "from holdfast.evaluate.drift import drift; drift({base!r}, {tuned!r})"
-MERGE = (
-    "import holdfast as h; from holdfast.io.merge import merge_on_disk as m; "
-    "m({base!r}, {models!r}, {out!r}, h.{method}())"
-)
+IMPORT = "import time, holdfast as h; from holdfast.io.merge import merge_on_disk as merge; "
+IMPORT += "from holdfast.evaluate.drift import drift; method = h.{method}(); "
+IMPORT += "begin = time.perf_counter()"
+DRIFT = "; drift({base!r}, {tuned!r})"
+MERGE = "; merge({base!r}, {models!r}, {out!r}, method)"
 # What getrusage says of a child is at least what its parent had, so it tells of itself.
-PEAK = "; print(*(line for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+REPORT = "; print('work', time.perf_counter() - begin)"
+REPORT += "; print(*(line for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+
+
+class Measured(NamedTuple):
+    """Seconds of a process until its output is on disk, of its work alone and on processors.
+
+    ``peak`` is its peak memory in GB.
+    """
+
+    wall: float
+    work: float
+    processor: float
+    peak: float
 
 
 class Row(TypedDict):
     case: str
     impl: str
     ms: float
-    x_limit: float | None
-    x_cp: float
+    x_cat: float | None
+    x_cp: float | None
     seconds_per_gb: float | None
     processor_s: float
-    x_cp_processor: float
     peak_gb: float | None
     each_s: list[float]
 
@@ -116,10 +127,8 @@ def write_checkpoint(directory: Path, shapes: Shapes, seed: int, shard: float = 
     return sum(file.stat().st_size for file in directory.iterdir())
 
 
-def timed(command: list[str], out: Path) -> tuple[float, float, float]:
-    """Seconds until a process has ended and its output is on disk, its seconds on processors, and
-    its peak memory in GB.
-    """
+def timed(command: list[str], out: Path) -> Measured:
+    """Run a process without an output directory, and wait until its output is on disk."""
     shutil.rmtree(out, ignore_errors=True)
     os.sync()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -128,82 +137,96 @@ def timed(command: list[str], out: Path) -> tuple[float, float, float]:
     for file in out.glob("*"):
         with open(file, "rb") as written:
             os.fsync(written.fileno())
-    elapsed = time.perf_counter() - begin
+    wall = time.perf_counter() - begin
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    peak = re.search(r"VmHWM:\s+(\d+) kB", done.stdout)
-    return elapsed, processor, int(peak[1]) * 1024 / 1e9 if peak else math.nan
+    work, peak = re.search(r"work (\S+)", done.stdout), re.search(r"VmHWM:\s+(\d+)", done.stdout)
+    return Measured(
+        wall,
+        float(work[1]) if work else wall,
+        processor,
+        int(peak[1]) * 1024 / 1e9 if peak else math.nan,
+    )
+
+
+def commands_for(places: dict[str, str]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """The commands to compare with, and those to measure, by name."""
+    references = {
+        "cat": ["sh", "-c", "cat {base}/* {tuned}/* > /dev/null".format(**places)],
+        "cp": ["cp", "-r", places["tuned"], places["out"]],
+    }
+    code = {name: IMPORT.format(method="Keep") for name in ("import", "drift")}
+    code["drift"] += DRIFT.format(**places)
+    for entry in registry.methods("merging"):
+        method: Any = entry.cls()
+        models = [places[name] for name in ("tuned", "other")[: method.least_models]]
+        if method.tensorwise:
+            imported = IMPORT.format(method=entry.cls.__name__)
+            code[f"merge-{entry.name}"] = imported + MERGE.format(**places, models=models)
+    measured = {name: [sys.executable, "-c", text + REPORT] for name, text in code.items()}
+    return references, measured
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gb", type=float, default=8.0, help="size of one checkpoint")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--gb", type=float, default=4.0, help="size of one checkpoint")
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--where", default=None, help="directory for the temporary files")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
 
+    runs: dict[str, list[Measured]] = {}
+    ratios: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory(dir=options.where) as temporary:
         root = Path(temporary)
         if shutil.disk_usage(root).free < 4.2e9 * options.gb:
             raise SystemExit(f"{root} has no room for four checkpoints of {options.gb} GB")
-        shapes = llama_shapes(options.gb)
-        size = write_checkpoint(root / "base", shapes, seed=0)
-        write_checkpoint(root / "tuned", shapes, seed=1)
-        write_checkpoint(root / "other", shapes, seed=2)
         places = {name: str(root / name) for name in ("base", "tuned", "other", "out")}
-        commands = {
-            "cat": ["sh", "-c", "cat {base}/* {tuned}/* > /dev/null".format(**places)],
-            "cp": ["cp", "-r", places["tuned"], places["out"]],
-            "import": [sys.executable, "-c", IMPORT + PEAK],
-            "drift": [sys.executable, "-c", DRIFT.format(**places) + PEAK],
-        }
-        for entry in registry.methods("merging"):
-            method: Any = entry.cls()
-            models = [places[name] for name in ("tuned", "other")[: method.least_models]]
-            if method.tensorwise:
-                code = MERGE.format(**places, models=models, method=entry.cls.__name__)
-                commands[f"merge-{entry.name}"] = [sys.executable, "-c", code + PEAK]
-        runs: dict[str, list[tuple[float, float, float]]] = {name: [] for name in commands}
-        order = list(commands)
-        for repeat in range(options.repeats):  # what runs after a pause pays for fresh memory
+        shapes = llama_shapes(options.gb)
+        for seed, name in enumerate(("base", "tuned", "other")):
+            size = write_checkpoint(root / name, shapes, seed)
+        references, measured = commands_for(places)
+        order = list(measured)
+        for repeat in range(options.repeats):
             random.Random(repeat).shuffle(order)
             for name in order:
-                runs[name].append(timed(commands[name], root / "out"))
+                beside = {key: timed(command, root / "out") for key, command in references.items()}
+                found = timed(measured[name], root / "out")
+                for key, run in (beside | {name: found}).items():
+                    runs.setdefault(key, []).append(run)
+                for key, run in beside.items():
+                    each = ratios.setdefault(name, {}).setdefault(key, [])
+                    each.append(found.work / run.work)
 
-    medians = {
-        name: [statistics.median(column) for column in zip(*found, strict=True)]
-        for name, found in runs.items()
-    }
-    read, copied, start = medians["cat"][0], medians["cp"][0], medians["import"][0]
-    limits = {"cat": read, "cp": copied, "drift": read}
-    limits |= {name: read / 2 + copied for name in commands if name.startswith("merge")}
-    work = {name: medians[name][0] - start for name in commands if name.startswith(("drift", "m"))}
-    case = f"{size / 1e9:.1f} GB, bfloat16"
-    rows: list[Row] = [
-        {
-            "case": case,
-            "impl": name,
-            "ms": round(1e3 * wall, 1),
-            "x_limit": round(wall / limits[name], 3) if name in limits else None,
-            "x_cp": round(work.get(name, wall) / copied, 3),
-            "seconds_per_gb": round(1e9 * work[name] / size, 3) if name in work else None,
-            "processor_s": round(processor, 2),
-            "x_cp_processor": round(processor / medians["cp"][1], 2),
-            "peak_gb": None if math.isnan(peak) else round(max(run[2] for run in runs[name]), 3),
-            "each_s": [round(run[0], 2) for run in runs[name]],
-        }
-        for name, (wall, processor, peak) in medians.items()
-    ]
+    rows: list[Row] = []
+    for name, found_here in runs.items():
+        medians = Measured(*map(statistics.median, zip(*found_here, strict=True)))
+        x = {key: round(statistics.median(each), 3) for key, each in ratios.get(name, {}).items()}
+        works = name != "import"
+        rows.append(
+            {
+                "case": f"{size / 1e9:.1f} GB, bfloat16",
+                "impl": name,
+                "ms": round(1e3 * medians.wall, 1),
+                "x_cat": x.get("cat") if works else None,
+                "x_cp": x.get("cp") if works else None,
+                "seconds_per_gb": round(1e9 * medians.work / size, 3) if works else None,
+                "processor_s": round(medians.processor, 2),
+                "peak_gb": None
+                if math.isnan(medians.peak)
+                else round(max(r.peak for r in found_here), 3),
+                "each_s": [round(run.work if works else run.wall, 2) for run in found_here],
+            }
+        )
     protocol = {"checkpoint, GB": round(size / 1e9, 2), "repeats": options.repeats}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     protocol["memory of the machine, GB"] = round(memory / 1e9, 1)
     protocol["load average in the last 5 minutes"] = round(os.getloadavg()[1], 1)
     write_results(options.results, torch.device("cpu"), protocol, rows=rows)
-    print(f"{'':<18}{'seconds':>9}{'× limit':>9}{'× cp':>7}{'s/GB':>7}{'CPU s':>8}{'peak GB':>9}")
+    print(f"{'':<18}{'seconds':>9}{'× cat':>8}{'× cp':>7}{'s/GB':>7}{'CPU s':>8}{'peak GB':>9}")
     for row in rows:
-        print(f"{row['impl']:<18}{row['ms'] / 1e3:>9.2f}{row['x_limit'] or '':>9}", end="")
-        print(f"{row['x_cp']:>7.2f}{row['seconds_per_gb'] or '':>7}", end="")
+        print(f"{row['impl']:<18}{row['ms'] / 1e3:>9.2f}{row['x_cat'] or '':>8}", end="")
+        print(f"{row['x_cp'] or '':>7}{row['seconds_per_gb'] or '':>7}", end="")
         print(f"{row['processor_s']:>8.2f}{row['peak_gb'] or '':>9}")
 
 

@@ -16,7 +16,7 @@ from holdfast.methods.mofo import largest
 def found(values, k):
     slices = SlicesInMemory(torch.zeros_like(values), [values])
     result = largest_of(slices, lambda part: part.tuned[0], k)
-    masks = slices.map(lambda part: result.mask(part.begin, part.tuned[0]))
+    masks = slices.map(lambda part: result.mask_(part.begin, part.tuned[0].clone()))
     return torch.cat([*masks]).bool()
 
 
@@ -74,3 +74,18 @@ def test_too_few_numbers(small):
     slices = SlicesInMemory(values, [values])
     assert largest_of(slices, lambda part: part.base, 2) == Largest(None)
     assert np.isnan(found(values, 2).float().numpy()).sum() == 0
+
+
+def test_values_in_a_buffer_that_is_reused():
+    """The sample is copied from it: one pass finds the value."""
+    values = torch.randn(2 * slicing.SLICE, generator=torch.Generator().manual_seed(0))
+    buffer, passes = torch.empty(slicing.SLICE), []
+
+    def sizes(part):
+        passes.append(len(part.base) // slicing.SLICE)
+        return torch.abs(part.tuned[0], out=buffer[: len(part.base)])
+
+    values[: len(values) // 2] *= 3  # so that no block is like all of them
+    result = largest_of(SlicesInMemory(values, [values]), sizes, 10_000)
+    assert result.level == values.abs().topk(10_000).values[-1]
+    assert sum(passes) == 2  # slices of one pass

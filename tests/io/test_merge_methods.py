@@ -28,7 +28,12 @@ def kind(method):
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch):
+    """Slices in several threads, each with its own buffers."""
     monkeypatch.setattr(slicing, "SLICE", 100)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 def files(folder):

@@ -3,6 +3,7 @@ import torch
 
 from golden.fapm import fapm
 from holdfast import FAPM, Recipe
+from holdfast._torch.merging import Slice
 from holdfast.methods.fapm import score
 from methods.merges import WHERE, assert_equals, vectors
 
@@ -22,7 +23,8 @@ def test_a_large_change_of_a_small_weight_is_undone_first():
 
 def test_weights_that_were_zero():
     base, tuned = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([5.0, 1.1, 0.0])
-    assert score(base, tuned, mean=1 / 3).tolist() == pytest.approx([-float("inf"), 0.1 * 2 / 3, 0])
+    scores = score(Slice(0, base, [tuned]), mean=1 / 3)
+    assert scores.tolist() == pytest.approx([-float("inf"), 0.1 * 2 / 3, 0])
     assert FAPM(0.4).merged(WHERE, base, [tuned]).tolist() == pytest.approx([0, 1.1, 0])
     zeros, new = torch.zeros(4), torch.arange(4.0)  # a bias that starts at 0
     assert FAPM(1.0).merged(WHERE, zeros, [new]).equal(new)

@@ -35,15 +35,17 @@ class Largest(NamedTuple):
     last: int = 0
     ties: int = 0
 
-    def mask(self, begin: int, values: Tensor) -> Tensor:
-        """1 where a value of the slice that begins there is one of the largest, else 0."""
+    def mask_(self, begin: int, values: Tensor) -> Tensor:
+        """Set the largest values of the slice that begins there to 1, and the others to 0."""
         if self.level is None:
-            return torch.ones_like(values)
-        compare = torch.ge if begin < self.last else torch.gt
-        mask = compare(values, self.level, out=torch.empty_like(values))
-        if begin == self.last:
-            mask[(values == self.level).nonzero()[: self.ties, 0]] = 1
-        return mask
+            return values.fill_(1)
+        if begin < self.last:
+            return values.ge_(self.level)
+        if begin > self.last:
+            return values.gt_(self.level)
+        ties = torch.nonzero(values == self.level)[: self.ties]
+        values.gt_(self.level)[ties] = 1
+        return values
 
 
 def largest_of(slices: Slices, values: Callable[[Slice], Tensor], k: int) -> Largest:
@@ -91,9 +93,9 @@ class _Count(NamedTuple):
 
 def _count(values: Callable[[Slice], Tensor], low: float, high: float, part: Slice) -> _Count:
     numbers = values(part).cpu().numpy()  # numpy compares and selects faster
-    from_low, to_high = numbers >= low, numbers <= high
-    above = int(np.count_nonzero(numbers > high))
-    near = np.compress(np.logical_and(from_low, to_high, out=from_low), numbers)
+    from_low, over_high = numbers >= low, numbers > high
+    above = int(np.count_nonzero(over_high))
+    near = np.compress(np.not_equal(from_low, over_high, out=from_low), numbers)
     at_high, at_low = (int(np.count_nonzero(near == end)) for end in (high, low))
     inside = near[(near > low) & (near < high)] if at_high or at_low else near
     return _Count(part.begin, above, at_high, inside, at_low)
@@ -114,7 +116,7 @@ def _bracket(slices: Slices, values: Callable[[Slice], Tensor], k: int) -> tuple
     if count == 0:
         return -math.inf, math.inf
     parts = (slices.part(*ends) for ends in blocks(slices.size, count, _BLOCK))
-    sample = np.concatenate([values(part).cpu().numpy() for part in parts])
+    sample = np.concatenate([values(part).clone().cpu().numpy() for part in parts])
     sample = np.sort(sample[~np.isnan(sample)])
     if len(sample) == 0:
         return -math.inf, math.inf

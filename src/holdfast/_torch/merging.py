@@ -44,12 +44,29 @@ def places(names: Iterable[str]) -> dict[str, Where]:
 class Slice(NamedTuple):
     """A slice of one tensor in the base and in each tuned model, flat, in at least float32.
 
-    ``begin`` is its first index in the flat tensor.
+    Attributes:
+        begin: its first index in the flat tensor.
+        base: its pretrained values.
+        tuned: its values in each tuned model.
+        scratch: memory of this thread for results, given a use, a size and a dtype; None for new
+            memory.
     """
 
     begin: int
     base: Tensor
     tuned: Sequence[Tensor]
+    scratch: Callable[[str, int, torch.dtype], Tensor] | None = None
+
+    def buffer(self, use: str, rows: int = 1) -> Tensor:
+        """Return a tensor like the base for a result, or for rows of results.
+
+        It overwrites the previous buffer of the same use, also that of another slice. New memory
+        for each slice would take as long as the arithmetic.
+        """
+        size = rows * len(self.base)
+        if self.scratch is None:
+            return self.base.new_empty(size)
+        return self.scratch(use, size, self.base.dtype)
 
 
 class Slices(Protocol):
@@ -105,15 +122,14 @@ def between(base: Tensor, tuned: Tensor, scale: float, out: Tensor | None = None
     return torch.lerp(base, tuned, scale, out=out)
 
 
-def chosen(kept: Tensor, tuned: Tensor, base: Tensor) -> Tensor:
+def chosen(kept: Tensor, tuned: Tensor, base: Tensor, out: Tensor | None = None) -> Tensor:
     """The tuned values where ``kept`` is 1, and those of the base where it is 0.
 
     >>> chosen(torch.tensor([0.0, 1.0]), torch.tensor([3.0, 3.0]), torch.zeros(2))
     tensor([0., 3.])
     """
-    values = torch.lerp(
-        base, tuned, kept
-    )  # exact at both ends, and ten times as fast as torch.where
+    # This is exact at both ends, and faster than torch.where.
+    values = torch.lerp(base, tuned, kept, out=out)
     if values.sum().isfinite():
         return values
     return torch.where(kept.bool(), tuned, base)  # as ∞ − ∞ is not a number

@@ -18,7 +18,7 @@ from holdfast._torch.slices import slices
 from holdfast.evaluate.report import Drift, DriftRow, Vocabulary
 from holdfast.io.checkpoint import WeightsSource, open_weights
 from holdfast.io.pairing import Pair, pair
-from holdfast.io.weights import Scratch, Weights, in_parallel, widened
+from holdfast.io.weights import Scratch, Weights, Workers, widened
 
 #: Common names of modules at the input and at the output of a model.
 _INPUT = re.compile(r"embed|wte|wpe|shared|stem|cls_token|(^|\.)(conv1|bn1)$")
@@ -88,8 +88,9 @@ def _measured(
     parts = ((p, begin, end) for p, size in sizes.items() for begin, end in slices(size))
     work = partial(_sums, base, tuned, Scratch())
     moved = pretrained = 0.0
-    with progress_bar(sum(sizes.values()), "drift", shown=progress, unit="weight") as bar:
-        for (p, begin, end), d, n in in_parallel(work, parts):
+    bar = progress_bar(sum(sizes.values()), "drift", shown=progress, unit="weight")
+    with bar, Workers() as workers:
+        for (p, begin, end), d, n in workers.map(work, parts):
             moved, pretrained = moved + d, pretrained + n
             bar.update(end - begin)
             if end == sizes[p]:
@@ -116,8 +117,10 @@ def square_sum(values: Tensor) -> float:
     """
     whole = values.numel() // 4096 * 4096
     rows = torch.linalg.vector_norm(values[:whole].view(-1, 4096), dim=1)
-    rest = torch.linalg.vector_norm(values[whole:])
-    total = float(rows.double().square().sum() + rest.double().square())
+    total = float(rows.double().square_().sum())
+    if whole < values.numel():
+        rest = float(torch.linalg.vector_norm(values[whole:]))
+        total += rest * rest
     if 1e-30 < total < 1e30 or not values.any():
         return total
     exact = values.double()  # squares beyond the range of float32, or NaN

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import torch
 
@@ -25,11 +26,12 @@ from holdfast._torch.progress import progress_bar
 from holdfast._torch.slices import slices
 from holdfast.io.adapter import AdaptedWeights
 from holdfast.io.checkpoint import PICKLES, WeightsSource, open_weights
+from holdfast.io.files import synced_meanwhile
 from holdfast.io.outputs import claim, finished, written_aside
 from holdfast.io.pairing import check_complete, pair
 from holdfast.io.safetensors_files import header_for
 from holdfast.io.untrusted import read_object
-from holdfast.io.weights import Scratch, Spec, Weights, in_parallel
+from holdfast.io.weights import Scratch, Spec, Weights, Workers
 
 if TYPE_CHECKING:
     from holdfast.stages import Merging
@@ -91,8 +93,8 @@ def merge_on_disk(
         raise ValueError(
             f"{after.label} has no files to write again: save it with save_pretrained first"
         )
-    merge = _Merge(before, models, _tensors(before, models), method, places(after))
-    if reason := method.unfit_tensors(merge.places.values()):
+    shared, where = _tensors(before, models), places(after)
+    if reason := method.unfit_tensors(where.values()):
         raise ValueError(f"{after.label}: {reason}")
     files, size = after.shards, sum(spec.bytes for spec in after.values())
     if len(files) == 1:
@@ -107,7 +109,9 @@ def merge_on_disk(
                 shutil.copyfile(companion, aside / name)
             if isinstance(after, AdaptedWeights) and after.tokens and "config.json" in companions:
                 _set_tokens(aside / "config.json", after.tokens)
-            with progress_bar(size, "merge", shown=progress, unit="B") as bar:
+            bar = progress_bar(size, "merge", shown=progress, unit="B")
+            with bar, Workers() as workers:
+                merge = _Merge(before, models, shared, method, where, workers)
                 for file, names in files.items():
                     for written in merge.write(aside / file, names):
                         bar.update(written)
@@ -180,14 +184,18 @@ class _Merge:
     shared: Mapping[str, _Tensor]
     method: Merging
     places: Mapping[str, Where]
+    workers: Workers
     scratch: Scratch = field(default_factory=Scratch)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def write(self, file: Path, names: list[str]) -> Iterator[int]:
         """Write a file in slices; yield the number of bytes of each slice."""
         specs = {name: self.models[0][name] for name in names}
         header, offsets = header_for(specs)
-        file.write_bytes(header)
-        yield from in_parallel(partial(self._write_slice, file), self._tasks(specs, offsets))
+        with open(file, "wb") as opened, synced_meanwhile(opened):
+            opened.write(header)
+            tasks = self._tasks(specs, offsets)
+            yield from self.workers.map(partial(self._write_slice, opened), tasks)
 
     def _tasks(self, specs: Mapping[str, Spec], offsets: Mapping[str, int]) -> Iterator[_Task]:
         """The slices of all tensors: of their merged weights, then of those that are copied."""
@@ -222,15 +230,15 @@ class _Merge:
         return lambda *ends: self.method.merged_slice(where, tensor.part(*ends), known)
 
     def _between(self, tensor: _Slices, scale: float, begin: int, end: int) -> torch.Tensor:
-        _, before, (after, *_) = tensor.part(begin, end)
-        return between(before, after, scale, self.scratch("between", len(after), after.dtype))
+        part = tensor.part(begin, end)
+        return between(part.base, part.tuned[0], scale, part.buffer("between"))
 
-    def _write_slice(self, file: Path, task: _Task) -> int:
+    def _write_slice(self, file: BinaryIO, task: _Task) -> int:
         values = self.scratch.cast("stored", task.values(task.begin, task.end), task.dtype)
         content = values.view(torch.uint8)
-        with open(file, "r+b") as opened:  # which writes all of it, or raises
-            opened.seek(task.offset + task.begin * task.dtype.itemsize)
-            opened.write(content.numpy().data)
+        with self.lock:
+            file.seek(task.offset + task.begin * task.dtype.itemsize)
+            file.write(content.numpy().data)
         return content.numel()
 
 
@@ -260,7 +268,7 @@ class _Slices:
         return len(self.tensor.tuned)
 
     def map(self, do: Callable[[Slice], Result]) -> Iterator[Result]:
-        return in_parallel(lambda ends: do(self.part(*ends)), slices(self.size))
+        return self.merge.workers.map(lambda ends: do(self.part(*ends)), slices(self.size))
 
     def part(self, begin: int, end: int) -> Slice:
         """Read a slice; this thread's next slice overwrites it."""
@@ -269,7 +277,7 @@ class _Slices:
         read = [model.read(name, begin, end, scratch) for model, name in named]
         dtype = wide(*read)
         base, *tuned = (scratch.cast(f"wide {i}", one, dtype) for i, one in enumerate(read))
-        return Slice(begin, base, tuned)
+        return Slice(begin, base, tuned, scratch)
 
 
 def _paths(sources: list[Weights]) -> list[str]:

@@ -30,14 +30,19 @@ class Scratch(threading.local):
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self._last: dict[str, Tensor] = {}
 
     def __call__(self, use: str, size: int, dtype: torch.dtype) -> Tensor:
         """Return a flat tensor; it overwrites the previous tensor of the same use."""
+        last = self._last.get(use)
+        if last is not None and len(last) == size and last.dtype == dtype:
+            return last  # most slices are of one size
         needed = size * dtype.itemsize
         buffer = self._buffers.get(use)
         if buffer is None or len(buffer) < needed:
             buffer = self._buffers[use] = torch.empty(needed, dtype=torch.uint8)
-        return buffer[:needed].view(dtype)
+        self._last[use] = buffer[:needed].view(dtype)
+        return self._last[use]
 
     def cast(self, use: str, values: Tensor, dtype: torch.dtype) -> Tensor:
         if values.dtype == dtype:
@@ -51,33 +56,43 @@ def widened(before: Tensor, after: Tensor, scratch: Scratch) -> tuple[Tensor, Te
     return scratch.cast("before", before, wide), scratch.cast("after", after, wide)
 
 
-def in_parallel(do: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Map a function over items in as many threads as torch uses, with a bounded queue.
+class Workers:
+    """Threads that process slices, until the end of a ``with`` block.
 
     One thread processes a slice completely, so reading, arithmetic and writing overlap and a slice
-    stays in its core's cache. Results are in the order of the items.
+    stays in its core's cache. There is one thread more than torch uses, as some of them wait: for
+    each other, or for a file.
 
-    >>> list(in_parallel(lambda n: n * n, range(4)))
+    >>> with Workers() as workers:
+    ...     list(workers.map(lambda n: n * n, range(4)))
     [0, 1, 4, 9]
     """
-    set_before = torch.get_num_threads()
-    threads = min(set_before, _MOST_THREADS)
-    if threads == 1:
-        yield from map(do, items)
-        return
-    pending: deque[Future[Result]] = deque()
-    # Within a slice torch must use one thread, because all cores are busy with slices.
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    try:
+
+    def __enter__(self) -> "Workers":
+        self._set_before = torch.get_num_threads()
+        self._threads = min(self._set_before, _MOST_THREADS) + 1
+        # Within a slice torch must use one thread, because all cores are busy with slices.
+        self._pool = ThreadPoolExecutor(
+            self._threads, initializer=torch.set_num_threads, initargs=(1,)
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(self._set_before)  # new threads inherit the number that was set last
+
+    def map(self, do: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Yield the results of a function, in the order of the items, with a bounded queue."""
+        if self._set_before == 1:
+            yield from map(do, items)
+            return
+        pending: deque[Future[Result]] = deque()
         for item in items:
-            pending.append(pool.submit(do, item))
-            if len(pending) > 2 * threads:
+            pending.append(self._pool.submit(do, item))
+            if len(pending) > 2 * self._threads:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(set_before)  # new threads inherit the number that was set last
 
 
 @dataclass(frozen=True)

@@ -54,19 +54,20 @@ class DARE(TensorMerging):
         return {"drop": SearchRange(0.0, 0.99, 0.9, log=False)}
 
     def merged_slice(self, where: Where, part: Slice, known: Any) -> Tensor:
-        begin, base, tuned = part
+        tuned, total = part.tuned, part.buffer("total")
         if len(tuned) == 1 and self.drop == 0 and self.lam == 1:
-            return tuned[0].clone()  # exact, where θ* + (θ₁ − θ*) would be rounded
-        change = torch.zeros_like(base)
+            return total.copy_(tuned[0])  # exact, where θ* + (θ₁ − θ*) would be rounded
+        total.zero_()
+        change, kept = part.buffer("change"), part.buffer("kept")
         for number, model in enumerate(tuned):
-            kept = self._kept(where.name, number, begin, base.numel())
-            change.addcmul_(model - base, kept.to(base))
-        return base.add(change, alpha=self.lam / (1 - self.drop) / len(tuned))
+            kept.copy_(self._kept(where.name, number, part.begin, len(total)))
+            total.addcmul_(torch.sub(model, part.base, out=change), kept)
+        scale = self.lam / (1 - self.drop) / len(tuned)
+        return torch.add(part.base, total, alpha=scale, out=total)
 
     def _kept(self, name: str, model: int, begin: int, size: int) -> Tensor:
         """1 where a change is kept, else 0; the same on every device. It has 32 random bits."""
         generator = generator_of("dare", self.seed, name, model, begin)
         bits = torch.empty((size + 1) // 2, dtype=torch.int64)
         drawn = bits.random_(-(2**63), None, generator=generator).view(torch.int32)[:size]
-        least = min(round(self.drop * 2**32), 2**32 - 1) - 2**31
-        return torch.ge(drawn, least, out=torch.empty(size))
+        return drawn.ge_(min(round(self.drop * 2**32), 2**32 - 1) - 2**31)

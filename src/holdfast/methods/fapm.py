@@ -50,23 +50,29 @@ class FAPM(TensorMerging):
 
     def survey(self, where: Where, slices: Slices) -> tuple[float, Largest]:
         """mean|W*|, and the changes with the largest S."""
-        mean = math.fsum(slices.map(lambda part: float(part.base.abs().sum()))) / slices.size
+        mean = math.fsum(slices.map(_sum_of_sizes)) / slices.size
         count = max(1, int(self.keep * slices.size))
-        return mean, largest_of(slices, lambda part: score(part.base, part.tuned[0], mean), count)
+        return mean, largest_of(slices, lambda part: score(part, mean), count)
 
     def merged_slice(self, where: Where, part: Slice, known: tuple[float, Largest]) -> Tensor:
-        begin, base, tuned = part
         mean, largest = known
-        return chosen(largest.mask(begin, score(base, tuned[0], mean)), tuned[0], base)
+        kept = largest.mask_(part.begin, score(part, mean))
+        return chosen(kept, part.tuned[0], part.base, out=part.buffer("merged"))
 
 
-def score(base: Tensor, tuned: Tensor, mean: float) -> Tensor:
+def _sum_of_sizes(part: Slice) -> float:
+    return float(torch.abs(part.base, out=part.buffer("size")).sum())
+
+
+def score(part: Slice, mean: float) -> Tensor:
     """S of each weight; −∞ for a change of a weight that was 0, and 0 without a change.
 
-    >>> score(torch.tensor([2.0, 1.0, 0.0, 1.0]), torch.tensor([3.0, 2.0, 1.0, 1.0]), mean=1.0)
+    >>> base, tuned = torch.tensor([2.0, 1.0, 0.0, 1.0]), torch.tensor([3.0, 2.0, 1.0, 1.0])
+    >>> score(Slice(0, base, [tuned]), mean=1.0)
     tensor([0.5000, 0.0000,   -inf, 0.0000])
     """
-    change, size = (tuned - base).abs_(), base.abs()
-    mean = max(mean, torch.finfo(base.dtype).tiny)
+    change = torch.sub(part.tuned[0], part.base, out=part.buffer("change")).abs_()
+    size = torch.abs(part.base, out=part.buffer("size"))
+    mean = max(mean, torch.finfo(size.dtype).tiny)
     value = torch.addcdiv(change, change, size, value=-mean, out=size)
     return value.nan_to_num_(0.0, math.inf, -math.inf)  # 0/0: no weight and no change

@@ -45,13 +45,18 @@ class ModelStock(TensorMerging):
         return ratio(sum(slices.map(_inner_products)))
 
     def merged_slice(self, where: Where, part: Slice, known: float) -> Tensor:
-        mean = sum(part.tuned[1:], part.tuned[0]).div(len(part.tuned))
-        return torch.lerp(part.base, mean, known)
+        first, second, *others = part.tuned
+        mean = torch.add(first, second, out=part.buffer("mean"))
+        for model in others:
+            mean.add_(model)
+        return torch.lerp(part.base, mean.div_(len(part.tuned)), known, out=mean)
 
 
 def _inner_products(part: Slice) -> Any:
     """⟨θᵢ − θ*, θⱼ − θ*⟩ of all models of a slice."""
-    changes = torch.stack([model - part.base for model in part.tuned])
+    changes = part.buffer("changes", len(part.tuned)).view(len(part.tuned), -1)
+    for change, model in zip(changes, part.tuned, strict=True):
+        torch.sub(model, part.base, out=change)
     return (changes @ changes.T).double().cpu().numpy()
 
 

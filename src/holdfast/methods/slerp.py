@@ -56,14 +56,15 @@ class SLERP(TensorMerging):
     def merged_slice(self, where: Where, part: Slice, known: float) -> Tensor:
         base, end, angle = part.base, part.tuned[0], known
         if self.t in (0, 1) or math.sin(angle) < _STRAIGHT:
-            return torch.lerp(base, end, self.t)
+            return torch.lerp(base, end, self.t, out=part.buffer("merged"))
         mine, theirs = (math.sin(s * angle) / math.sin(angle) for s in (1 - self.t, self.t))
-        return (mine * base).add_(end, alpha=theirs)
+        return torch.mul(base, mine, out=part.buffer("merged")).add_(end, alpha=theirs)
 
 
 def _squares(part: Slice) -> tuple[float, float, float]:
     """The squared lengths of both vectors and of their difference."""
-    vectors = part.base, part.tuned[0], part.tuned[0] - part.base
+    change = torch.sub(part.tuned[0], part.base, out=part.buffer("change"))
+    vectors = part.base, part.tuned[0], change
     one, other, apart = (float(torch.dot(vector, vector)) for vector in vectors)
     return one, other, apart
 

@@ -61,21 +61,24 @@ class TIES(TensorMerging):
         return [largest_of(slices, partial(_size_of_change, model=m), count) for m in models]
 
     def merged_slice(self, where: Where, part: Slice, known: list[Largest]) -> Tensor:
-        begin, base, tuned = part
-        kept = [
-            largest.mask(begin, _size_of_change(part, model)) for model, largest in enumerate(known)
-        ]
-        if len(tuned) == 1 and self.lam == 1:  # exact, where θ* + (θ₁ − θ*) would be rounded
-            return chosen(kept[0], tuned[0], base)
-        trimmed = [(model - base).mul_(mask) for model, mask in zip(tuned, kept, strict=True)]
-        elected = sum(trimmed, torch.zeros_like(base)).sign_()
-        total, count = torch.zeros_like(base), torch.zeros_like(base)
+        trimmed = [_size_of_change(part, model) for model in range(len(known))]
+        for values, largest in zip(trimmed, known, strict=True):
+            largest.mask_(part.begin, values)
+        total = part.buffer("total")
+        if len(known) == 1 and self.lam == 1:  # exact, where θ* + (θ₁ − θ*) would be rounded
+            return chosen(trimmed[0], part.tuned[0], part.base, out=total)
+        agrees, elected = part.buffer("agrees"), part.buffer("elected").zero_()
+        for kept, model in zip(trimmed, part.tuned, strict=True):
+            elected.add_(kept.mul_(torch.sub(model, part.base, out=agrees)))
+        elected.sign_()
+        total.zero_()
+        count = part.buffer("count").zero_()
         for change in trimmed:
-            agrees = (change * elected > 0).to(base.dtype)
+            torch.mul(change, elected, out=agrees).gt_(0)
             total.addcmul_(change, agrees)
             count.add_(agrees)
-        return base.add(total.div_(count.clamp_(min=1)), alpha=self.lam)
+        return torch.add(part.base, total.div_(count.clamp_(min=1)), alpha=self.lam, out=total)
 
 
 def _size_of_change(part: Slice, model: int) -> Tensor:
-    return (part.tuned[model] - part.base).abs_()
+    return torch.sub(part.tuned[model], part.base, out=part.buffer(f"change {model}")).abs_()
