@@ -203,7 +203,12 @@ def forecast(
 
     found = prepared(recipe)
     needs = needs_of(found, training, machines)
-    plain = needs_of(prepared(Recipe()), training, machines)
+    standard = Recipe()
+    if found.recipe.trainable == standard.trainable:  # the same model, without θ*
+        same = replace(found, recipe=standard, parts=replace(found.parts, anchors=0))
+    else:
+        same = prepared(standard)
+    plain = needs_of(same, training, machines)
     changes = {}
     if needs.bytes > machines.memory:
         for change, other, elsewhere in _changes(training, machines):
@@ -265,8 +270,8 @@ def needs_of(found: Prepared, training: Training, machines: Machines) -> Needs:
     return Needs(
         memory=_rounded(_memory(found, training, machines, planned, costs)),
         on_cpu=_rounded(_on_cpu(found, machines, planned, costs)),
-        update=_rounded(_update(found, training, machines, planned, costs), 6),
-        before=_rounded(_before(found, machines, planned, costs), 3),
+        update=_rounded(_update(found, training, machines, planned, costs)),
+        before=_rounded(_before(found, machines, planned, costs)),
     )
 
 
@@ -390,6 +395,6 @@ def _sum(costs: list[Cost], name: str) -> float:
     return math.fsum(getattr(cost, name) for cost in costs)
 
 
-def _rounded(values: dict[str, float], digits: int = 0) -> dict[str, float]:
-    """Without what is not needed."""
-    return {name: round(value, digits) for name, value in values.items() if value > 0}
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    """What is needed, with as many digits as a float32 has."""
+    return {name: float(f"{value:.7g}") for name, value in values.items() if value > 0}

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from holdfast.report.document import Answer, Column, Document, Section, Table, Tone
-from holdfast.report.words import NONE, digits, gigabytes, plain, seconds
+from holdfast.report.words import NONE, digits, gigabytes, percent, plain, seconds
 
 if TYPE_CHECKING:
     from holdfast.hosts.forecast import Forecast
 
 #: The share of a GPU's memory above which a training may run out of it all the same.
 _TIGHT = 0.9
+_EQUAL = 5e6  # bytes of difference that are not worth a word
 
 
 def forecast_document(found: Forecast) -> Document:
@@ -25,11 +26,8 @@ def forecast_document(found: Forecast) -> Document:
     sentences = [
         f"{plain(found.recipe)} on {plain(found.model)}: {_count(found.weights)} weights, of which "
         f"{_count(found.trained)} are trained, in {found.updates:,} updates.",
-        f"An update takes about {digits(found.x_time, 2)} × the time of plain fine-tuning, and the "
-        f"training {gigabytes(size - others.bytes)} more memory {per}."
-        if size >= others.bytes
-        else f"An update takes about {digits(found.x_time, 2)} × the time of plain fine-tuning, "
-        f"and the training {gigabytes(others.bytes - size)} less memory {per}.",
+        f"An update takes {_more(found.x_time - 1)} time than with plain fine-tuning, and the "
+        f"memory {per} is {_larger(size - others.bytes)}.",
         *(f"It would fit with {c}: {gigabytes(b)}." for c, b in found.changes.items()),
     ]
     tables = (
@@ -91,6 +89,16 @@ def _table(
         rows.append(("all", text(sum(ours.values())), text(sum(plain_ones.values()))))
     columns = Column(""), Column("recipe"), Column("plain fine-tuning")
     return Table(title, columns, tuple(rows))
+
+
+def _more(share: float) -> str:
+    return f"about {percent(abs(share))} {'more' if share >= 0 else 'less'}"
+
+
+def _larger(size: float) -> str:
+    if abs(size) < _EQUAL:
+        return "about the same"
+    return f"{gigabytes(abs(size))} {'larger' if size > 0 else 'smaller'}"
 
 
 def _time(value: float) -> str:
