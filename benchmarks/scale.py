@@ -1,4 +1,4 @@
-"""What recipes need for a model of 70 billion weights on 64 GPUs, as ``holdfast plan`` estimates it.
+"""What ``holdfast plan`` estimates for a model of 70 billion weights on 64 GPUs.
 
     python benchmarks/scale.py --out benchmarks/results/scale.json
 
@@ -113,7 +113,7 @@ def beside_measurements() -> list[dict[str, Any]]:
                 "estimated_ms": round(1e3 * needs.seconds, 1),
                 "measured_ms": row["update_ms"],
                 "x_time": round(1e3 * needs.seconds / row["update_ms"], 3),
-            }  # fmt: skip
+            }
         )
         print(rows[-1], flush=True)
 
