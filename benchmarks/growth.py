@@ -4,10 +4,11 @@
     python benchmarks/growth.py --small                                      # a CPU, a minute
 
 Each part is called several times in this process, and its median counts. Models are Llamas with
-random weights. A line log(time) = a + b·log(size) is fitted: b = 1 is linear growth, 0 is none.
-b of the last two sizes is where the part is going; "linear from" is the first size from which every
-further step has an exponent of at least 0.85. Work that ranks share has b = −1 at best. Steps of one optimizer are in step_growth.py, with
-the limits of memory. Ranks are processes of the CPU, with one thread each.
+random weights. A line log(time) = a + b·log(size) is fitted: b = 1 is linear growth, 0 is none, and
+work that ranks share has b = −1 at best. b of the last two sizes is where the part is going;
+"linear from" is the first size from which every further step has an exponent of at least 0.85.
+Steps of one optimizer are in step_growth.py, with the limits of memory. Ranks are processes of the
+CPU, with one thread each.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ VOCABULARY, LENGTH, TEXT = 8192, 128, 32
 LINEAR = 0.85  # the least exponent that counts as linear
 #: Weights → (hidden, layers) of a Llama with a vocabulary of 8192.
 MODELS = {
-    1_000_000: (64, 2), 3_000_000: (128, 6), 10_000_000: (320, 4), 30_000_000: (512, 7),
-    100_000_000: (768, 12), 300_000_000: (1152, 17), 1_200_000_000: (2048, 23),
+    1_000_000: (64, 7), 3_000_000: (128, 7), 10_000_000: (256, 8), 30_000_000: (512, 6),
+    100_000_000: (768, 10), 300_000_000: (1152, 14), 1_200_000_000: (2048, 18),
 }  # fmt: skip
 
 

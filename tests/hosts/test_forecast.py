@@ -1,6 +1,7 @@
 """The forecast of a training against real tensors: states, anchors, copies, pools, activations."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -189,6 +190,13 @@ def test_sharding_divides_and_adds_up(folder):
     assert host.on_cpu["θ*"] == one["θ*"]
     half = needs_of(found, training, Machines(anchor_dtype="bfloat16")).memory
     assert half["θ*"] == one["θ*"] / 2
+
+
+def test_constants_are_those_of_the_committed_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import constants
+
+    assert constants.constants() == measured(), "run python benchmarks/constants.py"
 
 
 def test_constants_have_a_machine_and_name_every_kernel():
