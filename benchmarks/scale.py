@@ -33,7 +33,7 @@ LLAMA_70B = {
     "max_position_embeddings": 8192, "tie_word_embeddings": False,
 }  # fmt: skip
 TRAINING = Training(batch_size=1, max_length=4096, gradient_checkpointing=True)
-MACHINES = Machines(gpus=64, anchor_dtype="bfloat16", samples=100_000)
+MACHINES = Machines(gpus=64, anchor_dtype="bfloat16", data_size=100_000)
 #: For each row: the preset, its settings, and other machines.
 ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "plain fine-tuning": ("standard", {}, {}),
@@ -155,7 +155,7 @@ def main() -> None:
             "model": "the shapes of Llama 3 70B, 70.6 billion float32 weights",
             "machines": f"{MACHINES.gpus} {MACHINES.gpu} (141 GB), FSDP2, bfloat16 autocast",
             "update": "64 samples of 4096 tokens, gradient checkpointing",
-            "data": f"{MACHINES.samples:,} samples, one epoch",
+            "data": f"{MACHINES.data_size:,} samples, one epoch",
             "constants": f"{constants['device']}, {constants['date']}",
         }
         write_results(args.out, torch.device("cpu"), protocol, rows=rows, checked=checked)

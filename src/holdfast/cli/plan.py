@@ -31,15 +31,19 @@ def add_options(parser: Parser) -> None:
     add(training, "recipe", default=DEFAULT_RECIPE)
     add(training, "set")
     add_settings(training, Training, only=TRAINING)
-    add_settings(parser.add_argument_group("machines and data"), Machines)
+    machines = parser.add_argument_group("machines and data")
+    add(machines, "gpus", default=1)
+    add_settings(machines, Machines, skip=("gpus",))
     add(parser.add_argument_group("output"), "json")
 
 
 def run(options: argparse.Namespace) -> None:
     name, recipe = read_recipe(options.recipe)
+    gpus = float(options.gpus)
+    machines = settings_from(Machines, options, gpus=int(gpus) if gpus.is_integer() else gpus)
     found = forecast(
         options.model, name, recipe.with_settings(options.set),
-        settings_from(Training, options), settings_from(Machines, options),
+        settings_from(Training, options), machines,
         trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
     if options.json:

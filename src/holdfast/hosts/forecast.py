@@ -60,7 +60,7 @@ class Machines(NamedSettings):
             page-locked CPU memory.
         anchor_dtype: dtype of θ*; by default that of the weights. The files of a bfloat16 model
             hold it in bfloat16: reference=Reference.open(...).
-        samples: number of training samples.
+        data_size: number of training samples.
     """
 
     gpus: int = 1
@@ -69,11 +69,11 @@ class Machines(NamedSettings):
     shard: bool = True
     anchors: Literal["device", "host"] = "device"
     anchor_dtype: Literal["float32", "bfloat16"] | None = None
-    samples: int = 10_000
+    data_size: int = 10_000
 
     def __post_init__(self) -> None:
         whole_number("gpus", self.gpus, 1)
-        whole_number("samples", self.samples, 1)
+        whole_number("data_size", self.data_size, 1)
         one_of("gpu", self.gpu, get_args(Gpu))
         one_of("anchors", self.anchors, ("device", "host"))
         flag("shard", self.shard)
@@ -245,7 +245,7 @@ def _value(training: Training) -> int:
 
 def _updates(training: Training, machines: Machines) -> int:
     size = training.batch_size * training.accumulate * machines.gpus
-    return number_of_updates(machines.samples, size, training.epochs, training.max_updates)
+    return number_of_updates(machines.data_size, size, training.epochs, training.max_updates)
 
 
 def needs_of(found: Prepared, training: Training, machines: Machines) -> Needs:
@@ -258,7 +258,7 @@ def needs_of(found: Prepared, training: Training, machines: Machines) -> Needs:
     planned = Planned(
         value=value,
         anchor=anchor,
-        data=machines.samples,
+        data=machines.data_size,
         samples=samples,
         updates=_updates(training, machines),
         length=tokens,
