@@ -8,6 +8,8 @@ import torch
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
+import transformers
+
 from holdfast import Recipe, Run, SelfReplay, pad_collate
 from holdfast.cli import main
 from holdfast.hosts import _skeleton
@@ -174,6 +176,55 @@ def test_autocast_keeps_copies_of_the_weights(folder):
     matrices = 2 * sum(p.numel() for n, p in base().named_parameters() if p.dim() > 1)
     assert passes.kept_once == pytest.approx(matrices, rel=0.3)
     assert passes.kept < prepared(folder, "standard").passes.kept
+
+
+def save_config(folder, name, config):
+    config.architectures = [name]
+    config.save_pretrained(folder)
+    return str(folder)
+
+
+def test_experts_count_as_often_as_they_run(tmp_path):
+    config = transformers.MixtralConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=100, num_local_experts=8, num_experts_per_tok=2,
+    )  # fmt: skip
+    found = prepared(save_config(tmp_path, "MixtralForCausalLM", config), "standard", 16, True)
+    experts = 2 * 8 * 3 * 32 * 64
+    others = found.parts.count - experts - 100 * 32  # without the embedding
+    assert found.passes.forward == pytest.approx(2 * 16 * (others + experts / 4), rel=0.15)
+
+
+def test_images_are_samples_of_one_token(tmp_path):
+    config = transformers.ViTConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        image_size=32, patch_size=8, num_labels=5,
+    )  # fmt: skip
+    found = prepared(save_config(tmp_path, "ViTForImageClassification", config), "standard")
+    assert found.passes.is_image
+    assert found.passes.outputs == (1, 5)
+    assert not found.is_token
+
+
+def test_a_model_without_a_head_gets_one(tmp_path):
+    config = transformers.BertConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=50,
+    )  # fmt: skip
+    folder = save_config(tmp_path, "BertForMaskedLM", config)
+    training = Training(batch_size=2, max_length=8)
+    found = forecast(folder, "holdfast", Recipe.preset("holdfast"), training, Machines())
+    real = transformers.BertForSequenceClassification(config)
+    assert found.weights == sum(p.numel() for p in real.parameters())
+    assert found.resolved == "features"
+    assert found.needs.memory["frozen copy"] == found.needs.memory["weights"]
+
+
+def test_a_model_that_cannot_run_is_refused_in_a_sentence(folder, monkeypatch):
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", lambda *_, **__: None)
+    with pytest.raises(ValueError, match="LlamaForCausalLM does not run without its weights") as e:
+        prepared(folder, "standard")
+    assert "plan takes causal language models, and classifiers of texts and images" in str(e.value)
 
 
 def test_sharding_divides_and_adds_up(folder):

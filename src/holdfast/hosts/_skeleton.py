@@ -4,6 +4,8 @@ Stage 1 of a recipe prepares the model, and one sample runs forward and backward
 or computed, so a configuration is enough, and a model of any size takes a few seconds.
 """
 
+import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from holdfast._torch.adapters import without_peft
 from holdfast._torch.layers import block_of
 from holdfast._torch.multimodal import freeze_other_parts
+from holdfast.io.files import first_line
 from holdfast.losses import TOKEN_TASKS
 from holdfast.recipe import Recipe
 from holdfast.run import Run
@@ -112,17 +115,26 @@ def prepare(
         dtype: of the weights.
         is_half: whether the model runs under autocast to bfloat16.
     """
-    model = skeleton().to(dtype)
+    run = _stage_1(skeleton().to(dtype), recipe)
+    parts, is_token = _parts(run), run.task in TOKEN_TASKS
+    try:
+        try:
+            passes = _passes(run.model, length, is_half)
+        except RuntimeError:  # kernels of mixtures of experts take bfloat16 only, also in autocast
+            half = _stage_1(skeleton().to(torch.bfloat16), recipe)
+            passes = _passes(half.model, length, is_half=False)
+    except Exception as error:  # code of any model, on tensors without values
+        raise ValueError(
+            f"{type(without_peft(run.model)).__name__} does not run without its weights "
+            f"({first_line(error)}): plan takes causal language models, and classifiers of texts "
+            "and images"
+        ) from error
+    return Prepared(run.recipe, parts, passes, is_token)
+
+
+def _stage_1(model: nn.Module, recipe: Recipe) -> Run:
     freeze_other_parts(model)
-    run = _UnloadedRun(recipe, model, lr=_ANY_RATE, new=(), progress=False)
-    parts = _parts(run)
-    # Models look at values of inputs on ``meta``, but know that a fake tensor has none.
-    with (
-        FakeTensorMode(allow_non_fake_inputs=True),
-        torch.autocast("cpu", torch.bfloat16, enabled=is_half),
-    ):
-        passes = _passes(run.model.to_empty(device="cpu").train(), length)
-    return Prepared(run.recipe, parts, passes, run.task in TOKEN_TASKS)
+    return _UnloadedRun(recipe, model, lr=_ANY_RATE, new=(), progress=False)
 
 
 def _parts(run: Run) -> Parts:
@@ -151,14 +163,21 @@ def _parts(run: Run) -> Parts:
     )
 
 
-def _passes(model: nn.Module, length: int) -> Passes:
+def _passes(model: nn.Module, length: int, is_half: bool) -> Passes:
     counters = _operations(), _operations()
-    with _saved(model) as one, counters[0]:
-        outputs = model(**_samples(1, model, length)).logits
-    with counters[1]:
-        outputs.sum().backward()
-    with _saved(model) as two:
-        model(**_samples(2, model, length))
+    # Models look at values of inputs on ``meta``, but know that a fake tensor has none.
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.autocast("cpu", torch.bfloat16, enabled=is_half),
+        _quiet(logging.getLogger("torch._subclasses.fake_tensor")),
+    ):
+        model.to_empty(device="cpu").train()
+        with _saved(model) as one, counters[0]:
+            outputs = model(**_samples(1, model, length)).logits
+        with counters[1]:
+            outputs.sum().backward()
+        with _saved(model) as two:
+            model(**_samples(2, model, length))
     forward, backward = (float(counter.get_total_flops()) for counter in counters)
     each = sum(two.values()) - sum(one.values())
     return Passes(
@@ -188,11 +207,12 @@ def _takes_images(model: nn.Module) -> bool:
 
 
 def _operations() -> FlopCounterMode:
-    """A counter of operations that also knows the attention of a CPU."""
+    """A counter of operations that also knows the attention of a CPU, and experts."""
     aten = torch.ops.aten
     return FlopCounterMode(
         display=False,
         custom_mapping={
+            aten._grouped_mm: lambda a, b, *_, **__: 2 * math.prod(a) * b[-1],
             aten._scaled_dot_product_flash_attention_for_cpu: (
                 lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)
             ),
@@ -201,6 +221,17 @@ def _operations() -> FlopCounterMode:
             ),
         },
     )
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """Silence the log of an error that is handled."""
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from torch import nn
 
 from holdfast._torch.checks import NamedSettings, above_zero, flag, one_of, whole_number
 from holdfast.hosts._skeleton import Prepared, prepare
 from holdfast.hosts._updates import number_of_updates
 from holdfast.hosts.job import Training
+from holdfast.io.heads import NewHead, model_kind
 from holdfast.io.models import Loader
 from holdfast.recipe import Recipe
 from holdfast.report.document import Document
@@ -187,7 +189,8 @@ def forecast(
     """Estimate what a training needs. Only the configuration of the model is read.
 
     Args:
-        source: a directory with a ``config.json``, or the name of a model.
+        source: a directory with a ``config.json``, or the name of a model. A model without a head
+            for language or classes gets one with two classes.
         name, recipe: the recipe.
         training: batch size, length, dtype and precision.
         machines: the GPUs, and the amount of data.
@@ -195,9 +198,11 @@ def forecast(
     """
     loader = Loader("cpu", trust_remote_code=trust_remote_code)
 
+    head = _head(loader.skeleton(source))
+
     def prepared(recipe: Recipe) -> Prepared:
         return prepare(
-            lambda: loader.skeleton(source), recipe, length=training.max_length,
+            lambda: loader.skeleton(source, head), recipe, length=training.max_length,
             dtype=_DTYPES[training.dtype], is_half=training.precision != "float32",
         )  # fmt: skip
 
@@ -241,6 +246,14 @@ TRAINING = (
 def _value(training: Training) -> int:
     """Bytes of an activation on a GPU."""
     return 4 if training.precision == training.dtype == "float32" else 2
+
+
+def _head(model: nn.Module) -> NewHead | None:
+    """A new head with two classes for a model without one that `holdfast finetune` trains."""
+    if model_kind(model) in ("causal_lm", "classifier", "image_classifier"):
+        return None
+    images = getattr(model, "main_input_name", "") == "pixel_values"
+    return NewHead(("0", "1"), images=images)
 
 
 def _updates(training: Training, machines: Machines) -> int:
