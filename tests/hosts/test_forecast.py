@@ -283,10 +283,27 @@ def test_the_verdict_says_what_to_change(folder, capsys):
     told = capsys.readouterr().out
     assert told.startswith("does not fit: ")
     assert "It would fit with --batch-size 1 --accumulate 64" in told
+    assert "It would fit with --recipe l2-sp+lora" not in told  # activations are too large
     assert "This is an estimate." in told
     assert "Measured constants: NVIDIA H200" in told
     assert main([*words]) == 0
     assert capsys.readouterr().out.startswith("fits: ")
+
+
+def test_adapters_are_proposed_where_they_save_a_copy(tmp_path, capsys):
+    pytest.importorskip("peft", reason="the peft extra is not installed")
+    config = transformers.LlamaConfig(
+        hidden_size=1024, intermediate_size=2048, num_hidden_layers=2, num_attention_heads=8,
+        vocab_size=1000,
+    )  # fmt: skip
+    folder = save_config(tmp_path, "LlamaForCausalLM", config)
+    words = ["plan", f"--model={folder}", "--recipe=tmkl", "--set", "recall.cache", "false"]
+    sized = [*words, "--max-length=8", "--batch-size=1", "--json"]
+    assert main(sized) == 0
+    needs = json.loads(capsys.readouterr().out)["needs"]["memory"]
+    room = (sum(needs.values()) - needs["frozen copy"] / 2) / 1e9
+    assert main([*sized[:-1], f"--gpu-memory={room:.9f}"]) == 0
+    assert "It would fit with --recipe tmkl+lora" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ The sizes of the model are counted (``_skeleton``), methods say what they cost (
 and the speed of a GPU was measured: ``measured.json``, which ``benchmarks/constants.py`` writes.
 """
 
+import contextlib
 import functools
 import json
 import math
@@ -21,7 +22,7 @@ from holdfast.hosts._updates import number_of_updates
 from holdfast.hosts.job import Training
 from holdfast.io.heads import NewHead, model_kind
 from holdfast.io.models import Loader
-from holdfast.recipe import Recipe
+from holdfast.recipe import Recipe, preset_that
 from holdfast.report.document import Document
 from holdfast.report.forecast import forecast_document
 from holdfast.report.shown import Shown
@@ -206,19 +207,24 @@ def forecast(
             dtype=_DTYPES[training.dtype], is_half=training.precision != "float32",
         )  # fmt: skip
 
-    found = prepared(recipe)
+    found, standard, room = prepared(recipe), Recipe(), machines.memory
     needs = needs_of(found, training, machines)
-    standard = Recipe()
     if found.recipe.trainable == standard.trainable:  # the same model, without θ*
         same = replace(found, recipe=standard, parts=replace(found.parts, anchors=0))
     else:
         same = prepared(standard)
     plain = needs_of(same, training, machines)
     changes = {}
-    if needs.bytes > machines.memory:
+    if needs.bytes > room:
         for change, other, elsewhere in _changes(training, machines):
-            if (size := needs_of(found, other, elsewhere).bytes) <= machines.memory:
+            if (size := needs_of(found, other, elsewhere).bytes) <= room:
                 changes[change] = size
+        if found.recipe.trainable == standard.trainable:  # adapters need no copy of the model
+            adapters = preset_that("keeps_base")
+            with contextlib.suppress(ImportError, ValueError):  # not installed, or a conflict
+                adapted = replace(found.recipe, trainable=Recipe.preset(adapters).trainable)
+                if (size := needs_of(prepared(adapted), training, machines).bytes) <= room:
+                    changes[f"--recipe {name}+{adapters}"] = size
     constants = measured()
     return Forecast(
         source,
