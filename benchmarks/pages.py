@@ -377,12 +377,55 @@ def real_models() -> str:
     return f"{made}\n\n{source}: {record['date']}; {how}.\n\n{sentences}"
 
 
+def scale() -> str:
+    """What recipes need for 70 billion weights on 64 GPUs."""
+    record = read("scale")
+    rows = [
+        [
+            row["recipe"], f"{number(row['memory_gb'], 1)}{'' if row['fits'] else ', too much'}",
+            f"{row['added_gb']:+.1f}" if row["added_gb"] else "0",
+            number(row["cpu_gb"], 1) if row["cpu_gb"] else "0",
+            number(row["update_s"]), f"{row['added_percent']:+.1f} %",
+            number(row["before_s"] / 60, 1) if row["before_s"] else "0",
+        ]
+        for row in record["rows"]
+    ]  # fmt: skip
+    heads = ["", "GPU memory, GB", "above plain, GB", "CPU memory per process, GB"]
+    made = table([*heads, "update, s", "time", "before training, min"], rows)
+    how = "; ".join(f"{key}: {value}" for key, value in record["protocol"].items())
+    link = "[scale.json](../benchmarks/results/scale.json)"
+    return f"{made}\n\n{link}: `benchmarks/scale.py`, {record['date']}; {how}."
+
+
+def scale_parts() -> str:
+    """What is in the memory of each of 64 GPUs."""
+    found = read("scale")["rows"]
+    wanted = [row for row in found if row["recipe"] in SPEC["scale_parts"]]
+    names = dict.fromkeys(name for row in wanted for name in row["memory"])
+    rows = [
+        [name, *(number(size and size / 1e9, 1) for row in wanted
+                 for size in [row["memory"].get(name)])]
+        for name in names
+    ]  # fmt: skip
+    return table(["GB", *(row["recipe"] for row in wanted)], rows)
+
+
+def forecasts() -> str:
+    """Estimates beside what was measured."""
+    fields, rows = SPEC["forecasts"].items(), []
+    for row in read("scale")["checked"]:
+        cells = [number(row[field], digits) for field, digits in fields]
+        rows.append([SPEC["implementations"][row["case"]], *cells])
+    heads = ["estimated, GB", "measured, GB", "ratio", "estimated, ms", "measured, ms", "ratio"]
+    return table(["", *heads], rows)
+
+
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
         methods, stage, presets, modules, timings, targets, memory, speed, comparison,
         recommendation, tune, digits, additivity, forgetting, ranks, learning_rates, budgets,
-        gate, real_models,
+        gate, real_models, scale, scale_parts, forecasts,
         *_tables.TABLES,
     )
 }  # fmt: skip

@@ -30,7 +30,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -89,7 +89,68 @@ class SearchRange:
 
 
 SearchSpace = dict[str, SearchRange]
+#: Bytes of the importance of a weight, which is measured in float32.
+IMPORTANCE_BYTES = 4.0
 MedianLoss = Callable[[], float | None]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A training before it starts, as far as the costs of methods depend on it.
+
+    Attributes:
+        value: bytes of a trained weight.
+        anchor: bytes of θ* per weight.
+        data: samples of the training data.
+        samples: samples per update, over all ranks.
+        updates: updates of the run.
+        length: tokens per sample; 1 for an image.
+        targets: targets per sample: one per token of a language model, else 1.
+        outputs: the values that the model predicts per target, such as its vocabulary.
+        keeps_base: whether the trained model contains θ*, so that no frozen copy is needed.
+    """
+
+    value: float
+    anchor: float
+    data: int
+    samples: int
+    updates: int
+    length: int
+    targets: int
+    outputs: int
+    keeps_base: bool = False
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method costs: the memory that it keeps, and the work that it does.
+
+    θ* is not part of it: a copy is kept once if any method of a recipe needs it.
+
+    Attributes:
+        state: bytes per trained weight in the memory of the GPU, by name. They are sharded like the
+            weights.
+        moved: bytes per trained weight that the step reads and writes.
+        kernel: the measured implementation that has the speed of the step; empty for a pull.
+        copies: copies of the model's weights, or as much memory. They are not sharded.
+        on_cpu: bytes in CPU memory, in every process.
+        trained: tokens per update that the model is trained on, besides those of the target.
+        predicted: tokens per update that the model or a copy of it predicts, without gradients.
+        before_predicted: tokens that the model predicts once, before training.
+        before_trained: tokens whose gradients are computed once, before training.
+        before_drawn: tokens that are sampled from the model once, before training.
+    """
+
+    state: Mapping[str, float] = field(default_factory=dict)
+    moved: float = 0.0
+    kernel: str = ""
+    copies: float = 0.0
+    on_cpu: float = 0.0
+    trained: float = 0.0
+    predicted: float = 0.0
+    before_predicted: float = 0.0
+    before_trained: float = 0.0
+    before_drawn: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -181,6 +242,13 @@ class Method(NamedSettings):
         """Return values that hosts log during training, by name."""
         return {}
 
+    def cost(self, planned: Planned) -> Cost:
+        """Return what the method costs in a training. ``holdfast plan`` adds the costs up.
+
+        The parameters that stage 1 trains, adds and freezes are counted on the model itself.
+        """
+        return Cost()
+
 
 @dataclass(frozen=True)
 class Trainable(Method):
@@ -261,6 +329,11 @@ class Objective(Method):
     def changes_loss(self) -> bool:
         """True if the method overrides :meth:`prepare`."""
         return type(self).prepare is not Objective.prepare
+
+    def cost(self, planned: Planned) -> Cost:
+        """A forward pass over the data before training, if the method reads it."""
+        read = planned.data * planned.length if self.reads_data else 0
+        return Cost(before_predicted=read)
 
     def prepare(self, run: Run) -> Criterion:
         """Return the criterion. The model is still at θ*."""
@@ -668,6 +741,25 @@ class Penalty(_Step, ABC):
     def move(self, difference: Tensor, importance: Tensor | float, lr: float) -> Tensor:
         """Return θ − θ* after a decoupled step at ``lr``, for a penalty without :meth:`rate`."""
         raise NotImplementedError(f"{type(self).__name__} defines neither rate nor move")
+
+    def cost(self, planned: Planned) -> Cost:
+        """A pass over θ and θ* at the updates at which the penalty acts, and F if it is weighted.
+
+        A coupled penalty reads and writes the gradient instead of writing θ. A penalty without
+        :meth:`rate` computes θ − θ* and its new value by separate operations.
+        """
+        if not self.acts:
+            return Cost()
+        total = planned.updates
+        share = sum(self.acts_at(update, total) for update in range(1, total + 1)) / total
+        values = 3 if self.coupled else 2
+        if type(self).rate is Penalty.rate:
+            values += 5
+        weight = IMPORTANCE_BYTES if self.weighted else 0.0
+        return Cost(
+            state={"importance": weight} if weight else {},
+            moved=share * (values * planned.value + planned.anchor + weight),
+        )
 
     def at(self, lr: float) -> Penalty:
         """Return this penalty with all settings resolved for a run's peak learning rate."""

@@ -59,6 +59,7 @@ GOOD = {
     "merge adapter": ("merge", "base", "adapter"),
     "merge sweep": ("merge", "base", "tuned", "--sweep=0.5", "--text=text.txt",
                     "--context-free=0"),
+    "plan": ("plan", "--model=base", "--recipe=recadam", "--max-length=8", "--gpus=2"),
     "report": ("report", "results.json"),
     "report measured": ("report", "report.json"),
     "report sweep": ("report", "sweep.json"),
@@ -87,6 +88,7 @@ FILES = {
     "merge": _TUNED + _BASE,
     "merge adapter": _ADAPTER,
     "merge sweep": _TUNED + _BASE,
+    "plan": ["base/config.json"],
     "report": ["results.json"],
     "report measured": ["report.json"],
     "report sweep": ["sweep.json"],
@@ -235,7 +237,7 @@ def damage_and_check(place, moved, name, file, rng, capsys):
     content = damaged(whole, file, rng)
     path.write_bytes(content)
     try:
-        out = [] if GOOD[name][0] == "data" else ["--out=out"]  # it writes nothing
+        out = [] if GOOD[name][0] in ("data", "plan") else ["--out=out"]  # they write nothing
         wrong = check(place, [*GOOD[name], *out], capsys)
     finally:
         if not file.startswith("out/"):

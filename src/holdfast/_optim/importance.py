@@ -16,9 +16,15 @@ from holdfast._torch.lm_head import is_out_of_memory
 from holdfast._torch.progress import progress_bar
 from holdfast.data import Collate, IndexedSource, Source, StreamSource, as_source
 from holdfast.reference import Reference
-from holdfast.stages import Run
+from holdfast.stages import Planned, Run
 
 _BYTES = 1 << 30  # of per-sample gradients at a time
+
+
+def tokens_read(samples: int | None, planned: Planned) -> int:
+    """The tokens on which an importance is measured; all of the data if ``samples`` is None."""
+    some = planned.data if samples is None else min(samples, planned.data)
+    return some * planned.length
 
 
 def mean_over_samples(

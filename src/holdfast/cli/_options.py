@@ -174,6 +174,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "give a setting of the recipe's methods another value: --set merging.alpha 0.3",
     },
     "seed": {"type": WHOLE, "default": 0, "metavar": "N", "help": "random seed"},
+    "gpus": {"type": NUMBER, "metavar": "N", "help": "GPUs per run (compare: on Ray)"},
     "jobs": {
         "type": WHOLE, "metavar": "N",
         "help": "trainings at a time (default: one per GPU, or one per CPU core)",

@@ -58,9 +58,7 @@ def add_options(parser: Parser) -> None:
     add_settings(output, Tracking)
     engine = "run in local processes, or on a Ray cluster"
     output.add_argument("--engine", **_options.one_of("local", "ray"), default="local", help=engine)
-    output.add_argument(
-        "--gpus", type=_options.NUMBER, default=0.0, metavar="N", help="GPUs per run on Ray"
-    )
+    _options.add(output, "gpus", default=0.0)
     output.add_argument("--address", help="address of the Ray cluster")
 
 

@@ -30,6 +30,7 @@ COMMANDS = {
     "measure": "measure what a fine-tuned model forgot",
     "merge": "merge tuned checkpoints with their base, without training",
     "methods": "list all methods",
+    "plan": "estimate the memory and time of a training",
     "report": "show the saved results of compare, measure or merge again",
     "score": "compute the losses and FLOW weights of a dataset",
     "tune": "search the best recipe and its settings",

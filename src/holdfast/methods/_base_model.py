@@ -11,7 +11,7 @@ from torch import nn
 
 from holdfast._torch.adapters import adapters_are_removable, adapters_off, unwrapped
 from holdfast._torch.batch import evaluating, logits_of
-from holdfast.stages import Run
+from holdfast.stages import Cost, Planned, Run
 
 Outputs = Callable[[nn.Module, Any], Any]  # a model, inputs → its outputs
 BaseModel = Callable[[nn.Module, Any], Any]  # the model in training, inputs → z*
@@ -21,6 +21,12 @@ def base_model_of(run: Run, outputs: Outputs = logits_of) -> BaseModel:
     """Return a function that computes the outputs of the pretrained model in training."""
     removable = run.recipe.trainable.keeps_base or adapters_are_removable(run.model)
     return partial(adapters_off_base, outputs=outputs) if removable else Frozen(run.model, outputs)
+
+
+def base_model_cost(planned: Planned) -> Cost:
+    """The pretrained model predicts the samples of every update."""
+    copies = 0 if planned.keeps_base else 1
+    return Cost(copies=copies, predicted=planned.samples * planned.length)
 
 
 class Frozen:

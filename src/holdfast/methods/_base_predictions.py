@@ -31,9 +31,15 @@ from holdfast._torch.teachers import AllTokens, KeptTokens, Teacher
 from holdfast.columns import along_labels, labels_of, with_column
 from holdfast.data import IndexedSource, as_source
 from holdfast.losses import IGNORED, TOKEN_TASKS, Task, target_mask, target_outputs
-from holdfast.methods._base_model import BaseModel, base_model_of, precision
-from holdfast.scoring.predictions import Kept, kept_at, kept_tokens, sampled_tokens
-from holdfast.stages import RecallTerm, Run
+from holdfast.methods._base_model import BaseModel, base_model_cost, base_model_of, precision
+from holdfast.scoring.predictions import (
+    Kept,
+    kept_at,
+    kept_bytes,
+    kept_tokens,
+    sampled_tokens,
+)
+from holdfast.stages import Cost, Planned, RecallTerm, Run
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +73,15 @@ def divergence_term(
         except _NotKeptError as reason:
             logger.info(f"the pretrained model predicts each batch of the training: {reason}")
     return DivergenceTerm(comparison, strength, cast(Task, run.task), base or base_model_of(run))
+
+
+def divergence_cost(planned: Planned, top: int | None) -> Cost:
+    """What :func:`divergence_term` costs."""
+    if top is not None:
+        size = planned.data * planned.targets * kept_bytes(top, planned.outputs)
+        if size <= _MOST_KEPT:
+            return Cost(on_cpu=size, before_predicted=planned.data * planned.length)
+    return base_model_cost(planned)
 
 
 class _NotKeptError(Exception):

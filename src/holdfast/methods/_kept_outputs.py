@@ -1,6 +1,7 @@
 """Keep some outputs of the model near the pretrained model's, in a second pass per batch."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -9,11 +10,16 @@ from torch import Tensor, nn
 from holdfast._torch.adapters import unwrapped
 from holdfast._torch.batch import evaluating, pad_id_of
 from holdfast.losses import Task, count_targets
-from holdfast.methods._base_model import Outputs, base_model_of
+from holdfast.methods._base_model import Outputs, base_model_cost, base_model_of
 from holdfast.methods._varied import Inputs, varied
-from holdfast.stages import RecallTerm, Run
+from holdfast.stages import Cost, Planned, RecallTerm, Run
 
 Distance = Callable[[Tensor, Tensor], Tensor]  # z*, z → one value per sample
+
+
+def kept_outputs_cost(planned: Planned) -> Cost:
+    """The model and the pretrained model run on a second batch per update."""
+    return replace(base_model_cost(planned), trained=planned.samples * planned.length)
 
 
 class KeptOutputs(RecallTerm):

@@ -34,11 +34,27 @@ from holdfast._torch.progress import progress_bar
 from holdfast.columns import with_column
 from holdfast.data import IndexedSource, as_source
 from holdfast.losses import TOKEN_TASKS, LossFunction, Task, target_outputs
-from holdfast.methods._base_model import BaseModel, Outputs, adapters_off_base, base_model_of
-from holdfast.methods._base_predictions import Comparison, divergence_term
-from holdfast.methods._kept_outputs import KeptOutputs
+from holdfast.methods._base_model import (
+    BaseModel,
+    Outputs,
+    adapters_off_base,
+    base_model_cost,
+    base_model_of,
+)
+from holdfast.methods._base_predictions import Comparison, divergence_cost, divergence_term
+from holdfast.methods._kept_outputs import KeptOutputs, kept_outputs_cost
 from holdfast.methods._varied import Inputs
-from holdfast.stages import Checks, MedianLoss, Recall, RecallTerm, Run, SearchRange, SearchSpace
+from holdfast.stages import (
+    Checks,
+    Cost,
+    MedianLoss,
+    Planned,
+    Recall,
+    RecallTerm,
+    Run,
+    SearchRange,
+    SearchSpace,
+)
 
 Head = Literal["tuned", "old"]
 
@@ -123,6 +139,18 @@ class Distill(Recall):
                 "another recall"
             )
         return None
+
+    def cost(self, planned: Planned) -> Cost:
+        if self.strength == 0:
+            return Cost()
+        if self.head == "old" or self.inputs == "varied":
+            return kept_outputs_cost(planned)
+        if planned.targets > 1:  # a language model
+            return divergence_cost(planned, self.top if self.cache else None)
+        size = 4 * planned.data * planned.outputs
+        if self.cache and size <= _MOST_KEPT:
+            return Cost(on_cpu=size, before_predicted=planned.data * planned.length)
+        return base_model_cost(planned)
 
     def prepare(self, run: Run) -> RecallTerm:
         """Compute z* for all samples, or prepare a base model that computes it per batch."""

@@ -8,7 +8,7 @@ it is measured on the training data: with labels sampled from the model (the tru
 the data's labels (the empirical Fisher).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, ClassVar, Literal, get_args
 
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast._optim.backends import wide
-from holdfast._optim.importance import check_samples, mean_over_samples, measured
+from holdfast._optim.importance import check_samples, mean_over_samples, measured, tokens_read
 from holdfast._torch.checks import one_of
 from holdfast._torch.lm_head import Split, predict
 from holdfast.data import Collate
 from holdfast.losses import IGNORED, LossFunction, Task, infer_task, target_mask
 from holdfast.methods.l2_sp import QuadraticPenalty
 from holdfast.reference import Reference
-from holdfast.stages import Checks, Run
+from holdfast.stages import Checks, Cost, Planned, Run
 
 Kind = Literal["true", "empirical"]
 FISHER_TASKS = ("classification", "causal_lm", "token_classification")
@@ -59,6 +59,11 @@ class EWC(QuadraticPenalty):
         if not self.acts or task in FISHER_TASKS:
             return None
         return f"the Fisher information needs class predictions, not {task!r}"
+
+    def cost(self, planned: Planned) -> Cost:
+        return replace(
+            super().cost(planned), before_trained=tokens_read(self.samples, planned) * self.acts
+        )
 
     def measure_importance(self, run: Run) -> Reference | None:
         if not self.acts:

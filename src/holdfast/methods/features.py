@@ -27,9 +27,19 @@ from holdfast._torch.batch import logits_of
 from holdfast._torch.checks import at_least_zero, one_of
 from holdfast._torch.layers import head_of, within
 from holdfast.methods._base_model import Outputs
-from holdfast.methods._kept_outputs import KeptOutputs
+from holdfast.methods._kept_outputs import KeptOutputs, kept_outputs_cost
 from holdfast.methods._varied import Inputs
-from holdfast.stages import Checks, MedianLoss, Recall, RecallTerm, Run, SearchRange, SearchSpace
+from holdfast.stages import (
+    Checks,
+    Cost,
+    MedianLoss,
+    Planned,
+    Recall,
+    RecallTerm,
+    Run,
+    SearchRange,
+    SearchSpace,
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,9 @@ class Features(Recall):
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"strength": SearchRange(0.03, 3.0, 0.3)}
+
+    def cost(self, planned: Planned) -> Cost:
+        return kept_outputs_cost(planned) if self.strength else Cost()
 
     def prepare(self, run: Run) -> RecallTerm:
         if self.strength == 0:

@@ -7,18 +7,18 @@ The paper writes the penalty as λ·Σ Ωᵢ·(θᵢ − θ*ᵢ)², without the 
 our β/2. Ω needs inputs but no labels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from holdfast._optim.backends import wide
-from holdfast._optim.importance import check_samples, mean_over_samples, measured
+from holdfast._optim.importance import check_samples, mean_over_samples, measured, tokens_read
 from holdfast.data import Collate
 from holdfast.losses import IGNORED
 from holdfast.methods.l2_sp import QuadraticPenalty
 from holdfast.reference import Reference
-from holdfast.stages import Checks, Run
+from holdfast.stages import Checks, Cost, Planned, Run
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class MAS(QuadraticPenalty):
 
     samples: int | None = 1000
     normalize: bool = True
+
+    def cost(self, planned: Planned) -> Cost:
+        return replace(
+            super().cost(planned), before_trained=tokens_read(self.samples, planned) * self.acts
+        )
 
     def measure_importance(self, run: Run) -> Reference | None:
         if not self.acts:

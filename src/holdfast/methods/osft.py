@@ -30,7 +30,16 @@ from holdfast._torch.layout import like, whole
 from holdfast._torch.names import plain_name
 from holdfast._torch.progress import progress_bar
 from holdfast.methods._adapting import linear_layers
-from holdfast.stages import Checks, MedianLoss, Run, SearchRange, SearchSpace, Trainable
+from holdfast.stages import (
+    Checks,
+    Cost,
+    MedianLoss,
+    Planned,
+    Run,
+    SearchRange,
+    SearchSpace,
+    Trainable,
+)
 
 _SUBSPACES = "_holdfast_subspaces"
 
@@ -73,6 +82,10 @@ class OSFT(Trainable):
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"kept": SearchRange(0.1, 0.95, 0.5, log=False)}
+
+    def cost(self, planned: Planned) -> Cost:
+        """U₁ and V₁ of every matrix in float32: those of a square one are the largest."""
+        return Cost(copies=2 * self.kept * 4 / planned.value)
 
     def prepare(self, run: Run) -> nn.Module:
         """Decompose the matrices of all linear layers that are trained, except the head."""

@@ -41,7 +41,7 @@ from holdfast import kernels
 from holdfast._optim import backends
 from holdfast._optim.anchors import Anchors, labels, split_anchored
 from holdfast._optim.backends import Columns
-from holdfast._optim.importance import measured
+from holdfast._optim.importance import measured, tokens_read
 from holdfast._torch.checks import at_least_zero, flag, named_settings, one_of
 from holdfast._torch.layout import all_strided, any_sharded, dense, local, same_objects, whole
 from holdfast._torch.names import shorten
@@ -50,7 +50,16 @@ from holdfast.methods.adamw import AdamUpdate
 from holdfast.methods.ewc import fisher_importance
 from holdfast.methods.mas import mas_importance
 from holdfast.reference import Reference, distance
-from holdfast.stages import Checks, MedianLoss, Run, SearchRange, SearchSpace
+from holdfast.stages import (
+    IMPORTANCE_BYTES,
+    Checks,
+    Cost,
+    MedianLoss,
+    Planned,
+    Run,
+    SearchRange,
+    SearchSpace,
+)
 
 Scalar = float | Tensor
 
@@ -733,6 +742,7 @@ def _decay_first(theta: list[Tensor], lr: Scalar, lam: Scalar, weight_decay: flo
 # --- The settings in a recipe --------------------------------------------------------------------
 
 _PULL = 0.1  # lr·γ of the paper
+_SAMPLES = 1000  # on which the importance is measured
 
 
 @dataclass(frozen=True)
@@ -814,6 +824,21 @@ class RecAdamUpdate(AdamUpdate):
         }
         return {**strength, **shift}
 
+    def cost(self, planned: Planned) -> Cost:
+        """Adam's moments, perhaps in 8 bits. One pass over memory reads θ* as well."""
+        moments = 2 * planned.value
+        if self.eight_bit:
+            moments = 2 * (1 + 4 / backends.BLOCK)
+        state, moved = {"optimizer state": moments}, 3 * planned.value + 2 * moments
+        kernel = "recadam_8bit" if self.eight_bit else "recadam_fused"
+        if self.pulls:
+            moved += planned.anchor
+        if not self.reads_data:
+            return Cost(state, moved, kernel)
+        state["importance"] = IMPORTANCE_BYTES
+        read = tokens_read(_SAMPLES, planned)
+        return Cost(state, moved + IMPORTANCE_BYTES, kernel, before_trained=read)
+
     def log(self, run: Run) -> dict[str, float]:
         if not isinstance(run.optimizer, RecAdam):
             return {}
@@ -830,8 +855,8 @@ class RecAdamUpdate(AdamUpdate):
         if not self.reads_data:
             return None
         if self.importance == "fisher":
-            return measured(run, True, fisher_importance, task=run.task, samples=1000)
-        return measured(run, True, mas_importance, samples=1000)
+            return measured(run, True, fisher_importance, task=run.task, samples=_SAMPLES)
+        return measured(run, True, mas_importance, samples=_SAMPLES)
 
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
         if run.anchors is None:

@@ -18,7 +18,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -56,11 +56,14 @@ from holdfast.methods._budget import (
 from holdfast.reference import Reference
 from holdfast.scoring.draw import BLOCK
 from holdfast.scoring.pool import Pool, draw_pool, pool_of_texts
+from holdfast.scoring.predictions import kept_bytes
 from holdfast.scoring.starts import default_starts, describe_starts, loaded
 from holdfast.stages import (
     Checks,
+    Cost,
     MedianLoss,
     Penalty,
+    Planned,
     Recall,
     RecallTerm,
     Run,
@@ -193,28 +196,56 @@ class SelfReplay(Recall):
             )
         return BudgetedReplay(self, *pool.split(held_out), run, base)
 
+    def cost(self, planned: Planned) -> Cost:
+        """Texts beside the samples of each update, and a pool that is drawn and predicted before.
+
+        Without kept predictions, a base model predicts the texts of each update.
+        """
+        if self.strength == 0:
+            return Cost()
+        replayed = self.texts_per_update(planned.samples) * self.length
+        visits = planned.samples * planned.updates
+        texts = self._counts(visits, planned.samples, planned.length)[1]
+        texts += 0 if self.budget is None else min(HELD_OUT, texts)
+        drawn = texts * self.length
+        kept = 0 if self.top is None else kept_bytes(self.top, planned.outputs)
+        cost = Cost(
+            on_cpu=texts * (4 * self.length + 8 + kept * (self.length - 1)),
+            trained=replayed,
+            before_predicted=drawn,
+            before_drawn=drawn if self.texts is None else 0,
+        )
+        if self.top is not None:
+            return cost
+        return replace(cost, copies=0 if planned.keeps_base else 1, predicted=replayed)
+
     def _count(self, run: Run) -> int:
-        """The number of texts to train on: those that the run will use; at least a block.
+        """The number of texts to train on."""
+        data = run.data.dataset if isinstance(run.data, DataLoader) else run.data
+        visits = run.visits
+        if visits is None:
+            visits = len(data) if hasattr(data, "__len__") else MOST_TOKENS // self.length
+        used, count = self._counts(visits, run.update_size, _mean_length(data))
+        if count < used:
+            logger.warning(
+                f"drawing {used} texts would take longer than the training: "
+                f"{count} are drawn, and each is replayed several times"
+            )
+        return count
+
+    def _counts(self, visits: int, update_size: int | None, mean_length: float) -> tuple[int, int]:
+        """The number of texts that a run will use, and of those to train on; at least a block.
 
         A text takes about as long to draw as one of its length to train on. No more are drawn than
         training takes; texts of the user need no drawing.
         """
-        data = run.data.dataset if isinstance(run.data, DataLoader) else run.data
         most = MOST_TOKENS // self.length
-        visits = run.visits
-        if visits is None:
-            visits = len(data) if hasattr(data, "__len__") else most
-        updates = visits / run.update_size if run.update_size else 0
+        updates = visits / update_size if update_size else 0
         used = min(most, math.ceil(max(self.share * visits, updates * self.fewest)))
-        affordable = max(BLOCK, visits * _mean_length(data) / self.length)
+        affordable = max(BLOCK, visits * mean_length / self.length)
         if self.texts is not None:
             affordable = math.inf
-        if affordable < used:
-            logger.warning(
-                f"drawing {used} texts would take longer than the training: "
-                f"{math.ceil(affordable)} are drawn, and each is replayed several times"
-            )
-        return max(BLOCK, math.ceil(min(used, affordable)))
+        return used, max(BLOCK, math.ceil(min(used, affordable)))
 
     def unfit(self, model: nn.Module, has_old_data: bool) -> str | None:
         if self.strength == 0 or model_kind(model) == "causal_lm":

@@ -7,7 +7,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from holdfast._torch.checks import flag, share
-from holdfast.stages import Checks, Run, Update
+from holdfast.stages import Checks, Cost, Planned, Run, Update
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,12 @@ class SGDUpdate(Update):
         super().__post_init__()
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov=True needs a momentum above 0")
+
+    def cost(self, planned: Planned) -> Cost:
+        """A momentum, if there is one. A step reads θ, g and m, and writes θ and m."""
+        moments = 1 if self.momentum else 0
+        state = {"optimizer state": planned.value} if moments else {}
+        return Cost(state=state, moved=(3 + 2 * moments) * planned.value)
 
     def optimizer(self, groups: list[dict[str, Any]], run: Run, total_updates: int) -> Optimizer:
         return torch.optim.SGD(

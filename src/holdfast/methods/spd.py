@@ -22,7 +22,7 @@ settings in a recipe.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ from holdfast._torch.checks import at_least_zero, named_settings
 from holdfast._torch.layout import is_sharded, like, local, local_like, summed
 from holdfast.methods.adamw import AdamUpdate
 from holdfast.reference import Reference
-from holdfast.stages import Checks, MedianLoss, Run, SearchRange, SearchSpace
+from holdfast.stages import Checks, Cost, MedianLoss, Planned, Run, SearchRange, SearchSpace
 
 
 class SPD(Optimizer):
@@ -317,6 +317,13 @@ class SPDUpdate(AdamUpdate):
 
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"lam": SearchRange(0.1, 10.0, 1.0)}
+
+    def cost(self, planned: Planned) -> Cost:
+        """AdamW, and its operations on θ, θ* and g: two differences, a product, norms, a lerp."""
+        adam = super().cost(planned)
+        if self.lam == 0:
+            return adam
+        return replace(adam, moved=adam.moved + 13 * planned.value + 3 * planned.anchor)
 
     def log(self, run: Run) -> dict[str, float]:
         return {"projected": run.optimizer.projected()} if isinstance(run.optimizer, SPD) else {}

@@ -21,9 +21,19 @@ from torch import Tensor
 
 from holdfast._torch.checks import at_least_zero, whole_number
 from holdfast.losses import LossFunction, Task
-from holdfast.methods._base_predictions import Comparison, divergence_term
+from holdfast.methods._base_predictions import Comparison, divergence_cost, divergence_term
 from holdfast.methods._own_predictions import without_classes
-from holdfast.stages import Checks, MedianLoss, Recall, RecallTerm, Run, SearchRange, SearchSpace
+from holdfast.stages import (
+    Checks,
+    Cost,
+    MedianLoss,
+    Planned,
+    Recall,
+    RecallTerm,
+    Run,
+    SearchRange,
+    SearchSpace,
+)
 
 _TAU = 1e-4  # the paper's default
 
@@ -71,6 +81,11 @@ class TMKL(Recall):
 
     def unfit_task(self, task: Task | LossFunction) -> str | None:
         return without_classes(self, task) if self.changes_loss else None
+
+    def cost(self, planned: Planned) -> Cost:
+        if self.strength == 0:
+            return Cost()
+        return divergence_cost(planned, self.top if self.cache else None)
 
     def prepare(self, run: Run) -> RecallTerm:
         if self.strength == 0:

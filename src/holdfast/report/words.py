@@ -319,6 +319,16 @@ def gibibytes(size: float) -> str:
     return f"{digits(value, 2 if value < 10 else 1)} GiB"
 
 
+def gigabytes(size: float) -> str:
+    """An amount of memory, in the unit in which makers of GPUs state it.
+
+    >>> gigabytes(789204992), gigabytes(80e9)
+    ('0.79 GB', '80.0 GB')
+    """
+    value = size / 1e9
+    return f"{digits(value, 2 if value < 10 else 1)} GB"
+
+
 def between(low: float | None, high: float | None, text: Callable[[float], str] = nats) -> str:
     return NONE if low is None or high is None else f"{text(low)} to {text(high)}"
 

@@ -37,6 +37,15 @@ def sampled_tokens(kept: int, vocabulary: int) -> int:
     return 0 if kept >= vocabulary else max(1, kept // 4)
 
 
+def kept_bytes(kept: int, vocabulary: int) -> int:
+    """The bytes that are kept per position of a model in float32 or less: ids, log-probs, rest.
+
+    >>> kept_bytes(64, 50_000)
+    516
+    """
+    return 8 * min(kept, vocabulary) + 4
+
+
 def kept_tokens(logits: Tensor, kept: int, noise: Tensor) -> Kept:
     """Choose the tokens to keep per row of logits.
 

@@ -1,0 +1,165 @@
+"""What ``holdfast plan`` estimates for a model of 70 billion weights on 64 GPUs.
+
+    python benchmarks/scale.py --out benchmarks/results/scale.json
+
+Nothing is trained: only the shapes of the model are known here. The second part compares estimates
+with the peak memory and the time that other benchmarks measured on a GPU. About three minutes on
+two CPU cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import fitting
+import torch
+from _common import write_results
+from anchor_placement import SIZES
+
+from holdfast import Recipe
+from holdfast.hosts.forecast import Machines, forecast, measured
+from holdfast.hosts.job import Training
+
+RESULTS = Path(__file__).parent / "results"
+#: The published shapes of Llama 3 70B.
+LLAMA_70B = {
+    "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 8192, "tie_word_embeddings": False,
+}  # fmt: skip
+TRAINING = Training(batch_size=1, max_length=4096, gradient_checkpointing=True)
+MACHINES = Machines(gpus=64, anchor_dtype="bfloat16", data_size=100_000)
+#: For each row: the preset, its settings, and other machines.
+ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "plain fine-tuning": ("standard", {}, {}),
+    "`recadam`, θ* in bfloat16, sharded": ("recadam", {}, {}),
+    "`recadam`, θ* in CPU memory (on paper)": ("recadam", {}, {"anchors": "host"}),
+    "`holdfast`, which is self-replay": ("holdfast", {}, {}),
+    "`self-replay`, `share=0.25`": ("self-replay", {"recall.share": 0.25}, {}),
+    "`flow`": ("flow", {}, {}),
+    "`l2-sp`": ("l2-sp", {}, {}),
+    "`ewc`": ("ewc", {}, {}),
+    "`distill`": ("distill", {}, {}),
+    "`lora`": ("lora", {}, {}),
+    "`lora+self-replay`, the whole vocabulary, with the adapters off": (
+        "lora+self-replay", {"recall.top": None, "recall.share": 0.25}, {},
+    ),
+    "`lora+distill`": ("lora+distill", {}, {}),
+}  # fmt: skip
+
+
+def save(folder: str, shapes: dict[str, Any]) -> str:
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **shapes}
+    (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def at_scale() -> list[dict[str, Any]]:
+    """One row per recipe."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        save(folder, LLAMA_70B)
+        for title, (name, settings, machines) in ROWS.items():
+            recipe = Recipe.preset(name).with_settings(settings)
+            elsewhere = Machines(**{**vars(MACHINES), **machines})
+            found = forecast(folder, name, recipe, TRAINING, elsewhere)
+            needs = found.needs
+            rows.append(
+                {
+                    "recipe": title,
+                    "memory_gb": round(needs.bytes / 1e9, 2),
+                    "added_gb": round((needs.bytes - found.plain.bytes) / 1e9, 2),
+                    "fits": found.fits,
+                    "cpu_gb": round(sum(needs.on_cpu.values()) / 1e9, 2),
+                    "update_s": round(needs.seconds, 3),
+                    "added_percent": round(100 * (found.x_time - 1), 2),
+                    "before_s": round(sum(needs.before.values()), 1),
+                    "memory": needs.memory,
+                    "update": needs.update,
+                    "before": needs.before,
+                }
+            )
+            print({k: v for k, v in rows[-1].items() if not isinstance(v, dict)}, flush=True)
+    return rows
+
+
+def beside_measurements() -> list[dict[str, Any]]:
+    """Estimates of trainings that were measured."""
+    keys = (
+        "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "vocab_size",
+    )  # fmt: skip
+    rows = []
+
+    def add(case: str, shapes: dict[str, Any], recipe: Recipe, training: Training,
+            row: dict[str, Any], machines: Machines, padding: float) -> None:  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder:
+            save(folder, {"tie_word_embeddings": True, **shapes})
+            needs = forecast(folder, recipe.name, recipe, training, machines).needs
+        # The loss is computed for targets only, of which padding has none.
+        padded = padding * 12 / 14 * needs.memory["outputs and loss"]
+        estimate = (needs.bytes - padded) / 1e9
+        rows.append(
+            {
+                "case": case,
+                "estimated_gb": round(estimate, 1),
+                "measured_gb": row["peak_gb"],
+                "x_memory": round(estimate / row["peak_gb"], 3),
+                "estimated_ms": round(1e3 * needs.seconds, 1),
+                "measured_ms": row["update_ms"],
+                "x_time": round(1e3 * needs.seconds / row["update_ms"], 3),
+            }
+        )
+        print(rows[-1], flush=True)
+
+    found = {r["impl"]: r for r in _read("fitting_h200")["rows"]}
+    shapes = dict(zip(keys, fitting.SIZES["1.5b"], strict=True))
+    draw = random.Random(0)
+    lengths = [draw.choice((fitting.LENGTH, draw.randrange(16, 128))) for _ in range(16 * 8)]
+    padding = 1 - sum(lengths) / len(lengths) / fitting.LENGTH
+    for name in ("fit_full", "fit_accumulate", "fit_checkpointing", "fit_bfloat16", "fit_rounded",
+                 "fit_lora"):  # fmt: skip
+        recipe, settings = fitting.ROWS[name]
+        training = Training(**{"batch_size": 16, "max_length": fitting.LENGTH, **settings})
+        add(name, shapes, Recipe.from_dict(recipe), training, found[name], Machines(), padding)
+    placed = {r["impl"]: r for r in _read("anchor_placement_h200")["rows"]}
+    training = Training(batch_size=8, max_length=2048)
+    for impl, name, where in (("torch_fused_adamw", "standard", "device"),
+                              ("recadam_device", "recadam", "device"),
+                              ("recadam_host", "recadam", "host")):  # fmt: skip
+        machines = Machines(anchor_dtype="bfloat16", anchors=where)  # type: ignore[arg-type]
+        add(impl, dict(SIZES["llama-1b"]), Recipe.preset(name), training, placed[impl], machines, 0)
+    return rows
+
+
+def _read(name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.json")
+    args = parser.parse_args()
+    rows, checked = at_scale(), beside_measurements()
+    if args.out:
+        constants = measured()
+        protocol = {
+            "model": "the shapes of Llama 3 70B, 70.6 billion float32 weights",
+            "machines": f"{MACHINES.gpus} {MACHINES.gpu} (141 GB), FSDP2, bfloat16 autocast",
+            "update": "64 samples of 4096 tokens, gradient checkpointing",
+            "data": f"{MACHINES.data_size:,} samples, one epoch",
+            "constants": f"{constants['device']}, {constants['date']}",
+        }
+        write_results(args.out, torch.device("cpu"), protocol, rows=rows, checked=checked)
+
+
+if __name__ == "__main__":
+    main()
