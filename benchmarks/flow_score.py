@@ -202,8 +202,9 @@ def main() -> None:
     if args.out:
         protocol = (
             f"{args.dtype}, batch size {args.batch_size} for naive_two_pass and train_epoch, the "
-            f"default of score for score, best of {args.repeats} interleaved rounds; limit = forward_alone, the batches of score as "
-            "far as the logits of their targets, without losses"
+            f"default of score for score, best of {args.repeats} interleaved rounds; limit = "
+            "forward_alone, the batches of score as far as the logits of their targets, without "
+            "losses"
         )
         write_results(args.out, args.device, protocol, rows=figures)
 
