@@ -51,6 +51,7 @@ class Figure(TypedDict):
     seconds: float
     samples_per_s: float
     x_score: float
+    x_epoch: float
 
 
 def make_model(name: str, device: torch.device, dtype: torch.dtype) -> nn.Module:
