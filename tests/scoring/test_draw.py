@@ -260,3 +260,22 @@ def test_the_end_token_of_either_configuration():
     assert draw.end_tokens(model).tolist() == [3]
     model.generation_config.eos_token_id = [3, 7]
     assert draw.end_tokens(model).tolist() == [3, 7]
+
+
+def test_query_heads_that_share_keys_read_them_once(monkeypatch):
+    model = MODELS["grouped"]()
+    heads = []
+    usual = torch.nn.functional.scaled_dot_product_attention
+
+    def attention(query, key, value, *args, **kwargs):
+        heads.append((query.shape[1], key.shape[1]))
+        return usual(query, key, value, *args, **kwargs)
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", attention)
+    with torch.no_grad():
+        draw.Drawer(model, 8, static=True)([[1]] * 2, torch.rand(2, 8))
+    shared = model.config.num_key_value_heads
+    assert shared < model.config.num_attention_heads
+    assert heads.count((shared, shared)) == 7 * model.config.num_hidden_layers
+    functions = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+    assert "attend" not in functions["sdpa"].__qualname__  # what is usual is back
