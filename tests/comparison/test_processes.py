@@ -31,7 +31,12 @@ def test_a_call_returns_raises_or_dies_and_the_others_go_on(monkeypatch):
     )
     heard, ended = [], {}
     for one in call_in_processes(
-        work, calls, caller="compare", jobs=2, on_progress=lambda call, *m: heard.append((call, m))
+        work,
+        calls,
+        caller="compare",
+        jobs=2,
+        workers=[None, None],
+        on_progress=lambda call, *m: heard.append((call, m)),
     ):
         ended[one.call] = one
         if one.call == ("dies", 2):

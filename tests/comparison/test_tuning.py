@@ -28,6 +28,7 @@ from holdfast.cli.tune import Trials
 from holdfast.comparison import default, tuning
 from holdfast.comparison import study as study_file
 from holdfast.comparison.clock import Clock
+from holdfast.comparison.crew import make_crew
 from holdfast.comparison.goals import goals_in, hopeless
 from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.results import Results
@@ -318,7 +319,9 @@ def test_a_process_that_ends_with_the_time_leaves_no_lock(tmp_path, monkeypatch)
     clock, begin = Clock(study, 1e-9), time.monotonic()
     clock.tick(now=True)
     unlock = functools.partial(study_file.unlock, str(storage))
-    tuning._search_in_processes(study, 1, given, clock, None, None, None, unlock)
+    tuning._search_in_processes(
+        study, make_crew([], jobs=1), given, clock, None, None, None, unlock
+    )
     assert time.monotonic() - begin < 10  # else Optuna waits until the lock is old
     assert not (tmp_path / "study.log.lock").is_symlink()
 
