@@ -34,7 +34,7 @@ GAPS = 1.2
 #: Bytes per parameter at most: weights, gradients, two moments, θ*, importance, the base in tests.
 PER_PARAMETER = 28
 #: Bytes of activations per token: for each unit of each layer, and for each token that exists.
-PER_UNIT, PER_WORD = 80, 16
+PER_UNIT, PER_WORD = 100, 16
 
 
 def most_per_gpu(parameters: int | None, cores: int) -> int:
