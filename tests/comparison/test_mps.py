@@ -26,7 +26,7 @@ if [ "$1" = -d ]; then
     exit 0
 fi
 [ -e "$file" ] || exit 1
-read -r command
+read -r command options
 echo "$command $folder" >>"$USUAL/log"
 [ "$command" = quit ] && kill "$(cat "$file")" && rm "$file"
 exit 0

@@ -17,24 +17,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 CONTROL = "nvidia-cuda-mps-control"
 #: Seconds after which a command of the daemon has failed.
 PATIENCE = 30
+#: Seconds after which the daemon ends processes that still use it.
+GRACE = 10
 #: The longest path of a folder for the daemon's sockets, whose paths have at most 107 characters.
 LONGEST = 80
 
 # It says in one line whether the daemon runs. Its input ends with the process that started it.
 _GUARD = f"""
-stop() {{ echo quit | timeout {PATIENCE} {CONTROL}; rm -rf "$CUDA_MPS_PIPE_DIRECTORY"; }}
 trap : INT TERM HUP
 if timeout {PATIENCE} {CONTROL} -d >/dev/null 2>&1 </dev/null; then echo started; else echo no; fi
 cat
-stop >/dev/null 2>&1
+echo quit -t {GRACE} | timeout {PATIENCE} {CONTROL} >/dev/null 2>&1
+rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
 """
 
 # The driver calls of a process that opens a GPU, without the seconds that torch takes to import.
 _PROBE = """
 import ctypes
 cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
-assert cuda.cuInit(0) == 0
-assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+raise SystemExit(cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
 """
 
 logger = logging.getLogger(__name__)
