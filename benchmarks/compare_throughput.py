@@ -126,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recipes", nargs="+", default=["standard", "recadam"])
     parser.add_argument("--runs", type=int, default=10, help="over all recipes and seeds")
-    parser.add_argument("--updates", type=int, default=80)
+    parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--per-gpu", default="auto", help="runs at a time in the second comparison")
     parser.add_argument("--embedded", action="store_true", help="the small model inside holdfast")
