@@ -38,7 +38,7 @@ COMMANDS = {
 }  # fmt: skip
 MODES = ("full", "error", "kill")
 #: What differs from run to run, and pages that show it.
-VOLATILE = {"seconds", "peak_memory", "digest", "versions"}
+VOLATILE = {"seconds", "peak_memory", "at_a_time", "digest", "versions"}
 UNLIKE = {"study.log", "report.html", "report.md", ".place"}
 
 

@@ -103,11 +103,11 @@ class TooLong(BaseException):
     """A command that does not end."""
 
 
-def in_this_process(function, calls, *, caller, jobs, workers=None, on_progress=None, on_wait=None):
+def in_this_process(function, calls, **options):
     """Stand in for the worker processes of compare and tune."""
     while calls:
         call = calls.popleft()
-        value, error = processes.attempt(function, call)
+        value, error, _ = processes.attempt(function, call)
         yield processes.Ended(call, value, error)
 
 

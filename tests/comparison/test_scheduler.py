@@ -7,6 +7,7 @@ import multiprocessing
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from comparison.small_plan import make_plan, what_must_agree
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast import Recipe
+from holdfast.comparison import processes, scheduler
 from holdfast.comparison import worker as runs
 from holdfast.comparison.results import Results, read_result
 from holdfast.comparison.scheduler import compare, run_one
@@ -154,6 +156,37 @@ def test_a_second_plan_in_the_same_folder_is_refused(plan, tmp_path):
     ):
         compare(plan, tmp_path, config="model: x")
     assert list(tmp_path.iterdir()) == []
+
+
+def out_of_memory_once(plan, spec, out, progress=None, tracking=None):
+    """A run; the first attempt at the second recipe has too little memory beside the other."""
+    mark, until = out.folder / "failed-once", time.monotonic() + 30
+    if spec == plan.runs[1] and not mark.exists():
+        while processes._sharing.now == 1 and time.monotonic() < until:
+            time.sleep(0.01)
+        mark.touch()
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return run_one(plan, spec, out, progress, tracking)
+
+
+def test_a_run_without_memory_beside_others_is_repeated_alone(
+    plan, whole, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(scheduler, "run_one", out_of_memory_once)
+    told = Told()
+    results = told.run(plan, tmp_path, 2)
+    assert agrees(results, whole)
+    assert told.ended == Counter(spec.id for spec in plan.runs)
+    assert not any(told.errors.values())
+    assert results.runs[1].at_a_time == 1
+    assert caplog.messages == [
+        "recadam+wise-ft, seed 0, failed beside other runs and is repeated alone: "
+        "OutOfMemoryError: CUDA out of memory"
+    ]
+
+
+def test_a_run_says_how_many_shared_the_cpu(whole):
+    assert {run.at_a_time for run in whole[0].runs} == {2}
 
 
 @pytest.mark.soak

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -25,9 +26,10 @@ from comparison.tiny import save_bert, save_images, save_resnet
 from holdfast import Recipe
 from holdfast.cli import main
 from holdfast.cli.tune import Trials
-from holdfast.comparison import default, tuning
+from holdfast.comparison import default, processes, tuning
 from holdfast.comparison import study as study_file
 from holdfast.comparison.clock import Clock
+from holdfast.comparison.crew import make_crew
 from holdfast.comparison.goals import goals_in, hopeless
 from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.results import Results
@@ -304,6 +306,37 @@ def test_the_default_of_a_recipe_is_not_lost_to_a_faster_process(tmp_path):
     assert all(t.user_attrs == {"first_look": True} for t in waiting)
 
 
+def search_with_little_memory(*given, **options):
+    """A search in a worker process whose first training has too little memory beside another."""
+    train, mark = Worker.train, Path("failed-once")
+
+    def once(self, *args, **more):
+        until = time.monotonic() + 30
+        while processes._sharing.now < 2 and not mark.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        if not mark.exists():
+            mark.touch()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return train(self, *args, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "train", once)
+        return tuning_search(*given, **options)
+
+
+tuning_search = tuning._search
+
+
+@pytest.mark.soak
+def test_a_trial_without_memory_beside_others_is_repeated(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "_search", search_with_little_memory)
+    assert main(["tune", "--out=out", *FEW, "--jobs=2"]) == 0
+    assert Path("failed-once").exists()
+    found = json.loads((tmp_path / "out" / "tune.json").read_text())
+    assert (found["failed"], found["trained"] + found["pruned"]) == (0, 2)
+    assert found["default"] is not None  # the defaults are tried, although they failed once
+
+
 def test_a_process_that_ends_with_the_time_leaves_no_lock(tmp_path, monkeypatch):
     storage = tmp_path / "study.log"
     study = open_study(str(storage), "one")
@@ -318,7 +351,9 @@ def test_a_process_that_ends_with_the_time_leaves_no_lock(tmp_path, monkeypatch)
     clock, begin = Clock(study, 1e-9), time.monotonic()
     clock.tick(now=True)
     unlock = functools.partial(study_file.unlock, str(storage))
-    tuning._search_in_processes(study, 1, given, clock, None, None, None, unlock)
+    tuning._search_in_processes(
+        study, make_crew([], jobs=1), given, clock, None, None, None, unlock
+    )
     assert time.monotonic() - begin < 10  # else Optuna waits until the lock is old
     assert not (tmp_path / "study.log.lock").is_symlink()
 

@@ -171,3 +171,23 @@ def test_a_document_without_anything():
     assert document.filled == []
     empty = Table("Nothing", (Column("a"), Column("b")), ())
     assert empty.toned == []
+
+
+def test_the_time_of_runs_that_shared_a_device():
+    """The note says so. If some runs shared it and others did not, no time is the best."""
+    alone = sample_results(seeds=(0,))
+    beside = replace(alone, runs=tuple(replace(run, at_a_time=4) for run in alone.runs))
+    mixed = replace(alone, runs=(replace(alone.runs[0], at_a_time=2), *alone.runs[1:]))
+    stars = []
+    for found, said in (
+        (alone, "Time: training and testing. "),
+        (beside, "training and testing, beside up to 3 other runs on the same device, which takes"),
+        (mixed, "training and testing, beside up to 1 other run on the same device"),
+    ):
+        text = found.to_markdown()
+        assert said in " ".join(text.split())
+        column = row(text, "recipe").index("time")
+        cells = [row(text, run.recipe)[column] for run in found.runs[1:]]
+        stars.append(sum("*" in cell for cell in cells))
+    assert stars[0] == stars[1] == 1
+    assert stars[2] == 0

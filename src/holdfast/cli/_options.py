@@ -177,7 +177,12 @@ SHARED: dict[str, dict[str, Any]] = {
     "gpus": {"type": NUMBER, "metavar": "N", "help": "GPUs per run (compare: on Ray)"},
     "jobs": {
         "type": WHOLE, "metavar": "N",
-        "help": "trainings at a time (default: one per GPU, or one per CPU core)",
+        "help": "trainings at a time (default: as --per-gpu says, or one per CPU core)",
+    },
+    "per_gpu": {
+        "type": Convert(("auto", int)), "default": "auto", "metavar": "N",
+        "help": "trainings at a time on each GPU; auto follows --jobs, or chooses by the size of "
+        "the model, the free memory and the CPU cores",
     },
     "device": {
         "help": "device of the model, such as cuda:1 or cpu (default: a GPU if there is one)",

@@ -16,8 +16,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from holdfast.cli import _options
 from holdfast.cli._guard import Failed, check_page, show
 from holdfast.cli._options import (
@@ -30,6 +28,7 @@ from holdfast.cli._options import (
 )
 from holdfast.cli._progress import Progress
 from holdfast.comparison import default
+from holdfast.comparison.crew import crew_for
 from holdfast.comparison.estimate import overview
 from holdfast.comparison.inputs import check_inputs, paths_of
 from holdfast.comparison.plan import Measuring, Plan, RunSpec
@@ -54,7 +53,7 @@ def add_options(parser: Parser) -> None:
     add(recipes, "set")
     output = parser.add_argument_group("output and running")
     add(output, "out", default="runs/compare")
-    add(output, "json", "jobs")
+    add(output, "json", "jobs", "per_gpu")
     add_settings(output, Tracking)
     engine = "run in local processes, or on a Ray cluster"
     output.add_argument("--engine", **_options.one_of("local", "ray"), default="local", help=engine)
@@ -102,9 +101,10 @@ def run_all(plan: Plan, out: Place, options: argparse.Namespace) -> Results:
     finished_before, total = finished_runs(plan, out), len(plan.runs)
     if left := [spec for spec in plan.runs if spec.id not in finished_before]:
         check_inputs(plan)
-        if options.engine == "local":
-            for line in overview(plan, left, jobs_of(options)):
-                tell_line(line, file=sys.stderr)
+    crew = crew_for(plan, options.jobs, options.per_gpu)
+    if left and options.engine == "local":
+        for line in overview(plan, left, crew):
+            tell_line(line, file=sys.stderr)
     with Progress(total, "runs", total - len(left)) as progress:
 
         def under_way(spec: RunSpec, doing: str, done: int, total: int) -> None:
@@ -114,7 +114,7 @@ def run_all(plan: Plan, out: Place, options: argparse.Namespace) -> Results:
             progress.finished(_name(spec), f"failed: {reason(error)[:200]}" if error else "done")
 
         return compare_in(
-            out, plan, jobs=jobs_of(options), engine=options.engine, gpus=options.gpus,
+            out, plan, crew=crew, engine=options.engine, gpus=options.gpus,
             address=options.address, config=config_text(options),
             tracking=settings_from(Tracking, options), on_finished=finished, on_progress=under_way,
         )  # fmt: skip
@@ -124,14 +124,6 @@ def failure(results: Results, out: Place) -> str:
     first, total = next(iter(results.failed.values()), ""), len(results.runs) + len(results.failed)
     runs = f"{len(results.failed)} of {total} runs failed" if results.runs else "all runs failed"
     return f"{runs}; the first: {first} ({(out / 'failed').name})"
-
-
-def jobs_of(options: argparse.Namespace) -> int:
-    """Return the number of trainings at a time: by default one per GPU, or one per CPU core."""
-    kind, _, number = (options.device or "").partition(":")
-    gpus = 0 if kind == "cpu" else 1 if number else torch.cuda.device_count()
-    default = gpus or os.cpu_count() or 1
-    return default if options.jobs is None else int(options.jobs)
 
 
 def _name(spec: RunSpec) -> str:

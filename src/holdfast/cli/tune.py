@@ -34,8 +34,9 @@ from holdfast.cli._options import (
     settings_from,
 )
 from holdfast.cli._progress import Progress
-from holdfast.cli.compare import add_plan_options, demo_settings, jobs_of
+from holdfast.cli.compare import add_plan_options, demo_settings
 from holdfast.comparison.contenders import ALL, RECIPE
+from holdfast.comparison.crew import crew_for
 from holdfast.comparison.goals import merit_in
 from holdfast.comparison.halving import RUNGS
 from holdfast.comparison.inputs import check_inputs, paths_of
@@ -69,7 +70,7 @@ def add_options(parser: Parser) -> None:
     search.add_argument("--name", default="holdfast", help="name of the study in the storage")
     output = parser.add_argument_group("output and running")
     add(output, "out", default="runs/tune")
-    add(output, "json", "jobs")
+    add(output, "json", "jobs", "per_gpu")
     add_settings(output, Tracking)
 
 
@@ -91,7 +92,7 @@ def search_all(plan: Plan, tuning: Tuning, out: Place, options: argparse.Namespa
     try:
         return tune_in(
             out.folder, plan, tuning, storage=options.storage, name=options.name,
-            jobs=jobs_of(options), config=config_text(options),
+            crew=crew_for(plan, options.jobs, options.per_gpu), config=config_text(options),
             tracking=settings_from(Tracking, options), on_begin=shown.begin,
             on_trials=shown.see, on_progress=shown.update,
         )  # fmt: skip

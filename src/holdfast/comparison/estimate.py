@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
 from torch import nn
 
+from holdfast.comparison.crew import Crew
 from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.worker import Worker
@@ -16,26 +16,26 @@ from holdfast.evaluate.suite import Suite
 from holdfast.report.words import seconds
 
 
-def overview(plan: Plan, runs: Sequence[RunSpec], jobs: int) -> Iterator[str]:
+def overview(plan: Plan, runs: Sequence[RunSpec], crew: Crew) -> Iterator[str]:
     """Yield lines: how many runs there are and how long they take, and what the tests consist of.
 
     The time is a lower limit: some recipes do more than plain training.
     """
-    what = f"{len(runs)} run{'s' * (len(runs) != 1)}, {min(jobs, len(runs))} at a time"
+    jobs = min(crew.at_a_time, len(runs))
+    what = f"{len(runs)} run{'s' * (len(runs) != 1)}, {jobs} at a time"
     trained, tests = None, None
-    loader = plan.training.loader(plan.device)
-    if loader.target_device().type == "cuda":
-        yield what  # the worker processes need the GPU
+    if crew.most:  # the worker processes need the GPUs
+        yield what
         return
+    plan.training.loader(plan.device).target_device()  # raises if the device does not exist
     # The runs themselves say what is wrong with the model.
     with contextlib.suppress(ImportError, OSError, RuntimeError, TypeError, ValueError):
         trained, tests = _measured(plan, runs)
     if trained is not None and tests is not None and tests.other is not None:
         each = f"{seconds(trained / len(runs))} of training and {seconds(tests.other)} of tests"
         # Runs on a CPU share its cores. Every process tests the base.
-        apart = min(jobs, torch.cuda.device_count()) or 1
-        total = trained + len(runs) * tests.other + min(jobs, len(runs)) * (tests.base or 0.0)
-        what += f", about {seconds(total / apart)} and what recipes add ({each} per run)"
+        total = trained + len(runs) * tests.other + jobs * (tests.base or 0.0)
+        what += f", about {seconds(total)} and what recipes add ({each} per run)"
     yield what
     yield from str(tests).splitlines() if tests is not None else ()
 

@@ -3,8 +3,9 @@
 PEFT keeps one JSON per run (``method_comparison/MetaMathQA/results``). Its reader needs whole
 numbers in some places, so not everything that we do not measure can be null:
 
-- ``train_time`` includes the tests, and all three figures of the accelerator's memory are the peak:
-  upper bounds, listed in ``meta_info.upper_bounds``.
+- ``train_time`` includes the tests, and is longer if other runs shared the device. All three
+  figures of the accelerator's memory are the peak. They are upper bounds, listed in
+  ``meta_info.upper_bounds``.
 - ``file_size``, ``num_trainable_params``, ``train total tokens`` and, with packing or if the number
   of updates is not known, ``train samples`` are 0 and listed in ``meta_info.not_measured``.
 - Everything else that is not known is null, which the reader shows as missing.

@@ -22,7 +22,7 @@ from holdfast._torch.finite import is_finite
 from holdfast._torch.layers import within
 from holdfast.comparison import peft_format as _peft
 from holdfast.comparison.plan import Plan, RunSpec, label_of
-from holdfast.comparison.processes import reason
+from holdfast.comparison.processes import at_a_time, reason
 from holdfast.evaluate.report import Curve, Drift, DriftRow, ForgettingReport, Score
 from holdfast.io import codec as _codec
 from holdfast.io.files import write_text
@@ -107,6 +107,8 @@ class RunResult:
             on the model, and the learning rate.
         seconds: time for training and testing.
         peak_memory: in bytes, of the GPU if there is one, else of the process.
+        at_a_time: the most runs that shared the GPU, or the CPU, while this one ran, itself
+            included: the more, the longer each takes. None if it is not known.
     """
 
     id: str
@@ -124,6 +126,7 @@ class RunResult:
     settings: dict[str, Any] = field(default_factory=dict)
     trained_on: tuple[str, ...] = ()
     resolved: dict[str, Any] = field(default_factory=dict)
+    at_a_time: int | None = None
     schema_version: int = 1
 
     def __post_init__(self) -> None:
@@ -202,6 +205,7 @@ def result_of(
         trained_on=tuple(d.name for d in report.divergences if d.trained_on),
         resolved=_codec.encode(trained.to_dict()),
         curves=report.curves,
+        at_a_time=at_a_time(),
     )
 
 
@@ -361,6 +365,7 @@ class Results(Shown):
                 "metric": test.metric, "role": "target" if test is run.target else "retained",
                 "before": test.before, "after": test.after, "low": test.low, "high": test.high,
                 "drift": run.drift.relative if run.drift else None, "seconds": run.seconds,
+                "at_a_time": run.at_a_time,
             }
             for run in self.runs
             for test in (run.target, *run.retained)

@@ -1,6 +1,7 @@
 """Run a plan: in processes of this machine, or as tasks of a Ray cluster."""
 
 import contextlib
+import logging
 import os
 import socket
 import warnings
@@ -12,9 +13,10 @@ from typing import Any
 
 import torch
 
-from holdfast._torch.checks import named_settings, whole_number
+from holdfast._torch.checks import named_settings
 from holdfast._torch.imports import require
 from holdfast.comparison import processes
+from holdfast.comparison.crew import Crew, PerGpu, crew_for
 from holdfast.comparison.inputs import paths_of
 from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.rates import with_rates
@@ -23,6 +25,8 @@ from holdfast.comparison.worker import Worker
 from holdfast.hosts.tracking import Tracking
 from holdfast.io.outputs import claim, output_name, write_changed
 from holdfast.io.storage import Place
+
+logger = logging.getLogger(__name__)
 
 #: A run that has ended, with its result or with a traceback.
 Ending = tuple[RunSpec, RunResult | None, str | None]
@@ -33,7 +37,8 @@ def compare(
     plan: Plan,
     out: str | os.PathLike[str],
     *,
-    jobs: int = 1,
+    jobs: int | None = 1,
+    per_gpu: PerGpu = "auto",
     engine: str = "local",
     gpus: float = 0,
     address: str | None = None,
@@ -59,8 +64,12 @@ def compare(
             folder, or an address that fsspec can write to, such as ``s3://bucket/name``. A second
             plan with the same ``out`` on this machine is refused. Two machines with the same
             address both do all runs, and write equal results.
-        jobs: number of runs at a time. On a CPU they share its cores, and the last digits of the
-            results depend on the number of threads (``OMP_NUM_THREADS`` fixes it).
+        jobs: number of runs at a time. If None, GPUs do as many as ``per_gpu`` says, and a CPU one
+            per core. On a CPU they share its cores, and the last digits of the results depend on
+            the number of threads (``OMP_NUM_THREADS`` fixes it).
+        per_gpu: the most runs at a time on each GPU. With ``"auto"``, ``jobs`` decides. If that is
+            None, GPUs do several runs of a small model at a time, as many as their memory and the
+            cores of the CPU allow. Results do not depend on it.
         engine: ``"local"`` processes, or ``"ray"``.
         gpus: GPUs per run on Ray.
         address: address of the Ray cluster.
@@ -72,9 +81,11 @@ def compare(
             amount (local engine only).
     """
     with claim(place := Place.at(output_name(out)), "compare", paths_of(plan)):
+        processes.refuse_in_import("compare")
         return compare_in(
-            place, plan, jobs=jobs, engine=engine, gpus=gpus, address=address, config=config,
-            tracking=tracking, on_finished=on_finished, on_progress=on_progress,
+            place, plan, crew=crew_for(plan, jobs, per_gpu), engine=engine, gpus=gpus,
+            address=address, config=config, tracking=tracking, on_finished=on_finished,
+            on_progress=on_progress,
         )  # fmt: skip
 
 
@@ -82,7 +93,7 @@ def compare_in(
     place: Place,
     plan: Plan,
     *,
-    jobs: int,
+    crew: Crew,
     engine: str,
     gpus: float,
     address: str | None,
@@ -92,8 +103,6 @@ def compare_in(
     on_progress: Callable[[RunSpec, str, int, int], None] | None,
 ) -> Results:
     """:func:`compare` in a place that is claimed."""
-    processes.refuse_in_import("compare")
-    whole_number("jobs", jobs, 1)
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be local or ray, got {engine!r}")
     plan = with_rates(plan)
@@ -107,7 +116,7 @@ def compare_in(
     if engine == "ray" and left:
         ended = _run_on_ray(plan, left, place, gpus, address, tracking)
     else:
-        ended = _run_locally(plan, left, place, jobs, on_progress, tracking)
+        ended = _run_locally(plan, left, place, crew, on_progress, tracking)
     with contextlib.closing(ended):
         for spec, result, error in ended:
             note = place / "failed" / f"{spec.id}.txt"
@@ -134,36 +143,51 @@ def _run_locally(
     plan: Plan,
     specs: Sequence[RunSpec],
     out: Place,
-    jobs: int,
+    crew: Crew,
     tell: Callable[..., None] | None,
     tracking: Tracking | None = None,
 ) -> Generator[Ending, None, None]:
     """Run the specs in parallel processes.
 
-    If a process dies, for example because it is out of memory, its run is resumed after all other
-    runs have ended, with no other run in parallel. If the process dies again, the run has failed.
+    If a run fails because of others on its GPU, it is resumed after them, alone on a GPU. If a
+    process dies, for example because the machine is out of memory, its run is resumed after all
+    other runs have ended, with no other run in parallel. If the process dies again, the run has
+    failed.
     """
 
     def on_progress(call: tuple[Plan, RunSpec, Place], *done: Any) -> None:
         if tell:
             tell(call[1], *done)
 
+    disturbed: list[RunSpec] = []
     died: list[RunSpec] = []
-    for some, workers in ((specs, jobs), (died, 1)):
-        ended = processes.call_in_processes(
-            partial(run_one, progress=processes.report_progress, tracking=tracking),
-            deque((plan, spec, out) for spec in some),
-            caller="compare", jobs=jobs, workers=workers, on_progress=on_progress,
-        )  # fmt: skip
-        with contextlib.closing(ended):
-            for one in ended:
-                spec = one.call[1]
-                if not one.died:
-                    yield spec, one.value, one.error
-                elif some is died:
-                    yield spec, None, "the worker process died twice, possibly out of memory"
-                else:
-                    died.append(spec)
+    passes = (specs, crew.workers), (disturbed, crew.alone), (died, crew.alone[:1])
+    with crew.sharing(len(specs)) as environment:
+        for some, workers in passes:
+            ended = processes.call_in_processes(
+                partial(run_one, progress=processes.report_progress, tracking=tracking),
+                deque((plan, spec, out) for spec in some),
+                caller="compare", jobs=len(crew.workers), workers=workers,
+                admits=crew.admits, environment=environment, on_progress=on_progress,
+            )  # fmt: skip
+            with contextlib.closing(ended):
+                for one in ended:
+                    spec = one.call[1]
+                    if one.disturbed:
+                        crew.lower(one.gpu, one.at_a_time)
+                        disturbed.append(spec)
+                        logger.warning(
+                            f"{spec.label}, seed {spec.seed}, failed beside other runs and is "
+                            f"repeated alone: {processes.reason(one.error or '')[:200]}"
+                        )
+                    elif not one.died:
+                        if one.value is not None:
+                            crew.learn(one.value.peak_memory)
+                        yield spec, one.value, one.error
+                    elif some is died:
+                        yield spec, None, "the worker process died twice, possibly out of memory"
+                    else:
+                        died.append(spec)
 
 
 def _run_on_ray(
@@ -229,7 +253,8 @@ def _run_on_node(
     if Path(here).is_dir():
         os.chdir(here)
     torch.set_num_threads(1)  # the one CPU that the task asked for
-    return processes.attempt(run_one, (plan, spec, out, None, tracking))
+    result, error, _ = processes.attempt(run_one, (plan, spec, out, None, tracking))
+    return result, error
 
 
 _worker: Worker | None = None

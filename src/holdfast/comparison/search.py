@@ -44,6 +44,7 @@ from holdfast.comparison.contenders import (
 from holdfast.comparison.goals import goals_in, goals_of, hopeless, merit_in
 from holdfast.comparison.inputs import measure_options, samples_in
 from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
+from holdfast.comparison.processes import at_a_time, count_from_now, device_failed
 from holdfast.comparison.results import RunResult, measured, result_of
 from holdfast.comparison.study import (
     counted,
@@ -256,6 +257,8 @@ class Search:
         except OSError:  # of the disk, not of the settings: the next search repeats the trial
             raise
         except Exception as error:
+            if device_failed(error) and (at_a_time() or 1) > 1:
+                raise  # others on the device may be the cause: the trial is repeated
             tell_failed(self.study, trial, "".join(traceback.format_exception(error)))
 
     def _tell_state(self, trial: Any, state: str) -> None:
@@ -348,6 +351,7 @@ class Search:
         folder = self.folder / spec.id
         folder.mkdir(parents=True, exist_ok=True)
         reset_peak_memory()
+        count_from_now()
         drawn = values.get(contender.swept or "")
         try:
             with self.worker.tracked(spec, name) as tracked:

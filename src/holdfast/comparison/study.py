@@ -118,14 +118,20 @@ def place_of(folder: Path) -> str:
 
 
 def revive(
-    study: Any, place: str, worker: int | None = None, *, alone: bool = False, jobs: int = 1
+    study: Any,
+    place: str,
+    worker: int | None = None,
+    *,
+    alone: bool = False,
+    jobs: int = 1,
+    died: bool = True,
 ) -> None:
     """Let the trials that were stopped in a place go on.
 
     A trial that has reached a rung stays as it is, and one of the ``jobs`` processes adopts it. Any
-    other is put back in the queue. ``worker`` is the number of the process that died; None if no
-    process runs in this place. A trial whose process has died twice has failed. A trial that was
-    stopped before it could record its place is put back after a minute, or at once if no other
+    other is put back in the queue. ``worker`` is the number of the process that stopped; None if no
+    process runs in this place. A trial whose process has ``died`` twice has failed. A trial that
+    was stopped before it could record its place is put back after a minute, or at once if no other
     process uses the study (``alone``).
     """
     from optuna.trial import Trial, TrialState
@@ -138,7 +144,8 @@ def revive(
         ours = attrs.get("place") == place and worker in (None, attrs.get("worker"))
         if not (ours or unclaimed):
             continue
-        deaths = attrs.get("deaths", 0) + (worker is not None and not attrs.get("paused"))
+        dead = died and worker is not None and not attrs.get("paused")
+        deaths = attrs.get("deaths", 0) + dead
         if deaths >= 2:
             error = "the worker process died twice, possibly out of memory"
             tell_failed(study, Trial(study, trial._trial_id), error)

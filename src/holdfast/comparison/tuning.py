@@ -19,11 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from holdfast._torch.checks import named_settings, whole_number
+from holdfast._torch.checks import named_settings
 from holdfast.comparison import halving, processes, search
 from holdfast.comparison import study as _study
 from holdfast.comparison.clock import Clock, spent
 from holdfast.comparison.contenders import RECIPE, Contender, label_of
+from holdfast.comparison.crew import Crew, PerGpu, crew_for
 from holdfast.comparison.goals import goals_in
 from holdfast.comparison.inputs import paths_of
 from holdfast.comparison.plan import Plan
@@ -175,7 +176,8 @@ def tune(
     *,
     storage: str | None = None,
     name: str = "holdfast",
-    jobs: int = 1,
+    jobs: int | None = 1,
+    per_gpu: PerGpu = "auto",
     tracking: Tracking | None = None,
     on_begin: Callable[[Begun], None] | None = None,
     on_trials: Callable[[list[Any]], None] | None = None,
@@ -192,7 +194,8 @@ def tune(
         storage: where Optuna keeps the study: the path of a journal file, which machines may share
             (``out/study.log`` by default), or the URL of a database.
         name: name of the study, the same on all machines.
-        jobs: number of training runs at a time on this machine.
+        jobs, per_gpu: number of training runs at a time on this machine and on each of its GPUs,
+            as in :func:`~holdfast.compare`.
         tracking: trackers that get the log and the final scores of each trial, on the half that
             settings are chosen on. Results do not depend on it.
         on_begin: called once, before the first training.
@@ -200,9 +203,11 @@ def tune(
         on_progress: called with the number of a trial on this machine, and how far it is.
     """
     with claim(out, "tune", paths_of(plan)):
+        processes.refuse_in_import("tune")
         return tune_in(
-            out, plan, tuning, storage=storage, name=name, jobs=jobs, config=None,
-            tracking=tracking, on_begin=on_begin, on_trials=on_trials, on_progress=on_progress,
+            out, plan, tuning, storage=storage, name=name,
+            crew=crew_for(plan, jobs, per_gpu), config=None, tracking=tracking,
+            on_begin=on_begin, on_trials=on_trials, on_progress=on_progress,
         )  # fmt: skip
 
 
@@ -229,7 +234,7 @@ def tune_in(
     *,
     storage: str | None,
     name: str,
-    jobs: int,
+    crew: Crew,
     config: str | None,
     tracking: Tracking | None,
     on_begin: Callable[[Begun], None] | None,
@@ -237,8 +242,6 @@ def tune_in(
     on_progress: Callable[[int, str, int, int], None] | None,
 ) -> Tuned:
     """:func:`tune` in a folder that is claimed; ``config`` is the text of ``config.yaml``."""
-    processes.refuse_in_import("tune")
-    whole_number("jobs", jobs, 1)
     asked = plan.measuring
     if asked.tasks and not (asked.text or asked.data or asked.similarity):
         raise ValueError(
@@ -254,7 +257,7 @@ def tune_in(
         _check_same(study, plan, tuning)
         clock = Clock(study, tuning.seconds)
         place = _study.place_of(folder)
-        _study.revive(study, place, alone=storage is None, jobs=jobs)
+        _study.revive(study, place, alone=storage is None, jobs=crew.at_a_time)
         recipes, left_out = search.recipes_of(study, plan, tuning)
         most, trials = tuning.most_trials(len(recipes)), _study.counted(study)
         done = sum(trial.state.is_finished() for trial in trials)
@@ -271,7 +274,7 @@ def tune_in(
             tracking.prepare(out / "tracking")
         given = plan, tuning, folder, kept, name
         unlock = partial(_study.unlock, kept) if storage is None else None
-        _search_in_processes(study, jobs, given, clock, tracking, on_trials, on_progress, unlock)
+        _search_in_processes(study, crew, given, clock, tracking, on_trials, on_progress, unlock)
     for unused in folder.glob("*/"):  # a process was killed when its trial was done
         shutil.rmtree(unused, ignore_errors=True)
     with _naming_damage(kept):
@@ -291,7 +294,7 @@ def _naming_damage(storage: str) -> Iterator[None]:
 
 def _search_in_processes(
     study: Any,
-    jobs: int,
+    crew: Crew,
     given: processes.Call,
     clock: Clock,
     tracking: Tracking | None,
@@ -301,9 +304,12 @@ def _search_in_processes(
 ) -> None:
     """Run one search per process; replace a process that dies, and end all when time is over.
 
-    One that is ended may hold the lock of the study: ``unlock`` removes it.
+    If a trial fails because of others on its GPU, its process waits until one of them has ended,
+    and its trial goes back to the queue. A process that is ended may hold the lock of the study:
+    ``unlock`` removes it.
     """
     place, last, deaths = _study.place_of(given[2]), 0.0, 0
+    jobs = crew.at_a_time
 
     def on_wait() -> None:
         nonlocal last
@@ -320,25 +326,33 @@ def _search_in_processes(
             on_progress(*message)
 
     calls = deque((*given, number) for number in range(jobs))
-    ended = processes.call_in_processes(
-        partial(_search, end=clock.end, tracking=tracking), calls, caller="tune", jobs=jobs,
-        on_wait=on_wait, on_progress=on_message,
-    )  # fmt: skip
     # At the end of the time, the processes exit; the study has what their trials have reached.
-    with contextlib.closing(ended), contextlib.suppress(_TimeOver):
-        for one in ended:
-            if one.error:
-                reason = one.error.strip().rpartition("\n")[2]
-                raise OSError(errno.EIO, f"a worker process failed: {reason}")
-            if one.value is not None:
-                kind, text = one.value
-                raise _PLAN_ERRORS[kind](text)
-            if one.died:
-                deaths += 1
-                _study.revive(study, place, worker=one.call[-1])
-                if deaths > 2 * jobs + len(_study.counted(study)):
-                    raise ValueError("worker processes die repeatedly: is there enough memory?")
-                calls.append(one.call)
+    with crew.sharing(jobs) as environment, contextlib.suppress(_TimeOver):
+        ended = processes.call_in_processes(
+            partial(_search, end=clock.end, tracking=tracking), calls, caller="tune", jobs=jobs,
+            workers=crew.workers, admits=crew.admits, environment=environment,
+            on_wait=on_wait, on_progress=on_message,
+        )  # fmt: skip
+        with contextlib.closing(ended):
+            for one in ended:
+                # The first process prepares the search while all others wait for it.
+                if one.disturbed and "begun" in study.user_attrs:
+                    crew.lower(one.gpu, one.at_a_time)
+                    _study.revive(study, place, worker=one.call[-1], died=False)
+                    calls.append(one.call)
+                    continue
+                if one.error:
+                    reason = one.error.strip().rpartition("\n")[2]
+                    raise OSError(errno.EIO, f"a worker process failed: {reason}")
+                if one.value is not None:
+                    kind, text = one.value
+                    raise _PLAN_ERRORS[kind](text)
+                if one.died:
+                    deaths += 1
+                    _study.revive(study, place, worker=one.call[-1])
+                    if deaths > 2 * jobs + len(_study.counted(study)):
+                        raise ValueError("worker processes die repeatedly: is there enough memory?")
+                    calls.append(one.call)
     if unlock:
         unlock()
     if given[1].halves:

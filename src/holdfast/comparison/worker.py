@@ -17,6 +17,7 @@ from torch import nn
 
 from holdfast.comparison.inputs import measure_options, training_data
 from holdfast.comparison.plan import Plan, RunSpec
+from holdfast.comparison.processes import count_from_now
 from holdfast.comparison.results import RunResult, read_result, result_of
 from holdfast.evaluate.measure import Meter
 from holdfast.evaluate.report import ForgettingReport
@@ -60,6 +61,7 @@ class Worker:
         begin = time.monotonic() - spent_before(folder)
         folder.mkdir(parents=True, exist_ok=True)
         reset_peak_memory()
+        count_from_now()
         try:
             with self.tracked(spec, f"{spec.label}, seed {spec.seed}") as tracked:
                 model, recipe, history = self.train(spec, folder, progress, tracked=tracked)

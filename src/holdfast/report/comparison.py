@@ -156,6 +156,7 @@ def _main_table(found: Sequence[Summary], chosen: str | None, rates: Mapping[str
         head = _head(one, key, rank=(0, 0, 4, 5)[i] if i < 4 else 9 + i)
         columns.append(_starred(head, score_text(one.metric, one.before), cells, values))
     signals = [next(iter(s.kl), "") in s.trained_on for s in found]
+    shared = {run.at_a_time or 1 for s in found for run in s.runs}
     costs: list[tuple[Column, str, Callable[[float], str], list[float | None]]] = [
         (Column("lost"), "0", percent, [s.loss for s in found]),
         (Column("drift", rank=9), "0", percent, [s.relative_drift for s in found]),
@@ -169,13 +170,16 @@ def _main_table(found: Sequence[Summary], chosen: str | None, rates: Mapping[str
             # No star for a training signal: it is no evidence.
             cells = [c + "†" * s for c, s in zip(cells, signals, strict=True)]
             values = [None if s else v for v, s in zip(values, signals, strict=True)]
+        if head.head == "time" and len(shared) > 1:
+            values = [None for _ in values]  # runs that shared a device took longer
         columns.append(_starred(head, start, cells, values))
     names = [plain(s.label) + (" ★" if s.label == chosen else "") for s in found]
     seeds = max(s.seeds for s in found)
     note = (
         f"{f'Medians of {seeds} seeds' if seeds > 1 else 'One seed'}. Tests as change from the "
         "pretrained model (perplexity in %, shares in points). Lost: mean relative loss over the "
-        f"tests. Time: training and testing. * best{', ★ recommended' if chosen else ''}."
+        f"tests. Time: training and testing{_beside(max(shared))}. "
+        f"* best{', ★ recommended' if chosen else ''}."
     )
     note += _resolutions(found) + _rates(rates)
     if any(signals):
@@ -188,6 +192,17 @@ def _main_table(found: Sequence[Summary], chosen: str | None, rates: Mapping[str
         tones=("muted", *("good" if s.label == chosen else "" for s in found)),
         opened=True,
     )
+
+
+def _beside(at_a_time: int) -> str:
+    """The end of the sentence about the time of runs that shared a GPU or CPU.
+
+    >>> _beside(4)
+    ', beside up to 3 other runs on the same device, which takes longer than alone'
+    """
+    others = f"{at_a_time - 1} other run{'s' * (at_a_time > 2)}"
+    said = f", beside up to {others} on the same device, which takes longer than alone"
+    return said if at_a_time > 1 else ""
 
 
 def _starred(
