@@ -20,6 +20,11 @@ Head = Callable[[Tensor], Tensor]
 CHUNK = 1 << 24  # float32 logits per chunk: 64 MB
 
 
+def rows_per_chunk(vocabulary: int, device: torch.device) -> int:
+    """Positions whose logits are computed at a time; on a GPU four times as many."""
+    return max(1, (CHUNK if device.type == "cpu" else 4 * CHUNK) // vocabulary)
+
+
 @dataclass(frozen=True)
 class Predictions:
     """The predictions of a model at every position of a batch.
@@ -41,7 +46,7 @@ class Predictions:
         """
         device = self.states.device
         states = self.states.flatten(0, -2)[where.flatten().to(device, non_blocking=True)]
-        rows = max(1, CHUNK // self.vocabulary)
+        rows = rows_per_chunk(self.vocabulary, device)
         targets = targets.to(device, non_blocking=True)
         for some, wanted in zip(states.split(rows), targets.split(rows), strict=True):
             logits = self._logits(some)

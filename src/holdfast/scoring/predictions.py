@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast._torch.head_tap import Head, at_head
-from holdfast._torch.lm_head import CHUNK
+from holdfast._torch.lm_head import rows_per_chunk
 from holdfast._torch.memory import Batches
 from holdfast.scoring.draw import OnTokens, inverse_cdf
 
@@ -102,7 +102,8 @@ def kept_at(
     def keep(states: Tensor, head: Head | None) -> Tensor:
         nonlocal sampled
         parts.clear()  # a job may run twice
-        size = max(1, CHUNK // (states.shape[-1] if head is None else head.vocabulary))
+        vocabulary = states.shape[-1] if head is None else head.vocabulary
+        size = rows_per_chunk(vocabulary, states.device)
         for start in range(0, max(1, len(states)), size):
             part = slice(start, start + size)
             logits = states[part] if head is None else head(states[part])
