@@ -7,7 +7,6 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast._torch.head_loss import replay_divergence
 from holdfast._torch.teachers import AllTokens, KeptTokens
-from holdfast.scoring import predictions
 from holdfast.scoring.predictions import Predictor, kept_tokens, positions, sampled_tokens
 from small import make_llama, noisy
 
@@ -95,7 +94,7 @@ def test_the_predictions_are_those_of_each_text_alone():
 def test_batches_and_chunks_do_not_matter(chunk, monkeypatch):
     model, given = make_llama(vocab=40, scale=0.3), texts()
     wanted, counted = Predictor(model, 12, 8)(*given), []
-    monkeypatch.setattr(predictions, "CHUNK", chunk)  # logits: one or five rows
+    monkeypatch.setattr("holdfast._torch.lm_head.CHUNK", chunk)  # logits: one or five rows
     predictor = Predictor(model, 12, 8)
     predictor.batches.size = 3
     found = predictor(*given, counted.append)
