@@ -1,4 +1,4 @@
-"""The divergence of a language model from its teacher, without the logits of a whole batch.
+"""The loss of a language model, and its divergence from a teacher, without the logits of a batch.
 
 The output layer computes the logits of a chunk of positions at a time, and their gradient at once,
 so that a chunk's logits are freed before the next chunk.
@@ -21,6 +21,47 @@ from holdfast._torch.teachers import AllTokens, Teacher
 
 _LARGEST = 1 << 26  # logits of a chunk
 
+Chunks = Iterator[tuple[slice, Tensor]]  # rows, and their logits in at least float32
+
+
+class RowLoss:
+    """A sum over rows of logits, of which a chunk is known at a time."""
+
+    def look(self, chunks: Chunks) -> None:
+        """Called first. Chunks are computed when they are read, without gradients."""
+
+    def at(self, part: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """The sum over a part of the rows, and a function for its gradient, called at most once.
+
+        ``logits`` are in at least float32, without a gradient; the gradient is with respect to
+        them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no sum over rows of logits")
+
+
+def loss_at_head(
+    model: nn.Module,
+    inputs: Any,
+    shape: torch.Size,
+    rows: Tensor,
+    loss: RowLoss,
+    *,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The sum of a loss over rows of a model's logits, and the model's auxiliary loss, if any.
+
+    Args:
+        model: a causal language model, wrapped or not.
+        inputs: the arguments of the model. Labels are left out.
+        shape: that of the inputs, batch × length.
+        rows: indices in the flattened batch.
+        loss: a scalar in float32, or in float64 for a float64 model. It can be differentiated once.
+            If gradients are disabled, none are computed.
+        chunk: the number of logits that are computed at a time; by default about 64 MB of them, or
+            a quarter of the size of the output layer if that is more, at most 256 MB.
+    """
+    return at_head(model, inputs, shape, rows, _InChunks(loss, chunk))
+
 
 def replay_divergence(
     model: nn.Module,
@@ -41,12 +82,7 @@ def replay_divergence(
         teacher: the predictions of the pretrained model at these positions, in their order in the
             flattened batch.
         weights: one weight per chosen position.
-        chunk: the number of logits that are computed at a time; by default about 64 MB of them, or
-            a quarter of the size of the output layer if that is more, at most 256 MB.
-
-    Returns:
-        A scalar in float32, or in float64 for a float64 model. It can be differentiated once. If
-        gradients are disabled, none are computed.
+        chunk: as for :func:`loss_at_head`.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -58,7 +94,7 @@ def replay_divergence(
         0.0
     """
     rows, loss = _checked(where, teacher, weights, chunk)
-    return at_head(model, inputs, where.shape, rows, loss)
+    return at_head(model, inputs, where.shape, rows, loss)[0]
 
 
 def divergence_of(logits: Tensor, teacher: Teacher) -> Tensor:
@@ -69,7 +105,7 @@ def divergence_of(logits: Tensor, teacher: Teacher) -> Tensor:
         >>> divergence_of(logits + 3, AllTokens(logits)).item()
         0.0
     """
-    return _Loss(teacher, None, None)(logits, None)
+    return _InChunks(_Divergence(teacher, None), None)(logits, None)
 
 
 @contextlib.contextmanager
@@ -92,14 +128,14 @@ def divergence_beside(
 
         def divergence() -> Tensor:
             found = end()
-            return at_head(model, inputs, where.shape, rows, loss) if found is None else found
+            return at_head(model, inputs, where.shape, rows, loss)[0] if found is None else found
 
         yield divergence
 
 
 def _checked(
     where: Tensor, teacher: Teacher, weights: Tensor | None, chunk: int | None
-) -> tuple[Tensor, "_Loss"]:
+) -> tuple[Tensor, "_InChunks"]:
     """The chosen positions, and their loss."""
     rows = where.flatten().nonzero().squeeze(1)
     for name, values in (("the teacher", teacher), ("weights", weights)):
@@ -108,7 +144,7 @@ def _checked(
                 f"{name} must have one entry per chosen position: there are {len(rows)} positions "
                 f"and {len(values)} entries"
             )
-    return rows, _Loss(teacher, weights, chunk)
+    return rows, _InChunks(_Divergence(teacher, weights), chunk)
 
 
 def teacher_of(model: nn.Module, inputs: Mapping[str, Any], where: Tensor) -> AllTokens:
@@ -135,25 +171,39 @@ def teacher_of(model: nn.Module, inputs: Mapping[str, Any], where: Tensor) -> Al
 
 
 @dataclass(frozen=True)
-class _Loss:
-    """Σ of the divergence over rows of hidden states, or of logits if there is no head."""
+class _Divergence(RowLoss):
+    """Σ of the divergence from a teacher."""
 
     teacher: Teacher
     weights: Tensor | None
+
+    def at(self, part: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        values, gradient = self.teacher.compare(part, logits)
+        if self.weights is None:
+            return values.sum(), gradient
+        weights = self.weights[part].to(values, non_blocking=True)
+        return (values * weights).sum(), lambda: gradient().mul_(weights[:, None])
+
+
+@dataclass(frozen=True)
+class _InChunks:
+    """The sum of a loss over rows of hidden states, or of logits if there is no head."""
+
+    loss: RowLoss
     chunk: int | None
 
     def __call__(self, states: Tensor, head: Head | None) -> Tensor:
         trained = {} if head is None else head.trained()
         if head is not None and trained is None:
             states, head = head(states), None
+        self.loss.look(self.chunks(states.detach(), head))
         if torch.is_grad_enabled():
             named = trained or {}
             apply: Any = _Sum.apply
             return cast(Tensor, apply(self, head, tuple(named), states, *named.values()))
         total = _zero(states)
-        for part in self.parts(states, head):
-            value = self.at(part, states[part] if head is None else head(states[part]))[0]
-            total += value.to(total.device)
+        for part, logits in self.chunks(states, head):
+            total += self.loss.at(part, logits)[0].to(total.device)
         return total
 
     def parts(self, states: Tensor, head: Head | None) -> Iterator[slice]:
@@ -168,14 +218,12 @@ class _Loss:
         for start in range(0, max(1, len(states)), rows):
             yield slice(start, start + rows)
 
-    def at(self, part: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """The sum over a part, and a function for its gradient with respect to the logits."""
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        values, gradient = self.teacher.compare(part, logits.detach().to(wide))
-        if self.weights is None:
-            return values.sum(), lambda: gradient().to(logits.dtype)
-        weights = self.weights[part].to(values, non_blocking=True)
-        return values @ weights, lambda: gradient().mul_(weights[:, None]).to(logits.dtype)
+    def chunks(self, states: Tensor, head: Head | None) -> Chunks:
+        """All logits, without gradients."""
+        for part in self.parts(states, head):
+            with torch.no_grad():
+                logits = states[part] if head is None else head(states[part])
+            yield part, _wide(logits)
 
 
 class _Sum(torch.autograd.Function):
@@ -183,7 +231,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, loss: _Loss, head: Head | None, names: Sequence[str], *inputs: Tensor
+        ctx: Any, job: _InChunks, head: Head | None, names: Sequence[str], *inputs: Tensor
     ) -> Tensor:
         states, *trained = inputs
         wanted = ctx.needs_input_grad[3]
@@ -192,17 +240,18 @@ class _Sum(torch.autograd.Function):
         gradients: list[Tensor | None] = [None for _ in leaves]
         of_states = torch.empty_like(states) if wanted else None
         total = _zero(states)
-        for part in loss.parts(states, head):
+        for part in job.parts(states, head):
             some = states[part].detach().requires_grad_(wanted)
             with torch.enable_grad():
                 named = dict(zip(names, leaves, strict=True))
                 logits = some if head is None else head.call(named, some)
-            value, gradient = loss.at(part, logits)
+            value, gradient = job.loss.at(part, _wide(logits.detach()))
             total += value.to(total.device)  # the head may be on another device
             if not logits.requires_grad:
                 continue
             sources = [some, *leaves] if of_states is not None else leaves
-            found = list(torch.autograd.grad(logits, sources, gradient(), allow_unused=True))
+            slope = gradient().to(logits.dtype)
+            found = list(torch.autograd.grad(logits, sources, slope, allow_unused=True))
             if of_states is not None:
                 of_states[part] = found.pop(0)
             for i, new in enumerate(found):
@@ -222,3 +271,7 @@ class _Sum(torch.autograd.Function):
 
 def _zero(states: Tensor) -> Tensor:
     return states.new_zeros((), dtype=torch.promote_types(states.dtype, torch.float32))
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from holdfast._torch.adapters import without_peft
-from holdfast._torch.batch import logits_of, without_cache
+from holdfast._torch.batch import logits_and_auxiliary, logits_of, without_cache
 from holdfast._torch.layout import is_sharded
 from holdfast._torch.lm_head import is_out_of_memory
 from holdfast._torch.replace import replaced
@@ -81,19 +81,21 @@ Job = Callable[[Tensor, Head | None], Tensor]
 
 
 def at_head(
-    model: nn.Module, inputs: Mapping[str, Any], shape: torch.Size, rows: Tensor, job: Job
-) -> Tensor:
+    model: nn.Module, inputs: Any, shape: torch.Size, rows: Tensor, job: Job
+) -> tuple[Tensor, Tensor | None]:
     """Call a model on inputs of ``shape``, and a job with rows of the hidden states and the head.
 
     ``rows`` are indices in the flattened batch. The job returns a scalar. This function returns it
     too, and its gradient goes through the output of the model. If a model does not allow that, the
-    job gets rows of the logits, and None.
+    job gets rows of the logits, and None. The second result is the model's own auxiliary loss.
     """
-    inputs = without_cache(model, {n: value for n, value in inputs.items() if n != "labels"})
-    tap = tap_of(model, inputs)
+    tap = None
+    if isinstance(inputs, Mapping):
+        inputs = without_cache(model, {n: value for n, value in inputs.items() if n != "labels"})
+        tap = tap_of(model, inputs)
     if tap is not None and tap.after is not None:
         return tap.run(model, inputs, shape, rows, job)
-    logits = logits_of(model, inputs)
+    logits, auxiliary = logits_and_auxiliary(model, inputs)
     if logits.shape[:-1] != shape:
         raise ValueError(
             "the model must return logits at every position of its input, as causal language "
@@ -101,7 +103,7 @@ def at_head(
         )
     if tap is not None:
         tap.is_learned = True
-    return job(logits.flatten(0, -2).index_select(0, rows.to(logits.device)), None)
+    return job(logits.flatten(0, -2).index_select(0, rows.to(logits.device)), None), auxiliary
 
 
 class Tap:
@@ -128,8 +130,8 @@ class Tap:
 
     def run(
         self, model: nn.Module, inputs: Any, shape: torch.Size, rows: Tensor, job: Job
-    ) -> Tensor:
-        """The result of a job in a call of the model."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """The result of a job in a call of the model, and the model's own auxiliary loss."""
         head = self.head(model)
         found: list[Tensor] = []
 
@@ -142,13 +144,14 @@ class Tap:
             return zero.expand(*states.shape[:-1], 1).contiguous()
 
         with self.answering(head.layer, respond):
-            logits = logits_of(model, inputs)
+            logits, auxiliary = logits_and_auxiliary(model, inputs)
         if not found:
             raise RuntimeError("the model has not used its output layer, as it did before")
         if not found[0].requires_grad:
-            return found[0]
+            return found[0], auxiliary
         # The gradient of cap · tanh(scale · z / cap) at 0 is scale.
-        return found[0].detach() + logits.flatten()[0].to(found[0]) / head.after.scale
+        carried = logits.flatten()[0].to(found[0]) / head.after.scale
+        return found[0].detach() + carried, auxiliary
 
     def learn(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
         """Find out what the model does before and after its output layer, in two small calls."""
