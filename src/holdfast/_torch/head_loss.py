@@ -15,11 +15,12 @@ from torch.autograd.function import once_differentiable
 
 from holdfast._torch.head_tap import Head, at_head
 from holdfast._torch.layout import is_sharded
-from holdfast._torch.lm_head import CHUNK
 from holdfast._torch.ride import riding
 from holdfast._torch.teachers import AllTokens, Teacher
 
-_LARGEST = 1 << 26  # logits of a chunk
+#: Logits of a chunk: 256 MB in float32. Each chunk adds to the gradient of the whole output layer,
+#: so that small chunks take more time.
+_CHUNK = 1 << 26
 
 Chunks = Iterator[tuple[slice, Tensor]]  # rows, and their logits in at least float32
 
@@ -57,8 +58,7 @@ def loss_at_head(
         rows: indices in the flattened batch.
         loss: a scalar in float32, or in float64 for a float64 model. It can be differentiated once.
             If gradients are disabled, none are computed.
-        chunk: the number of logits that are computed at a time; by default about 64 MB of them, or
-            a quarter of the size of the output layer if that is more, at most 256 MB.
+        chunk: the number of logits that are computed at a time; by default 256 MB of them.
     """
     return at_head(model, inputs, shape, rows, _InChunks(loss, chunk))
 
@@ -160,7 +160,7 @@ def teacher_of(model: nn.Module, inputs: Mapping[str, Any], where: Tensor) -> Al
         if head is None:
             kept.append(AllTokens(states))
         elif states_suffice and not hasattr(head.layer, "disable_adapters"):  # PEFT's layers
-            kept.append(AllTokens(states, head))
+            kept.append(AllTokens(states, _in_this_precision(head, states.device.type)))
         else:
             kept.append(AllTokens(head(states)))
         return states.new_zeros(())
@@ -168,6 +168,17 @@ def teacher_of(model: nn.Module, inputs: Mapping[str, Any], where: Tensor) -> Al
     with torch.no_grad():
         at_head(model, inputs, where.shape, where.flatten().nonzero().squeeze(1), keep)
     return kept[-1]
+
+
+def _in_this_precision(head: Head, kind: str) -> Callable[[Tensor], Tensor]:
+    """A head that runs later as it would run now, with or without autocast."""
+    enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+    def logits(states: Tensor) -> Tensor:
+        with torch.autocast(kind, dtype, enabled):
+            return head(states)
+
+    return logits
 
 
 @dataclass(frozen=True)
@@ -208,13 +219,8 @@ class _InChunks:
 
     def parts(self, states: Tensor, head: Head | None) -> Iterator[slice]:
         """Slices of the rows. There is always one, so that all trained tensors get a gradient."""
-        width = states.shape[-1]
-        vocabulary = width if head is None else head.vocabulary
-        rows = (self.chunk or CHUNK) // vocabulary
-        if self.chunk is None and head is not None:
-            # Each chunk reads all weights of the head.
-            rows = max(rows, min(width // 4, _LARGEST // vocabulary))
-        rows = max(1, rows)
+        vocabulary = states.shape[-1] if head is None else head.vocabulary
+        rows = max(1, (self.chunk or _CHUNK) // vocabulary)
         for start in range(0, max(1, len(states)), rows):
             yield slice(start, start + rows)
 
