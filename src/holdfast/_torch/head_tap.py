@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.dropout import _DropoutNd
 
 from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import logits_and_auxiliary, logits_of, without_cache
@@ -66,8 +67,14 @@ class Head:
         return getattr(self.layer, "out_features", 1 << 16)
 
     def trained(self) -> dict[str, Tensor] | None:
-        """The parameters that are trained; None if there are sharded tensors or hidden ones."""
+        """The parameters that are trained; None if the layer must be called once, for all states.
+
+        So it is with sharded tensors, hidden ones, and random numbers that are drawn in each call.
+        """
         for module in self.layer.modules():
+            is_random = getattr(module, "draws_in_training", isinstance(module, _DropoutNd))
+            if is_random and module.training and getattr(module, "p", 1) > 0:
+                return None
             for value in vars(module).values():
                 if isinstance(value, Tensor) and value.requires_grad:
                     return None
