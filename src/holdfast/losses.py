@@ -269,19 +269,17 @@ class _CausalLoss(RowLoss):
     def at(self, part: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
         losses, slope = self.given.compare(part, logits)
         weights = self._weights(part, losses, logits)
-        total = (losses if weights is None else weights * losses).sum()
-        outputs = logits.detach().requires_grad_(self.on_targets is not None)
-        more = None
-        if self.on_targets is not None:
-            with torch.enable_grad():
-                more = self.on_targets(part, outputs, self.ids[part].to(logits.device))
-            total = total + more.detach()
-
-        def gradient() -> Tensor:
-            found = slope() if weights is None else slope().mul_(weights[:, None])
-            return found if more is None else found.add_(*torch.autograd.grad(more, outputs))
-
-        return total, gradient
+        if weights is None:
+            total, gradient = losses.sum(), slope
+        else:
+            scale = weights[:, None]
+            total, gradient = (weights * losses).sum(), lambda: slope().mul_(scale)
+        if self.on_targets is None:
+            return total, gradient
+        outputs = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            more = self.on_targets(part, outputs, self.ids[part].to(logits.device))
+        return total + more.detach(), lambda: gradient().add_(*torch.autograd.grad(more, outputs))
 
     def _weights(self, part: slice, losses: Tensor, logits: Tensor) -> Tensor | None:
         """The weights of a part of the targets; None if all are 1."""

@@ -228,8 +228,7 @@ class _InChunks:
         """All logits, without gradients."""
         for part in self.parts(states, head):
             with torch.no_grad():
-                logits = states[part] if head is None else head(states[part])
-            yield part, _wide(logits)
+                yield part, _wide(states[part] if head is None else head(states[part]))
 
 
 class _Sum(torch.autograd.Function):
@@ -243,28 +242,16 @@ class _Sum(torch.autograd.Function):
         wanted = ctx.needs_input_grad[3]
         # Other leaves, because tensor hooks of the parameters belong to the backward pass.
         leaves = [p.detach().requires_grad_() for p in trained]
-        gradients: list[Tensor | None] = [None for _ in leaves]
+        named = dict(zip(names, leaves, strict=True))
         of_states = torch.empty_like(states) if wanted else None
         total = _zero(states)
         for part in job.parts(states, head):
             some = states[part].detach().requires_grad_(wanted)
-            with torch.enable_grad():
-                named = dict(zip(names, leaves, strict=True))
-                logits = some if head is None else head.call(named, some)
-            value, gradient = job.loss.at(part, _wide(logits.detach()))
+            value = _with_gradients(job.loss, part, head, named, some)
             total += value.to(total.device)  # the head may be on another device
-            if not logits.requires_grad:
-                continue
-            sources = [some, *leaves] if of_states is not None else leaves
-            slope = gradient().to(logits.dtype)
-            found = list(torch.autograd.grad(logits, sources, slope, allow_unused=True))
             if of_states is not None:
-                of_states[part] = found.pop(0)
-            for i, new in enumerate(found):
-                if new is not None:
-                    old = gradients[i]
-                    gradients[i] = new if old is None else old.add_(new)
-        ctx.save_for_backward(of_states, *gradients)
+                of_states[part] = cast(Tensor, some.grad)
+        ctx.save_for_backward(of_states, *(leaf.grad for leaf in leaves))
         return total
 
     @staticmethod
@@ -273,6 +260,21 @@ class _Sum(torch.autograd.Function):
         # In place, because the gradient of an output layer is large.
         scaled = (g if g is None else g.mul_(gradient.to(g.device)) for g in ctx.saved_tensors)
         return (None, None, None, *scaled)
+
+
+def _with_gradients(
+    loss: RowLoss, part: slice, head: Head | None, named: Mapping[str, Tensor], some: Tensor
+) -> Tensor:
+    """The loss of a chunk, whose gradients are added to those of its states and the parameters.
+
+    A function of its own, so that the logits are freed before the next chunk.
+    """
+    with torch.enable_grad():
+        logits = some if head is None else head.call(named, some)
+    value, gradient = loss.at(part, _wide(logits.detach()))
+    if logits.requires_grad:
+        logits.backward(gradient().to(logits.dtype))
+    return value
 
 
 def _zero(states: Tensor) -> Tensor:
