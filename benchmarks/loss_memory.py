@@ -33,13 +33,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from holdfast import TALR, TMKL, Recipe, Run
 
-IMPLEMENTATIONS = ("transformers", "holdfast", "holdfast_talr", "holdfast_tmkl", "body")
+IMPLEMENTATIONS = ("transformers", "holdfast", "body", "holdfast_talr", "holdfast_tmkl")
 RECIPES = {
     "holdfast": Recipe(),
     "holdfast_talr": Recipe(objective=TALR()),
     "holdfast_tmkl": Recipe(recall=TMKL(cache=False)),
 }
-LR = 1e-6
+LR = 0.0  # all see the same weights, so that their losses can be compared
 Batch = dict[str, Tensor]
 
 
@@ -99,13 +99,13 @@ class Update:
         self.precision = nullcontext if dtype is None else lambda: torch.autocast(kind, dtype)
         self.device, self.loss = args.device, loss_of(name, model, batch)
 
-    def __call__(self) -> float:
+    def __call__(self) -> Tensor:
         with self.precision():
             loss = self.loss()
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(loss.detach())
+        return loss.detach()
 
 
 def wall_ms(function: Callable[[], object], device: torch.device) -> float:
@@ -174,9 +174,9 @@ def main() -> None:
     model = make_model(args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
     batch = make_batch(model, args)
-    for name in args.only:  # those with a frozen copy of the model come last
+    for name in args.only:  # the one with a frozen copy of the model comes last
         updates[name] = Update(name, model, optimizer, batch, args)
-        losses[name] = updates[name]()
+        losses[name] = float(updates[name]())
         peaks[name] = peak_bytes(updates[name], args)
     ms = interleaved_medians(updates, args.device, wall_ms, repeats=args.repeats, warmup=1)
 

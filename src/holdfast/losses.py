@@ -251,6 +251,8 @@ class _CausalLoss(RowLoss):
     ) -> None:
         self.labels, self.weights, self.on_targets = labels, weights, on_targets
         self.needs_batch = needs_batch
+        # A comparison has about ten tensors of the size of the logits, the loss alone two.
+        self.parts = 1 if on_targets is None else 4
         self.where = target_mask(labels, "causal_lm")
         self.targets = self.where.flatten().nonzero().squeeze(1)
         self.ids = labels.flatten()[self.targets].long()

@@ -26,7 +26,13 @@ Chunks = Iterator[tuple[slice, Tensor]]  # rows, and their logits in at least fl
 
 
 class RowLoss:
-    """A sum over rows of logits, of which a chunk is known at a time."""
+    """A sum over rows of logits, of which a chunk is known at a time.
+
+    Attributes:
+        parts: into how many parts a chunk is divided, if the loss needs much memory for it.
+    """
+
+    parts: int = 1
 
     def look(self, chunks: Chunks) -> None:
         """Called first. Chunks are computed when they are read, without gradients."""
@@ -58,7 +64,8 @@ def loss_at_head(
         rows: indices in the flattened batch.
         loss: a scalar in float32, or in float64 for a float64 model. It can be differentiated once.
             If gradients are disabled, none are computed.
-        chunk: the number of logits that are computed at a time; by default 256 MB of them.
+        chunk: the number of logits that are computed at a time; by default 256 MB of them, divided
+            by ``loss.parts``.
     """
     return at_head(model, inputs, shape, rows, _InChunks(loss, chunk))
 
@@ -220,7 +227,7 @@ class _InChunks:
     def parts(self, states: Tensor, head: Head | None) -> Iterator[slice]:
         """Slices of the rows. There is always one, so that all trained tensors get a gradient."""
         vocabulary = states.shape[-1] if head is None else head.vocabulary
-        rows = max(1, (self.chunk or _CHUNK) // vocabulary)
+        rows = max(1, (self.chunk or _CHUNK // self.loss.parts) // vocabulary)
         for start in range(0, max(1, len(states)), rows):
             yield slice(start, start + rows)
 
