@@ -2,7 +2,7 @@
 
 In every task a sample has a sum of losses and a number of targets. The loss of a sample is their
 quotient. The training loss is the weighted sum over all samples, divided by the number of targets
-in the whole batch.
+in the whole batch. The sum of a causal language model is computed from a chunk of logits at a time.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.adapters import without_peft
+from holdfast._torch.batch import logits_and_auxiliary
+from holdfast._torch.head_loss import Chunks, RowLoss, loss_at_head
 from holdfast._torch.layout import rank_and_world
 from holdfast._torch.multimodal import is_text_generator
+from holdfast._torch.teachers import DrawnTokens
 
 Task = Literal["causal_lm", "classification", "regression", "multi_label", "token_classification"]
 Count = Tensor | float  # a number of targets, perhaps on the device
@@ -36,13 +39,13 @@ class TokenLosses(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """What a model predicts for the labels of a batch, without gradients.
+    """What a model predicts for targets of a batch, all of them or a part, without gradients.
 
     Attributes:
         labels: the labels of the batch.
-        where: which labels are targets, in the shape of the labels.
-        losses: the loss of every target, in order.
-        outputs: a row of logits per target; None if a host has not computed them.
+        where: which labels are these targets, in the shape of the labels.
+        losses: the loss of each of these targets, in order.
+        outputs: a row of logits per target; None if they are not kept.
     """
 
     labels: Tensor
@@ -53,6 +56,11 @@ class Predicted(NamedTuple):
     def along_labels(self, values: Tensor) -> Tensor:
         """Values of the targets at the positions of their labels, and 0 elsewhere."""
         return values.new_zeros(self.labels.shape).masked_scatter(self.where, values)
+
+
+Weights = Tensor | Callable[[Predicted], Tensor | None] | None  # those of weighted_loss
+#: Rows of the targets of a batch, their outputs and labels → a sum over them, with a gradient.
+OnTargets = Callable[[slice, Tensor, Tensor], Tensor]
 
 
 def per_sample_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
@@ -79,18 +87,19 @@ def per_sample_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
 
 def token_losses(logits: Tensor, labels: Tensor, task: Task) -> TokenLosses:
     """The loss of every target, in order; tasks without tokens have one target per sample."""
-    losses, sample, _ = _every_loss(logits, labels, task)
-    if sample is not None:
-        return TokenLosses(losses, sample)
+    losses, targets, _ = _every_loss(logits, labels, task)
+    if targets is not None:
+        return TokenLosses(losses, targets // labels.shape[1])
     where = target_mask(labels, task)
     sample = torch.arange(len(labels), device=labels.device)
     return TokenLosses(losses[where], sample[where])
 
 
 def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The losses of all targets, their samples and outputs; without samples, one per sample or 0.
+    """The losses of all targets, their places in the flattened labels, and their outputs.
 
-    Only the selection of targets synchronizes with a GPU.
+    In tasks without tokens there are no places, and one loss per sample, 0 without a target. Only
+    the selection of targets synchronizes with a GPU.
     """
     where = target_mask(labels, task)
     if task == "classification":
@@ -114,7 +123,7 @@ def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Ten
     rows = targets - 1 if task == "causal_lm" else targets
     outputs = _wide(logits.flatten(0, 1)[rows])
     nll = F.cross_entropy(outputs, labels.flatten()[targets].long(), reduction="none")
-    return nll, targets // labels.shape[1], outputs
+    return nll, targets, outputs
 
 
 def target_outputs(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
@@ -160,7 +169,7 @@ def _wide(tensor: Tensor) -> Tensor:
 def weighted_loss(
     logits: Tensor,
     labels: Tensor,
-    weights: Tensor | Callable[[Predicted], Tensor | None] | None,
+    weights: Weights,
     task: Task,
     num_targets: Tensor | float | None = None,
 ) -> Tensor:
@@ -180,31 +189,134 @@ def weighted_loss(
         >>> weighted_loss(logits, labels, torch.tensor([1.0, 0.5]), "classification")
         tensor(1.0397)
     """
-    losses, sample, outputs = _every_loss(logits, labels, task)
+    return per_target(_weighted_sum(logits, labels, weights, task), labels, task, num_targets)
+
+
+def summed_loss(
+    model: nn.Module,
+    inputs: Any,
+    labels: Tensor,
+    weights: Weights,
+    task: Task,
+    *,
+    needs_batch: bool = False,
+    on_targets: OnTargets | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Run a model on a batch: Σ weight · loss over all targets, and the model's auxiliary loss.
+
+    A causal language model computes the logits of its targets only, and a chunk of them at a time.
+
+    Args:
+        labels, weights, task: as in :func:`weighted_loss`. A function for the weights gets a part
+            of the targets at a time.
+        needs_batch: whether the function for the weights needs all targets of the batch at once.
+            The output layer of a causal language model then runs twice, and the function gets no
+            outputs.
+        on_targets: returns a sum over some targets to add. It is called until it had all of them.
+    """
+    if task == "causal_lm":
+        loss = _CausalLoss(labels, weights, needs_batch, on_targets)
+        return loss_at_head(model, inputs, labels.shape, loss.targets - 1, loss)
+    logits, auxiliary = logits_and_auxiliary(model, inputs)
+    total = _weighted_sum(logits, labels, weights, task)
+    if on_targets is not None:
+        outputs = target_outputs(logits, labels, task)
+        targets = labels[target_mask(labels, task)]
+        total = total + on_targets(slice(0, len(outputs)), outputs, targets)
+    return total, auxiliary
+
+
+def _weighted_sum(logits: Tensor, labels: Tensor, weights: Weights, task: Task) -> Tensor:
+    losses, targets, outputs = _every_loss(logits, labels, task)
     if callable(weights):
         where = target_mask(labels, task)
-        chosen = ... if sample is not None else where
+        chosen = ... if targets is not None else where
         found = Predicted(labels, where, losses.detach()[chosen], outputs.detach()[chosen])
         weights = weights(found)
-    if weights is not None:
-        weights = torch.as_tensor(weights).to(losses)
-        if weights.shape == labels.shape[:1]:
-            weights = weights if sample is None else weights[sample]
-        elif weights.shape == labels.shape and labels.shape == target_mask(labels, task).shape:
-            weights = weights[target_mask(labels, task)]
+    if weights is None:
+        return losses.sum()
+    return (_of_targets(weights, labels, targets).to(losses) * losses).sum()
+
+
+class _CausalLoss(RowLoss):
+    """Σ weight · loss over the targets of a causal language model, and a sum of a recall.
+
+    Attributes:
+        targets: the places of the targets in the flattened labels. The logits one place before
+            predict them.
+    """
+
+    def __init__(
+        self, labels: Tensor, weights: Weights, needs_batch: bool, on_targets: OnTargets | None
+    ) -> None:
+        self.labels, self.weights, self.on_targets = labels, weights, on_targets
+        self.needs_batch = needs_batch
+        # A comparison has about ten tensors of the size of the logits, the loss alone two.
+        self.parts = 1 if on_targets is None else 4
+        self.where = target_mask(labels, "causal_lm")
+        self.targets = self.where.flatten().nonzero().squeeze(1)
+        self.ids = labels.flatten()[self.targets].long()
+        # A token of probability 1 is drawn: the divergence is the loss.
+        self.given = DrawnTokens(self.ids, torch.zeros_like(self.ids, dtype=torch.float32))
+        self.known: Tensor | None = None  # weights
+        if not callable(weights):
+            self.known = weights
+
+    def look(self, chunks: Chunks) -> None:
+        if callable(self.weights) and self.needs_batch:
+            losses = torch.cat([self.given.compare(*chunk)[0] for chunk in chunks])
+            found = Predicted(self.labels, self.where, losses.to(self.labels.device), None)
+            self.known = self.weights(found)
+
+    def at(self, part: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        losses, slope = self.given.compare(part, logits)
+        weights = self._weights(part, losses, logits)
+        if weights is None:
+            total, gradient = losses.sum(), slope
         else:
-            raise ValueError(
-                "weights must have one value per sample, "
-                f"{tuple(labels.shape[:1])}, or one per label, {tuple(labels.shape)}; got "
-                f"{tuple(weights.shape)}"
+            scale = weights[:, None]
+            total, gradient = (weights * losses).sum(), lambda: slope().mul_(scale)
+        if self.on_targets is None:
+            return total, gradient
+        outputs = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            more = self.on_targets(part, outputs, self.ids[part].to(logits.device))
+        return total + more.detach(), lambda: gradient().add_(*torch.autograd.grad(more, outputs))
+
+    def _weights(self, part: slice, losses: Tensor, logits: Tensor) -> Tensor | None:
+        """The weights of a part of the targets; None if all are 1."""
+        targets, weights = self.targets[part], self.known
+        if callable(self.weights) and not self.needs_batch:
+            where = torch.zeros_like(self.where).flatten().index_fill(0, targets, True)
+            where = where.reshape(self.where.shape)
+            weights = self.weights(
+                Predicted(self.labels, where, losses.to(self.labels.device), logits)
             )
+        return None if weights is None else _of_targets(weights, self.labels, targets).to(losses)
+
+
+def _of_targets(weights: Tensor, labels: Tensor, targets: Tensor | None) -> Tensor:
+    """The weights of the targets at these places in the flattened labels; without places, all."""
+    weights = torch.as_tensor(weights).to(labels.device)
+    if weights.shape == labels.shape[:1]:
+        return weights if targets is None else weights[targets // labels.shape[1]]
+    if weights.shape == labels.shape and targets is not None:
+        return weights.flatten()[targets]
+    raise ValueError(
+        f"weights must have one value per sample, {tuple(labels.shape[:1])}, or one per label, "
+        f"{tuple(labels.shape)}; got {tuple(weights.shape)}"
+    )
+
+
+def per_target(total: Tensor, labels: Tensor, task: Task, num_targets: Count | None) -> Tensor:
+    """A sum over targets, divided by their number in the whole update, or in the batch if None."""
     if num_targets is None:
         num_targets = target_mask(labels, task).sum().clamp(min=1)
     elif not isinstance(num_targets, Tensor) and not num_targets > 0:
         raise ValueError(f"num_targets must be > 0, got {num_targets!r}")
     if isinstance(num_targets, Tensor) and num_targets.dim():
-        num_targets = num_targets.to(losses)
-    return (losses if weights is None else weights * losses).sum() / num_targets
+        num_targets = num_targets.to(total)
+    return total / num_targets
 
 
 def global_targets(micro_batches: Iterable[Tensor], task: Task) -> Tensor:

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from holdfast._torch.adapters import adapter_origin, has_adapters
-from holdfast._torch.batch import batch_length, inputs_and_labels, logits_and_auxiliary, pad_id_of
+from holdfast._torch.batch import batch_length, inputs_and_labels, pad_id_of
 from holdfast._torch.checks import NamedSettings, above_zero, at_least_zero
 from holdfast._torch.merging import Slice, Slices, SlicesInMemory, Where, between
 from holdfast.columns import take_columns
@@ -51,7 +51,8 @@ from holdfast.losses import (
     Task,
     count_targets,
     infer_task,
-    weighted_loss,
+    per_target,
+    summed_loss,
 )
 from holdfast.reference import Reference
 
@@ -369,11 +370,14 @@ class Criterion:
             micro-batch. If None, the number of its targets divided by that of the whole update.
         needs_outputs: whether :meth:`output_weights` needs the logits, and not only the losses. A
             host with a loss of its own may know only the losses.
+        needs_batch: whether :meth:`output_weights` needs the losses of all targets of a batch at
+            once.
     """
 
     column: str | None = None
     auxiliary: float | None = None
     needs_outputs: bool = False
+    needs_batch: bool = False
 
     def __init__(self, run: Run, data: Any = None) -> None:
         self.data = run.data if data is None else data
@@ -414,12 +418,18 @@ class Criterion:
             return (losses if weights is None else weights.to(losses) * losses).sum() / num_targets
         inputs, labels = inputs_and_labels(model, batch)
         before = self.recall.before(model, inputs, labels, values, update)
-        logits, auxiliary = self.forward(model, inputs, labels, num_targets)
         weigh = partial(self.weigh, batch, values, update)
-        weighing = weigh if self.weighs_outputs else weigh()
-        loss = weighted_loss(logits, labels, weighing, self.task, num_targets) + auxiliary
-        apart = self.recall.on_outputs(before, logits, labels)
-        return loss if apart is None else loss + apart / num_targets
+        total, auxiliary = summed_loss(
+            model, inputs, labels, weigh if self.weighs_outputs else weigh(), self.task,
+            needs_batch=self.needs_batch,
+            on_targets=partial(self.recall.on_targets, before) if self.recall.compares else None,
+        )  # fmt: skip
+        apart = self.recall.after(before, labels)
+        total = total if apart is None else total + apart
+        loss = per_target(total, labels, self.task, num_targets)
+        if auxiliary is None:
+            return loss
+        return loss + auxiliary * self._share_of_auxiliary(labels, num_targets)
 
     def weigh(
         self,
@@ -455,22 +465,16 @@ class Criterion:
     def output_weights(self, batch: Any, predicted: Predicted) -> Tensor:
         """Return a weight per target, given what the model predicts.
 
-        :meth:`weights` is then not called. The weights carry no gradient. ``predicted.outputs`` may
-        be None unless ``needs_outputs``.
+        :meth:`weights` is then not called. The weights carry no gradient. ``predicted`` has a part
+        of the batch's targets at a time, unless ``needs_batch``. ``predicted.outputs`` may be None
+        unless ``needs_outputs``, and with ``needs_batch``.
         """
         raise NotImplementedError(f"{type(self).__name__} does not weigh by outputs")
 
-    def forward(
-        self, model: nn.Module, inputs: Any, labels: Tensor, num_targets: Count
-    ) -> tuple[Tensor, Tensor | float]:
-        """Return the model's logits and the micro-batch's part of the model's auxiliary loss."""
-        logits, auxiliary = logits_and_auxiliary(model, inputs)
-        if auxiliary is None:
-            return logits, 0.0
-        share: Any = self.auxiliary
-        if share is None:
-            share = count_targets(labels, cast(Task, self.task)).sum() / num_targets
-        return logits, auxiliary * share
+    def _share_of_auxiliary(self, labels: Tensor, num_targets: Count) -> Tensor | float:
+        if self.auxiliary is not None:
+            return self.auxiliary
+        return count_targets(labels, cast(Task, self.task)).sum() / num_targets
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to save in a checkpoint: tensors and plain values."""
@@ -531,8 +535,8 @@ class Recall(Method):
 class RecallTerm:
     """What a recall adds to the loss. A recall's ``prepare`` returns it; this one adds nothing.
 
-    A term acts on the target's batches (:meth:`weights`, :meth:`before`, :meth:`on_outputs`), or on
-    data of its own (:meth:`plan`, :meth:`beside`).
+    A term acts on the target's batches (:meth:`weights`, :meth:`before`, :meth:`on_targets`,
+    :meth:`after`), or on data of its own (:meth:`plan`, :meth:`beside`).
 
     Attributes:
         columns: names of columns that it has added to the data of the criterion.
@@ -557,11 +561,30 @@ class RecallTerm:
         self, model: nn.Module, inputs: Any, labels: Tensor, values: Mapping[str, Tensor],
         update: int,
     ) -> Any:  # fmt: skip
-        """Compute something before the model runs on a batch; :meth:`on_outputs` receives it."""
+        """Compute something before the model runs on a batch; the next two methods receive it."""
         return None
 
-    def on_outputs(self, before: Any, logits: Tensor, labels: Tensor) -> Tensor | None:
-        """Return a sum over the targets of a batch to add to the loss; None if there is none."""
+    @property
+    def compares(self) -> bool:
+        """True if the term overrides :meth:`on_targets`."""
+        return type(self).on_targets is not RecallTerm.on_targets
+
+    def on_targets(self, before: Any, part: slice, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return a sum over some targets of a batch to add to the loss.
+
+        Called while the model runs, until it had all targets: the outputs of a language model for
+        all of them would need much memory.
+
+        Args:
+            before: the result of :meth:`before`.
+            part: which targets of the batch these are, in their order.
+            outputs: the outputs of the model, one row per target, in at least float32.
+            targets: their labels.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not compare outputs")
+
+    def after(self, before: Any, labels: Tensor) -> Tensor | None:
+        """Return a sum over the targets to add to the loss, after the model has run; or None."""
         return None
 
     @property

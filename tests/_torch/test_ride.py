@@ -8,7 +8,8 @@ import torch
 import transformers
 from torch import nn
 
-from _torch.test_head_loss import (
+from _torch.test_head_loss import make_teachers
+from heads import (
     LEAN,
     AddsToItsLogits,
     AnotherCurve,
@@ -17,7 +18,6 @@ from _torch.test_head_loss import (
     exact,
     gpt2,
     gradients,
-    make_teachers,
     small,
 )
 from holdfast._torch import ride

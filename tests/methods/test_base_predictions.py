@@ -10,6 +10,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast import pad_collate
 from holdfast.hosts._packing import Packed
+from holdfast.losses import target_mask, target_outputs
 from holdfast.methods import _base_predictions
 from holdfast.methods._base_model import Frozen
 from holdfast.methods._base_predictions import KeptPredictions
@@ -47,7 +48,9 @@ def term(criterion, model):
     values = {name: batch.pop(name) for name in criterion.columns}
     labels = batch.pop("labels")
     before = criterion.recall.before(model, batch, labels, values, 1)
-    return criterion.recall.on_outputs(before, model(**batch).logits, labels)
+    outputs = target_outputs(model(**batch).logits, labels, "causal_lm")
+    targets = labels[target_mask(labels, "causal_lm")]
+    return criterion.recall.on_targets(before, slice(0, len(targets)), outputs, targets)
 
 
 def exact(recall):

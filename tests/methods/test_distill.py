@@ -192,7 +192,7 @@ class TestTheBase:
             assert criterion.recall.base.func is adapters_off_base
         assert (cached.recall.base is None) == (task == "classification")
         criteria.append(recalled(recall, run))
-        criteria[-1].recall.base = Frozen(model)
+        criteria[-1].recall.base = Frozen(model, **adapters_off.recall.base.keywords)
         with torch.no_grad():
             for name, p in model.named_parameters():
                 if "lora_" in name:

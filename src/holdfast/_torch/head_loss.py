@@ -1,4 +1,4 @@
-"""The divergence of a language model from its teacher, without the logits of a whole batch.
+"""The loss of a language model, and its divergence from a teacher, without the logits of a batch.
 
 The output layer computes the logits of a chunk of positions at a time, and their gradient at once,
 so that a chunk's logits are freed before the next chunk.
@@ -15,11 +15,59 @@ from torch.autograd.function import once_differentiable
 
 from holdfast._torch.head_tap import Head, at_head
 from holdfast._torch.layout import is_sharded
-from holdfast._torch.lm_head import CHUNK
 from holdfast._torch.ride import riding
 from holdfast._torch.teachers import AllTokens, Teacher
 
-_LARGEST = 1 << 26  # logits of a chunk
+#: Logits of a chunk: 256 MB in float32. Each chunk adds to the gradient of the whole output layer,
+#: so that small chunks take more time.
+_CHUNK = 1 << 26
+
+Chunks = Iterator[tuple[slice, Tensor]]  # rows, and their logits in at least float32
+
+
+class RowLoss:
+    """A sum over rows of logits, of which a chunk is known at a time.
+
+    Attributes:
+        parts: into how many parts a chunk is divided, if the loss needs much memory for it.
+    """
+
+    parts: int = 1
+
+    def look(self, chunks: Chunks) -> None:
+        """Called first. Chunks are computed when they are read, without gradients."""
+
+    def at(self, part: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """The sum over a part of the rows, and a function for its gradient, called at most once.
+
+        ``logits`` are in at least float32, without a gradient; the gradient is with respect to
+        them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no sum over rows of logits")
+
+
+def loss_at_head(
+    model: nn.Module,
+    inputs: Any,
+    shape: torch.Size,
+    rows: Tensor,
+    loss: RowLoss,
+    *,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The sum of a loss over rows of a model's logits, and the model's auxiliary loss, if any.
+
+    Args:
+        model: a causal language model, wrapped or not.
+        inputs: the arguments of the model. Labels are left out.
+        shape: that of the inputs, batch × length.
+        rows: indices in the flattened batch.
+        loss: a scalar in float32, or in float64 for a float64 model. It can be differentiated once.
+            If gradients are disabled, none are computed.
+        chunk: the number of logits that are computed at a time; by default 256 MB of them, divided
+            by ``loss.parts``.
+    """
+    return at_head(model, inputs, shape, rows, _InChunks(loss, chunk))
 
 
 def replay_divergence(
@@ -41,12 +89,7 @@ def replay_divergence(
         teacher: the predictions of the pretrained model at these positions, in their order in the
             flattened batch.
         weights: one weight per chosen position.
-        chunk: the number of logits that are computed at a time; by default about 64 MB of them, or
-            a quarter of the size of the output layer if that is more, at most 256 MB.
-
-    Returns:
-        A scalar in float32, or in float64 for a float64 model. It can be differentiated once. If
-        gradients are disabled, none are computed.
+        chunk: as for :func:`loss_at_head`.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -58,7 +101,7 @@ def replay_divergence(
         0.0
     """
     rows, loss = _checked(where, teacher, weights, chunk)
-    return at_head(model, inputs, where.shape, rows, loss)
+    return at_head(model, inputs, where.shape, rows, loss)[0]
 
 
 def divergence_of(logits: Tensor, teacher: Teacher) -> Tensor:
@@ -69,7 +112,7 @@ def divergence_of(logits: Tensor, teacher: Teacher) -> Tensor:
         >>> divergence_of(logits + 3, AllTokens(logits)).item()
         0.0
     """
-    return _Loss(teacher, None, None)(logits, None)
+    return _InChunks(_Divergence(teacher, None), None)(logits, None)
 
 
 @contextlib.contextmanager
@@ -92,14 +135,14 @@ def divergence_beside(
 
         def divergence() -> Tensor:
             found = end()
-            return at_head(model, inputs, where.shape, rows, loss) if found is None else found
+            return at_head(model, inputs, where.shape, rows, loss)[0] if found is None else found
 
         yield divergence
 
 
 def _checked(
     where: Tensor, teacher: Teacher, weights: Tensor | None, chunk: int | None
-) -> tuple[Tensor, "_Loss"]:
+) -> tuple[Tensor, "_InChunks"]:
     """The chosen positions, and their loss."""
     rows = where.flatten().nonzero().squeeze(1)
     for name, values in (("the teacher", teacher), ("weights", weights)):
@@ -108,7 +151,7 @@ def _checked(
                 f"{name} must have one entry per chosen position: there are {len(rows)} positions "
                 f"and {len(values)} entries"
             )
-    return rows, _Loss(teacher, weights, chunk)
+    return rows, _InChunks(_Divergence(teacher, weights), chunk)
 
 
 def teacher_of(model: nn.Module, inputs: Mapping[str, Any], where: Tensor) -> AllTokens:
@@ -124,7 +167,7 @@ def teacher_of(model: nn.Module, inputs: Mapping[str, Any], where: Tensor) -> Al
         if head is None:
             kept.append(AllTokens(states))
         elif states_suffice and not hasattr(head.layer, "disable_adapters"):  # PEFT's layers
-            kept.append(AllTokens(states, head))
+            kept.append(AllTokens(states, _in_this_precision(head, states.device.type)))
         else:
             kept.append(AllTokens(head(states)))
         return states.new_zeros(())
@@ -134,48 +177,65 @@ def teacher_of(model: nn.Module, inputs: Mapping[str, Any], where: Tensor) -> Al
     return kept[-1]
 
 
+def _in_this_precision(head: Head, kind: str) -> Callable[[Tensor], Tensor]:
+    """A head that runs later as it would run now, with or without autocast."""
+    enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+    def logits(states: Tensor) -> Tensor:
+        with torch.autocast(kind, dtype, enabled):
+            return head(states)
+
+    return logits
+
+
 @dataclass(frozen=True)
-class _Loss:
-    """Σ of the divergence over rows of hidden states, or of logits if there is no head."""
+class _Divergence(RowLoss):
+    """Σ of the divergence from a teacher."""
 
     teacher: Teacher
     weights: Tensor | None
+
+    def at(self, part: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        values, gradient = self.teacher.compare(part, logits)
+        if self.weights is None:
+            return values.sum(), gradient
+        weights = self.weights[part].to(values, non_blocking=True)
+        return (values * weights).sum(), lambda: gradient().mul_(weights[:, None])
+
+
+@dataclass(frozen=True)
+class _InChunks:
+    """The sum of a loss over rows of hidden states, or of logits if there is no head."""
+
+    loss: RowLoss
     chunk: int | None
 
     def __call__(self, states: Tensor, head: Head | None) -> Tensor:
         trained = {} if head is None else head.trained()
         if head is not None and trained is None:
             states, head = head(states), None
+        self.loss.look(self.chunks(states.detach(), head))
         if torch.is_grad_enabled():
             named = trained or {}
             apply: Any = _Sum.apply
             return cast(Tensor, apply(self, head, tuple(named), states, *named.values()))
         total = _zero(states)
-        for part in self.parts(states, head):
-            value = self.at(part, states[part] if head is None else head(states[part]))[0]
-            total += value.to(total.device)
+        for part, logits in self.chunks(states, head):
+            total += self.loss.at(part, logits)[0].to(total.device)
         return total
 
     def parts(self, states: Tensor, head: Head | None) -> Iterator[slice]:
         """Slices of the rows. There is always one, so that all trained tensors get a gradient."""
-        width = states.shape[-1]
-        vocabulary = width if head is None else head.vocabulary
-        rows = (self.chunk or CHUNK) // vocabulary
-        if self.chunk is None and head is not None:
-            # Each chunk reads all weights of the head.
-            rows = max(rows, min(width // 4, _LARGEST // vocabulary))
-        rows = max(1, rows)
+        vocabulary = states.shape[-1] if head is None else head.vocabulary
+        rows = max(1, (self.chunk or _CHUNK // self.loss.parts) // vocabulary)
         for start in range(0, max(1, len(states)), rows):
             yield slice(start, start + rows)
 
-    def at(self, part: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """The sum over a part, and a function for its gradient with respect to the logits."""
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        values, gradient = self.teacher.compare(part, logits.detach().to(wide))
-        if self.weights is None:
-            return values.sum(), lambda: gradient().to(logits.dtype)
-        weights = self.weights[part].to(values, non_blocking=True)
-        return values @ weights, lambda: gradient().mul_(weights[:, None]).to(logits.dtype)
+    def chunks(self, states: Tensor, head: Head | None) -> Chunks:
+        """All logits, without gradients."""
+        for part in self.parts(states, head):
+            with torch.no_grad():
+                yield part, _wide(states[part] if head is None else head(states[part]))
 
 
 class _Sum(torch.autograd.Function):
@@ -183,33 +243,22 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, loss: _Loss, head: Head | None, names: Sequence[str], *inputs: Tensor
+        ctx: Any, job: _InChunks, head: Head | None, names: Sequence[str], *inputs: Tensor
     ) -> Tensor:
         states, *trained = inputs
         wanted = ctx.needs_input_grad[3]
         # Other leaves, because tensor hooks of the parameters belong to the backward pass.
         leaves = [p.detach().requires_grad_() for p in trained]
-        gradients: list[Tensor | None] = [None for _ in leaves]
+        named = dict(zip(names, leaves, strict=True))
         of_states = torch.empty_like(states) if wanted else None
         total = _zero(states)
-        for part in loss.parts(states, head):
+        for part in job.parts(states, head):
             some = states[part].detach().requires_grad_(wanted)
-            with torch.enable_grad():
-                named = dict(zip(names, leaves, strict=True))
-                logits = some if head is None else head.call(named, some)
-            value, gradient = loss.at(part, logits)
+            value = _with_gradients(job.loss, part, head, named, some)
             total += value.to(total.device)  # the head may be on another device
-            if not logits.requires_grad:
-                continue
-            sources = [some, *leaves] if of_states is not None else leaves
-            found = list(torch.autograd.grad(logits, sources, gradient(), allow_unused=True))
             if of_states is not None:
-                of_states[part] = found.pop(0)
-            for i, new in enumerate(found):
-                if new is not None:
-                    old = gradients[i]
-                    gradients[i] = new if old is None else old.add_(new)
-        ctx.save_for_backward(of_states, *gradients)
+                of_states[part] = cast(Tensor, some.grad)
+        ctx.save_for_backward(of_states, *(leaf.grad for leaf in leaves))
         return total
 
     @staticmethod
@@ -220,5 +269,24 @@ class _Sum(torch.autograd.Function):
         return (None, None, None, *scaled)
 
 
+def _with_gradients(
+    loss: RowLoss, part: slice, head: Head | None, named: Mapping[str, Tensor], some: Tensor
+) -> Tensor:
+    """The loss of a chunk, whose gradients are added to those of its states and the parameters.
+
+    A function of its own, so that the logits are freed before the next chunk.
+    """
+    with torch.enable_grad():
+        logits = some if head is None else head.call(named, some)
+    value, gradient = loss.at(part, _wide(logits.detach()))
+    if logits.requires_grad:
+        logits.backward(gradient().to(logits.dtype))
+    return value
+
+
 def _zero(states: Tensor) -> Tensor:
     return states.new_zeros((), dtype=torch.promote_types(states.dtype, torch.float32))
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -16,9 +16,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.dropout import _DropoutNd
 
 from holdfast._torch.adapters import without_peft
-from holdfast._torch.batch import logits_of, without_cache
+from holdfast._torch.batch import logits_and_auxiliary, logits_of, without_cache
 from holdfast._torch.layout import is_sharded
 from holdfast._torch.lm_head import is_out_of_memory
 from holdfast._torch.replace import replaced
@@ -66,8 +67,14 @@ class Head:
         return getattr(self.layer, "out_features", 1 << 16)
 
     def trained(self) -> dict[str, Tensor] | None:
-        """The parameters that are trained; None if there are sharded tensors or hidden ones."""
+        """The parameters that are trained; None if the layer must be called once, for all states.
+
+        So it is with sharded tensors, hidden ones, and random numbers that are drawn in each call.
+        """
         for module in self.layer.modules():
+            is_random = getattr(module, "draws_in_training", isinstance(module, _DropoutNd))
+            if is_random and module.training and getattr(module, "p", 1) > 0:
+                return None
             for value in vars(module).values():
                 if isinstance(value, Tensor) and value.requires_grad:
                     return None
@@ -81,19 +88,21 @@ Job = Callable[[Tensor, Head | None], Tensor]
 
 
 def at_head(
-    model: nn.Module, inputs: Mapping[str, Any], shape: torch.Size, rows: Tensor, job: Job
-) -> Tensor:
+    model: nn.Module, inputs: Any, shape: torch.Size, rows: Tensor, job: Job
+) -> tuple[Tensor, Tensor | None]:
     """Call a model on inputs of ``shape``, and a job with rows of the hidden states and the head.
 
     ``rows`` are indices in the flattened batch. The job returns a scalar. This function returns it
     too, and its gradient goes through the output of the model. If a model does not allow that, the
-    job gets rows of the logits, and None.
+    job gets rows of the logits, and None. The second result is the model's own auxiliary loss.
     """
-    inputs = without_cache(model, {n: value for n, value in inputs.items() if n != "labels"})
-    tap = tap_of(model, inputs)
+    tap = None
+    if isinstance(inputs, Mapping):
+        inputs = without_cache(model, {n: value for n, value in inputs.items() if n != "labels"})
+        tap = tap_of(model, inputs)
     if tap is not None and tap.after is not None:
         return tap.run(model, inputs, shape, rows, job)
-    logits = logits_of(model, inputs)
+    logits, auxiliary = logits_and_auxiliary(model, inputs)
     if logits.shape[:-1] != shape:
         raise ValueError(
             "the model must return logits at every position of its input, as causal language "
@@ -101,7 +110,7 @@ def at_head(
         )
     if tap is not None:
         tap.is_learned = True
-    return job(logits.flatten(0, -2).index_select(0, rows.to(logits.device)), None)
+    return job(logits.flatten(0, -2).index_select(0, rows.to(logits.device)), None), auxiliary
 
 
 class Tap:
@@ -128,8 +137,8 @@ class Tap:
 
     def run(
         self, model: nn.Module, inputs: Any, shape: torch.Size, rows: Tensor, job: Job
-    ) -> Tensor:
-        """The result of a job in a call of the model."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """The result of a job in a call of the model, and the model's own auxiliary loss."""
         head = self.head(model)
         found: list[Tensor] = []
 
@@ -142,13 +151,14 @@ class Tap:
             return zero.expand(*states.shape[:-1], 1).contiguous()
 
         with self.answering(head.layer, respond):
-            logits = logits_of(model, inputs)
+            logits, auxiliary = logits_and_auxiliary(model, inputs)
         if not found:
             raise RuntimeError("the model has not used its output layer, as it did before")
         if not found[0].requires_grad:
-            return found[0]
+            return found[0], auxiliary
         # The gradient of cap · tanh(scale · z / cap) at 0 is scale.
-        return found[0].detach() + logits.flatten()[0].to(found[0]) / head.after.scale
+        carried = logits.flatten()[0].to(found[0]) / head.after.scale
+        return found[0].detach() + carried, auxiliary
 
     def learn(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
         """Find out what the model does before and after its output layer, in two small calls."""

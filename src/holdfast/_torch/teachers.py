@@ -104,12 +104,15 @@ class AllTokens:
     def __len__(self) -> int:
         return len(self.states)
 
-    def compare(self, rows: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """KL = Σ p·log(p/q); ∂KL/∂z = q − p."""
+    def logits(self, rows: slice) -> Tensor:
+        """The logits at some positions."""
         states = self.states[rows]
         with torch.no_grad():
-            theirs = states if self.head is None else self.head(states)
-        log_p = _moved(theirs, logits.device).to(logits.dtype).log_softmax(1)
+            return states if self.head is None else self.head(states)
+
+    def compare(self, rows: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """KL = Σ p·log(p/q); ∂KL/∂z = q − p."""
+        log_p = _moved(self.logits(rows), logits.device).to(logits.dtype).log_softmax(1)
         p, log_q = log_p.exp(), logits.log_softmax(1)
         return _kl(p, log_p, log_q), lambda: log_q.exp_().sub_(p)
 

@@ -8,6 +8,7 @@ host. Where this is not possible, the pretrained model predicts each batch of th
 import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,7 +23,7 @@ from holdfast._torch.batch import (
     take,
     to_device,
 )
-from holdfast._torch.head_loss import divergence_of
+from holdfast._torch.head_loss import divergence_of, teacher_of
 from holdfast._torch.layout import gathered, rank_and_world
 from holdfast._torch.memory import Batches
 from holdfast._torch.progress import progress_bar
@@ -30,7 +31,7 @@ from holdfast._torch.rng import generator_of
 from holdfast._torch.teachers import AllTokens, KeptTokens, Teacher
 from holdfast.columns import along_labels, labels_of, with_column
 from holdfast.data import IndexedSource, as_source
-from holdfast.losses import IGNORED, TOKEN_TASKS, Task, target_mask, target_outputs
+from holdfast.losses import TOKEN_TASKS, Task, target_mask, target_outputs
 from holdfast.methods._base_model import BaseModel, base_model_cost, base_model_of, precision
 from holdfast.scoring.predictions import (
     Kept,
@@ -72,7 +73,9 @@ def divergence_term(
             base = _kept(run, comparison, top)
         except _NotKeptError as reason:
             logger.info(f"the pretrained model predicts each batch of the training: {reason}")
-    return DivergenceTerm(comparison, strength, cast(Task, run.task), base or base_model_of(run))
+    task = cast(Task, run.task)
+    base = base or base_model_of(run, partial(predictions_of, task=task))
+    return DivergenceTerm(comparison, strength, task, base)
 
 
 def divergence_cost(planned: Planned, top: int | None) -> Cost:
@@ -96,15 +99,23 @@ class KeptPredictions(NamedTuple):
 
     def of(self, numbers: Tensor) -> KeptTokens:
         """The predictions with these numbers, counted from 1."""
-        ids, log_probs, rest = (values[numbers.cpu() - 1] for values in self.tokens)
+        ids, log_probs, rest = (values[numbers - 1] for values in self.tokens)
         return KeptTokens(ids, log_probs, rest, self.sampled)
+
+
+def predictions_of(model: nn.Module, batch: Mapping[str, Any], task: Task) -> AllTokens:
+    """The predictions for the targets of a batch, which has ``labels`` and ``inputs``."""
+    inputs, labels = batch["inputs"], batch["labels"]
+    if task == "causal_lm":  # position t predicts the label at t + 1
+        return teacher_of(model, inputs, target_mask(labels, task).roll(-1, dims=1))
+    return AllTokens(target_outputs(logits_of(model, inputs), labels, task))
 
 
 class DivergenceTerm(RecallTerm):
     """strength · Σ KL(base ‖ model) over the targets of a batch.
 
     Attributes:
-        base: the kept predictions, or a function that computes the pretrained model's outputs.
+        base: the kept predictions, or a function that computes the pretrained model's.
     """
 
     uses_outputs = True
@@ -118,25 +129,29 @@ class DivergenceTerm(RecallTerm):
     def before(
         self, model: nn.Module, inputs: Any, labels: Tensor, values: Mapping[str, Tensor],
         update: int,
-    ) -> tuple[Teacher, Tensor]:  # fmt: skip
-        """The predictions of the pretrained model, and the labels of the targets that are used."""
+    ) -> AllTokens | Tensor:  # fmt: skip
+        """The predictions of the pretrained model for all targets, or their numbers if kept."""
         if isinstance(self.base, KeptPredictions):
-            numbers = values[_COLUMN]
-            labels = labels.masked_fill(numbers == 0, IGNORED)
-            return self.base.of(numbers[target_mask(labels, self.task)]), labels
+            return values[_COLUMN][target_mask(labels, self.task)].cpu()
         with torch.no_grad():
-            outputs = target_outputs(self.base(model, inputs), labels, self.task)
-            where = target_mask(labels, self.task)
-            targets = labels[where]
-            used = self.comparison.uses(outputs, targets)
-            labels = labels.masked_scatter(where, targets.masked_fill(~used, IGNORED))
-            return AllTokens(self.comparison.part(outputs[used], targets[used])), labels
+            return cast(AllTokens, self.base(model, {"labels": labels, "inputs": inputs}))
 
-    def on_outputs(self, before: tuple[Teacher, Tensor], logits: Tensor, labels: Tensor) -> Tensor:
-        teacher, labels = before
-        outputs = target_outputs(logits, labels, self.task)
-        part = self.comparison.part(outputs, labels[target_mask(labels, self.task)])
-        return self.strength * divergence_of(part, teacher)
+    def on_targets(
+        self, before: AllTokens | Tensor, part: slice, outputs: Tensor, targets: Tensor
+    ) -> Tensor:
+        teacher: Teacher
+        if isinstance(before, AllTokens):
+            theirs = before.logits(part).to(outputs)
+            used = self.comparison.uses(theirs, targets)
+            teacher = AllTokens(self.comparison.part(theirs[used], targets[used]))
+        else:
+            numbers = before[part]
+            used = numbers.nonzero().squeeze(1)
+            teacher = cast(KeptPredictions, self.base).of(numbers[used])
+            used = used.to(outputs.device)
+        return self.strength * divergence_of(
+            self.comparison.part(outputs[used], targets[used]), teacher
+        )
 
 
 def _kept(run: Run, comparison: Comparison, top: int) -> KeptPredictions:

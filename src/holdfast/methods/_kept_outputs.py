@@ -54,9 +54,7 @@ class KeptOutputs(RecallTerm):
         with torch.no_grad():
             return model, inputs, self.base(model, inputs)
 
-    def on_outputs(
-        self, before: tuple[nn.Module, Any, Tensor], logits: Tensor, labels: Tensor
-    ) -> Tensor:
+    def after(self, before: tuple[nn.Module, Any, Tensor], labels: Tensor) -> Tensor:
         # After the target's pass: in training mode, it changes the statistics that this one uses.
         model, inputs, base = before
         inner = unwrapped(model)  # DDP's hooks are those of the parameters

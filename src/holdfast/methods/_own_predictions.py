@@ -18,6 +18,11 @@ class WeighsPredictions(Objective, ABC):
     needs_outputs: ClassVar[bool] = False
 
     @property
+    def needs_batch(self) -> bool:
+        """Whether the weight of a target depends on the losses of the other targets."""
+        return False
+
+    @property
     def reads_data(self) -> bool:
         """False: the weights come with the forward passes of the training."""
         return False
@@ -29,7 +34,7 @@ class WeighsPredictions(Objective, ABC):
 
     @abstractmethod
     def weights_of(self, batch: Any, predicted: Predicted) -> Tensor:
-        """Return the weight of every target."""
+        """Return the weight of every target that is predicted."""
 
     def unfit_task(self, task: Task | LossFunction) -> str | None:
         return without_classes(self, task) if self.changes_loss else None
@@ -47,7 +52,8 @@ class PredictionCriterion(Criterion):
 
     def __init__(self, run: Run, objective: WeighsPredictions) -> None:
         super().__init__(run)
-        self.objective, self.needs_outputs = objective, objective.needs_outputs
+        self.objective = objective
+        self.needs_outputs, self.needs_batch = objective.needs_outputs, objective.needs_batch
 
     def output_weights(self, batch: Any, predicted: Predicted) -> Tensor:
         return self.objective.weights_of(batch, predicted)

@@ -236,10 +236,10 @@ class DistillTerm(RecallTerm):
         with torch.no_grad():
             return target_outputs(self.base(model, inputs), labels, self.task)
 
-    def on_outputs(self, before: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        settings, outputs = self.settings, target_outputs(logits, labels, self.task)
-        apart = divergence(before.to(outputs), outputs, self.task, settings.temperature)
-        return settings.strength * apart.sum()
+    def on_targets(self, before: Tensor, part: slice, outputs: Tensor, targets: Tensor) -> Tensor:
+        base = before[part].to(outputs)
+        apart = divergence(base, outputs, self.task, self.settings.temperature)
+        return self.settings.strength * apart.sum()
 
 
 class OldOutputs:

@@ -111,6 +111,7 @@ class _Mixing(nn.Module):
     """Base class of mixing layers. ``anchor`` is not a buffer, so it is not in the state dict."""
 
     plain: ClassVar[type[nn.Module]]
+    draws_in_training: ClassVar[bool] = True
     inputs_first: ClassVar[bool] = False  # whether the weight is (inputs, outputs)
     p: float
     per: Per

@@ -59,6 +59,10 @@ class TALR(WeighsPredictions):
     def changes_loss(self) -> bool:
         return self.w_min < 1 and self.tau != math.inf
 
+    @property
+    def needs_batch(self) -> bool:
+        return isinstance(self.tau, str)
+
     def search_space(self, lr: float, median_loss: MedianLoss) -> SearchSpace:
         return {"w_min": SearchRange(0.001, 0.5, 0.01)}
 
