@@ -97,7 +97,7 @@ def encode_pairs(loaded: Loaded, pairs: Sequence[tuple[str, str]]) -> list[Conti
 def first_tokens(tokenizer: Any, text: str, most: int) -> str:
     """Return the beginning of a text, with at most this many tokens."""
     fast = bool(getattr(tokenizer, "is_fast", False))
-    characters = 8 * (most + _MARGIN)  # more than most tokenizers need; the rest is not read
+    characters = 5 * (most + _MARGIN)  # about as many as these tokens have
     while True:
         found = tokenizer(text[:characters], add_special_tokens=False, return_offsets_mapping=fast)
         if len(found["input_ids"]) > most + _MARGIN or characters >= len(text):

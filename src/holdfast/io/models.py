@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -23,6 +24,7 @@ from holdfast._torch.batch import evaluating
 from holdfast._torch.checks import NamedSettings, whole_number
 from holdfast._torch.imports import require
 from holdfast._torch.layers import head_parts
+from holdfast._torch.lm_head import Split
 from holdfast._torch.names import shorten
 from holdfast._torch.vocabulary import vocabulary_size
 from holdfast.io import heads
@@ -53,6 +55,11 @@ class Loaded:
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    @cached_property
+    def split(self) -> Split:
+        """The body and the head of a causal language model, which all tests share."""
+        return Split(self.model)
 
     def need_tokenizer(self, what: str) -> Any:
         if self.tokenizer is None:

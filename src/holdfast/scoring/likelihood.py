@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.batch import to_device
 from holdfast._torch.finite import matches
-from holdfast._torch.lm_head import Predictions, Split, is_out_of_memory
+from holdfast._torch.lm_head import Predictions, is_out_of_memory
 from holdfast._torch.progress import progress_bar
 from holdfast._torch.threads import side_by_side
 from holdfast._torch.vocabulary import check_tokens
@@ -100,7 +100,7 @@ class Runner:
 
     def __init__(self, loaded: Loaded) -> None:
         self.device = loaded.device
-        self.split = Split(loaded.model)
+        self.split = loaded.split
         self.tokens = _TOKENS_ON_A_CPU if self.device.type == "cpu" else _TOKENS
         # These positions change tables of the model, by the length of its input.
         config = str(getattr(loaded.model, "config", ""))
