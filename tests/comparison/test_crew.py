@@ -66,7 +66,7 @@ def test_workers_take_gpus_in_turns():
     assert cpu.admits(None, 100)
 
 
-def test_peaks_replace_the_estimate():
+def test_peaks_raise_the_estimate():
     """A model whose activations nobody can guess begins alone; the largest peak counts."""
     crew = make_crew(gpus(24 * GIB), parameters=10**8, need=None, cores=16)
     assert crew.admits(0, 0)
@@ -83,15 +83,17 @@ def test_peaks_replace_the_estimate():
 def test_a_number_that_did_not_fit_is_not_tried_again():
     crew = make_crew(gpus(H200, H200), parameters=10**8, need=GIB, cores=64)
     assert crew.at_a_time == 2 * MOST
-    crew.lower(1, 4)
+    crew.lower(1, 4, "CUDA out of memory")
     assert (crew.limit(0), crew.limit(1)) == (MOST, 3)
+    crew.lower(0, 2, "CUDA error: device-side assert triggered")
+    assert crew.limit(0) == MOST
     crew.learn(1)
     assert crew.limit(1) == 3
     for _ in range(5):
-        crew.lower(1, 2)
+        crew.lower(1, 2, "out of memory")
     assert crew.limit(1) == 1
     given = make_crew(gpus(H200), jobs=3)  # also if the user has named the number
-    given.lower(0, 3)
+    given.lower(0, 3, "out of memory")
     assert given.at_a_time == 2
 
 

@@ -180,3 +180,14 @@ def test_it_is_an_optimizer():
     opt = RecAdam(make_net().parameters())
     assert isinstance(opt, torch.optim.Optimizer)
     assert "gamma: 5000" in repr(opt)
+
+
+def test_state_that_is_cleared_in_place_is_made_again():
+    p = torch.nn.Parameter(torch.ones(3))
+    opt = RecAdam([p], lr=0.1)
+    for _ in range(2):
+        p.grad = torch.ones(3)
+        opt.step()
+        opt.state[p].clear()
+    opt.step()
+    assert opt.state[p]["step"] == 1

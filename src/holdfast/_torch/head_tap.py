@@ -69,7 +69,7 @@ class Head:
     def trained(self) -> dict[str, Tensor] | None:
         """The parameters that are trained; None if the layer must be called once, for all states.
 
-        So it is with sharded tensors, hidden ones, and random numbers that are drawn in each call.
+        That is if tensors are sharded or hidden, or if the layer draws random numbers.
         """
         for module in self.layer.modules():
             is_random = getattr(module, "draws_in_training", isinstance(module, _DropoutNd))
@@ -162,7 +162,7 @@ class Tap:
 
     def learn(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
         """Find out what the model does before and after its output layer, in two small calls."""
-        few = {n: x[:1, :_FEW] if isinstance(x, Tensor) else x for n, x in inputs.items()}
+        few = {n: _few(x) if isinstance(x, Tensor) else x for n, x in inputs.items()}
         after, head = self._probed(model, few), self.head(model)
         body: Any = getattr(without_peft(model), "base_model", head.layer)
         seen: list[tuple[Tensor, Tensor]] = []
@@ -247,6 +247,11 @@ def output_layer(model: nn.Module) -> nn.Module | None:
     ask = getattr(without_peft(model), "get_output_embeddings", None)
     layer = ask() if callable(ask) and not isinstance(model, nn.DataParallel) else None
     return layer if isinstance(layer, nn.Module) else None
+
+
+def _few(x: Tensor) -> Tensor:
+    """The first tokens of the first sample."""
+    return x[:1, :_FEW] if x.dim() > 1 else x[:1]
 
 
 def _are_close(ours: Tensor, theirs: Tensor) -> bool:

@@ -100,13 +100,13 @@ class Crew:
         return gpu is None or running < self.limit(gpu)
 
     def learn(self, peak: int) -> None:
-        """Follow the peak memory of a finished run."""
+        """Raise the need to that of a finished run. Other recipes may need more than it did."""
         self.peak = max(self.peak, peak)
-        self.need = measured_need(self.peak)
+        self.need = max(self.need or 0, measured_need(self.peak))
 
-    def lower(self, gpu: int | None, at_a_time: int) -> None:
-        """Put fewer runs on a GPU, because so many did not fit."""
-        if gpu is not None:
+    def lower(self, gpu: int | None, at_a_time: int, error: str) -> None:
+        """Put fewer runs on a GPU if so many did not fit; other errors say nothing about it."""
+        if gpu is not None and "out of memory" in error:
             self.most[gpu] = max(1, min(self.most[gpu], at_a_time - 1))
 
     @property

@@ -174,7 +174,7 @@ def _run_locally(
                 for one in ended:
                     spec = one.call[1]
                     if one.disturbed:
-                        crew.lower(one.gpu, one.at_a_time)
+                        crew.lower(one.gpu, one.at_a_time, one.error or "")
                         disturbed.append(spec)
                         logger.warning(
                             f"{spec.label}, seed {spec.seed}, failed beside other runs and is "

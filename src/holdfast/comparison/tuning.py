@@ -337,7 +337,7 @@ def _search_in_processes(
             for one in ended:
                 # The first process prepares the search while all others wait for it.
                 if one.disturbed and "begun" in study.user_attrs:
-                    crew.lower(one.gpu, one.at_a_time)
+                    crew.lower(one.gpu, one.at_a_time, one.error or "")
                     _study.revive(study, place, worker=one.call[-1], died=False)
                     calls.append(one.call)
                     continue

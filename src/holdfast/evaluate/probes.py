@@ -66,7 +66,8 @@ class Sized(Protocol):
 def encoded_once(test: Any, loaded: Loaded, encode: Callable[[Loaded], Encoded]) -> Encoded:
     """Encode the data of a test once for all models that share a tokenizer."""
     config: Any = getattr(loaded.model, "config", None)
-    first = [getattr(config, name, None) for name in ("bos_token_id", "eos_token_id")]
+    named = (getattr(config, name, None) for name in ("bos_token_id", "eos_token_id"))
+    first = [loaded.start_token, *named]
     tokenizer, about, found = vars(test).get(_ENCODED, (None, None, None))
     if tokenizer is None or tokenizer is not loaded.tokenizer or about != first:
         found = encode(loaded)

@@ -337,7 +337,12 @@ class RecAdam(Optimizer):
         plan = self._plans.get(number)
         same = plan is not None and same_objects(plan.columns.params, params)
         # Looking up the state of each parameter takes longer than all the rest.
-        if plan is not None and same and same_objects(plan.all_states, [*self.state.values()]):
+        if (
+            plan is not None
+            and same
+            and all(plan.states)
+            and same_objects(plan.all_states, [*self.state.values()])
+        ):
             states = plan.states
         else:
             states = [self._state_of(p, group) for p in params]

@@ -389,11 +389,15 @@ def _attention_of_one_token() -> Iterator[None]:
         out = F.scaled_dot_product_attention(grouped, key, value, mask, scale=scaling)
         return out.reshape(rows, 1, heads, value.shape[-1]), None
 
+    is_local = "sdpa" in functions._local_mapping  # which hides what is registered for all
     functions["sdpa"] = attend
     try:
         yield
     finally:
-        functions["sdpa"] = usual
+        if is_local:
+            functions["sdpa"] = usual
+        else:
+            del functions["sdpa"]
 
 
 def _without_router(model: Any) -> dict[str, Any]:
