@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from holdfast import registry
-from holdfast.cli._options import WHOLE, Parser, UsageError, add, add_settings, settings_from
+from holdfast.cli._options import Parser, UsageError, add, add_settings, settings_from
 from holdfast.hosts.job import Training
 from holdfast.io.codec import to_json
 from holdfast.io.encoding import TrainingData, training_samples
@@ -49,9 +49,7 @@ def add_options(parser: Parser) -> None:
     )
     scoring = parser.add_argument_group("scoring")
     add_settings(scoring, weighting())
-    add_settings(scoring, Training, only=("max_length",))
-    batch = "samples per batch at the greatest length; 16 by default, and more on a GPU"
-    scoring.add_argument("--batch-size", type=WHOLE, metavar="N", help=batch)
+    add_settings(scoring, Training, only=("max_length", "batch_size"), batch_size=None)
     add(scoring, "device")
     output = parser.add_argument_group("output")
     add(output, "out")
