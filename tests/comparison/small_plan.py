@@ -45,8 +45,8 @@ def settings_of(plan):
 
 
 def what_must_agree(text):
-    """A results.json without time and memory, which differ from run to run."""
+    """A results.json without time and memory, and whether a training was shared: these differ."""
     results = json.loads(text)
     for run in results["runs"]:
-        del run["seconds"], run["peak_memory"]
+        del run["seconds"], run["peak_memory"], run["shared"]
     return results

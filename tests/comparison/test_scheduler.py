@@ -21,7 +21,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 from holdfast import Recipe
 from holdfast.comparison import worker as runs
 from holdfast.comparison.results import Results, read_result
-from holdfast.comparison.scheduler import compare, run_one
+from holdfast.comparison.scheduler import compare, run_group
 from holdfast.io.outputs import claim
 from holdfast.io.storage import Place
 
@@ -198,8 +198,8 @@ def test_two_attempts_at_once_are_both_right(plan, whole, tmp_path):
     """As when a node was thought dead, and was not."""
     spec = plan.runs[0]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        both = pool.starmap(run_one, [(plan, spec, Place.at(tmp_path))] * 2, chunksize=1)
-    for result in both:
+        both = pool.starmap(run_group, [(plan, [spec], Place.at(tmp_path))] * 2, chunksize=1)
+    for ((result, _),) in both:
         assert agrees(Results(runs=(result,)), whole)
     assert [path.name for path in tmp_path.glob("runs/*/*")] == ["result.json"]
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import Plan, RunSpec
+from holdfast.comparison.sharing import trainings
 from holdfast.comparison.worker import Worker
 from holdfast.evaluate.amount import Amount, training_seconds
 from holdfast.evaluate.measure import Examination
@@ -21,7 +22,11 @@ def overview(plan: Plan, runs: Sequence[RunSpec], jobs: int) -> Iterator[str]:
 
     The time is a lower limit: some recipes do more than plain training.
     """
-    what = f"{len(runs)} run{'s' * (len(runs) != 1)}, {min(jobs, len(runs))} at a time"
+    groups = trainings(runs)
+    what = f"{len(runs)} run{'s' * (len(runs) != 1)}"
+    if len(groups) < len(runs):
+        what += f" of {len(groups)} training{'s' * (len(groups) != 1)}"
+    what += f", {min(jobs, len(groups))} at a time"
     trained, tests = None, None
     loader = plan.training.loader(plan.device)
     if loader.target_device().type == "cuda":
@@ -29,12 +34,12 @@ def overview(plan: Plan, runs: Sequence[RunSpec], jobs: int) -> Iterator[str]:
         return
     # The runs themselves say what is wrong with the model.
     with contextlib.suppress(ImportError, OSError, RuntimeError, TypeError, ValueError):
-        trained, tests = _measured(plan, runs)
+        trained, tests = _measured(plan, [group[-1] for group in groups])
     if trained is not None and tests is not None and tests.other is not None:
-        each = f"{seconds(trained / len(runs))} of training and {seconds(tests.other)} of tests"
+        each = f"{seconds(trained / len(groups))} per training and {seconds(tests.other)} of tests"
         # Runs on a CPU share its cores. Every process tests the base.
         apart = min(jobs, torch.cuda.device_count()) or 1
-        total = trained + len(runs) * tests.other + min(jobs, len(runs)) * (tests.base or 0.0)
+        total = trained + len(runs) * tests.other + min(jobs, len(groups)) * (tests.base or 0.0)
         what += f", about {seconds(total / apart)} and what recipes add ({each} per run)"
     yield what
     yield from str(tests).splitlines() if tests is not None else ()

@@ -107,6 +107,8 @@ class RunResult:
             on the model, and the learning rate.
         seconds: time for training and testing.
         peak_memory: in bytes, of the GPU if there is one, else of the process.
+        shared: labels of all runs that shared the training, this one among them; empty if it was
+            trained alone. ``seconds`` of each includes the training.
     """
 
     id: str
@@ -124,6 +126,7 @@ class RunResult:
     settings: dict[str, Any] = field(default_factory=dict)
     trained_on: tuple[str, ...] = ()
     resolved: dict[str, Any] = field(default_factory=dict)
+    shared: tuple[str, ...] = ()
     schema_version: int = 1
 
     def __post_init__(self) -> None:
@@ -181,6 +184,7 @@ def result_of(
     new: Sequence[str],
     seconds: float,
     peak_memory: int,
+    shared: tuple[str, ...] = (),
 ) -> RunResult:
     """The result of a run; ``new`` parts of the model, which must move, do not count as drift."""
     targets = [measured(s) for s in report.scores if s.role == "target"]
@@ -202,6 +206,7 @@ def result_of(
         trained_on=tuple(d.name for d in report.divergences if d.trained_on),
         resolved=_codec.encode(trained.to_dict()),
         curves=report.curves,
+        shared=shared,
     )
 
 

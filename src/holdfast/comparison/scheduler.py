@@ -5,7 +5,7 @@ import os
 import socket
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from holdfast.comparison.inputs import paths_of
 from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.rates import with_rates
 from holdfast.comparison.results import Results, RunResult, collect, read_result
+from holdfast.comparison.sharing import trainings
 from holdfast.comparison.worker import Worker
 from holdfast.hosts.tracking import Tracking
 from holdfast.io.outputs import claim, output_name, write_changed
@@ -47,6 +48,9 @@ def compare(
     If a comparison is stopped or killed, call ``compare`` again to continue it. The results are the
     same as without the interruption. A run that fails does not stop the others: its traceback is
     in ``failed/``, and the next call repeats it.
+
+    Runs that differ only in merging are trained once: copies of the trained model are merged and
+    tested. Their results are those of separate trainings.
 
     If neither the plan nor a recipe sets a learning rate, the recipe trains at the rate that the
     default recipe would have with the same trainable set, so that all recipes train alike.
@@ -125,9 +129,12 @@ def compare_in(
 
 
 def finished_runs(plan: Plan, place: Place) -> dict[str, RunResult]:
-    files = {spec.id: place / "runs" / spec.id / "result.json" for spec in plan.runs}
-    read = {spec.id: read_result(files[spec.id], spec) for spec in plan.runs}
+    read = {spec.id: read_result(_result_file(place, spec), spec) for spec in plan.runs}
     return {name: result for name, result in read.items() if result is not None}
+
+
+def _result_file(place: Place, spec: RunSpec) -> Place:
+    return place / "runs" / spec.id / "result.json"
 
 
 def _run_locally(
@@ -144,26 +151,40 @@ def _run_locally(
     runs have ended, with no other run in parallel. If the process dies again, the run has failed.
     """
 
-    def on_progress(call: tuple[Plan, RunSpec, Place], *done: Any) -> None:
+    def on_progress(call: tuple[Plan, Sequence[RunSpec], Place], number: int, *done: Any) -> None:
         if tell:
-            tell(call[1], *done)
+            tell(call[1][number], *done)
 
     died: list[RunSpec] = []
     for some, workers in ((specs, jobs), (died, 1)):
         ended = processes.call_in_processes(
-            partial(run_one, progress=processes.report_progress, tracking=tracking),
-            deque((plan, spec, out) for spec in some),
+            partial(run_group, progress=processes.report_progress, tracking=tracking),
+            deque((plan, group, out) for group in trainings(some)),
             caller="compare", jobs=jobs, workers=workers, on_progress=on_progress,
         )  # fmt: skip
         with contextlib.closing(ended):
             for one in ended:
-                spec = one.call[1]
-                if not one.died:
-                    yield spec, one.value, one.error
-                elif some is died:
-                    yield spec, None, "the worker process died twice, possibly out of memory"
-                else:
-                    died.append(spec)
+                group = one.call[1]
+                if one.died and some is not died:
+                    died += group
+                    continue
+                error = "the worker process died twice, possibly out of memory"
+                yield from _endings(group, out, one.value, error if one.died else one.error)
+
+
+def _endings(
+    group: Sequence[RunSpec],
+    out: Place,
+    ended: Sequence[tuple[RunResult | None, str | None]] | None,
+    error: str | None,
+) -> Iterator[Ending]:
+    """The endings of all runs of a group; if it was cut short, of those without a result."""
+    for number, spec in enumerate(group):
+        if ended is not None:
+            yield spec, *ended[number]
+        else:
+            found = read_result(_result_file(out, spec), spec)
+            yield spec, found, None if found else error
 
 
 def _run_on_ray(
@@ -183,7 +204,7 @@ def _run_on_ray(
     joined = not ray.is_initialized()
     if joined:
         _join(ray, address)
-    pending: dict[Any, RunSpec] = {}
+    pending: dict[Any, tuple[RunSpec, ...]] = {}
     try:
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(_run_on_node)
         if gpus > (available := ray.cluster_resources().get("GPU", 0)):
@@ -192,16 +213,16 @@ def _run_on_ray(
                 "until it has more",
                 stacklevel=2,
             )
-        for spec in specs:
-            pending[task.remote(plan, spec, out, os.getcwd(), tracking)] = spec
+        for group in trainings(specs):
+            pending[task.remote(plan, group, out, os.getcwd(), tracking)] = group
         while pending:
             (done, *_), _ = ray.wait(list(pending))
-            spec = pending.pop(done)
+            group = pending.pop(done)
             try:
-                result, error = ray.get(done)
+                ended, error = ray.get(done)
             except ray.exceptions.RayError as failure:  # its nodes died, one after the other
-                result, error = None, str(failure)
-            yield spec, result, error
+                ended, error = None, str(failure)
+            yield from _endings(group, out, ended, error)
     finally:
         for left in pending:
             ray.cancel(left, force=True)
@@ -223,29 +244,43 @@ def _join(ray: Any, address: str | None) -> None:
 
 
 def _run_on_node(
-    plan: Plan, spec: RunSpec, out: Place, here: str, tracking: Tracking | None
-) -> tuple[RunResult | None, str | None]:
+    plan: Plan, group: Sequence[RunSpec], out: Place, here: str, tracking: Tracking | None
+) -> tuple[Any, str | None]:
     """In a Ray task. Relative paths refer to the directory in which the plan was started."""
     if Path(here).is_dir():
         os.chdir(here)
     torch.set_num_threads(1)  # the one CPU that the task asked for
-    return processes.attempt(run_one, (plan, spec, out, None, tracking))
+    return processes.attempt(run_group, (plan, group, out, None, tracking))
 
 
 _worker: Worker | None = None
 
 
-def run_one(
+def run_group(
     plan: Plan,
-    spec: RunSpec,
+    group: Sequence[RunSpec],
     out: Place,
     progress: Callable[..., None] | None = None,
     tracking: Tracking | None = None,
-) -> RunResult:
-    """Do one run with the worker of this process, which keeps what all runs of a plan share."""
+) -> list[tuple[RunResult | None, str | None]]:
+    """Do runs that share a training with the worker of this process.
+
+    Return the result or the traceback of each. The last run trains for all. A run that has no
+    result after that is done alone.
+
+    The worker keeps what all runs of a plan share. ``progress`` is called with the number of a run
+    in the group, the name of its activity, the amount done and the total amount.
+    """
     global _worker
     folder = out.folder / "runs"
     given = plan, folder, tracking or Tracking()
     if _worker is None or (_worker.plan, _worker.folder, _worker.tracking) != given:
         _worker = Worker(*given, group=out.path.rpartition("/")[2])
-    return _worker(spec, progress, out / "runs")
+    *others, last = range(len(group))
+    ended = {}
+    for number in (last, *others):
+        tell = partial(progress, number) if progress else None
+        sharing = group[:-1] if number == last else ()
+        call = group[number], tell, out / "runs", sharing
+        ended[number] = processes.attempt(_worker, call)
+    return [ended[number] for number in sorted(ended)]
