@@ -1,6 +1,7 @@
 """Run ``holdfast compare`` and ``tune`` as users would, and keep what came of them.
 
 python benchmarks/comparisons.py default --json FILE         # holdfast compare
+python benchmarks/comparisons.py methods --json FILE         # the same with more recipes
 python benchmarks/comparisons.py tune --json FILE            # holdfast tune
 python benchmarks/comparisons.py minilm_rte --json FILE      # examples/compare/*.yaml: they need
 python benchmarks/comparisons.py smollm2_gsm8k --json FILE   # models/ and data/ here
@@ -22,8 +23,13 @@ from _common import default_device, write_results
 
 from holdfast.cli import main as holdfast
 
+MANY = (
+    "standard", "holdfast", "spd", "recadam", "flow", "recadam+flow", "l2-sp", "ewc", "mofo", "hft",
+    "lora", "wise-ft", "recadam+flow+wise-ft", "sfa",
+)  # fmt: skip
 COMMANDS = {
     "default": ["compare"],
+    "methods": ["compare", "--recipes", *MANY],
     "tune": ["tune", "--trials=20"],
     "minilm_rte": ["compare", "--config=examples/compare/minilm_rte.yaml"],
     "smollm2_gsm8k": ["compare", "--config=examples/compare/smollm2_gsm8k.yaml"],

@@ -43,6 +43,7 @@ LISTING = {
     ("recipe.py", "Recipe", "merging"),
     ("comparison/plan.py", None, "RECIPES"),
     ("comparison/plan.py", None, "TUNED_RECIPE"),
+    ("comparison/plan.py", None, "COMBINATIONS"),
 }
 #: Modules that a file may import to fill its list.
 IMPORTED = {

@@ -6,6 +6,7 @@ update, and keeps the model that ``run.finish()`` returns. :func:`holdfast.finet
 shortest example.
 """
 
+import copy
 import functools
 import logging
 import operator
@@ -33,7 +34,7 @@ from holdfast.io.heads import mark_trained, new_in
 from holdfast.losses import LossFunction, Task, infer_task
 from holdfast.recipe import Recipe, as_recipe, difference
 from holdfast.reference import Reference, check_parts
-from holdfast.stages import Criterion, Penalty, RecallTerm, Update
+from holdfast.stages import Criterion, Merging, Penalty, RecallTerm, Update
 
 logger = logging.getLogger(__name__)
 
@@ -263,15 +264,22 @@ class Run:
         """
         if self._finished == _versions(self.model):
             return self.model
-        check_weights(self._trained())
-        merged = self.recipe.merging.merge(
-            self.model, self.anchors, data=self.data, collate=self.collate
-        )
-        self.recall.on_merged(merged, self.anchors)
-        self.model = self.recipe.trainable.finish(merged)
-        mark_trained(self.model)
+        self.model = self._merged(self.model, self.recipe.merging)
         self._finished = _versions(self.model)
         return self.model
+
+    def finished_copy(self, merging: Merging) -> nn.Module:
+        """Stage 4 with another merging, on a copy of the model; the run itself is not changed."""
+        return self._merged(copy.deepcopy(self.model), merging)
+
+    def _merged(self, model: nn.Module, merging: Merging) -> nn.Module:
+        """Merge the trained model in place, and return the model to keep."""
+        check_weights(self._trained())
+        merged = merging.merge(model, self.anchors, data=self.data, collate=self.collate)
+        self.recall.on_merged(merged, self.anchors)
+        kept = self.recipe.trainable.finish(merged)
+        mark_trained(kept)
+        return kept
 
     def state_dict(self) -> dict[str, Any]:
         """The state of stage 2, to save in a checkpoint beside the model and the optimizer."""

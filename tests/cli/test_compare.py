@@ -48,7 +48,7 @@ def test_a_comparison_and_once_more(tmp_path, capsys):
     assert main(["compare", "--out=out", *FEW]) == 0
     told = capsys.readouterr()
     assert "recadam+wise-ft" in told.out
-    each = r"\(\S+ s of training and \S+ s of tests per run\)"
+    each = r"\(\S+ s per training and \S+ s of tests per run\)"
     runs = rf"^2 runs, 1 at a time, about \S+ s and what recipes add {each}\n2 tests, about "
     assert re.search(runs, told.err, re.MULTILINE)
     results = Results.load(tmp_path / "out" / "results.json")

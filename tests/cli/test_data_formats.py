@@ -173,7 +173,7 @@ def _here(monkeypatch, tmp_path):
     # A process per comparison would take most of the time.
     monkeypatch.setattr(
         scheduler, "_run_locally",
-        lambda plan, specs, out, *_: ((s, scheduler.run_one(plan, s, out), None) for s in specs),
+        lambda plan, specs, out, *_: ((s, *scheduler.run_group(plan, [s], out)[0]) for s in specs),
     )  # fmt: skip
 
 

@@ -45,8 +45,8 @@ def settings_of(plan):
 
 
 def what_must_agree(text):
-    """A results.json without its costs, which differ from run to run."""
+    """A results.json without its costs, and whether a training was shared: these differ."""
     results = json.loads(text)
     for run in results["runs"]:
-        del run["seconds"], run["peak_memory"], run["at_a_time"]
+        del run["seconds"], run["peak_memory"], run["at_a_time"], run["shared"]
     return results

@@ -18,6 +18,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast.cli import main
 from holdfast.comparison.scheduler import compare
+from holdfast.io.outputs import claim
 
 CLUSTER = """
 import json, sys
@@ -77,9 +78,10 @@ def test_a_run_that_raises_is_not_done_again_and_ctrl_c_ends_the_rest(cluster, t
     plan = make_plan(tmp_path, seeds=(0,), updates=UPDATES)
     wrong, other = (spec.id for spec in plan.runs)
     out = tmp_path / "out"
-    (out / "runs" / wrong / "seconds").mkdir(parents=True)  # where its first row is timed
+    with claim(out, "compare"):
+        (out / "runs" / wrong / "seconds").mkdir(parents=True)  # where its first row is timed
     driver = on_ray(plan, out, cluster)
-    assert driver.wait(300) == 0, said(out)[-3000:]
+    assert driver.wait(300) == 1, said(out)[-3000:]  # as after every run that failed
     results = json.loads((out / "results.json").read_text())
     assert [run["id"] for run in results["runs"]] == [other]
     assert list(results["failed"]) == [wrong]

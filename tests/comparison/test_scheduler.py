@@ -23,7 +23,7 @@ from holdfast import Recipe
 from holdfast.comparison import processes, scheduler
 from holdfast.comparison import worker as runs
 from holdfast.comparison.results import Results, read_result
-from holdfast.comparison.scheduler import compare, run_one
+from holdfast.comparison.scheduler import compare, run_group
 from holdfast.io.outputs import claim
 from holdfast.io.storage import Place
 
@@ -158,21 +158,21 @@ def test_a_second_plan_in_the_same_folder_is_refused(plan, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def out_of_memory_once(plan, spec, out, progress=None, tracking=None):
-    """A run; the first attempt at the second recipe has too little memory beside the other."""
+def out_of_memory_once(plan, group, out, progress=None, tracking=None):
+    """Runs; the first attempt at the second recipe has too little memory beside the other."""
     mark, until = out.folder / "failed-once", time.monotonic() + 30
-    if spec == plan.runs[1] and not mark.exists():
+    if plan.runs[1] in group and not mark.exists():
         while processes._sharing.now == 1 and time.monotonic() < until:
             time.sleep(0.01)
         mark.touch()
         raise torch.OutOfMemoryError("CUDA out of memory")
-    return run_one(plan, spec, out, progress, tracking)
+    return run_group(plan, group, out, progress, tracking)
 
 
 def test_a_run_without_memory_beside_others_is_repeated_alone(
     plan, whole, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(scheduler, "run_one", out_of_memory_once)
+    monkeypatch.setattr(scheduler, "run_group", out_of_memory_once)
     told = Told()
     results = told.run(plan, tmp_path, 2)
     assert agrees(results, whole)
@@ -231,8 +231,8 @@ def test_two_attempts_at_once_are_both_right(plan, whole, tmp_path):
     """As when a node was thought dead, and was not."""
     spec = plan.runs[0]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        both = pool.starmap(run_one, [(plan, spec, Place.at(tmp_path))] * 2, chunksize=1)
-    for result in both:
+        both = pool.starmap(run_group, [(plan, [spec], Place.at(tmp_path))] * 2, chunksize=1)
+    for ((result, _),) in both:
         assert agrees(Results(runs=(result,)), whole)
     assert [path.name for path in tmp_path.glob("runs/*/*")] == ["result.json"]
 

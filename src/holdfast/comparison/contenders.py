@@ -7,7 +7,7 @@ from typing import Any
 from holdfast._torch.checks import did_you_mean
 from holdfast._torch.layers import head_of
 from holdfast.comparison.inputs import training_data
-from holdfast.comparison.plan import RECIPES, TUNED_RECIPE, Plan
+from holdfast.comparison.plan import COMBINATIONS, Plan
 from holdfast.hosts.job import check_fit, resolved_quietly
 from holdfast.recipe import Recipe, read_recipe
 from holdfast.registry import PRESETS, methods
@@ -77,14 +77,13 @@ def label_of(name: str) -> str:
 
 
 def every_recipe() -> list[str]:
-    """Presets, each method that stands alone, and the combinations of the default recipes.
+    """Presets, each method that stands alone, and good combinations.
 
     >>> every_recipe()[:2]
     ['standard', 'holdfast']
     """
-    combined = [name for name in (*RECIPES, TUNED_RECIPE) if "+" in name]
     alone = [entry.name for entry in methods() if entry.cls.stands_alone]
-    return list(dict.fromkeys([*PRESETS, *alone, *combined]))
+    return list(dict.fromkeys([*PRESETS, *alone, *COMBINATIONS]))
 
 
 def fitting(plan: Plan, asked: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -9,6 +9,7 @@ from torch import nn
 from holdfast.comparison.crew import Crew
 from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import Plan, RunSpec
+from holdfast.comparison.sharing import trainings
 from holdfast.comparison.worker import Worker
 from holdfast.evaluate.amount import Amount, training_seconds
 from holdfast.evaluate.measure import Examination
@@ -21,8 +22,12 @@ def overview(plan: Plan, runs: Sequence[RunSpec], crew: Crew) -> Iterator[str]:
 
     The time is a lower limit: some recipes do more than plain training.
     """
-    jobs = min(crew.at_a_time, len(runs))
-    what = f"{len(runs)} run{'s' * (len(runs) != 1)}, {jobs} at a time"
+    groups = trainings(runs)
+    jobs = min(crew.at_a_time, len(groups))
+    what = f"{len(runs)} run{'s' * (len(runs) != 1)}"
+    if len(groups) < len(runs):
+        what += f" of {len(groups)} training{'s' * (len(groups) != 1)}"
+    what += f", {jobs} at a time"
     trained, tests = None, None
     if crew.most:  # the worker processes need the GPUs
         yield what
@@ -30,9 +35,9 @@ def overview(plan: Plan, runs: Sequence[RunSpec], crew: Crew) -> Iterator[str]:
     plan.training.loader(plan.device).target_device()  # raises if the device does not exist
     # The runs themselves say what is wrong with the model.
     with contextlib.suppress(ImportError, OSError, RuntimeError, TypeError, ValueError):
-        trained, tests = _measured(plan, runs)
+        trained, tests = _measured(plan, [group[-1] for group in groups])
     if trained is not None and tests is not None and tests.other is not None:
-        each = f"{seconds(trained / len(runs))} of training and {seconds(tests.other)} of tests"
+        each = f"{seconds(trained / len(groups))} per training and {seconds(tests.other)} of tests"
         # Runs on a CPU share its cores. Every process tests the base.
         total = trained + len(runs) * tests.other + jobs * (tests.base or 0.0)
         what += f", about {seconds(total)} and what recipes add ({each} per run)"

@@ -32,14 +32,15 @@ from holdfast.registry import methods
 
 Value = bool | int | float | str | None
 
-#: The recipes that are compared by default: each method with its defaults, and good combinations.
-RECIPES = (
-    "standard", "holdfast", "recadam", "flow", "recadam+flow", "l2-sp", "ewc", "mofo", "hft",
-    "lora", "wise-ft", "recadam+flow+wise-ft", "sfa",
-)  # fmt: skip
+#: The recipes that are compared by default, for a first look: plain fine-tuning, the default
+#: recipe, a method of each further kind and a combination. Those with merging add no training.
+RECIPES = ("standard", "holdfast", "spd", "lora", "wise-ft", "spd+wise-ft")
 
 #: The recipe whose settings are tuned by default.
 TUNED_RECIPE = "recadam+wise-ft"
+
+#: Combinations that a search over all recipes tries besides single methods.
+COMBINATIONS = ("recadam+flow", "recadam+flow+wise-ft", TUNED_RECIPE)
 
 
 @dataclass(frozen=True)

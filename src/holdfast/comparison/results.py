@@ -109,6 +109,8 @@ class RunResult:
         peak_memory: in bytes, of the GPU if there is one, else of the process.
         at_a_time: the most runs that shared the GPU, or the CPU, while this one ran, itself
             included: the more, the longer each takes. None if it is not known.
+        shared: labels of all runs that shared the training, this one among them; empty if it was
+            trained alone. ``seconds`` of each includes the training.
     """
 
     id: str
@@ -127,6 +129,7 @@ class RunResult:
     trained_on: tuple[str, ...] = ()
     resolved: dict[str, Any] = field(default_factory=dict)
     at_a_time: int | None = None
+    shared: tuple[str, ...] = ()
     schema_version: int = 1
 
     def __post_init__(self) -> None:
@@ -184,6 +187,7 @@ def result_of(
     new: Sequence[str],
     seconds: float,
     peak_memory: int,
+    shared: tuple[str, ...] = (),
 ) -> RunResult:
     """The result of a run; ``new`` parts of the model, which must move, do not count as drift."""
     targets = [measured(s) for s in report.scores if s.role == "target"]
@@ -206,6 +210,7 @@ def result_of(
         resolved=_codec.encode(trained.to_dict()),
         curves=report.curves,
         at_a_time=at_a_time(),
+        shared=shared,
     )
 
 

@@ -4,9 +4,10 @@ import contextlib
 import logging
 import os
 import socket
+import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from holdfast.comparison.inputs import paths_of
 from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.rates import with_rates
 from holdfast.comparison.results import Results, RunResult, collect, read_result
+from holdfast.comparison.sharing import trainings
 from holdfast.comparison.worker import Worker
 from holdfast.hosts.tracking import Tracking
 from holdfast.io.outputs import claim, output_name, write_changed
@@ -52,6 +54,9 @@ def compare(
     If a comparison is stopped or killed, call ``compare`` again to continue it. The results are the
     same as without the interruption. A run that fails does not stop the others: its traceback is
     in ``failed/``, and the next call repeats it.
+
+    Runs that differ only in merging are trained once: copies of the trained model are merged and
+    tested. Their results are those of separate trainings.
 
     If neither the plan nor a recipe sets a learning rate, the recipe trains at the rate that the
     default recipe would have with the same trainable set, so that all recipes train alike.
@@ -134,9 +139,12 @@ def compare_in(
 
 
 def finished_runs(plan: Plan, place: Place) -> dict[str, RunResult]:
-    files = {spec.id: place / "runs" / spec.id / "result.json" for spec in plan.runs}
-    read = {spec.id: read_result(files[spec.id], spec) for spec in plan.runs}
+    read = {spec.id: read_result(_result_file(place, spec), spec) for spec in plan.runs}
     return {name: result for name, result in read.items() if result is not None}
+
+
+def _result_file(place: Place, spec: RunSpec) -> Place:
+    return place / "runs" / spec.id / "result.json"
 
 
 def _run_locally(
@@ -155,39 +163,56 @@ def _run_locally(
     failed.
     """
 
-    def on_progress(call: tuple[Plan, RunSpec, Place], *done: Any) -> None:
+    def on_progress(call: tuple[Plan, Sequence[RunSpec], Place], number: int, *done: Any) -> None:
         if tell:
-            tell(call[1], *done)
+            tell(call[1][number], *done)
 
     disturbed: list[RunSpec] = []
     died: list[RunSpec] = []
     passes = (specs, crew.workers), (disturbed, crew.alone), (died, crew.alone[:1])
-    with crew.sharing(len(specs)) as environment:
+    with crew.sharing(len(trainings(specs))) as environment:
         for some, workers in passes:
             ended = processes.call_in_processes(
-                partial(run_one, progress=processes.report_progress, tracking=tracking),
-                deque((plan, spec, out) for spec in some),
+                partial(run_group, progress=processes.report_progress, tracking=tracking),
+                deque((plan, group, out) for group in trainings(some)),
                 caller="compare", jobs=len(crew.workers), workers=workers,
                 admits=crew.admits, environment=environment, on_progress=on_progress,
             )  # fmt: skip
             with contextlib.closing(ended):
                 for one in ended:
-                    spec = one.call[1]
+                    group = one.call[1]
                     if one.disturbed:
                         crew.lower(one.gpu, one.at_a_time, one.error or "")
-                        disturbed.append(spec)
+                        disturbed += group
                         logger.warning(
-                            f"{spec.label}, seed {spec.seed}, failed beside other runs and is "
-                            f"repeated alone: {processes.reason(one.error or '')[:200]}"
+                            f"{group[-1].label}, seed {group[-1].seed}, failed beside other runs "
+                            f"and is repeated alone: {processes.reason(one.error or '')[:200]}"
                         )
-                    elif not one.died:
-                        if one.value is not None:
-                            crew.learn(one.value.peak_memory)
-                        yield spec, one.value, one.error
-                    elif some is died:
-                        yield spec, None, "the worker process died twice, possibly out of memory"
-                    else:
-                        died.append(spec)
+                        continue
+                    if one.died and some is not died:
+                        died += group
+                        continue
+                    twice = "the worker process died twice, possibly out of memory"
+                    error = twice if one.died else one.error
+                    for spec, result, why in _endings(group, out, one.value, error):
+                        if result is not None:
+                            crew.learn(result.peak_memory)
+                        yield spec, result, why
+
+
+def _endings(
+    group: Sequence[RunSpec],
+    out: Place,
+    ended: Sequence[tuple[RunResult | None, str | None]] | None,
+    error: str | None,
+) -> Iterator[Ending]:
+    """The endings of all runs of a group; if it was cut short, of those without a result."""
+    for number, spec in enumerate(group):
+        if ended is not None:
+            yield spec, *ended[number]
+        else:
+            found = read_result(_result_file(out, spec), spec)
+            yield spec, found, None if found else error
 
 
 def _run_on_ray(
@@ -207,7 +232,7 @@ def _run_on_ray(
     joined = not ray.is_initialized()
     if joined:
         _join(ray, address)
-    pending: dict[Any, RunSpec] = {}
+    pending: dict[Any, tuple[RunSpec, ...]] = {}
     try:
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(_run_on_node)
         if gpus > (available := ray.cluster_resources().get("GPU", 0)):
@@ -216,16 +241,16 @@ def _run_on_ray(
                 "until it has more",
                 stacklevel=2,
             )
-        for spec in specs:
-            pending[task.remote(plan, spec, out, os.getcwd(), tracking)] = spec
+        for group in trainings(specs):
+            pending[task.remote(plan, group, out, os.getcwd(), tracking)] = group
         while pending:
             (done, *_), _ = ray.wait(list(pending))
-            spec = pending.pop(done)
+            group = pending.pop(done)
             try:
-                result, error = ray.get(done)
+                ended, error = ray.get(done)
             except ray.exceptions.RayError as failure:  # its nodes died, one after the other
-                result, error = None, str(failure)
-            yield spec, result, error
+                ended, error = None, str(failure)
+            yield from _endings(group, out, ended, error)
     finally:
         for left in pending:
             ray.cancel(left, force=True)
@@ -247,30 +272,49 @@ def _join(ray: Any, address: str | None) -> None:
 
 
 def _run_on_node(
-    plan: Plan, spec: RunSpec, out: Place, here: str, tracking: Tracking | None
-) -> tuple[RunResult | None, str | None]:
+    plan: Plan, group: Sequence[RunSpec], out: Place, here: str, tracking: Tracking | None
+) -> tuple[Any, str | None]:
     """In a Ray task. Relative paths refer to the directory in which the plan was started."""
     if Path(here).is_dir():
         os.chdir(here)
     torch.set_num_threads(1)  # the one CPU that the task asked for
-    result, error, _ = processes.attempt(run_one, (plan, spec, out, None, tracking))
-    return result, error
+    ended, error, _ = processes.attempt(run_group, (plan, group, out, None, tracking))
+    return ended, error
 
 
 _worker: Worker | None = None
 
 
-def run_one(
+def run_group(
     plan: Plan,
-    spec: RunSpec,
+    group: Sequence[RunSpec],
     out: Place,
     progress: Callable[..., None] | None = None,
     tracking: Tracking | None = None,
-) -> RunResult:
-    """Do one run with the worker of this process, which keeps what all runs of a plan share."""
+) -> list[tuple[RunResult | None, str | None]]:
+    """Do runs that share a training with the worker of this process.
+
+    Return the result or the traceback of each. The last run trains for all. A run that has no
+    result after that is done alone.
+
+    The worker keeps what all runs of a plan share. ``progress`` is called with the number of a run
+    in the group, the name of its activity, the amount done and the total amount.
+    """
     global _worker
     folder = out.folder / "runs"
     given = plan, folder, tracking or Tracking()
     if _worker is None or (_worker.plan, _worker.folder, _worker.tracking) != given:
         _worker = Worker(*given, group=out.path.rpartition("/")[2])
-    return _worker(spec, progress, out / "runs")
+    *others, last = range(len(group))
+    ended: dict[int, tuple[RunResult | None, str | None]] = {}
+    for number in (last, *others):
+        tell = partial(progress, number) if progress else None
+        sharing = group[:-1] if number == last else ()
+        call = group[number], tell, out / "runs", sharing
+        try:
+            ended[number] = _worker(*call), None
+        except Exception as error:
+            if processes.device_failed(error) and (processes.at_a_time() or 1) > 1:
+                raise  # others on the device may be the cause: the group is repeated
+            ended[number] = None, "".join(traceback.format_exception(error))
+    return [ended[number] for number in sorted(ended)]

@@ -4,9 +4,10 @@ A stopped run resumes exactly. The result of a finished run is read.
 """
 
 import contextlib
+import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from holdfast._torch.rng import preserve_rng
 from holdfast.comparison.inputs import measure_options, training_data
 from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.processes import count_from_now
@@ -29,6 +31,8 @@ from holdfast.hosts.watching import Observer
 from holdfast.io.storage import Place
 from holdfast.recipe import Recipe
 from holdfast.run import Run
+
+logger = logging.getLogger(__name__)
 
 
 class Worker:
@@ -51,39 +55,101 @@ class Worker:
         self._samples: dict[tuple[str | None, int], Sequence[Any]] = {}
 
     def __call__(
-        self, spec: RunSpec, progress: ProgressCallback | None = None, results: Place | None = None
+        self,
+        spec: RunSpec,
+        progress: ProgressCallback | None = None,
+        results: Place | None = None,
+        sharing: Sequence[RunSpec] = (),
     ) -> RunResult:
-        """Return the result in ``results`` (by default the folder); without one, train and test."""
-        file = (results or Place.at(self.folder)) / spec.id / "result.json"
-        if (found := read_result(file, spec)) is not None:
+        """Return the result in ``results`` (by default the folder); without one, train and test.
+
+        ``sharing`` are other runs with the same training. They are merged and tested as well, and
+        their results are written. A run that fails in this has no result, and can be done alone.
+        """
+        place = results or Place.at(self.folder)
+        if (found := read_result(_file(place, spec), spec)) is not None:
             return found
         folder = self.folder / spec.id
-        begin = time.monotonic() - spent_before(folder)
+        watch = _Stopwatch(spent_before(folder))
         folder.mkdir(parents=True, exist_ok=True)
         reset_peak_memory()
         count_from_now()
+        together = tuple(one.label for one in (*sharing, spec)) if sharing else ()
         try:
             with self.tracked(spec, f"{spec.label}, seed {spec.seed}") as tracked:
-                model, recipe, history = self.train(spec, folder, progress, tracked=tracked)
+
+                def merge(run: Run, history: list[dict[str, float]]) -> None:
+                    spent = watch() - tracked.seconds
+                    with watch.paused():
+                        for other in sharing:
+                            self._share(run, history, other, place, spent, together)
+                    run.finish()
+
+                model, recipe, history = self.train(
+                    spec, folder, progress, on_trained=merge, tracked=tracked
+                )
                 if progress:
                     progress("testing", 0, 1)
                 report = replace(self.measure(spec.id, model, recipe), curves=curves_of(history))
-                spent = time.monotonic() - begin - tracked.seconds
-                result = result_of(spec, recipe, report, self.new, spent, peak_memory())
+                spent = watch() - tracked.seconds
+                result = result_of(spec, recipe, report, self.new, spent, peak_memory(), together)
                 tracked.conclude(result.figures)
         except Exception:
             # Another attempt, on a node that Ray believed dead, may have finished and cleaned up.
-            if (found := read_result(file, spec)) is not None:
+            if (found := read_result(_file(place, spec), spec)) is not None:
                 return found
             raise
+        return self._keep(result, spec, place)
+
+    def _share(
+        self,
+        run: Run,
+        history: list[dict[str, float]],
+        spec: RunSpec,
+        place: Place,
+        spent: float,
+        together: tuple[str, ...],
+    ) -> None:
+        """Merge and test a copy of a trained model as another run asks, and write its result.
+
+        ``spent`` are the seconds of the training, which count for every run that shares it.
+        """
+        if read_result(_file(place, spec), spec) is not None:
+            return
+        watch, merging = _Stopwatch(spent), Recipe.from_dict(spec.settings).merging
+        devices = {p.device for p in run.model.parameters() if p.device.type == "cuda"}
+        try:
+            with (
+                preserve_rng([*devices]),
+                self.tracked(spec, f"{spec.label}, seed {spec.seed}") as tracked,
+            ):
+                recipe = replace(run.full_recipe, merging=merging)
+                tracked.follow(recipe.to_dict(), history)
+                report = self.measure(spec.id, run.finished_copy(merging), recipe)
+                report = replace(report, curves=curves_of(history))
+                spent = watch() - tracked.seconds
+                result = result_of(spec, recipe, report, self.new, spent, peak_memory(), together)
+                tracked.conclude(result.figures)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            logger.warning(f"{spec.label} cannot share the training of another run ({reason})")
+            return
+        self._keep(result, spec, place)
+
+    def _keep(self, result: RunResult, spec: RunSpec, place: Place) -> RunResult:
+        """Write a result, unless another attempt was faster, and remove what a stopped run needs.
+
+        Return the result that is kept.
+        """
+        file, folder = _file(place, spec), self.folder / spec.id
         if (found := read_result(file, spec)) is None:
             found = result
             file.write_text(found.to_json())
-        for left in ("run.pt", "history.jsonl", "seconds"):  # only a stopped run needs these
+        for left in ("run.pt", "history.jsonl", "seconds"):
             (folder / left).unlink(missing_ok=True)
         for cut in folder.glob(".*.tmp"):  # left by a kill during a write
             cut.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty if the result is in it
+        with contextlib.suppress(OSError):  # not empty if the result is in it, or never made
             folder.rmdir()
         return found
 
@@ -165,6 +231,26 @@ class Worker:
         except BaseException:
             self._meter = None  # the base may have taken only some of the tests
             raise
+
+
+class _Stopwatch:
+    """Counts seconds after those that were spent before."""
+
+    def __init__(self, before: float) -> None:
+        self.begin = time.monotonic() - before
+
+    def __call__(self) -> float:
+        return time.monotonic() - self.begin
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.begin += time.monotonic() - start
+
+
+def _file(place: Place, spec: RunSpec) -> Place:
+    return place / spec.id / "result.json"
 
 
 def reset_peak_memory() -> None:

@@ -181,7 +181,7 @@ def _main_table(found: Sequence[Summary], chosen: str | None, rates: Mapping[str
         f"tests. Time: training and testing{_beside(max(shared))}. "
         f"* best{', ★ recommended' if chosen else ''}."
     )
-    note += _resolutions(found) + _rates(rates)
+    note += _shared(found) + _resolutions(found) + _rates(rates)
     if any(signals):
         note += " † The KL was a training signal of this recipe: it is no evidence of retention."
     return Table(
@@ -270,6 +270,17 @@ def _chosen(summary: Summary) -> str:
     return words.listed(
         [m["name"] for s, m in methods.items() if "name" in m and m["name"] != before[s]["name"]]
     )
+
+
+def _shared(found: Sequence[Summary]) -> str:
+    """A sentence about the trainings that several recipes have shared."""
+    groups = {frozenset(run.shared) for s in found for run in s.runs}
+    order = [s.label for s in found]
+    named = [[plain(label) for label in order if label in group] for group in groups]
+    said = sorted(words.listed(names) for names in named if len(names) > 1)
+    if not said:
+        return ""
+    return f" Shared one training per seed, which counts in the time of each: {'; '.join(said)}."
 
 
 def _resolutions(found: Sequence[Summary]) -> str:
