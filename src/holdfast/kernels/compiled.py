@@ -32,7 +32,7 @@ def library(name: str) -> ctypes.CDLL | None:
     """
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     if shutil.which(compiler[0]) is None:
-        logger.info(f"{name}.c cannot be used, so torch's operations are: no {compiler[0]!r} here")
+        logger.info(f"torch's operations are used, not {name}.c: there is no {compiler[0]!r}")
         return None
     source = Path(__file__).with_name(f"{name}.c")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -44,5 +44,5 @@ def library(name: str) -> ctypes.CDLL | None:
         except (OSError, subprocess.SubprocessError) as error:
             said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
             reason = said[0] if said else type(error).__name__
-            logger.info(f"{source.name} cannot be used, so torch's operations are: {reason}")
+            logger.info(f"torch's operations are used, not {source.name}: {reason}")
             return None
