@@ -143,8 +143,8 @@ def kept_bytes(optimizer: Any, device: torch.device) -> int:
     """Bytes on the device of an optimizer's state and anchors."""
     state = getattr(optimizer, "state", {})
     tensors = [t for values in state.values() for t in values.values() if isinstance(t, Tensor)]
-    anchors = getattr(getattr(optimizer, "_anchors", None), "values", [])
-    tensors += [a for found in anchors for a in found if a is not None]
+    if anchors := getattr(optimizer, "_anchors", None):
+        tensors += [a for found in anchors.values for a in found if a is not None]
     tensors += getattr(optimizer, "kept", [])
     parts = [part for t in tensors for part in _parts(t) if part.device.type == device.type]
     return sum(part.numel() * part.element_size() for part in parts)

@@ -17,8 +17,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from _common import (
@@ -39,6 +41,7 @@ from torch.optim import AdamW
 
 from holdfast import RecAdam
 from holdfast.anneal import Constant
+from holdfast.kernels import recadam_cpu
 
 LR, BETA1, BETA2, EPS = 2e-5, 0.9, 0.999, 1e-8
 GAMMA, LAM = 5000.0, 0.5  # halfway through the annealing: both Adam and the pull act
@@ -69,14 +72,27 @@ class PlainLoop:
             p.sub_(c * (p - anchor))
 
 
-def recadam(params: list[Parameter], dtype: torch.dtype | None = None, **options: Any) -> RecAdam:
+class WithoutCompiler(RecAdam):
+    """The step on a CPU where the kernel in C cannot be compiled."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        with mock.patch.object(recadam_cpu, "library", return_value=None):
+            return super().step(closure)
+
+
+def recadam(
+    params: list[Parameter],
+    dtype: torch.dtype | None = None,
+    cls: type[RecAdam] = RecAdam,
+    **options: Any,
+) -> RecAdam:
     """RecAdam, with anchors in a dtype of their own."""
     named = [(str(i), p) for i, p in enumerate(params)]
     anchors: dict[str, Tensor] | None = None
     if dtype is not None:
         anchors = {name: p.detach().to(dtype, copy=True) for name, p in named}
     given: dict[str, Any] = {"lr": LR, "gamma": GAMMA, "anneal": Constant(LAM), **options}
-    return RecAdam(named, anchors=anchors, **given)
+    return cls(named, anchors=anchors, **given)
 
 
 def after_annealing(params: list[Parameter]) -> RecAdam:
@@ -108,6 +124,10 @@ def steps(device: torch.device, dtype: torch.dtype) -> dict[str, Step]:
         made["recadam_fp32_state"] = Step(lambda p: recadam(p, fused=True, state_dtype=fp32), 24)
         made["recadam_fp32_state_stochastic"] = Step(
             lambda p: recadam(p, fused=True, state_dtype=fp32, stochastic_rounding=True), 24
+        )
+    if device.type == "cpu" and dtype == fp32:
+        made["recadam_fused_without_compiler"] = Step(
+            lambda p: recadam(p, fused=True, cls=WithoutCompiler), 8 * b
         )
     if device.type == "cuda":
         scales = 4 * 4 / 256

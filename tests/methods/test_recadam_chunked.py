@@ -12,8 +12,10 @@ from holdfast import RecAdam
 from holdfast._optim import backends
 from holdfast._optim.backends import STRIDE, cache_sized_parts
 from holdfast.anneal import Constant
+from holdfast.kernels import recadam_cpu
 from holdfast.methods import recadam
 from matrices import sampled
+from methods.fused_steps import draw, run
 
 SIZE = 4 * STRIDE
 SETTINGS = list(
@@ -27,61 +29,8 @@ LENGTHS = [0, 1, 63, SIZE - 1, SIZE, SIZE + 1, 2 * SIZE, 3 * SIZE + 17, 10 * SIZ
 
 @pytest.fixture
 def small_parts(monkeypatch):
+    monkeypatch.setattr(recadam_cpu, "library", lambda _: None)  # as without a C compiler
     monkeypatch.setattr(backends, "SHARE", SIZE // torch.get_num_threads())
-
-
-@pytest.fixture
-def count_calls(monkeypatch):
-    """How often the fused operation is called."""
-    calls, fused = [], torch._fused_adamw_
-
-    def counting(p, *args, **options):
-        calls.append(sum(t.numel() for t in p))
-        return fused(p, *args, **options)
-
-    monkeypatch.setattr(torch, "_fused_adamw_", counting)
-    return calls
-
-
-def draw(shape, seed, dtype):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def run(
-    shapes,
-    *,
-    dtype=torch.float32,
-    anchor_dtype=None,
-    weighted=False,
-    layout=None,
-    steps=4,
-    **options,
-):
-    """Parameters and states after some updates."""
-    options = {"lr": 1e-2, "gamma": 20.0, "eps": 1e-4, "anneal": Constant(0.3)} | options
-    lay = layout or (lambda t: t)
-    start = [draw(shape, i, dtype) for i, shape in enumerate(shapes)]
-    names = [str(i) for i in range(len(shapes))]
-    params = [torch.nn.Parameter(lay(t)) for t in start]
-    anchors = {
-        n: draw(s, 100 + int(n), anchor_dtype or dtype) for n, s in zip(names, shapes, strict=True)
-    }
-    importance = {
-        n: draw(s, 200 + int(n), torch.float32).abs() for n, s in zip(names, shapes, strict=True)
-    }
-    if weighted:
-        options["importance"] = {n: importance[n] for n in names[::2]}
-    opt = RecAdam(
-        zip(names, params, strict=True), anchors={n: lay(a) for n, a in anchors.items()},
-        **({"fused": True} | options),
-    )  # fmt: skip
-    for t in range(steps):
-        for i, p in enumerate(params):
-            p.grad = draw(p.shape, 1000 * (t + 1) + i, dtype)
-        opt.step()
-    states = [opt.state[p] for p in params]
-    return [p.detach() for p in params], states
 
 
 def same(ours, theirs):

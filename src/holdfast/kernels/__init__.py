@@ -1,7 +1,8 @@
-"""Triton kernels: steps that need one pass over memory instead of several.
+"""Kernels: steps that need one pass over memory instead of several.
 
-Optimizers use them where they can, and torch's own operations elsewhere. Triton's interpreter
-(``TRITON_INTERPRET=1``) runs them on the CPU, for tests.
+They are written in Triton for GPUs, and in C for the CPU. Optimizers use them where they can, and
+torch's own operations elsewhere. Triton's interpreter (``TRITON_INTERPRET=1``) runs Triton's
+kernels on the CPU, for tests.
 """
 
 import functools
@@ -14,14 +15,14 @@ import torch
 
 
 def wanted(group: dict[str, Any], device: torch.device) -> bool:
-    """Whether to update a group by a kernel: with ``fused=True``, and by default on a GPU."""
+    """Whether to update a group by Triton: with ``fused=True``, and by default on a GPU."""
     if group["foreach"] or group["fused"] is False or torch.compiler.is_compiling():
         return False
     return (bool(group["fused"]) or device.type == "cuda") and available(device)
 
 
 def available(device: torch.device) -> bool:
-    """Whether kernels run on a device: Triton works on this GPU, or is interpreted."""
+    """Whether Triton's kernels run on a device: it works on this GPU, or is interpreted."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return _installed()
     return device.type == "cuda" and _works(device.index)

@@ -46,6 +46,7 @@ from holdfast._torch.checks import at_least_zero, flag, named_settings, one_of
 from holdfast._torch.layout import all_strided, any_sharded, dense, local, same_objects, whole
 from holdfast._torch.names import shorten
 from holdfast.anneal import Anneal, Constant, Linear, Sigmoid, check_anneal
+from holdfast.kernels import recadam_cpu
 from holdfast.methods.adamw import AdamUpdate
 from holdfast.methods.ewc import fisher_importance
 from holdfast.methods.mas import mas_importance
@@ -100,7 +101,8 @@ class RecAdam(Optimizer):
             ``normalize=True``. If None, the pull is equal for all coordinates. Parameters that it
             does not contain have F = 1. Checkpoints do not contain it.
         foreach, fused: the implementation. If None, one fused kernel is used on a GPU with Triton,
-            and torch's default on a CPU. ``fused=True`` makes one pass over memory on both.
+            and torch's default on a CPU. ``fused=True`` makes one pass over memory on both. On a
+            CPU that needs a C compiler; without one, the weights are read twice.
         state_dtype: dtype of Adam's moments. If None, it is that of the parameter; otherwise, the
             wider of the two is used for the arithmetic. ``"8bit"`` takes one byte per value, with
             a scale per 256 values; it needs a GPU to be fast. A loaded state keeps its saved dtype,
@@ -588,6 +590,11 @@ class _Plan:
         anchored = [i for i in left if i not in packed and columns.anchors[i] is not None]
         free = [i for i in left if i not in packed and columns.anchors[i] is None]
         self.together = [(some, columns.take(some)) for some in (anchored, free) if some]
+        # By a kernel on the CPU, if the pull acts at the update.
+        self.on_cpu: recadam_cpu.RecAdamStep | None = None
+        if anchored and group["fused"] and not torch.compiler.is_compiling():
+            tensors = self.together[0][1][:6]
+            self.on_cpu = recadam_cpu.RecAdamStep(tensors) if recadam_cpu.takes(tensors) else None
 
     def update(
         self,
@@ -620,7 +627,10 @@ class _Plan:
             )
         settings |= {name: group[name] for name in ("foreach", "fused", "capturable")} | amp
         for some, columns in self.together:
-            _by_torch(columns, [grads[i] for i in some], lam, settings)
+            own = [grads[i] for i in some]
+            pulled = columns.anchors[0] is not None
+            if not (pulled and self.on_cpu and self.on_cpu(own, {**settings, "lam": lam})):
+                _by_torch(columns, own, lam, settings)
         for i, columns in self.packed:
             wide = backends.unpack(columns)
             _by_torch(wide, [grads[i].to(wide.params[0].dtype)], lam, settings)
