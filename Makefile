@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
 
-demo: .venv/cli  ## compare all recipes on a small language model; the report is a page
+demo: .venv/cli  ## compare six recipes on a small language model; the report is a page
 	$(BIN)/holdfast compare --out runs/demo
 
 digits: .venv/demo  ## fine-tune with AdamW and with RecAdam, see what each forgets
