@@ -377,25 +377,6 @@ def real_models() -> str:
     return f"{made}\n\n{source}: {record['date']}; {how}.\n\n{sentences}"
 
 
-def growth(name: str, axis: str) -> str:
-    """How the time of every part grows along one axis."""
-    record = read(name)
-    found = [row for row in record["rows"] if row["axis"] == axis]
-    sizes = dict.fromkeys(point["size"] for row in found for point in row["points"])
-    rows = []
-    for row in found:
-        times = {point["size"]: point["ms"] for point in row["points"]}
-        start = row["linear_from"]
-        cells = [number(times.get(size)) for size in sizes]
-        cells += [number(row[field], 2) for field in ("exponent", "last_exponent")]
-        rows.append([SPEC["growth"][row["part"]], *cells, "—" if start is None else f"{start:,}"])
-    heads = [f"{size:,} {axis}" for size in sizes]
-    made = table(["ms", *heads, "exponent", "of the last two", "linear from"], rows)
-    how = "; ".join(f"{key}: {value}" for key, value in record["protocol"].items())
-    where = f"{record['device']}, torch {record['versions']['torch']}, {record['date']}"
-    return f"{made}\n\n[{name}.json](../benchmarks/results/{name}.json): {where}; {how}."
-
-
 def scale() -> str:
     """What recipes need for 70 billion weights on 64 GPUs."""
     record = read("scale")
@@ -444,7 +425,7 @@ TABLES: dict[str, Callable[..., str]] = {
     for made in (
         methods, stage, presets, modules, timings, targets, memory, speed, comparison,
         recommendation, tune, digits, additivity, forgetting, ranks, learning_rates, budgets,
-        gate, real_models, growth, scale, scale_parts, forecasts,
+        gate, real_models, scale, scale_parts, forecasts,
         *_tables.TABLES,
     )
 }  # fmt: skip
