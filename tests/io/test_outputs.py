@@ -1,17 +1,15 @@
 """Claims of output directories: inputs and foreign files are never written over."""
 
-import errno
 import json
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from holdfast.io.files import remove_cut_line, synced_meanwhile, write_whole
+from holdfast.io.files import remove_cut_line, write_whole
 from holdfast.io.outputs import (
     claim,
     claim_file,
@@ -252,17 +250,3 @@ def test_a_line_that_was_cut_short(tmp_path):
         (tmp_path / "log").write_bytes(before)
         remove_cut_line(tmp_path / "log")
         assert (tmp_path / "log").read_bytes() == after
-
-
-def test_an_error_of_the_disk_while_a_file_is_written(tmp_path, monkeypatch):
-    """The system reports it to one fsync only, which is not the last one."""
-    reported = threading.Event()
-
-    def fsync(_):
-        reported.set()
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    fails = pytest.raises(OSError, match="Input/output")
-    with open(tmp_path / "file", "wb") as file, fails, synced_meanwhile(file):
-        assert reported.wait(30)

@@ -6,11 +6,9 @@ import json
 import os
 import re
 import secrets
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -55,24 +53,6 @@ def synced(file: Path) -> None:
     """Wait until a file is on disk."""
     with open(file, "rb") as written:
         os.fsync(written.fileno())
-
-
-@contextlib.contextmanager
-def synced_meanwhile(file: BinaryIO) -> Iterator[None]:
-    """Move a file to disk while it is being written, so that :func:`synced` waits for little."""
-    done = threading.Event()
-
-    def sync() -> None:
-        while not done.wait(0.1):
-            os.fsync(file.fileno())
-
-    with ThreadPoolExecutor(1) as pool:
-        syncing = pool.submit(sync)
-        try:
-            yield
-        finally:
-            done.set()
-        syncing.result()  # the system reports an error of the disk once
 
 
 @contextlib.contextmanager

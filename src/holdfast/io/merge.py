@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -26,7 +25,6 @@ from holdfast._torch.progress import progress_bar
 from holdfast._torch.slices import slices
 from holdfast.io.adapter import AdaptedWeights
 from holdfast.io.checkpoint import PICKLES, WeightsSource, open_weights
-from holdfast.io.files import synced_meanwhile
 from holdfast.io.outputs import claim, finished, written_aside
 from holdfast.io.pairing import check_complete, pair
 from holdfast.io.safetensors_files import header_for
@@ -48,6 +46,9 @@ _CHECKPOINT = (
     "tokenizer*", "*token*.json", "vocab.*", "merges.txt", "*.model", "chat_template.*",
     "holdfast_recipe.yaml", "config.yaml", "README.md", ".gitattributes", "trainer_state.json",
 )  # fmt: skip
+
+#: Narrow dtypes whose values :func:`torch.lerp` computes in float32 and rounds once.
+_HALF = (torch.bfloat16, torch.float16)
 
 
 @named_settings
@@ -186,16 +187,14 @@ class _Merge:
     places: Mapping[str, Where]
     workers: Workers
     scratch: Scratch = field(default_factory=Scratch)
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def write(self, file: Path, names: list[str]) -> Iterator[int]:
         """Write a file in slices; yield the number of bytes of each slice."""
         specs = {name: self.models[0][name] for name in names}
         header, offsets = header_for(specs)
-        with open(file, "wb") as opened, synced_meanwhile(opened):
-            opened.write(header)
-            tasks = self._tasks(specs, offsets)
-            yield from self.workers.map(partial(self._write_slice, opened), tasks)
+        file.write_bytes(header)
+        tasks = self._tasks(specs, offsets)
+        yield from self.workers.map(partial(self._write_slice, file), tasks)
 
     def _tasks(self, specs: Mapping[str, Spec], offsets: Mapping[str, int]) -> Iterator[_Task]:
         """The slices of all tensors: of their merged weights, then of those that are copied."""
@@ -230,15 +229,17 @@ class _Merge:
         return lambda *ends: self.method.merged_slice(where, tensor.part(*ends), known)
 
     def _between(self, tensor: _Slices, scale: float, begin: int, end: int) -> torch.Tensor:
-        part = tensor.part(begin, end)
-        return between(part.base, part.tuned[0], scale, part.buffer("between"))
+        base, tuned, *_ = read = tensor.read(begin, end)
+        if not (base.dtype == tuned.dtype and base.dtype in _HALF):
+            base, tuned, *_ = tensor.widened(read)
+        return between(base, tuned, scale, self.scratch("between", len(base), base.dtype))
 
-    def _write_slice(self, file: BinaryIO, task: _Task) -> int:
+    def _write_slice(self, file: Path, task: _Task) -> int:
         values = self.scratch.cast("stored", task.values(task.begin, task.end), task.dtype)
         content = values.view(torch.uint8)
-        with self.lock:
-            file.seek(task.offset + task.begin * task.dtype.itemsize)
-            file.write(content.numpy().data)
+        with open(file, "r+b") as opened:  # which writes all of it, or raises
+            opened.seek(task.offset + task.begin * task.dtype.itemsize)
+            opened.write(content.numpy().data)
         return content.numel()
 
 
@@ -272,12 +273,18 @@ class _Slices:
 
     def part(self, begin: int, end: int) -> Slice:
         """Read a slice; this thread's next slice overwrites it."""
-        scratch, named = self.merge.scratch, [(self.merge.base, self.tensor.base)]
+        base, *tuned = self.widened(self.read(begin, end))
+        return Slice(begin, base, tuned, self.merge.scratch)
+
+    def read(self, begin: int, end: int) -> list[torch.Tensor]:
+        """Read a slice as it is stored: of the base, then of each tuned model."""
+        named = [(self.merge.base, self.tensor.base)]
         named += zip(self.merge.models, self.tensor.tuned, strict=True)
-        read = [model.read(name, begin, end, scratch) for model, name in named]
-        dtype = wide(*read)
-        base, *tuned = (scratch.cast(f"wide {i}", one, dtype) for i, one in enumerate(read))
-        return Slice(begin, base, tuned, scratch)
+        return [model.read(name, begin, end, self.merge.scratch) for model, name in named]
+
+    def widened(self, read: list[torch.Tensor]) -> list[torch.Tensor]:
+        dtype, cast = wide(*read), self.merge.scratch.cast
+        return [cast(f"wide {i}", values, dtype) for i, values in enumerate(read)]
 
 
 def _paths(sources: list[Weights]) -> list[str]:

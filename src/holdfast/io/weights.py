@@ -60,8 +60,7 @@ class Workers:
     """Threads that process slices, until the end of a ``with`` block.
 
     One thread processes a slice completely, so reading, arithmetic and writing overlap and a slice
-    stays in its core's cache. There is one thread more than torch uses, as some of them wait: for
-    each other, or for a file.
+    stays in its core's cache.
 
     >>> with Workers() as workers:
     ...     list(workers.map(lambda n: n * n, range(4)))
@@ -70,7 +69,7 @@ class Workers:
 
     def __enter__(self) -> "Workers":
         self._set_before = torch.get_num_threads()
-        self._threads = min(self._set_before, _MOST_THREADS) + 1
+        self._threads = min(self._set_before, _MOST_THREADS)
         # Within a slice torch must use one thread, because all cores are busy with slices.
         self._pool = ThreadPoolExecutor(
             self._threads, initializer=torch.set_num_threads, initargs=(1,)
@@ -83,7 +82,7 @@ class Workers:
 
     def map(self, do: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Yield the results of a function, in the order of the items, with a bounded queue."""
-        if self._set_before == 1:
+        if self._threads == 1:
             yield from map(do, items)
             return
         pending: deque[Future[Result]] = deque()
