@@ -116,8 +116,8 @@ def square_sum(values: Tensor) -> float:
     True
     """
     whole = values.numel() // 4096 * 4096
-    rows = torch.linalg.vector_norm(values[:whole].view(-1, 4096), dim=1)
-    total = float(rows.double().square_().sum())
+    rows = torch.linalg.vector_norm(values[:whole].view(-1, 4096), dim=1).double()
+    total = float(torch.dot(rows, rows))
     if whole < values.numel():
         rest = float(torch.linalg.vector_norm(values[whole:]))
         total += rest * rest

@@ -51,16 +51,15 @@ class StoredWeights(Weights):
 
     def _read(self, name: str, begin: int, end: int, scratch: Scratch | None) -> Tensor:
         (path, offset), dtype = self._places[name], self[name].dtype
-        if scratch is None:
-            values = torch.empty(end - begin, dtype=dtype)
-        else:
-            values = scratch(f"read {id(self)}", end - begin, dtype)
-        content = values.view(torch.uint8).numpy().data
-        with open(path, "rb") as file:
-            file.seek(offset + begin * dtype.itemsize)
-            count = file.readinto(content)  # longer than the file's buffer, so not copied into it
-        if count < len(content):
-            raise ValueError(f"{path} was truncated while it was read")
+        scratch = scratch or Scratch()
+        values = scratch(f"read {id(self)}", end - begin, dtype)
+        content, file = values.view(torch.uint8).numpy().data, scratch.opened(path)
+        file.seek(offset + begin * dtype.itemsize)
+        while content:  # the system reads at most 2 GB at once
+            count = file.readinto(content)
+            if not count:
+                raise ValueError(f"{path} was truncated while it was read")
+            content = content[count:]
         return values
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ _MOST_THREADS = 16  # more do not read faster, and each holds its own slice
 
 
 class Scratch(threading.local):
-    """Buffers that each thread reuses for every slice.
+    """Buffers and open files that each thread reuses for every slice.
 
     New memory is mapped page by page by the system, which takes as long as reading a file.
 
@@ -31,6 +31,7 @@ class Scratch(threading.local):
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
         self._last: dict[str, Tensor] = {}
+        self._files = _OpenFiles()
 
     def __call__(self, use: str, size: int, dtype: torch.dtype) -> Tensor:
         """Return a flat tensor; it overwrites the previous tensor of the same use."""
@@ -48,6 +49,20 @@ class Scratch(threading.local):
         if values.dtype == dtype:
             return values
         return self(use, len(values), dtype).copy_(values)
+
+    def opened(self, path: Path) -> BinaryIO:
+        """Return a file to read, which stays open until the thread or the scratch ends."""
+        return self._files[path]
+
+
+class _OpenFiles(dict[Path, BinaryIO]):
+    def __missing__(self, path: Path) -> BinaryIO:
+        self[path] = open(path, "rb", buffering=0)
+        return self[path]
+
+    def __del__(self) -> None:
+        for file in self.values():
+            file.close()
 
 
 def widened(before: Tensor, after: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
