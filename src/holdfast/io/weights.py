@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -50,14 +51,14 @@ class Scratch(threading.local):
             return values
         return self(use, len(values), dtype).copy_(values)
 
-    def opened(self, path: Path) -> BinaryIO:
+    def opened(self, path: Path) -> FileIO:
         """Return a file to read, which stays open until the thread or the scratch ends."""
         return self._files[path]
 
 
-class _OpenFiles(dict[Path, BinaryIO]):
-    def __missing__(self, path: Path) -> BinaryIO:
-        self[path] = open(path, "rb", buffering=0)
+class _OpenFiles(dict[Path, FileIO]):
+    def __missing__(self, path: Path) -> FileIO:
+        self[path] = FileIO(path)
         return self[path]
 
     def __del__(self) -> None:
