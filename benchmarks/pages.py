@@ -139,7 +139,9 @@ def targets() -> str:
         verdict = f"**missed** by {by:.2g}" if by > 0 else "met"
         most = f"{target['most']:g} {target['unit']}"
         rows.append([target["what"], most, number(value, 3), verdict])
-    return table(["", "at most", "measured", ""], rows)
+    met = sum(verdict == "met" for *_, verdict in rows)
+    said = f"{met} of {len(rows)} targets are met."
+    return f"{said}\n\n{table(['', 'at most', 'measured', ''], rows)}"
 
 
 def memory() -> str:
