@@ -13,7 +13,7 @@ import math
 import random
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +65,25 @@ def load(folder: Path, device: torch.device) -> Any:
     return model.to(device).eval()
 
 
-def make_tests(tokenizer: Any, folder: Path, limit: int) -> list[Test]:
-    """All tests, tokenized; of each some rows, the same for every run."""
+def make_tests(
+    tokenizer: Any, folder: Path, limit: int, limits: Mapping[str, int] | None = None
+) -> list[Test]:
+    """All tests, tokenized; of each some rows, the same for every run.
+
+    ``limits`` are those of single tests: rows, and of WikiText-2 tokens.
+    """
+    most = {"wikitext": 240 * limit, "mmlu": 2 * limit} | dict(limits or {})
     loaded = Loaded(nn.Identity(), "causal_lm", tokenizer, LIMIT)
 
-    def some(rows: Sequence[Any], most: int = limit) -> list[Any]:
-        return random.Random(0).sample(rows, min(most, len(rows)))
+    def some(name: str, rows: Sequence[Any]) -> list[Any]:
+        return random.Random(0).sample(rows, min(most.get(name, limit), len(rows)))
 
     def texts(name: str, kind: str, pairs: Sequence[tuple[str, str]]) -> Test:
         return {"name": name, "kind": kind, "requests": [encode_pair(loaded, *p) for p in pairs]}
 
-    def choice(name: str, rows: Any, most: int = limit, by_length: bool = False) -> Test:
+    def choice(name: str, rows: Any, by_length: bool = False) -> Test:
         """Rows of pairs to compare, and which of them is right."""
-        chosen = some(list(rows), most)
+        chosen = some(name, list(rows))
         pairs = [pair for several, _ in chosen for pair in several]
         return texts(name, "choice", pairs) | {
             "sizes": [len(several) for several, _ in chosen],
@@ -88,15 +94,15 @@ def make_tests(tokenizer: Any, folder: Path, limit: int) -> list[Test]:
     def ask(question: str, choices: Sequence[str]) -> list[tuple[str, str]]:
         return [(QUESTION.format(question), f" {choice}") for choice in choices]
 
-    solved = answers(tokenizer, some(read(folder / "gsm8k-test.jsonl.gz")))
+    solved = answers(tokenizer, some("gsm8k", read(folder / "gsm8k-test.jsonl.gz")))
     gsm8k = [split_answer(sample) for sample in solved]
     with gzip.open(folder / "wikitext2-test.txt.gz", "rt", encoding="utf-8") as file:
-        text = tokenize(tokenizer, file.read()[: 2000 * limit])[: 240 * limit]
+        text = tokenize(tokenizer, file.read()[: 9 * most["wikitext"]])[: most["wikitext"]]
     arc = {kind: arc_rows(folder / f"arc-{kind}-test.jsonl.gz") for kind in ("easy", "challenge")}
     piqa: list[Any] = list(read(folder / "piqa-valid.jsonl.gz"))
     mmlu: list[Any] = list(read(folder / "mmlu-test.jsonl.gz"))
-    mbpp = some(read(folder / "mbpp.jsonl.gz"))
-    lambada = some(lambada_rows(folder / "lambada-test.jsonl.gz"))
+    mbpp = some("mbpp", read(folder / "mbpp.jsonl.gz"))
+    lambada = some("lambada", lambada_rows(folder / "lambada-test.jsonl.gz"))
     return [
         {"name": "gsm8k", "kind": "text", "requests": gsm8k},
         {
@@ -115,7 +121,7 @@ def make_tests(tokenizer: Any, folder: Path, limit: int) -> list[Test]:
         ),
         choice("boolq", boolq(read(folder / "boolq-test.jsonl.gz"))),
         choice("winogrande", winogrande(read(folder / "winogrande-test.jsonl.gz"))),
-        choice("mmlu", letters(mmlu), 2 * limit),
+        choice("mmlu", letters(mmlu)),
     ]  # fmt: skip
 
 
@@ -290,9 +296,18 @@ def final(text: str) -> float | None:
     return float(found[1].replace(",", "")) if found else None
 
 
+def right_answers(test: Test, nll: Any, greedy: Any) -> Any:
+    """Which rows of a test are answered rightly: by the likeliest choice, or by every token."""
+    if test["kind"] != "choice":
+        return greedy
+    ends = list(itertools.accumulate(test["sizes"]))
+    cut = np.split(nll / np.array(test["lengths"]), ends[:-1])
+    return np.array([c.argmin() == y for c, y in zip(cut, test["labels"], strict=True)])
+
+
 def _figures(test: Test, nll: Any, tokens: Any, greedy: Any) -> Figures:
     """A test's figures and their standard errors, of a request's loss, its length and its match."""
-    name, right = test["name"], greedy
+    name = test["name"]
     found = Figures()
     if test["kind"] != "choice":
         mean, n = nll.sum() / tokens.sum(), len(nll)
@@ -301,9 +316,6 @@ def _figures(test: Test, nll: Any, tokens: Any, greedy: Any) -> Figures:
         found[f"{name}_nll_se"] = math.sqrt((spread**2).sum() * n / max(1, n - 1)) / tokens.sum()
         if test["kind"] == "text":
             return found
-    else:
-        ends = list(itertools.accumulate(test["sizes"]))
-        cut = np.split(nll / np.array(test["lengths"]), ends[:-1])
-        right = np.array([c.argmin() == y for c, y in zip(cut, test["labels"], strict=True)])
+    right = right_answers(test, nll, greedy)
     p = float(right.mean())
     return found | {name: p, f"{name}_se": math.sqrt(p * (1 - p) / len(right))}

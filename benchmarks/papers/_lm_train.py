@@ -18,7 +18,7 @@ from holdfast import Run
 from holdfast._torch.teachers import DrawnTokens, Teacher
 
 BATCH = 32
-LENGTHS = (128, 192, 256, 320, 384, 512)  # that batches are padded to: a CUDA graph for each
+LENGTHS = (64, 128, 192, 256, 320, 384, 512)  # that batches are padded to: a CUDA graph for each
 PIECE = 1 << 13  # tokens that go through the model at a time: 9 GB of activations
 ROWS = 1 << 11  # of logits at a time
 ROWS_OF_RECALL = 16  # of a batch at a time

@@ -23,8 +23,10 @@ class Cells:
     def __init__(self, model: Any, rows: int, length: int, place: Tensor) -> None:
         config, device = model.config, place.device
         dtype = torch.bfloat16 if place.is_cuda else torch.float32
+        head_dim = getattr(config, "head_dim", None)
+        head_dim = head_dim or config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, rows, config.num_key_value_heads, length)
-        self.keys = torch.zeros(*shape, config.head_dim, dtype=dtype, device=device)
+        self.keys = torch.zeros(*shape, head_dim, dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys)
         self.place = place
 

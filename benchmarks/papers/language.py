@@ -32,7 +32,7 @@ from _jobs import Parser, Record, collect, records, selected, work
 from _lm_replay import replayed
 from _lm_tests import ACCURACIES, Tests, draw, load, make_tests
 from _lm_train import BATCH, loss_of, make_batches, own_loss_of, weights_of
-from _loop import train
+from _loop import Batch, Loss, train
 from _summary import LANGUAGE, comparison, goals, mean_points
 from torch import Tensor
 
@@ -83,13 +83,14 @@ class Plan(NamedTuple):
     """A recipe, its learning rate as a multiple of the others', and how often it is run.
 
     If ``lr`` is None, the recipe has a default. Without ``chats``, the model draws no texts that
-    begin as chats do.
+    begin as chats do. With ``old``, texts of the old data are in the loss, see benchmarks/proof.
     """
 
     recipe: Recipe
     lr: float | None = 1.0
     seeds: Sequence[int] = SEEDS
     chats: bool = True
+    old: bool = False
 
 
 def recadam(t0: float, width: float, **stages: Any) -> Recipe:
@@ -185,6 +186,7 @@ class Bench:
     """What all runs of a process share, made when it is first needed."""
 
     alphas: tuple[float, ...] = ALPHAS
+    epochs = 1
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.device = args, default_device()
@@ -267,14 +269,20 @@ class Bench:
         run = Run(
             plan.recipe, load(self.args.model, self.device), self.samples, lr=lr,
             collate=pad_collate, tokenizer=self.tokenizer if plan.chats else None,
-            visits=len(self.samples) // BATCH * BATCH, cache=self.prepared, progress=False,
-            autocast=autocast, seed=seed,
+            visits=self.epochs * (len(self.samples) // BATCH * BATCH), cache=self.prepared,
+            progress=False, autocast=autocast, seed=seed,
         )  # fmt: skip
         lr, recipe = run.lr, run.recipe
-        batches = make_batches(self.samples, weights_of(run), seed, self.device)
+        weights = weights_of(run)
+        batches = [
+            batch
+            for epoch in range(self.epochs)
+            for batch in make_batches(self.samples, weights, seed + 1000 * epoch, self.device)
+        ]
         updates = len(batches)
         own = run.criterion.weighs_outputs or run.recall.uses_outputs
-        loss = own_loss_of(run) if own else loss_of(run.model, *replayed(run, batches, self.device))
+        terms = self.terms(plan, run, batches, seed)
+        loss = own_loss_of(run) if own else loss_of(run.model, *terms)
         # A graph cannot hold losses that wait for the GPU, nor parameters that become more.
         graphs = not own and not isinstance(recipe.trainable, GradualUnfreezing)
         losses: list[Tensor] = []
@@ -293,6 +301,10 @@ class Bench:
             "train_loss": round(last, 5), "prepare_seconds": round(ready - begin, 1),
             "train_seconds": round(time.monotonic() - ready, 1),
         }  # fmt: skip
+
+    def terms(self, plan: Plan, run: Run, batches: list[Batch], seed: int) -> list[Loss]:
+        """What is added to the loss of the batches."""
+        return replayed(run, batches, self.device)
 
     def free(self) -> float:
         """Give unused memory back, and say how much was taken at most since the last time."""

@@ -1,0 +1,116 @@
+"""What a language model is asked before and after: its target, and what it should have retained."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+from _lm_tests import Pool, Test, right_answers
+from _lm_write import write
+from _samples import pack
+from _targets import Target
+from torch.nn import functional as F  # noqa: N812
+
+from holdfast.io.encoding import Continuation
+
+#: The accuracy of guessing.
+CHANCE = {
+    "lambada": 0.0, "piqa": 0.5, "arc_easy": 0.25, "arc_challenge": 0.25, "boolq": 0.5,
+    "winogrande": 0.5, "mmlu": 0.25,
+}  # fmt: skip
+WRITTEN = 512  # answers that are written side by side
+Record = dict[str, Any]
+
+
+class Exam:
+    """All requests of a setting, in batches on the device.
+
+    Args:
+        target: its choose and report parts are tested, and its questions answered.
+        tests: the retained ones, of ``make_tests``.
+        tokenizer: to read what the model writes.
+    """
+
+    def __init__(
+        self, target: Target, tests: Sequence[Test], tokenizer: Any, device: torch.device
+    ) -> None:
+        self.target, self.tokenizer = target, tokenizer
+        self.tests: list[Test] = [
+            {"name": "choose", "kind": "text", "requests": target.choose},
+            {"name": "report", "kind": "text", "requests": target.report},
+            *tests,
+        ]
+        requests = [Continuation(*r) for test in self.tests for r in test["requests"]]
+        self.pool = Pool(requests, device)
+
+    @torch.no_grad()
+    def take(self, model: Any, *, whole: bool = True) -> Record:
+        """The figures of a model. If ``whole``, also its answers in writing, and every sample."""
+        losses, misses = [], []
+        for where, states in self.pool.states(model):
+            logits = F.linear(states, model.lm_head.weight)
+            losses.append(F.cross_entropy(logits, self.pool.wanted[where], reduction="none"))
+            misses.append(logits.argmax(-1) != self.pool.wanted[where])
+        nll, missed = self.pool.sums(losses), self.pool.sums(misses)
+        found: Record = {}
+        samples: Record = {}
+        start = 0
+        for test in self.tests:
+            here = slice(start, start := start + len(test["requests"]))
+            name, tokens = test["name"], self.pool.tokens[here]
+            if test["kind"] == "text":
+                found |= _loss(name, nll[here], tokens)
+                samples[name] = [round(float(x), 2) for x in nll[here]]
+            else:
+                right = right_answers(test, nll[here], missed[here] == 0)
+                found |= _accuracy(name, right)
+                samples[name] = pack(right)
+        if whole and self.target.questions:
+            right = self._written(model)
+            found |= _accuracy("written", right)
+            samples["written"] = pack(right)
+        return found | ({"samples": samples} if whole else {})
+
+    def _written(self, model: Any) -> Any:
+        """Whether each question is answered rightly."""
+        texts: list[str] = []
+        questions, end = self.target.questions, self.tokenizer.eos_token_id
+        for i in range(0, len(questions), WRITTEN):
+            some = write(model, questions[i : i + WRITTEN], end, self.target.most)
+            texts += self.tokenizer.batch_decode(some, skip_special_tokens=True)
+        return np.array(self.target.right(texts))
+
+
+def above_chance(figures: Mapping[str, float]) -> list[str]:
+    """The tests that the base passes: losses, and accuracies two standard errors above chance.
+
+    >>> above_chance({"piqa": 0.6, "piqa_se": 0.02, "mmlu": 0.27, "mmlu_se": 0.02})
+    ['piqa']
+    """
+    return [
+        name
+        for name in figures
+        if name not in CHANCE or figures[name] - CHANCE[name] > 2 * figures[f"{name}_se"]
+        if not name.endswith("_se")
+    ]
+
+
+def _loss(name: str, nll: Any, tokens: Any) -> Record:
+    """The mean loss of a token, and its standard error over requests."""
+    mean, n = nll.sum() / tokens.sum(), len(nll)
+    spread = nll - mean * tokens
+    error = math.sqrt((spread**2).sum() * n / max(1, n - 1)) / tokens.sum()
+    return {f"{name}_nll": round(float(mean), 6), f"{name}_nll_se": round(error, 6)}
+
+
+def _accuracy(name: str, right: Any) -> Record:
+    p = float(right.mean())
+    return {name: round(p, 6), f"{name}_se": round(math.sqrt(p * (1 - p) / len(right)), 6)}

@@ -1,0 +1,249 @@
+"""A language model learns a target: `holdfast` at its defaults against everything else.
+
+Settings, opponents, seeds and measures are in PROTOCOL.md.
+
+    cd benchmarks/proof
+    python language_models.py --model SMOLLM2 --data DATA --target gsm8k --runs RUNS
+    python language_models.py … --stage more      # further seeds, chosen by the first runs
+    python language_models.py … --collect results/smollm2_gsm8k.json
+
+SMOLLM2 is a directory that transformers reads, DATA holds lm/*.gz. RUNS is a folder of this model
+and target alone. Processes that are started side by side with the same RUNS share the work.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from _exam import CHANCE, Exam, above_chance
+from _jobs import Parser, Record, collect, records, selected, work
+from _lm_tests import LIMIT, load, make_tests
+from _lm_train import BATCH, body_and_head, head_loss
+from _loop import Batch, Loss
+from _targets import MAKERS, Target, make_target
+from language import Bench, Plan
+from torch import Tensor
+
+from holdfast import (
+    L2SP,
+    Flow,
+    LiNeS,
+    LoRA,
+    MoFOUpdate,
+    RecAdamUpdate,
+    Recipe,
+    Run,
+    WiseFT,
+)
+from holdfast._torch.teachers import DrawnTokens
+from holdfast.io.encoding import tokenize
+from holdfast.methods.auto import default_lr
+
+ALPHAS = (0.3, 0.5, 0.7, 0.85)
+LINES = (0.0, 0.2, 0.5)
+#: Rows of retained tests, where not all are used; tokens of WikiText-2.
+MOST = {"wikitext": 160 * LIMIT, "lambada": 2500, "mmlu": 4000}
+OLD = 16, 128  # texts of rehearsal per update, and their tokens: as many as holdfast replays
+MODELS = {
+    "smollm2": "SmolLM2-135M-Instruct (Q4_1, dequantized)",
+    "qwen-0.5b": "Qwen2.5-Coder-0.5B-Instruct (Q4_K_M, dequantized)",
+    "qwen-1.5b": "Qwen2.5-Coder-1.5B-Instruct (Q4_K_M, dequantized)",
+}
+
+
+def plans(model: str) -> dict[str, Plan]:
+    """What is compared. Learning rates are multiples of the default of ``holdfast``."""
+    seed = (0,)
+    found = {"holdfast": Plan(Recipe.preset("holdfast"), None, seed)}
+
+    def add(family: str, recipe: Recipe, *rates: float, **more: Any) -> None:
+        found.update({f"{family}-x{lr:g}": Plan(recipe, lr, seed, **more) for lr in rates})
+
+    if model == "qwen-1.5b":
+        add("plain", Recipe(), 0.5, 1)
+        return found
+    add("plain", Recipe(), 0.2, 0.5, 1, 2, 4)
+    lora = Recipe(trainable=LoRA(r=16))
+    if model == "qwen-0.5b":
+        add("lora", lora, 3, 6)
+        add("rehearsal", Recipe(), 1, old=True)
+        return found
+    add("lora", lora, 1, 3, 6, 12)
+    add("lora-mlp", Recipe(trainable=LoRA(r=16, target="mlp")), 1, 3, 6, 12)
+    add("l2-sp", Recipe(penalties=[L2SP()]), 1, 2)
+    add("recadam", Recipe(update=RecAdamUpdate()), 1, 2)
+    add("flow", Recipe(objective=Flow()), 1, 2)
+    add("mofo", Recipe(update=MoFOUpdate()), 1, 2)
+    add("rehearsal", Recipe(), 1, 2, old=True)
+    return found
+
+
+class Proof(Bench):
+    """One model and one target, with everything that its runs share."""
+
+    def __init__(self, args: Any) -> None:
+        super().__init__(args)
+        if args.collect is None:
+            self.epochs = self.target.epochs
+            args.lr = default_lr(sum(p.numel() for p in self.fresh().parameters()))
+
+    def fresh(self) -> Any:
+        return load(self.args.model, self.device)
+
+    @functools.cached_property
+    def target(self) -> Target:
+        args, limit = self.args, self.args.limit
+        found = make_target(args.target, self.tokenizer, self.folder, args.samples)
+        return found._replace(choose=found.choose[:limit], report=found.report[:limit])
+
+    @property
+    def samples(self) -> list[dict[str, list[int]]]:
+        return self.target.train
+
+    @functools.cached_property
+    def base_figures(self) -> Record:
+        """The pretrained model on all retained tests, also on those that are left out."""
+
+        def take() -> Record:
+            exam = Exam(self.target, self._all_tests(), self.tokenizer, self.device)
+            return exam.take(self.fresh())
+
+        found: Record = self.kept("base", take)
+        return found
+
+    def _all_tests(self) -> list[Any]:
+        limit = self.args.limit
+        most = {name: min(rows, 100 * limit) for name, rows in MOST.items()}
+        tests = make_tests(self.tokenizer, self.folder, limit, most)
+        return [test for test in tests if test["name"] != self.args.target]
+
+    @functools.cached_property
+    def exam(self) -> Exam:
+        passed = above_chance({k: v for k, v in self.base_figures.items() if k != "samples"})
+        tests = [t for t in self._all_tests() if t["name"] not in CHANCE or t["name"] in passed]
+        return Exam(self.target, tests, self.tokenizer, self.device)
+
+    def pretrained(self) -> Record:
+        return {"plan": "pretrained", "points": {"base": self.base_figures}}
+
+    def run(self, name: str, plan: Plan, seed: int) -> Record:
+        """Train by a plan, and examine the model; a plain one also merged with its base."""
+        exam = self.exam
+        model, about = self.trained(plan, seed)
+        most = self.free()
+        distance = self.base.distance(model)
+        points: dict[str, Record] = {"tuned": exam.take(model)}
+        examine = functools.partial(exam.take, whole=False)
+        if name.startswith("plain"):
+            merged = WiseFT().sweep(model, self.base, ALPHAS, examine)
+            points |= {f"wise-ft-{alpha:g}": point for alpha, point in merged.items()}
+            for alpha in LINES if self.args.name != "qwen-1.5b" else ():
+                lines = LiNeS(beta=1 - alpha).sweep(model, self.base, [alpha], examine)
+                points[f"lines-{alpha:g}"] = lines[alpha]
+        return {
+            "plan": name, "seed": seed, **about, "points": points,
+            "distance": round(distance.total, 4),
+            "relative_distance": round(distance.relative, 6),
+            "gigabytes": max(most, self.free()),
+        }  # fmt: skip
+
+    def terms(self, plan: Plan, run: Run, batches: list[Batch], seed: int) -> list[Loss]:
+        found = super().terms(plan, run, batches, seed)
+        return [*found, rehearsed(run.model, self.old_texts, batches, seed)] if plan.old else found
+
+    @functools.cached_property
+    def old_texts(self) -> Tensor:
+        """WikiText-2's validation text in windows."""
+        import gzip
+
+        with gzip.open(self.folder / "wikitext2-valid.txt.gz", "rt", encoding="utf-8") as file:
+            ids = torch.tensor(tokenize(self.tokenizer, file.read()))
+        length = OLD[1]
+        return ids[: len(ids) // length * length].view(-1, length).to(self.device)
+
+
+def rehearsed(model: Any, texts: Tensor, batches: list[Batch], seed: int) -> Loss:
+    """The mean loss of a token of some old texts, other ones in every batch."""
+    generator, count = torch.Generator().manual_seed(seed), OLD[0]
+    rounds = -(-len(batches) * count // len(texts))
+    order = torch.cat([torch.randperm(len(texts), generator=generator) for _ in range(rounds)])
+    for number, batch in enumerate(batches):
+        batch["old"] = texts[order[number * count : (number + 1) * count].to(texts.device)]
+
+    def loss(batch: Batch) -> Tensor:
+        ids = batch["old"]
+        body, head = body_and_head(model)
+        states = body(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+        wanted = ids[:, 1:].flatten()
+        certain = DrawnTokens(wanted, torch.zeros_like(wanted, dtype=torch.float32))
+        weights = torch.full_like(certain.log_probs, 1 / len(wanted))
+        return head_loss(states, head, certain, weights)
+
+    return loss
+
+
+def further_seeds(done: Mapping[str, Record], model: str) -> dict[str, tuple[int, ...]]:
+    """The seeds of each plan by the rule of the protocol, given the runs with seed 0."""
+    from verdict import Setting
+
+    setting = Setting(done.values())
+    three, five = ((0, 1, 2), (0, 1, 2, 3, 4)) if model == "smollm2" else ((0,), (0, 1, 2))
+    if model == "qwen-1.5b":
+        return {}
+    families: dict[str, list[str]] = {}
+    for run in done.values():
+        if "seed" in run and run["seed"] == 0:
+            families.setdefault(run["plan"].rpartition("-x")[0], []).append(run["plan"])
+    seeds: dict[str, tuple[int, ...]] = {}
+    for names in families.values():
+        best = min(names, key=lambda name: done[f"{name}-s0"]["points"]["tuned"]["choose_nll"])
+        balanced = max(names, key=lambda name: statistics.mean(setting.both(name, "tuned", 0)))
+        seeds |= dict.fromkeys((best, balanced), three)
+    return seeds | dict.fromkeys(("holdfast", setting.best_plain), five)
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_input("--model")
+    parser.add_input("--data")
+    parser.add_argument("--name", choices=MODELS, default="smollm2", help="of the model")
+    parser.add_argument("--target", choices=MAKERS, required=True)
+    parser.add_argument("--stage", choices=("first", "more"), default="first")
+    parser.add_argument("--samples", type=int, help="of the training data; default: all")
+    parser.add_argument("--limit", type=int, default=10_000, help="rows of a test, for a trial")
+    args = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    bench, compared = Proof(args), plans(args.name)
+    if args.stage == "more" or args.collect is not None:
+        done = records(args.runs)
+        seeds = further_seeds(done, args.name) if done else {}
+        compared = {
+            name: plan._replace(seeds=seeds.get(name, (0,))) for name, plan in compared.items()
+        }
+    jobs: dict[str, Callable[[], Record]] = {"pretrained": bench.pretrained}
+    for name, plan in compared.items():
+        for seed in plan.seeds:
+            jobs[f"{name}-s{seed}"] = functools.partial(bench.run, name, plan, seed)
+    jobs = selected(jobs, args.only)
+    if args.collect is None:
+        sys.exit(1 if work(jobs, args.runs, args.seconds) else 0)
+    protocol = {
+        "model": MODELS[args.name], "target": args.target, "batch_size": BATCH,
+        "samples": args.samples or "all", "retained_rows": MOST,
+        "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1",
+        "testing": "bfloat16 autocast, float32 logits", "rules": "benchmarks/proof/PROTOCOL.md",
+    }  # fmt: skip
+    collect(args.runs, jobs, args.collect, protocol)
+
+
+if __name__ == "__main__":
+    main()

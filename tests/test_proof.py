@@ -1,0 +1,117 @@
+"""The scripts of the proof: its measures, its targets, and programs that models wrote."""
+
+import gzip
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROOF = Path(__file__).parents[1] / "benchmarks" / "proof"
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch):
+    folders = [PROOF, PROOF.parent / "papers", PROOF.parent]
+    monkeypatch.setattr(sys, "path", [*map(str, folders), *sys.path])
+
+
+def run_of(plan, choose, report, wikitext, piqa, seed=0):
+    point = {"choose_nll": choose, "report_nll": report, "report_nll_se": 0.01}
+    point |= {"wikitext_nll": wikitext, "piqa": piqa, "samples": {}}
+    if plan == "pretrained":
+        return {"plan": plan, "points": {"base": point}}
+    return {"plan": plan, "seed": seed, "points": {"tuned": point}}
+
+
+@pytest.fixture
+def setting():
+    verdict = importlib.import_module("verdict")
+    return verdict, verdict.Setting(
+        [
+            run_of("pretrained", 2.0, 2.0, 3.0, 0.7),
+            # The rows to choose on prefer x1, those to report on x2.
+            run_of("plain-x1", 1.0, 1.0, 3.3, 0.65),
+            run_of("plain-x2", 1.1, 0.9, 4.0, 0.6),
+            run_of("holdfast", 1.0, 1.01, 3.0, 0.698),
+            run_of("holdfast", 1.0, 1.0, 3.03, 0.71, seed=1),
+            run_of("holdfast", 1.0, 0.99, 3.01, 0.7, seed=2),
+        ]
+    )
+
+
+def test_measures_of_a_setting(setting):
+    verdict, runs = setting
+    assert runs.best_plain == "plain-x1"
+    ours, plain = runs.point("holdfast"), runs.point("plain-x1")
+    assert (plain.target, ours.target, ours.seeds) == (100, pytest.approx(100), 3)
+    assert ours.kept == pytest.approx({"wikitext_nll": 100 * 3 / 3.01, "piqa": 100})
+    # Of each seed the mean, in which 105 % of PIQA count as 100 %; then their median.
+    means = [(100 + 99) / 2, (100 * 3 / 3.03 + 100) / 2, (100 * 3 / 3.01 + 100) / 2]
+    assert ours.mean_kept == pytest.approx(sorted(means)[1])
+    assert plain.kept == pytest.approx({"wikitext_nll": 100 * 3 / 3.3, "piqa": 75})
+    assert verdict.reached(ours, 99) == "strictly"
+    assert verdict.reached(plain, 99) == "no"
+    assert verdict.reached(ours._replace(kept={"piqa": 98.0}), 99) == "yes"
+
+
+def test_dominance_and_equal_target(setting):
+    verdict, runs = setting
+    ours = runs.point("holdfast")
+    assert verdict.dominates(ours._replace(target=ours.target + 1), ours)
+    assert not verdict.dominates(ours, ours)
+    assert not verdict.dominates(ours._replace(target=200.0, mean_kept=0.0), ours)
+    plain = [runs.point("plain-x1"), runs.point("plain-x2")]
+    halfway = verdict.at_target(plain, 105)  # x1 is at 100, x2 at 110
+    assert halfway == pytest.approx((plain[0].mean_kept + plain[1].mean_kept) / 2)
+    assert verdict.at_target(plain, 111) != verdict.at_target(plain, 111)  # not a number
+    assert verdict.at_target(plain, 90) == plain[0].mean_kept
+
+
+def test_written_programs_pass_fail_and_run_out_of_time(tmp_path):
+    programs = [
+        "def f(x): return x + 1\nassert f(1) == 2",
+        "assert False",
+        "def broken(:",
+        "while True: pass",
+        f"open({str(tmp_path / 'file')!r}, 'wb', 0).write(b'x')",
+        "import sys; sys.exit(0)",  # not a test that passed
+    ]
+    code = f"import json, sys; sys.path.append({str(PROOF)!r}); import _execute as e; "
+    code += "e.SECONDS = 1; print(json.dumps(e.run_all(json.load(sys.stdin))))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], input=json.dumps(programs), capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == [True, False, False, False, False, False]
+
+
+class Words:
+    """A tokenizer with a token per character."""
+
+    eos_token_id = 0
+
+    def __call__(self, text):
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def test_the_parts_of_a_target_share_no_row(tmp_path):
+    rows = [
+        {"instruction": f"Is {n} even?", "answer": str(n % 2 == 0).lower()} for n in range(3270)
+    ]
+    with gzip.open(tmp_path / "boolq-test.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    target = importlib.import_module("_targets").make_target("boolq", Words(), tmp_path)
+    contexts = [[*map(chr, request.context)] for request in (*target.choose, *target.report)]
+    train = [sample["input_ids"] for sample in target.train]
+    asked = {"".join(context) for context in contexts}
+    seen = {"".join(map(chr, ids)).partition("true")[0].partition("false")[0] for ids in train}
+    assert (len(train), len(target.choose), len(target.report)) == (2270, 500, 500)
+    assert len(asked) == 1000
+    assert not asked & seen
+    assert len(seen) == 2270
+    assert target.right(["true"] * 1000).count(True) + target.right(["False."] * 1000).count(
+        True
+    ) == len(target.questions)
