@@ -43,11 +43,13 @@ class Exam:
         self, target: Target, tests: Sequence[Test], tokenizer: Any, device: torch.device
     ) -> None:
         self.target, self.tokenizer = target, tokenizer
+        own = {"choose": target.choose, "report": target.report}
         self.tests: list[Test] = [
-            {"name": "choose", "kind": "text", "requests": target.choose},
-            {"name": "report", "kind": "text", "requests": target.report},
-            *tests,
+            {"name": name, "kind": "text", "requests": requests}
+            for name, requests in own.items()
+            if requests
         ]
+        self.tests += tests
         requests = [Continuation(*r) for test in self.tests for r in test["requests"]]
         self.pool = Pool(requests, device)
 

@@ -1,0 +1,135 @@
+"""Three tasks in a row on one model: what is forgotten of the base, and of the tasks before.
+
+SmolLM2 learns GSM8K, then MBPP, then BoolQ. Each stage takes the model of the stage before as its
+base, so that `holdfast` draws its texts from it. Rules and measures are in PROTOCOL.md.
+
+    cd benchmarks/proof
+    python continual.py --model SMOLLM2 --data DATA --runs RUNS
+    python continual.py … --collect results/continual.json
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from _exam import CHANCE, Exam, above_chance
+from _jobs import Parser, Record, collect, selected, work
+from _lm_tests import load, make_tests
+from _targets import Target, make_target
+from language import Bench, Plan
+from language_models import MODELS, MOST
+
+from holdfast import LoRA, Recipe
+from holdfast.methods.auto import default_lr
+
+ORDER = ("gsm8k", "mbpp", "boolq")
+SEEDS = (0, 1, 2)
+PLANS = {
+    "holdfast": Plan(Recipe.preset("holdfast"), None),
+    "plain-x1": Plan(Recipe(), 1.0),
+    "plain-x0.2": Plan(Recipe(), 0.2),
+    "lora-x6": Plan(Recipe(trainable=LoRA(r=16)), 6.0),
+}
+
+
+class Continual(Bench):
+    """One model and all targets. ``now`` is the target of the stage that is trained."""
+
+    now: Target
+
+    @property
+    def samples(self) -> list[dict[str, list[int]]]:
+        return self.now.train
+
+    @functools.cached_property
+    def targets(self) -> dict[str, Target]:
+        limit, found = self.args.limit, {}
+        for name in ORDER:
+            target = make_target(name, self.tokenizer, self.folder, self.args.samples)
+            found[name] = target._replace(choose=[], report=target.report[:limit])
+        return found
+
+    @functools.cached_property
+    def exam(self) -> Exam:
+        """The retained tests that the base passes, and the report parts of all targets."""
+        limit = self.args.limit
+        most = {name: min(rows, 100 * limit) for name, rows in MOST.items()}
+        tests = make_tests(self.tokenizer, self.folder, limit, most)
+        tests = [test for test in tests if test["name"] not in ORDER]
+        nothing = Target(0, [], [], [], [], lambda texts: [])
+        learned = [
+            {"name": f"learned_{name}", "kind": "text", "requests": target.report}
+            for name, target in self.targets.items()
+        ]
+
+        def take() -> Record:
+            exam = Exam(nothing, [*learned, *tests], self.tokenizer, self.device)
+            return exam.take(load(self.args.model, self.device), whole=False)
+
+        self.base_figures: Record = self.kept("base", take)
+        passed = above_chance(self.base_figures)
+        kept = [test for test in tests if test["name"] not in CHANCE or test["name"] in passed]
+        return Exam(nothing, [*learned, *kept], self.tokenizer, self.device)
+
+    def pretrained(self) -> Record:
+        self.exam  # noqa: B018 (measures the base)
+        return {"plan": "pretrained", "points": {"base": self.base_figures}}
+
+    def run(self, name: str, plan: Plan, seed: int) -> Record:
+        """Train on one target after the other, and examine the model after each of them."""
+        exam, first = self.exam, self.args.model
+        self.args.lr = default_lr(
+            sum(p.numel() for p in load(first, torch.device("cpu")).parameters())
+        )
+        points, stages = {}, []
+        last = self.prepared / f"stage-{name}-{seed}"
+        try:
+            for number, target in enumerate(ORDER, 1):
+                self.now, self.epochs = self.targets[target], self.targets[target].epochs
+                model, about = self.trained(plan, seed)
+                points[f"{number}-{target}"] = exam.take(model, whole=False)
+                stages.append(about)
+                model.save_pretrained(last)
+                self.args.model = last
+                del model
+                self.free()
+        finally:
+            self.args.model = first
+            shutil.rmtree(last, ignore_errors=True)
+        return {"plan": name, "seed": seed, "stages": stages, "points": points}
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_input("--model")
+    parser.add_input("--data")
+    parser.add_argument("--samples", type=int, help="of the training data; default: all")
+    parser.add_argument("--limit", type=int, default=10_000, help="rows of a test, for a trial")
+    args: Any = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    bench = Continual(args)
+    jobs: dict[str, Callable[[], Record]] = {"pretrained": bench.pretrained}
+    for seed in SEEDS:
+        for name, plan in PLANS.items():
+            jobs[f"{name}-s{seed}"] = functools.partial(bench.run, name, plan, seed)
+    jobs = selected(jobs, args.only)
+    if args.collect is None:
+        sys.exit(1 if work(jobs, args.runs, args.seconds) else 0)
+    protocol = {
+        "model": MODELS["smollm2"], "targets": ORDER, "rules": "benchmarks/proof/PROTOCOL.md",
+        "training": "each stage as in language_models.py, from the model of the stage before",
+    }  # fmt: skip
+    collect(args.runs, jobs, args.collect, protocol)
+
+
+if __name__ == "__main__":
+    main()
