@@ -32,6 +32,8 @@ def replayed(run: Run, batches: Sequence[Batch], device: torch.device) -> list[L
 class Replay:
     """What the texts of a run's pool add to the loss of a batch. The pool lies on the device."""
 
+    whole: type[AllTokens] = AllTokens  # the teacher without kept predictions
+
     def __init__(self, run: Run, device: torch.device) -> None:
         self.term, self.model, self.device = cast(Any, run.recall), run.model, device
         pool = self.term.pool
@@ -73,6 +75,6 @@ class Replay:
             body, head = body_and_head(self.term.base.model)
             w = head.to(matmul_dtype(head))
             with torch.no_grad():
-                teacher = AllTokens(states_of(body).to(w), lambda states: F.linear(states, w))
+                teacher = self.whole(states_of(body).to(w), lambda states: F.linear(states, w))
         body, head = body_and_head(self.model)
         return head_loss(states_of(body), head, teacher, weights)

@@ -1,0 +1,155 @@
+"""Self-replay with one setting changed at a time: SmolLM2 learns MBPP. The list is in PROTOCOL.md.
+
+    cd benchmarks/proof
+    python ablations.py --model SMOLLM2 --data DATA --runs RUNS
+    python ablations.py … --collect results/ablations.json
+
+Texts at another temperature, of other numbers or of another model are drawn first and passed as a
+file, so they are decoded and tokenized again; "texts" is the control, drawn as by default.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from _jobs import Parser, Record, collect, selected, work
+from _lm_replay import Replay
+from _loop import Batch, Loss
+from language import Plan
+from language_models import MODELS, Proof
+from torch import Tensor, nn
+
+from holdfast import Recipe, Run, SelfReplay
+from holdfast._torch.teachers import AllTokens
+from holdfast.scoring.pool import draw_pool
+from holdfast.scoring.starts import default_starts
+
+TEXTS = 4096
+#: Files of texts: the temperature, the number, whether the model is pretrained, and the starts.
+DRAWN: dict[str, tuple[float, int, bool, str]] = {
+    "texts": (1.0, TEXTS, True, "both"),
+    "texts-cool": (0.7, TEXTS, True, "both"),
+    "texts-hot": (1.3, TEXTS, True, "both"),
+    "texts-256": (1.0, 256, True, "both"),
+    "texts-1024": (1.0, 1024, True, "both"),
+    "texts-8192": (1.0, 8192, True, "both"),
+    "texts-chats": (1.0, TEXTS, True, "chats"),
+    "texts-untrained": (1.0, TEXTS, False, "both"),
+}
+CHANGED: dict[str, dict[str, Any]] = {
+    "default": {},
+    **{f"strength-{x:g}": {"strength": x} for x in (0.1, 0.3, 3.0, 10.0)},
+    **{f"share-{x:g}": {"share": x} for x in (0.1, 0.25, 1.0)},
+    **{f"length-{x}": {"length": x} for x in (32, 64, 256)},
+    **{f"top-{x or 'all'}": {"top": x} for x in (8, 256, None)},
+    "reversed": {"top": None},
+}
+
+
+class Ablations(Proof):
+    """The runs, and the texts that some of them replay."""
+
+    def plans(self) -> dict[str, Plan]:
+        seed = (0,)
+        found = {
+            name: Plan(Recipe(recall=SelfReplay(**changed)), 1.0, seed)
+            for name, changed in CHANGED.items()
+        }
+        found["no-chats"] = Plan(Recipe(recall=SelfReplay()), 1.0, seed, chats=False)
+        found |= {
+            f"rate-x{lr:g}": Plan(Recipe(recall=SelfReplay()), lr, seed) for lr in (0.5, 2, 4)
+        }
+        files = {name: str(self.prepared / f"{name}.jsonl") for name in DRAWN}
+        return found | {
+            name: Plan(Recipe(recall=SelfReplay(texts=file)), 1.0, seed)
+            for name, file in files.items()
+        }
+
+    def run(self, name: str, plan: Plan, seed: int) -> Record:
+        if name in DRAWN:
+            self.draw(name)
+        self.reverses = name == "reversed"
+        return super().run(name, plan, seed)
+
+    def draw(self, name: str) -> None:
+        """Write a file of texts, one per line."""
+        temperature, count, pretrained, kind = DRAWN[name]
+        file = self.prepared / f"{name}.jsonl"
+        if file.exists():
+            return
+        model = self.fresh()
+        if not pretrained:
+            torch.manual_seed(0)
+            model = type(model)(model.config).to(self.device).eval()
+        head: nn.Linear = copy.deepcopy(model.lm_head)
+        head.weight = nn.Parameter(head.weight.detach() / temperature)  # not that of the embedding
+        model.lm_head = head
+        starts = default_starts(model, tokenizer=self.tokenizer)
+        starts = [s for s in starts if kind == "both" or len(s.tokens) > 1]
+        pool = draw_pool(model, count, starts=starts, cache=False, progress=False, top=2)
+        rows = [
+            self.tokenizer.decode(tokens[1:length], skip_special_tokens=False)
+            for tokens, length in zip(pool.tokens.tolist(), pool.lengths.tolist(), strict=True)
+        ]
+        self.prepared.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in rows), encoding="utf-8"
+        )
+        part.rename(file)
+
+    def terms(self, plan: Plan, run: Run, batches: list[Batch], seed: int) -> list[Loss]:
+        found = super().terms(plan, run, batches, seed)
+        if self.reverses:
+            for replay in found:
+                cast(Replay, replay).whole = Reversed
+        return found
+
+
+class Reversed(AllTokens):
+    """KL(model ‖ base) instead of KL(base ‖ model)."""
+
+    def compare(self, rows: slice, logits: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """KL = Σ q·log(q/p); ∂KL/∂z = q·(log(q/p) − KL)."""
+        log_p = self.logits(rows).to(logits.dtype).log_softmax(1)
+        log_q = logits.log_softmax(1)
+        q, ratio = log_q.exp(), log_q - log_p
+        value = (q * ratio).sum(1)
+        return value, lambda: q.mul_(ratio - value[:, None])
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_input("--model")
+    parser.add_input("--data")
+    parser.add_argument("--samples", type=int, help="of the training data; default: all")
+    parser.add_argument("--limit", type=int, default=10_000, help="rows of a test, for a trial")
+    parser.set_defaults(target="mbpp", name="smollm2")
+    args: Any = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    bench = Ablations(args)
+    jobs: dict[str, Callable[[], Record]] = {"pretrained": bench.pretrained}
+    for name, plan in bench.plans().items():
+        jobs[f"{name}-s0"] = functools.partial(bench.run, name, plan, 0)
+    jobs = selected(jobs, args.only)
+    if args.collect is None:
+        sys.exit(1 if work(jobs, args.runs, args.seconds) else 0)
+    protocol = {
+        "model": MODELS["smollm2"], "target": "mbpp", "rules": "benchmarks/proof/PROTOCOL.md",
+        "drawn": {name: list(how) for name, how in DRAWN.items()}, "changed": CHANGED,
+    }  # fmt: skip
+    collect(args.runs, jobs, args.collect, protocol)
+
+
+if __name__ == "__main__":
+    main()
