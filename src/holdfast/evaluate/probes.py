@@ -65,14 +65,23 @@ class Sized(Protocol):
 
 def encoded_once(test: Any, loaded: Loaded, encode: Callable[[Loaded], Encoded]) -> Encoded:
     """Encode the data of a test once for all models that share a tokenizer."""
+    tokenizer, first, found = vars(test).get(_ENCODED, (None, None, None))
+    if tokenizer is None or tokenizer is not loaded.tokenizer or first != _first(loaded):
+        found = encode(loaded)
+        keep_encoded(test, loaded, found)
+    return cast(Encoded, found)
+
+
+def keep_encoded(test: Any, loaded: Loaded, found: object) -> None:
+    """Keep the data of a test as :func:`encoded_once` would encode them."""
+    vars(test)[_ENCODED] = loaded.tokenizer, _first(loaded), found
+
+
+def _first(loaded: Loaded) -> list[Any]:
+    """Return the tokens that can be the first one of a text."""
     config: Any = getattr(loaded.model, "config", None)
     named = (getattr(config, name, None) for name in ("bos_token_id", "eos_token_id"))
-    first = [loaded.start_token, *named]
-    tokenizer, about, found = vars(test).get(_ENCODED, (None, None, None))
-    if tokenizer is None or tokenizer is not loaded.tokenizer or about != first:
-        found = encode(loaded)
-        vars(test)[_ENCODED] = loaded.tokenizer, first, found
-    return cast(Encoded, found)
+    return [loaded.start_token, *named]
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ class Text:
         if loaded.kind != "causal_lm":
             model = type(loaded.model).__name__
             raise ValueError(f"the text {self.name!r} needs a language model, got {model}")
-        start, ids = loaded.first_token(), self._tokens(loaded)
+        start, ids = loaded.first_token(), self.tokens(loaded)
         requests = encoding.windows(ids[1:] if ids[:1] == [start] else ids, start, loaded.limit)
         found = log_likelihoods(loaded, requests, self.name, progress=progress)
         losses = [loss for likelihood in found for loss in likelihood.losses]
@@ -108,15 +117,19 @@ class Text:
         return Outcomes([math.fsum(block) for block in blocks], list(map(len, blocks)))
 
     def lengths(self, loaded: Loaded) -> list[int]:
-        return [len(self._tokens(loaded))]
+        return [len(self.tokens(loaded))]
 
-    def _tokens(self, loaded: Loaded) -> list[int]:
+    def tokens(self, loaded: Loaded) -> list[int]:
+        """Return the tokens of the text."""
         tokenizer = loaded.need_tokenizer(f"the text {self.name!r}")
         return encoded_once(self, loaded, lambda _: encoding.tokenize(tokenizer, self.text))
 
     def within(self, loaded: Loaded, tokens: int) -> "Text":
         tokenizer = loaded.need_tokenizer(f"the text {self.name!r}")
-        return replace(self, text=encoding.first_tokens(tokenizer, self.text, tokens))
+        text, ids = encoding.first_tokens(tokenizer, self.text, tokens)
+        test = replace(self, text=text)
+        keep_encoded(test, loaded, ids)
+        return test
 
     def _masked(self, loaded: Loaded, progress: bool) -> Outcomes:
         values, counts = [], []

@@ -195,9 +195,8 @@ def kl_of(probe: Probe, loaded: Loaded, samples: int) -> KL | None:
         return masked_kl(probe.name, probe.text, samples)
     if loaded.kind != "causal_lm":
         return None
-    tokenizer = loaded.need_tokenizer(probe.name)
     if isinstance(probe, Text):
-        some = encoding.pieces(encoding.tokenize(tokenizer, probe.text), loaded.limit)[:samples]
+        some = encoding.pieces(probe.tokens(loaded), loaded.limit)[:samples]
         return token_kl(probe.name, some, "the next token, after each token of the text")
     if isinstance(probe, Completions):
         last = [answers[-1] for answers in probe.answers(loaded, samples)]

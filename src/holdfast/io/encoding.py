@@ -64,6 +64,11 @@ def tokenize_all(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     if not texts:
         return []
     found = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    return _after_bos(tokenizer, found)
+
+
+def _after_bos(tokenizer: Any, found: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return token sequences after the BOS token, if the tokenizer adds one."""
     bos = tokenizer.bos_token_id
     begins = bos is not None and list(tokenizer("")["input_ids"])[:1] == [bos]
     return [[bos, *ids] if begins and ids[:1] != [bos] else list(ids) for ids in found]
@@ -94,20 +99,27 @@ def encode_pairs(loaded: Loaded, pairs: Sequence[tuple[str, str]]) -> list[Conti
     return found
 
 
-def first_tokens(tokenizer: Any, text: str, most: int) -> str:
-    """Return the beginning of a text, with at most this many tokens."""
-    fast = bool(getattr(tokenizer, "is_fast", False))
+def first_tokens(tokenizer: Any, text: str, most: int) -> tuple[str, list[int]]:
+    """Return the beginning of a text with at most this many tokens, and its tokens.
+
+    The tokens are those of :func:`tokenize`. A BOS token does not count.
+    """
     characters = 5 * (most + _MARGIN)  # about as many as these tokens have
     while True:
-        found = tokenizer(text[:characters], add_special_tokens=False, return_offsets_mapping=fast)
-        if len(found["input_ids"]) > most + _MARGIN or characters >= len(text):
+        found = tokenizer(text[:characters], add_special_tokens=False)
+        ids = list(found["input_ids"])
+        if len(ids) > most + _MARGIN or characters >= len(text):
             break
         characters *= 2
-    if len(found["input_ids"]) <= most:
-        return text
-    if fast:
-        return text[: found["offset_mapping"][most - 1][1]]
-    return str(tokenizer.decode(found["input_ids"][:most]))
+    if len(ids) > most:
+        if getattr(tokenizer, "is_fast", False):
+            # Several tokens may be parts of one character, which is left out then.
+            while most > 1 and found.token_to_chars(most).start < found.token_to_chars(most - 1).end:
+                most -= 1
+            text = text[: found.token_to_chars(most - 1).end]
+        else:
+            text = str(tokenizer.decode(ids[:most]))
+    return text, _after_bos(tokenizer, [ids[:most]])[0]
 
 
 def fitting(rows: Rows, lengths: Sequence[int], tokens: int) -> Rows:
