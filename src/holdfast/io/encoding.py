@@ -114,7 +114,9 @@ def first_tokens(tokenizer: Any, text: str, most: int) -> tuple[str, list[int]]:
     if len(ids) > most:
         if getattr(tokenizer, "is_fast", False):
             # Several tokens may be parts of one character, which is left out then.
-            while most > 1 and found.token_to_chars(most).start < found.token_to_chars(most - 1).end:
+            while (
+                most > 1 and found.token_to_chars(most).start < found.token_to_chars(most - 1).end
+            ):
                 most -= 1
             text = text[: found.token_to_chars(most - 1).end]
         else:
