@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -164,8 +164,7 @@ class Completions:
 
     def __post_init__(self) -> None:
         _check_rows(self.name, self.rows)
-        for number in range(len(self.rows)):
-            words = self._words(number)
+        for number, words in enumerate(self._words):
             if isinstance(words, Conversation) and not words.has_answer:
                 raise ValueError(f"{self.name}: row {number} has no turn of the assistant")
 
@@ -191,18 +190,19 @@ class Completions:
         return encoded_once(self, loaded, self._encode)[:most]
 
     def _encode(self, loaded: Loaded) -> list[list[encoding.Continuation]]:
-        words = [self._words(i) for i in range(len(self.rows))]
-        pairs = [some for some in words if not isinstance(some, Conversation)]
+        pairs = [some for some in self._words if not isinstance(some, Conversation)]
         alone = iter(encoding.encode_pairs(loaded, pairs))
         return [
             encoding.encode_answers(loaded, some, f"{self.name}: row {i}")
             if isinstance(some, Conversation)
             else [next(alone)]
-            for i, some in enumerate(words)
+            for i, some in enumerate(self._words)
         ]
 
-    def _words(self, number: int) -> Conversation | tuple[str, str]:
-        return Reader(self.name).answered(self.rows[number], number, self.template)
+    @cached_property
+    def _words(self) -> list[Conversation | tuple[str, str]]:
+        reader = Reader(self.name)
+        return [reader.answered(self.rows[i], i, self.template) for i in range(len(self.rows))]
 
     def scores(self, before: Sequence[Outcomes], after: Sequence[Outcomes]) -> list[Score]:
         nll, match = zip(before, after, strict=True)
@@ -229,18 +229,20 @@ class MultipleChoice:
 
     def __post_init__(self) -> None:
         _check_rows(self.name, self.rows)
-        for number in range(len(self.rows)):
-            self._row(number)
+        _ = self._questions  # raises at once
 
     def run(self, loaded: Loaded, *, progress: bool) -> Outcomes:
         requests = [answer for row in self._encoded(loaded) for answer in row]
         found = iter(log_likelihoods(loaded, requests, self.name, progress=progress))
-        correct = []
-        for _, choices, label in map(self._row, range(len(self.rows))):
+        likelihoods = []
+        for _, choices, _ in self._questions:
             sizes = [max(1, len(c)) if self.by_length else 1 for c in choices]
-            likeliest = torch.tensor([-next(found).nll / size for size in sizes])
-            correct.append(float(matches(likeliest, torch.tensor(label))))
-        return Outcomes(correct)
+            likelihoods.append([-next(found).nll / size for size in sizes])
+        most = max(map(len, likelihoods))
+        # A choice that a row does not have is never the likeliest.
+        table = torch.tensor([[*row, *[-math.inf] * (most - len(row))] for row in likelihoods])
+        labels = torch.tensor([label for *_, label in self._questions])
+        return Outcomes(matches(table, labels).tolist())
 
     def scores(self, before: Outcomes, after: Outcomes) -> list[Score]:
         score = partial(compare, self.name, "accuracy", lower_is_better=False, role=self.role)
@@ -256,14 +258,19 @@ class MultipleChoice:
         return encoded_once(self, loaded, self._encode)
 
     def _encode(self, loaded: Loaded) -> list[list[encoding.Continuation]]:
-        rows = [self._row(i) for i in range(len(self.rows))]
+        rows = self._questions
         pairs = [(prompt, f" {choice}") for prompt, choices, _ in rows for choice in choices]
         found = iter(encoding.encode_pairs(loaded, pairs))
         return [[next(found) for _ in choices] for _, choices, _ in rows]
 
-    def _row(self, number: int) -> tuple[str, list[str], int]:
-        row, reader = self.rows[number], Reader(self.name)
-        return reader.prompt(row, number, self.template), *reader.choices(row, number)
+    @cached_property
+    def _questions(self) -> list[tuple[str, list[str], int]]:
+        """The question of each row, its choices, and the index of the correct one."""
+        found, reader = [], Reader(self.name)
+        for i in range(len(self.rows)):
+            row = self.rows[i]
+            found.append((reader.prompt(row, i, self.template), *reader.choices(row, i)))
+        return found
 
 
 @dataclass(frozen=True)

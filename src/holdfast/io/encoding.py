@@ -114,11 +114,10 @@ def first_tokens(tokenizer: Any, text: str, most: int) -> tuple[str, list[int]]:
     if len(ids) > most:
         if getattr(tokenizer, "is_fast", False):
             # Several tokens may be parts of one character, which is left out then.
-            while (
-                most > 1 and found.token_to_chars(most).start < found.token_to_chars(most - 1).end
-            ):
+            place = found.token_to_chars
+            while most > 1 and place(most).start < place(most - 1).end:
                 most -= 1
-            text = text[: found.token_to_chars(most - 1).end]
+            text = text[: place(most - 1).end]
         else:
             text = str(tokenizer.decode(ids[:most]))
     return text, _after_bos(tokenizer, [ids[:most]])[0]
