@@ -152,7 +152,7 @@ def _probe_of(name: str, data: rows.Rows, role: Role) -> Probe:
 def _first_rows(name: str, data: Any, limit: int | None) -> rows.Rows:
     """Return the first rows; images stay undecoded."""
     if isinstance(data, str | os.PathLike):
-        data = rows.open_rows(data)
+        data = rows.open_rows(data, limit)
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         raise TypeError(f"{name} must be a file or a sequence of rows, got {type(data).__name__}")
     if not len(data):

@@ -77,7 +77,7 @@ def log_likelihoods(
                     sizes.append(len(target))
                     where.extend(range(end - len(target), end))
                     wanted.extend(target)
-                bar.update(len(owners[number]))
+            bar.update(sum(len(owners[number]) for number in numbers))
             indices, targets = (
                 torch.frombuffer(some, dtype=torch.int64) for some in (where, wanted)
             )
