@@ -8,7 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from holdfast import Reference
-from holdfast._torch.fingerprint import tensor_fingerprints
+from holdfast._torch.fingerprint import (
+    model_fingerprint,
+    started_model_fingerprint,
+    tensor_fingerprints,
+)
 from methods.problems import make_net
 
 
@@ -172,6 +176,16 @@ def test_tensors_that_are_computed_together_have_the_fingerprints_of_single_ones
     monkeypatch.setattr("holdfast._torch.fingerprint._CHUNK_CPU", chunk)
     monkeypatch.setattr("holdfast._torch.fingerprint._packs", lambda device: True)
     assert tensor_fingerprints(shaped) == expected
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_fingerprint_is_that_of_the_weights_when_it_was_started(together, monkeypatch):
+    monkeypatch.setattr("holdfast._torch.fingerprint._packs", lambda device: together)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    before, started = model_fingerprint(model), started_model_fingerprint(model)
+    with torch.no_grad():
+        model[1].running_mean[3] += 1e-3
+    assert started() == before != model_fingerprint(model)
 
 
 def test_statistics_are_referred_to_and_the_fingerprint_survives_saving(tmp_path):

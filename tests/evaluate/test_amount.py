@@ -8,6 +8,10 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
+from tokenizers import Tokenizer  # noqa: E402
+from tokenizers.models import BPE  # noqa: E402
+from tokenizers.pre_tokenizers import ByteLevel  # noqa: E402
+
 import holdfast  # noqa: E402
 from holdfast.cli import main  # noqa: E402
 from holdfast.evaluate import amount  # noqa: E402
@@ -52,6 +56,42 @@ def test_a_text_within_a_number_of_tokens_or_samples():
         assert amount.limited(text, loaded, 2, None).lengths(loaded) == [256]
         assert amount.limited(text, loaded, 2, 100).lengths(loaded) == [100]
         assert amount.limited(text, loaded, 9, 700).text == TEXT
+
+
+def bytewise():
+    """A tokenizer with one token per byte."""
+    letters = {letter: i for i, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="!")
+
+
+@pytest.mark.parametrize("most", range(1, 12))
+def test_a_cut_text_has_the_tokens_that_are_tested(most):
+    """A character of several tokens is tested as a whole, or not at all."""
+    text, tokenizer = "a é€ 🙂 b", bytewise()
+    with Loader(tokenizer=tokenizer).open(make_llama(vocab=300)) as loaded:
+        cut = Text("t", text).within(loaded, most)
+        assert text.startswith(cut.text)
+        assert cut.tokens(loaded) == tokenizer(cut.text)["input_ids"]
+        assert most - 4 < len(cut.tokens(loaded)) <= most
+
+
+@pytest.mark.parametrize("limit", [2, 100])
+def test_a_text_is_tokenized_once(monkeypatch, limit):
+    tokenizer, seen = make_tokenizer(), []
+    call = type(tokenizer).__call__
+
+    def counted(self, text, *args, **options):
+        seen.extend([text] if isinstance(text, str) else text)
+        return call(self, text, *args, **options)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", counted)
+    base = make_llama()
+    loader = Loader(tokenizer=tokenizer)
+    options = {"loader": loader, "context_free": 0, "drift": False, "progress": False}
+    holdfast.measure(base, noisy(base), text={"t": TEXT}, limit=limit, **options)
+    assert [text[:7] for text in seen if text] == ["the cat"]
 
 
 def test_a_classifier_within_a_number_of_tokens():

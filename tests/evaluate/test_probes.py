@@ -13,6 +13,7 @@ from holdfast.io.encoding import Continuation, windows
 from holdfast.io.models import Loader
 from holdfast.report.words import change_of
 from holdfast.scoring import likelihood
+from holdfast.scoring.kl import next_token_log_probs
 from holdfast.scoring.likelihood import log_likelihoods
 from small import make_llama, make_tokenizer, noisy
 
@@ -118,6 +119,20 @@ class TestBatches:
         model.get_output_embeddings = lambda: torch.nn.Linear(16, 30)
         self.check(model)
         assert max(rows * length for rows, length, _ in sizes) <= max(logits // 30, 23)
+
+    def test_losses_that_are_known_keep_their_places(self):
+        with opened(make_llama()) as loaded:
+            found = log_likelihoods(loaded, self.REQUESTS)
+            known = [[*request.context, *request.target] for request in self.REQUESTS[3::4]]
+            for _ in next_token_log_probs(loaded, known, keep=True):
+                pass
+            assert len(loaded.losses) == 5
+            again = log_likelihoods(loaded, self.REQUESTS)
+            assert log_likelihoods(loaded, self.REQUESTS[3::4]) == again[3::4]
+            assert log_likelihoods(loaded, []) == []
+        assert [f.greedy for f in found] == [a.greedy for a in again]
+        for one, other in zip(found, again, strict=True):
+            assert one.losses == pytest.approx(other.losses, rel=1e-5)
 
     def test_memory_that_runs_out(self):
         model, tried = make_llama(), []

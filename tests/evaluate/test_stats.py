@@ -5,7 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.evaluate.stats import Outcomes, change, compare, estimate
+from holdfast.evaluate.stats import Outcomes, compare, estimate
+
+
+def change(before, after):
+    return compare("x", "nll", before, after, lower_is_better=True).change
 
 
 def test_the_interval_covers_as_often_as_it_says():
@@ -43,6 +47,24 @@ def test_the_same_samples_have_not_changed():
     score = compare("x", "perplexity", samples, samples, lower_is_better=True, transform=np.exp)
     assert (score.change.value, score.change.low, score.change.high) == (0, 0, 0)
     assert score.before.value == pytest.approx(np.exp(1.1 / 7))
+
+
+@pytest.mark.parametrize("transform", [None, np.exp])
+@pytest.mark.parametrize("kinds", [("yes", "yes"), ("yes", "number"), ("number", "ratio")])
+def test_figures_that_are_compared_are_those_of_each_model(kinds, transform):
+    generator = np.random.default_rng(1)
+    values = generator.normal(size=50)
+    made = {
+        "yes": lambda: Outcomes(generator.integers(0, 2, 50).astype(float)),
+        "number": lambda: Outcomes(values),
+        "ratio": lambda: Outcomes(values, generator.integers(1, 9, 50)),
+    }
+    before, after = (made[kind]() for kind in kinds)
+    score = compare("x", "y", before, after, lower_is_better=True, transform=transform)
+    assert score.before == estimate(before, transform)
+    assert score.after == estimate(after, transform)
+    assert score.change.value == score.after.value - score.before.value
+    assert score.change.low < score.change.value < score.change.high
 
 
 def test_wrong_use():

@@ -35,6 +35,16 @@ def test_files(tmp_path):
     assert list(open_rows(str(tmp_path / "a.csv"))) == [{"text": "row", "label": "1"}]
 
 
+def test_json_lines_are_read_as_far_as_they_are_used(tmp_path):
+    lines = [*map(json.dumps, ROWS), "no row"]
+    (tmp_path / "a.jsonl").write_text("\n\n".join(lines))
+    for most in (1, 3, 6):
+        assert open_rows(tmp_path / "a.jsonl", most) == ROWS[:most]
+    for most in (7, None):
+        with pytest.raises(ValueError, match="line 13 is not JSON"):
+            open_rows(tmp_path / "a.jsonl", most)
+
+
 def test_parquet_and_arrow(tmp_path, datasets):
     import pyarrow.feather
 

@@ -58,6 +58,21 @@ class TestCache:
         others = [made.shuffle(seed=1), made.select(range(20)), made.rename_column("labels", "l")]
         assert len({key(made), *map(key, others)}) == 4
 
+    def test_every_token_of_rows_is_part_of_the_key(self):
+        def key(rows):
+            return scorer.as_source(rows, None, 1).fingerprint()
+
+        rows = [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, {"input_ids": [8], "labels": [8]}]
+        keys = {key(rows), key(rows[:1]), key(rows[::-1])}
+        for i, row in enumerate(rows):
+            for name, ids in row.items():
+                for at in range(len(ids)):
+                    other = [*ids[:at], ids[at] + 1, *ids[at + 1 :]]
+                    keys.add(key([*rows[:i], {**row, name: other}, *rows[i + 1 :]]))
+                keys.add(key([*rows[:i], {**row, name: ids[:-1]}, *rows[i + 1 :]]))
+        assert len(keys) == 3 + 8 + 4
+        assert key(rows) == key([dict(reversed(row.items())) for row in rows])
+
     def test_a_key_of_the_users(self, model, rows, monkeypatch):
         batches = [scorer.as_source(dataset(rows), None, 1).collate(rows)]
         first = quiet(model, iter(batches), cache=True, data_key="v1")

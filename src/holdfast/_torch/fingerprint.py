@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -37,23 +37,39 @@ _CHUNK_CPU, _CHUNK_DEVICE = 1 << 18, 1 << 24
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:
     """One fingerprint of several tensors in order, equal on every device."""
-    text = " ".join(tensor_fingerprints((tensor.shape, tensor) for tensor in tensors))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return started_fingerprint(tensors)()
+
+
+def started_fingerprint(tensors: Iterable[Tensor]) -> Callable[[], str]:
+    """Start a fingerprint, which a GPU computes while the host goes on; a call returns it."""
+    found = _started((tensor.shape, tensor) for tensor in tensors)
+    return lambda: hashlib.sha256(" ".join(found()).encode()).hexdigest()[:32]
 
 
 def tensor_fingerprints(tensors: Iterable[tuple[Iterable[int], Tensor | None]]) -> list[str]:
     """The fingerprint of each shape with its values, without spaces; None is no tensor."""
+    return _started(tensors)()
+
+
+def _started(
+    tensors: Iterable[tuple[Iterable[int], Tensor | None]],
+) -> Callable[[], list[str]]:
     shapes: list[str] = []
     digests = _Digests()
     for shape, tensor in tensors:
         shapes.append("x".join(map(str, shape)))
         if tensor is not None:
             digests.add(len(shapes) - 1, tensor)
-    found = digests.values()
-    return [
-        f"{shape}:{found[i]:016x}" if i in found else f"{shape}:free"
-        for i, shape in enumerate(shapes)
-    ]
+    digests.start()
+
+    def finish() -> list[str]:
+        found = digests.values()
+        return [
+            f"{shape}:{found[i]:016x}" if i in found else f"{shape}:free"
+            for i, shape in enumerate(shapes)
+        ]
+
+    return finish
 
 
 class _Digests:
@@ -74,9 +90,10 @@ class _Digests:
         flat = whole(tensor.detach()).reshape(-1)
         if not flat.numel():
             self.empty.append(number)
-        kinds = {(piece.device, piece.dtype) for *_, piece in self.pieces}
-        if kinds - {(flat.device, flat.dtype)}:
-            self._compute()
+        if self.pieces:
+            last = self.pieces[-1][2]  # all pieces are of one kind
+            if (last.device, last.dtype) != (flat.device, flat.dtype):
+                self.start()
         start = 0
         while start < flat.numel():
             if not self.pieces:
@@ -85,19 +102,20 @@ class _Digests:
             self.pieces.append((number, start, piece))
             start, self.room = start + piece.numel(), self.room - piece.numel()
             if not self.room:
-                self._compute()
+                self.start()
         if not _packs(flat.device):
-            self._compute()
+            self.start()
 
     def values(self) -> dict[int, int]:
-        self._compute()
+        self.start()
         totals = dict.fromkeys(self.empty, 0)
         for numbers, sums in self.found:
             for number, value in zip(numbers, sums.tolist(), strict=True):
                 totals[number] = (totals.get(number, 0) + value) % 2**64
         return totals
 
-    def _compute(self) -> None:
+    def start(self) -> None:
+        """Compute the pieces that wait, without waiting for a GPU."""
         if not self.pieces:
             return
         numbers, starts, values = zip(*self.pieces, strict=True)
@@ -217,8 +235,17 @@ def _settings(model: Any) -> dict[str, Any]:
 
 def model_fingerprint(model: nn.Module) -> str:
     """A fingerprint of a model's architecture, weights, buffers and configuration."""
+    return started_model_fingerprint(model)()
+
+
+def started_model_fingerprint(model: nn.Module) -> Callable[[], str]:
+    """Start :func:`model_fingerprint`, see :func:`started_fingerprint`.
+
+    It is the fingerprint of the weights that the model has now, also if they change before the
+    result is fetched.
+    """
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    weights = fingerprint(state[name] for name in sorted(state))
+    weights = started_fingerprint(state[name] for name in sorted(state))
     inner: Any = unwrapped(model)
     adapters = [
         (getattr(m, "_disable_adapters", None), str(getattr(m, "_active_adapter", None)))
@@ -231,12 +258,20 @@ def model_fingerprint(model: nn.Module) -> str:
         json.dumps(_settings(inner), sort_keys=True, default=str),
         adapters,
     )
-    return f"{weights}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
+    rest = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+    return lambda: f"{weights()}-{rest}"
 
 
 def _feed(digest: Any, item: Any) -> None:
     """Feed a value to the digest. Raises TypeError if its content cannot be read."""
-    if isinstance(item, Mapping):
+    if isinstance(item, list | tuple):
+        try:  # usually token ids: fast
+            digest.update(array("q", item))
+        except (TypeError, OverflowError):
+            for x in item:
+                _feed(digest, x)
+        digest.update(b"]")
+    elif isinstance(item, Mapping):
         for name in sorted(item, key=str):
             digest.update(f"{{{name}:".encode())
             _feed(digest, item[name])
@@ -246,13 +281,6 @@ def _feed(digest: Any, item: Any) -> None:
         digest.update(values.view(torch.uint8).numpy().tobytes())
     elif isinstance(item, str | int | float | bool | bytes | type | torch.dtype | None):
         digest.update(f"{type(item).__name__}{item!r};".encode())
-    elif isinstance(item, list | tuple):
-        try:  # usually token ids: fast
-            digest.update(array("q", item))
-        except (TypeError, OverflowError):
-            for x in item:
-                _feed(digest, x)
-        digest.update(b"]")
     elif isinstance(item, set | frozenset):
         _feed(digest, sorted(map(repr, item)))
     elif isinstance(item, np.ndarray | np.generic) or hasattr(item, "__array_interface__"):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -65,14 +65,23 @@ class Sized(Protocol):
 
 def encoded_once(test: Any, loaded: Loaded, encode: Callable[[Loaded], Encoded]) -> Encoded:
     """Encode the data of a test once for all models that share a tokenizer."""
+    tokenizer, first, found = vars(test).get(_ENCODED, (None, None, None))
+    if tokenizer is None or tokenizer is not loaded.tokenizer or first != _first(loaded):
+        found = encode(loaded)
+        keep_encoded(test, loaded, found)
+    return cast(Encoded, found)
+
+
+def keep_encoded(test: Any, loaded: Loaded, found: object) -> None:
+    """Keep the data of a test as :func:`encoded_once` would encode them."""
+    vars(test)[_ENCODED] = loaded.tokenizer, _first(loaded), found
+
+
+def _first(loaded: Loaded) -> list[Any]:
+    """Return the tokens that can be the first one of a text."""
     config: Any = getattr(loaded.model, "config", None)
     named = (getattr(config, name, None) for name in ("bos_token_id", "eos_token_id"))
-    first = [loaded.start_token, *named]
-    tokenizer, about, found = vars(test).get(_ENCODED, (None, None, None))
-    if tokenizer is None or tokenizer is not loaded.tokenizer or about != first:
-        found = encode(loaded)
-        vars(test)[_ENCODED] = loaded.tokenizer, first, found
-    return cast(Encoded, found)
+    return [loaded.start_token, *named]
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ class Text:
         if loaded.kind != "causal_lm":
             model = type(loaded.model).__name__
             raise ValueError(f"the text {self.name!r} needs a language model, got {model}")
-        start, ids = loaded.first_token(), self._tokens(loaded)
+        start, ids = loaded.first_token(), self.tokens(loaded)
         requests = encoding.windows(ids[1:] if ids[:1] == [start] else ids, start, loaded.limit)
         found = log_likelihoods(loaded, requests, self.name, progress=progress)
         losses = [loss for likelihood in found for loss in likelihood.losses]
@@ -108,15 +117,19 @@ class Text:
         return Outcomes([math.fsum(block) for block in blocks], list(map(len, blocks)))
 
     def lengths(self, loaded: Loaded) -> list[int]:
-        return [len(self._tokens(loaded))]
+        return [len(self.tokens(loaded))]
 
-    def _tokens(self, loaded: Loaded) -> list[int]:
+    def tokens(self, loaded: Loaded) -> list[int]:
+        """Return the tokens of the text."""
         tokenizer = loaded.need_tokenizer(f"the text {self.name!r}")
         return encoded_once(self, loaded, lambda _: encoding.tokenize(tokenizer, self.text))
 
     def within(self, loaded: Loaded, tokens: int) -> "Text":
         tokenizer = loaded.need_tokenizer(f"the text {self.name!r}")
-        return replace(self, text=encoding.first_tokens(tokenizer, self.text, tokens))
+        text, ids = encoding.first_tokens(tokenizer, self.text, tokens)
+        test = replace(self, text=text)
+        keep_encoded(test, loaded, ids)
+        return test
 
     def _masked(self, loaded: Loaded, progress: bool) -> Outcomes:
         values, counts = [], []
@@ -151,8 +164,7 @@ class Completions:
 
     def __post_init__(self) -> None:
         _check_rows(self.name, self.rows)
-        for number in range(len(self.rows)):
-            words = self._words(number)
+        for number, words in enumerate(self._words):
             if isinstance(words, Conversation) and not words.has_answer:
                 raise ValueError(f"{self.name}: row {number} has no turn of the assistant")
 
@@ -178,18 +190,19 @@ class Completions:
         return encoded_once(self, loaded, self._encode)[:most]
 
     def _encode(self, loaded: Loaded) -> list[list[encoding.Continuation]]:
-        words = [self._words(i) for i in range(len(self.rows))]
-        pairs = [some for some in words if not isinstance(some, Conversation)]
+        pairs = [some for some in self._words if not isinstance(some, Conversation)]
         alone = iter(encoding.encode_pairs(loaded, pairs))
         return [
             encoding.encode_answers(loaded, some, f"{self.name}: row {i}")
             if isinstance(some, Conversation)
             else [next(alone)]
-            for i, some in enumerate(words)
+            for i, some in enumerate(self._words)
         ]
 
-    def _words(self, number: int) -> Conversation | tuple[str, str]:
-        return Reader(self.name).answered(self.rows[number], number, self.template)
+    @cached_property
+    def _words(self) -> list[Conversation | tuple[str, str]]:
+        reader = Reader(self.name)
+        return [reader.answered(self.rows[i], i, self.template) for i in range(len(self.rows))]
 
     def scores(self, before: Sequence[Outcomes], after: Sequence[Outcomes]) -> list[Score]:
         nll, match = zip(before, after, strict=True)
@@ -216,18 +229,20 @@ class MultipleChoice:
 
     def __post_init__(self) -> None:
         _check_rows(self.name, self.rows)
-        for number in range(len(self.rows)):
-            self._row(number)
+        _ = self._questions  # raises at once
 
     def run(self, loaded: Loaded, *, progress: bool) -> Outcomes:
         requests = [answer for row in self._encoded(loaded) for answer in row]
         found = iter(log_likelihoods(loaded, requests, self.name, progress=progress))
-        correct = []
-        for _, choices, label in map(self._row, range(len(self.rows))):
+        likelihoods = []
+        for _, choices, _ in self._questions:
             sizes = [max(1, len(c)) if self.by_length else 1 for c in choices]
-            likeliest = torch.tensor([-next(found).nll / size for size in sizes])
-            correct.append(float(matches(likeliest, torch.tensor(label))))
-        return Outcomes(correct)
+            likelihoods.append([-next(found).nll / size for size in sizes])
+        most = max(map(len, likelihoods))
+        # A choice that a row does not have is never the likeliest.
+        table = torch.tensor([[*row, *[-math.inf] * (most - len(row))] for row in likelihoods])
+        labels = torch.tensor([label for *_, label in self._questions])
+        return Outcomes(matches(table, labels).tolist())
 
     def scores(self, before: Outcomes, after: Outcomes) -> list[Score]:
         score = partial(compare, self.name, "accuracy", lower_is_better=False, role=self.role)
@@ -243,14 +258,19 @@ class MultipleChoice:
         return encoded_once(self, loaded, self._encode)
 
     def _encode(self, loaded: Loaded) -> list[list[encoding.Continuation]]:
-        rows = [self._row(i) for i in range(len(self.rows))]
+        rows = self._questions
         pairs = [(prompt, f" {choice}") for prompt, choices, _ in rows for choice in choices]
         found = iter(encoding.encode_pairs(loaded, pairs))
         return [[next(found) for _ in choices] for _, choices, _ in rows]
 
-    def _row(self, number: int) -> tuple[str, list[str], int]:
-        row, reader = self.rows[number], Reader(self.name)
-        return reader.prompt(row, number, self.template), *reader.choices(row, number)
+    @cached_property
+    def _questions(self) -> list[tuple[str, list[str], int]]:
+        """The question of each row, its choices, and the index of the correct one."""
+        found, reader = [], Reader(self.name)
+        for i in range(len(self.rows)):
+            row = self.rows[i]
+            found.append((reader.prompt(row, i, self.template), *reader.choices(row, i)))
+        return found
 
 
 @dataclass(frozen=True)

@@ -58,24 +58,10 @@ def estimate(outcomes: Outcomes, transform: Transform = None) -> Estimate:
         >>> found.value, round(found.low, 3), round(found.high, 3), found.n
         (0.75, 0.301, 0.954, 4)
     """
-    if transform is None and _are_yes_and_no(outcomes):
-        return _wilson(outcomes)
+    if exact := _share(outcomes, transform):
+        return exact
     ratio = _ratio(outcomes, transform)
     return _bootstrap(len(outcomes), lambda drawn: [ratio(drawn)])[0]
-
-
-def change(before: Outcomes, after: Outcomes, transform: Transform = None) -> Estimate:
-    """Return after − before over the same samples, which are resampled together."""
-    if len(before) != len(after):
-        raise ValueError(
-            f"before and after must have the same samples, got {len(before)} and {len(after)}"
-        )
-    if list(before.values) == list(after.values) and _are_yes_and_no(before):
-        # No answer changed. By the rule of three the share of changes is below 3/n at 95 %.
-        most = min(1.0, 3 / len(before))
-        return Estimate(0.0, -most, most, len(before))
-    old, new = _ratio(before, transform), _ratio(after, transform)
-    return _bootstrap(len(before), lambda drawn: [new(drawn) - old(drawn)])[0]
 
 
 def compare(
@@ -88,9 +74,38 @@ def compare(
     role: str = "retained",
     transform: Transform = None,
 ) -> Score:
-    """Return the score of two models on the same samples."""
-    old, new = estimate(before, transform), estimate(after, transform)
-    return Score(name, metric, lower_is_better, old, new, change(before, after, transform), role)
+    """Return the score of two models on the same samples, which are resampled together."""
+    if len(before) != len(after):
+        raise ValueError(
+            f"before and after must have the same samples, got {len(before)} and {len(after)}"
+        )
+    exact = [_share(before, transform), _share(after, transform), _no_change(before, after)]
+    ratios = [_ratio(some, transform) for some in (before, after)]
+
+    def figures(drawn: Indices) -> list[Array]:
+        old, new = (ratio(drawn) for ratio in ratios)
+        return [old, new, new - old]
+
+    found = [one for one in exact if one is not None]
+    if len(found) < len(exact):
+        pairs = zip(exact, _bootstrap(len(before), figures), strict=True)
+        found = [resampled if one is None else one for one, resampled in pairs]
+    old, new, change = found
+    return Score(name, metric, lower_is_better, old, new, change, role)
+
+
+def _no_change(before: Outcomes, after: Outcomes) -> Estimate | None:
+    """Return the change of yes and no if no answer changed, else None."""
+    if list(before.values) != list(after.values) or not _are_yes_and_no(before):
+        return None
+    # By the rule of three the share of changes is below 3/n at 95 %.
+    most = min(1.0, 3 / len(before))
+    return Estimate(0.0, -most, most, len(before))
+
+
+def _share(outcomes: Outcomes, transform: Transform) -> Estimate | None:
+    """Return the share of yes, or None if the outcomes are not yes and no."""
+    return _wilson(outcomes) if transform is None and _are_yes_and_no(outcomes) else None
 
 
 def _are_yes_and_no(outcomes: Outcomes) -> bool:
@@ -107,10 +122,11 @@ def _wilson(outcomes: Outcomes, z: float = 1.959964) -> Estimate:
 
 def _ratio(outcomes: Outcomes, transform: Transform) -> Callable[[Indices], Array]:
     values = np.asarray(outcomes.values, float)
-    counts = np.ones_like(values) if outcomes.counts is None else np.asarray(outcomes.counts, float)
+    counts = None if outcomes.counts is None else np.asarray(outcomes.counts, float)
 
     def ratio(drawn: Indices) -> Array:
-        found: Array = values[drawn].sum(-1) / counts[drawn].sum(-1)
+        total = drawn.shape[-1] if counts is None else counts[drawn].sum(-1)
+        found: Array = values[drawn].sum(-1) / total
         return found if transform is None else transform(found)
 
     return ratio

@@ -152,7 +152,7 @@ def _probe_of(name: str, data: rows.Rows, role: Role) -> Probe:
 def _first_rows(name: str, data: Any, limit: int | None) -> rows.Rows:
     """Return the first rows; images stay undecoded."""
     if isinstance(data, str | os.PathLike):
-        data = rows.open_rows(data)
+        data = rows.open_rows(data, limit)
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         raise TypeError(f"{name} must be a file or a sequence of rows, got {type(data).__name__}")
     if not len(data):
@@ -195,9 +195,8 @@ def kl_of(probe: Probe, loaded: Loaded, samples: int) -> KL | None:
         return masked_kl(probe.name, probe.text, samples)
     if loaded.kind != "causal_lm":
         return None
-    tokenizer = loaded.need_tokenizer(probe.name)
     if isinstance(probe, Text):
-        some = encoding.pieces(encoding.tokenize(tokenizer, probe.text), loaded.limit)[:samples]
+        some = encoding.pieces(probe.tokens(loaded), loaded.limit)[:samples]
         return token_kl(probe.name, some, "the next token, after each token of the text")
     if isinstance(probe, Completions):
         last = [answers[-1] for answers in probe.answers(loaded, samples)]

@@ -23,6 +23,7 @@ from holdfast._torch.fingerprint import arrow_fingerprint, content_fingerprint
 from holdfast._torch.imports import require
 from holdfast.io.files import first_line
 from holdfast.io.heads import NewHead, head_for, target_of
+from holdfast.io.long_text import Tokenized
 from holdfast.io.models import Loaded, Loader
 from holdfast.io.render import Conversation, Reader, Words, rename
 from holdfast.io.rows import (
@@ -56,7 +57,7 @@ class Continuation(NamedTuple):
 
 def tokenize(tokenizer: Any, text: str) -> list[int]:
     """Return the tokens of a text, after the BOS token if the tokenizer adds one."""
-    return tokenize_all(tokenizer, [text])[0]
+    return _after_bos(tokenizer, [Tokenized(tokenizer, text).ids])[0]
 
 
 def tokenize_all(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
@@ -64,6 +65,11 @@ def tokenize_all(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     if not texts:
         return []
     found = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    return _after_bos(tokenizer, found)
+
+
+def _after_bos(tokenizer: Any, found: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return token sequences after the BOS token, if the tokenizer adds one."""
     bos = tokenizer.bos_token_id
     begins = bos is not None and list(tokenizer("")["input_ids"])[:1] == [bos]
     return [[bos, *ids] if begins and ids[:1] != [bos] else list(ids) for ids in found]
@@ -94,20 +100,26 @@ def encode_pairs(loaded: Loaded, pairs: Sequence[tuple[str, str]]) -> list[Conti
     return found
 
 
-def first_tokens(tokenizer: Any, text: str, most: int) -> str:
-    """Return the beginning of a text, with at most this many tokens."""
-    fast = bool(getattr(tokenizer, "is_fast", False))
+def first_tokens(tokenizer: Any, text: str, most: int) -> tuple[str, list[int]]:
+    """Return the beginning of a text with at most this many tokens, and its tokens.
+
+    The tokens are those of :func:`tokenize`. A BOS token does not count.
+    """
     characters = 5 * (most + _MARGIN)  # about as many as these tokens have
     while True:
-        found = tokenizer(text[:characters], add_special_tokens=False, return_offsets_mapping=fast)
-        if len(found["input_ids"]) > most + _MARGIN or characters >= len(text):
+        found = Tokenized(tokenizer, text[:characters])
+        if len(found.ids) > most + _MARGIN or characters >= len(text):
             break
         characters *= 2
-    if len(found["input_ids"]) <= most:
-        return text
-    if fast:
-        return text[: found["offset_mapping"][most - 1][1]]
-    return str(tokenizer.decode(found["input_ids"][:most]))
+    if len(found.ids) > most:
+        if getattr(tokenizer, "is_fast", False):
+            # Several tokens may be parts of one character, which is left out then.
+            while most > 1 and found.span(most)[0] < found.span(most - 1)[1]:
+                most -= 1
+            text = text[: found.span(most - 1)[1]]
+        else:
+            text = str(tokenizer.decode(found.ids[:most]))
+    return text, _after_bos(tokenizer, [found.ids[:most]])[0]
 
 
 def fitting(rows: Rows, lengths: Sequence[int], tokens: int) -> Rows:

@@ -261,8 +261,13 @@ class Reader:
 
     def _column(self, row: Mapping[str, Any], part: Part) -> str | None:
         """Return the column that holds a part, even if it is null; None if there is none."""
-        there = [column for column in self.columns[part] if column in row]
-        return next((c for c in there if row[c] is not None), there[0] if there else None)
+        null = None
+        for column in self.columns[part]:
+            if column in row:
+                if row[column] is not None:
+                    return column
+                null = null or column
+        return null
 
     def _needed(self, row: Mapping[str, Any], part: Part, number: int) -> str:
         column = self._column(row, part)

@@ -143,7 +143,7 @@ def labels_of(rows: Rows, name: str) -> list[Any] | None:
     return labels
 
 
-def open_rows(data: Sources) -> Rows:
+def open_rows(data: Sources, most: int | None = None) -> Rows:
     """Open the rows that a name, or several names, stand for. A text file is one row.
 
     Args:
@@ -152,8 +152,9 @@ def open_rows(data: Sources) -> Rows:
             files of a dataset (``dir:split``), a folder with one folder of images per class, or a
             dataset on the Hugging Face hub (``name``, ``name:split`` or
             ``name:configuration:split``). Local files take precedence over the hub.
+        most: JSON lines are read up to this number of rows per file.
     """
-    opened = {name: _open(name) for name in names_of(data)}
+    opened = {name: _open(name, most) for name in names_of(data)}
     first, *others = opened.values()
     if not others:
         return first
@@ -212,14 +213,14 @@ def name_of(data: Sources) -> str:
     return str(data) if isinstance(data, str | os.PathLike) else shorten(list(data), most=1)
 
 
-def _open(name: str) -> Rows:
+def _open(name: str, most: int | None) -> Rows:
     path = Path(name)
     if path.is_dir():
         return _open_directory(path, None)
     if path.exists():
         if _suffix(path) in _TABLE_SUFFIXES:
             return _open_table(path)
-        return [{"text": read_text(path)}] if is_text(path) else read_rows(path)
+        return [{"text": read_text(path)}] if is_text(path) else read_rows(path, most)
     folder, _, split = name.rpartition(":")
     if folder and Path(folder).is_dir():
         return _open_directory(Path(folder), split)
@@ -253,8 +254,11 @@ def read_text(path: Path) -> str:
     return text
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a text-based file. An error names the file and the line."""
+def read_rows(path: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """Read the rows of a text-based file, of JSON lines at most so many.
+
+    An error names the file and the line.
+    """
     suffix = _suffix(path)
     if suffix not in _ROW_SUFFIXES:
         raise ValueError(
@@ -274,6 +278,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         else:
             # Not splitlines(): a JSON string may hold U+2028, which only Python ends a line at.
             for number, line in enumerate(text.split("\n"), start=1):
+                if len(rows) == most:
+                    break
                 where = f"{path}, line {number}"
                 if line.strip():
                     rows.append(json.loads(line))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from holdfast._torch.fingerprint import model_fingerprint
+from holdfast._torch.fingerprint import started_model_fingerprint
 from holdfast.data import Source
 from holdfast.io.files import write_whole
 from holdfast.scoring.scores import Scores
@@ -103,6 +103,7 @@ class ScoreCache:
         """The entry; None without a cache, or if the content cannot be fingerprinted."""
         if cache is False:
             return None
+        weights = started_model_fingerprint(model)  # a GPU computes it while the data is read
         data = data_key or source.fingerprint()
         if data is None or None in options.values():
             what = "data" if data is None else "collate or task function"
@@ -115,7 +116,7 @@ class ScoreCache:
         root = cache_folder(cache) / "scores"
         about = {
             "format": _FORMAT,
-            "model": model_fingerprint(model),
+            "model": weights(),
             "data": data,
             **options,
             "probe": source.probe() if data_key else None,

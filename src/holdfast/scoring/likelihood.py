@@ -2,7 +2,9 @@
 
 import math
 import re
+from array import array
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -27,12 +29,6 @@ class Likelihood(NamedTuple):
     losses: list[float]  # the negative log-likelihood of each token, in nats
     greedy: float  # 1 if greedy decoding would generate the target, else 0; NaN if it cannot
 
-    @classmethod
-    def of(cls, both: Tensor) -> "Likelihood":
-        """Take the losses and the hits of the tokens."""
-        losses, hits = both.tolist()
-        return cls(losses, math.prod(hits))
-
     @property
     def nll(self) -> float:
         return math.fsum(self.losses)
@@ -56,35 +52,43 @@ def log_likelihoods(
         raise ValueError(f"{name}: answer {empty[0]} has no tokens to predict")
     if empty := [i for i, request in enumerate(requests) if not request.context]:
         raise ValueError(f"{name}: answer {empty[0]} has no context: add at least one token")
-    found: dict[int, Likelihood] = {}
+    asked: list[int] = []  # the numbers of the requests, in the order of their results
+    parts: list[Tensor] = []
     # Equal inputs run once, such as the letters of a question.
     same: dict[tuple[int, ...], list[int]] = {}
     for i, request in enumerate(requests):
         tokens = (*request.context, *request.target)
         if tokens in loaded.losses:
-            found[i] = Likelihood.of(loaded.losses[tokens][:, -len(request.target) :])
+            asked.append(i)
+            parts.append(loaded.losses[tokens][:, -len(request.target) :])
         else:
             same.setdefault(tokens[:-1][-loaded.limit :], []).append(i)
+    sizes = [part.shape[1] for part in parts]
     rows, owners = list(same), list(same.values())
     with progress_bar(len(requests), name, shown=progress) as bar:
-        bar.update(len(found))
+        bar.update(len(asked))
         for numbers, predictions in Runner(loaded)(rows):
-            asked: list[int] = []
-            sizes: list[int] = []
-            where: list[int] = []
-            wanted: list[int] = []
+            where, wanted = array("q"), array("q")
             for place, number in enumerate(numbers):
                 end = place * predictions.states.shape[1] + len(rows[number])
                 for i in owners[number]:
                     target = requests[i].target[-loaded.limit :]
                     asked.append(i)
                     sizes.append(len(target))
-                    where += range(end - len(target), end)
-                    wanted += target
-            chunks = predictions.logits(torch.tensor(where), torch.tensor(wanted))
-            both = torch.cat([losses_and_hits(z.log_softmax(-1), t) for z, t in chunks], 1).cpu()
-            found |= zip(asked, map(Likelihood.of, both.split(sizes, 1)), strict=True)
-            bar.update(len(asked))
+                    where.extend(range(end - len(target), end))
+                    wanted.extend(target)
+            bar.update(sum(len(owners[number]) for number in numbers))
+            indices, targets = (
+                torch.frombuffer(some, dtype=torch.int64) for some in (where, wanted)
+            )
+            chunks = predictions.logits(indices, targets)
+            parts += [losses_and_hits(z.log_softmax(-1), t) for z, t in chunks]
+    # Fetched at once: if the host waited for each batch, a GPU would wait for the next one.
+    losses, hits = torch.cat(parts, 1).tolist() if parts else ([], [])
+    found: dict[int, Likelihood] = {}
+    for i, end, size in zip(asked, accumulate(sizes), sizes, strict=True):
+        part = slice(end - size, end)
+        found[i] = Likelihood(losses[part], math.prod(hits[part]))
     return [found[i] for i in range(len(requests))]
 
 
