@@ -15,12 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from holdfast._torch.head_tap import Head, at_head
 from holdfast._torch.layout import is_sharded
+from holdfast._torch.lm_head import LARGE_CHUNK
 from holdfast._torch.ride import riding
 from holdfast._torch.teachers import AllTokens, Teacher
-
-#: Logits of a chunk: 256 MB in float32. Each chunk adds to the gradient of the whole output layer,
-#: so that small chunks take more time.
-_CHUNK = 1 << 26
 
 Chunks = Iterator[tuple[slice, Tensor]]  # rows, and their logits in at least float32
 
@@ -227,7 +224,7 @@ class _InChunks:
     def parts(self, states: Tensor, head: Head | None) -> Iterator[slice]:
         """Slices of the rows. There is always one, so that all trained tensors get a gradient."""
         vocabulary = states.shape[-1] if head is None else head.vocabulary
-        rows = max(1, (self.chunk or _CHUNK // self.loss.parts) // vocabulary)
+        rows = max(1, (self.chunk or LARGE_CHUNK // self.loss.parts) // vocabulary)
         for start in range(0, max(1, len(states)), rows):
             yield slice(start, start + rows)
 

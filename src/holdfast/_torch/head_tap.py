@@ -242,6 +242,22 @@ def tap_of(model: nn.Module, inputs: Mapping[str, Any]) -> Tap | None:
     return tap
 
 
+def divisible_head(model: nn.Module, inputs: Mapping[str, Any]) -> Head | None:
+    """The head whose logits can be computed in chunks; None if a job needs all logits at once.
+
+    The model needs no values: what it does after its output layer is judged by shapes alone.
+    """
+    layer = output_layer(model)
+    if layer is None or (head := Head(layer, layer.forward, After())).trained() is None:
+        return None
+    few = {n: _few(x) if isinstance(x, Tensor) else x for n, x in inputs.items()}
+    try:
+        with torch.no_grad(), replaced(layer, "forward", lambda states: states[..., :1]):
+            return head if logits_of(model, few).shape[-1] == 1 else None
+    except Exception:  # code of any model: as in tap_of, the whole logits are used
+        return None
+
+
 def output_layer(model: nn.Module) -> nn.Module | None:
     """The output layer of a language model; None if there is none, or copies of it are used."""
     ask = getattr(without_peft(model), "get_output_embeddings", None)
