@@ -150,6 +150,15 @@ def test_the_crew_of_a_plan_on_a_cpu(tmp_path, monkeypatch):
             crew_for(plan, jobs, per_gpu)
 
 
+@pytest.mark.parametrize("device", ["xpu", "mps", "xpu:1"])
+def test_another_device_does_one_run_at_a_time(device, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    plan = replace(make_plan(tmp_path), device=device)
+    assert crew_for(plan, None, "auto").workers == [None]
+    assert crew_for(plan, 2, "auto").workers == [None] * 2
+    assert len(crew_for(replace(plan, device="cpu"), None, "auto").workers) == 3
+
+
 def test_the_crew_of_a_plan_on_gpus(tmp_path, monkeypatch):
     """The size is that of the model's own configuration, without its weights."""
     pytest.importorskip("transformers", reason="the hf extra is not installed")

@@ -177,15 +177,20 @@ def make_crew(
     return Crew(workers, {gpu.index: most for gpu in gpus}, free, need)
 
 
-def crew_for(plan: Plan, jobs: int | None, per_gpu: PerGpu) -> Crew:
-    """The crew of a plan; reads the model's configuration if there is a choice to make."""
+def crew_for(plan: Plan, jobs: int | None, per_gpu: PerGpu, *, works: bool = True) -> Crew:
+    """The crew of a plan; reads the model's configuration if there is a choice to make.
+
+    ``works`` is False if no run is left for it.
+    """
     if jobs is not None:
         whole_number("jobs", jobs, 1)
     if per_gpu != "auto":
         whole_number("per_gpu", per_gpu, 1)
     gpus = gpus_for(plan.device)
+    if not (gpus or plan.device is None or plan.device.startswith(("cpu", "cuda"))):
+        jobs = jobs or 1  # the memory of devices such as xpu is not known
     parameters, need = None, None
-    if jobs is None and per_gpu == "auto" and any(gpu.free for gpu in gpus):
+    if works and jobs is None and per_gpu == "auto" and any(gpu.free for gpu in gpus):
         # The runs themselves say what is wrong with the model.
         with contextlib.suppress(ImportError, OSError, RuntimeError, TypeError, ValueError):
             parameters, need = _size_of(plan)
