@@ -1,6 +1,7 @@
 """The forecast of a training against real tensors: states, anchors, copies, pools, activations."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 import transformers
 
 from heads import LEAN, MODELS, Held, with_lora
-from holdfast import Distill, Recipe, Run, SelfReplay, pad_collate
+from holdfast import AdamWUpdate, Distill, Recipe, Run, SelfReplay, pad_collate
 from holdfast._torch import head_loss
 from holdfast._torch.head_tap import divisible_head
 from holdfast.cli import main
@@ -210,11 +211,11 @@ def test_the_loss_of_a_language_model_holds_a_chunk_of_logits(
         visits=rows, update_size=rows, progress=False,
     )  # fmt: skip
     batch = pad_collate([run.criterion.data[i] for i in range(rows)])
-    for measured in (False, True):  # the first call learns about the model
+    for is_known in (False, True):  # the first call learns about the model
         run.recall.plan(run.model, 1, rows, 1)
         with Held() as held, torch.autocast("cpu", torch.bfloat16, is_half):
             loss = run.loss(batch, rows * length, 1)
-            if measured:
+            if is_known:
                 loss.backward()
     found = prepared(str(save(model, tmp_path)), recipe, length, is_half)
     training = Training(
@@ -341,6 +342,17 @@ def test_constants_have_a_machine_and_name_every_kernel():
     planned = Planned(4, 4, ROWS, 4, 3, LENGTH, LENGTH - 1, VOCABULARY)
     for entry in methods():
         assert entry.cls().cost(planned).kernel in constants["x_limit"]
+
+
+def test_a_kernel_that_was_not_measured_is_named(folder):
+    class Mine(AdamWUpdate):
+        def cost(self, planned):
+            return replace(super().cost(planned), kernel="mine")
+
+    found = prepared(folder, "standard")
+    found = replace(found, recipe=replace(found.recipe, update=Mine()))
+    with pytest.raises(ValueError, match="kernel 'mine', which was not measured: it must be one"):
+        needs_of(found, Training(), Machines())
 
 
 @pytest.mark.parametrize("layers", [2, pytest.param(80, marks=pytest.mark.soak)])

@@ -373,7 +373,13 @@ def _update(
     update["pretrained model's predictions"] = predicted * passes.forward / flops
     step = 0.0
     for cost in costs:
-        limits = constants["x_limit"][cost.kernel]
+        limits = constants["x_limit"].get(cost.kernel)
+        if limits is None:
+            raise ValueError(
+                f"a method of the recipe has the cost of a kernel {cost.kernel!r}, which was not "
+                f"measured: it must be one of {', '.join(filter(None, constants['x_limit']))}, or "
+                "empty for a step at the speed of memory"
+            )
         limit = limits.get("bfloat16" if planned.value < 4 else "float32", limits["float32"])
         step += cost.moved * limit * parts.trained / machines.ranks / bandwidth
     update["optimizer step"] = step
