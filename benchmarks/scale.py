@@ -121,9 +121,9 @@ def beside_measurements() -> list[dict[str, Any]]:
     shapes = dict(zip(keys, fitting.SIZES["1.5b"], strict=True))
     for name in ("fit_full", "fit_accumulate", "fit_checkpointing", "fit_bfloat16", "fit_rounded",
                  "fit_lora"):  # fmt: skip
-        recipe, settings = fitting.ROWS[name]
+        given, settings = fitting.ROWS[name]
         training = Training(**{"batch_size": 16, "max_length": fitting.LENGTH, **settings})
-        add(name, shapes, Recipe.from_dict(recipe), training, found[name], Machines(), False)
+        add(name, shapes, Recipe.from_dict(given), training, found[name], Machines(), False)
     # The loss of this benchmark is that of transformers.
     placed = {r["impl"]: r for r in _read("anchor_placement_h200")["rows"]}
     training = Training(batch_size=8, max_length=2048)
@@ -131,7 +131,8 @@ def beside_measurements() -> list[dict[str, Any]]:
                               ("recadam_device", "recadam", "device"),
                               ("recadam_host", "recadam", "host")):  # fmt: skip
         machines = Machines(anchor_dtype="bfloat16", anchors=where)  # type: ignore[arg-type]
-        add(impl, dict(SIZES["llama-1b"]), Recipe.preset(name), training, placed[impl], machines, True)
+        shapes, recipe = dict(SIZES["llama-1b"]), Recipe.preset(name)
+        add(impl, shapes, recipe, training, placed[impl], machines, True)
     return rows
 
 
