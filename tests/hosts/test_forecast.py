@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 import transformers
 
 from heads import LEAN, MODELS, Held, with_lora
-from holdfast import AdamWUpdate, Distill, Recipe, Run, SelfReplay, pad_collate
+from holdfast import SFA, AdamWUpdate, Distill, Recipe, Run, SelfReplay, pad_collate
 from holdfast._torch import head_loss
 from holdfast._torch.head_tap import divisible_head
 from holdfast.cli import main
@@ -120,6 +120,21 @@ def test_kept_predictions_and_copies_are_as_declared(recall, adapters, cache):
         assert 0.3 * cost.on_cpu <= real <= cost.on_cpu
     else:
         assert real == cost.on_cpu
+
+
+@pytest.mark.parametrize("updates", [100, 10**6])
+def test_the_updates_of_a_long_run_are_not_counted_one_by_one(updates):
+    asked = []
+
+    class Asked(SFA):
+        def acts_at(self, update, total_updates):
+            asked.append(update)
+            return super().acts_at(update, total_updates)
+
+    planned = Planned(4, 4, ROWS, 4, updates, LENGTH, LENGTH - 1, VOCABULARY)
+    moved = Asked(every=0.25).cost(planned).moved
+    assert len(asked) == min(updates, 10_000)
+    assert moved == pytest.approx(4 / len(asked) * (2 * 4 + 4))
 
 
 def test_the_texts_of_an_update_are_as_declared():
