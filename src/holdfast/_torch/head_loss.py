@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from holdfast._torch.dtypes import wide, widen
 from holdfast._torch.head_tap import Head, at_head
 from holdfast._torch.layout import is_sharded
 from holdfast._torch.lm_head import LARGE_CHUNK
@@ -232,7 +233,7 @@ class _InChunks:
         """All logits, without gradients."""
         for part in self.parts(states, head):
             with torch.no_grad():
-                yield part, _wide(states[part] if head is None else head(states[part]))
+                yield part, widen(states[part] if head is None else head(states[part]))
 
 
 class _Sum(torch.autograd.Function):
@@ -275,15 +276,11 @@ def _with_gradients(
     """
     with torch.enable_grad():
         logits = some if head is None else head.call(named, some)
-    value, gradient = loss.at(part, _wide(logits.detach()))
+    value, gradient = loss.at(part, widen(logits.detach()))
     if logits.requires_grad:
         logits.backward(gradient().to(logits.dtype))
     return value
 
 
 def _zero(states: Tensor) -> Tensor:
-    return states.new_zeros((), dtype=torch.promote_types(states.dtype, torch.float32))
-
-
-def _wide(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return states.new_zeros((), dtype=wide(states))

@@ -20,6 +20,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import logits_and_auxiliary, logits_of, without_cache
+from holdfast._torch.dtypes import wide
 from holdfast._torch.layout import is_sharded
 from holdfast._torch.lm_head import is_out_of_memory
 from holdfast._torch.replace import replaced
@@ -188,8 +189,8 @@ class Tap:
 
         def respond(states: Tensor) -> Tensor:
             shapes.append(states.shape[:-1])
-            wide = torch.promote_types(states.dtype, torch.float32)
-            return states.new_tensor(_PROBES, dtype=wide).expand(*shapes[0], -1).contiguous()
+            probes = states.new_tensor(_PROBES, dtype=wide(states))
+            return probes.expand(*shapes[0], -1).contiguous()
 
         with self.answering(self.head(model).layer, respond):
             logits = logits_of(model, few)

@@ -250,7 +250,7 @@ def _saved(model: nn.Module, last: nn.Module | None = None) -> Iterator[dict[int
     """
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, int] = {}
-    ended = []
+    ended: list[bool] = []
     alive = []  # a freed storage would make room for another one with the same number
 
     def save(tensor: Tensor) -> Tensor:
