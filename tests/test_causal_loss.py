@@ -197,6 +197,18 @@ def test_autocast_runs_the_head_in_its_dtype(name, rows):
         assert (gradient - correct[name]).norm() <= 0.02 * correct[name].norm()
 
 
+def test_gradients_in_half_precision_are_rounded_once(monkeypatch):
+    """As by one product with all logits, however many chunks there are."""
+    torch.manual_seed(0)
+    run = make_run(Recipe(), make_llama(scale=0.3).bfloat16().train(), make_samples(40, 60))
+    batch, found = batch_of(run), {}
+    for chunk in (1 << 26, 4 * 30):
+        monkeypatch.setattr(head_loss, "LARGE_CHUNK", chunk)
+        found[chunk] = gradients(run.model, run.loss(batch, 1000, 1))["lm_head.weight"].float()
+    whole, chunked = found.values()
+    assert (chunked - whole).norm() < 0.005 * whole.norm()  # bfloat16 has a step of 0.008
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_micro_batches_accumulate(tied, rows):
     run = make_run(Recipe(objective=DFT()), exact(make_llama(tie_word_embeddings=tied)).train())

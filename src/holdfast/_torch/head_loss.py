@@ -250,13 +250,16 @@ class _Sum(torch.autograd.Function):
         named = dict(zip(names, leaves, strict=True))
         of_states = torch.empty_like(states) if wanted else None
         total = _zero(states)
+        sums: list[Tensor | None] = [None] * len(leaves)
         for part in job.parts(states, head):
             some = states[part].detach().requires_grad_(wanted)
             value = _with_gradients(job.loss, part, head, named, some)
             total += value.to(total.device)  # the head may be on another device
             if of_states is not None:
                 of_states[part] = cast(Tensor, some.grad)
-        ctx.save_for_backward(of_states, *(leaf.grad for leaf in leaves))
+            sums = [_added(s, leaf) for s, leaf in zip(sums, leaves, strict=True)]
+        rounded = (s if s is None else s.to(p.dtype) for s, p in zip(sums, leaves, strict=True))
+        ctx.save_for_backward(of_states, *rounded)
         return total
 
     @staticmethod
@@ -280,6 +283,17 @@ def _with_gradients(
     if logits.requires_grad:
         logits.backward(gradient().to(logits.dtype))
     return value
+
+
+def _added(total: Tensor | None, leaf: Tensor) -> Tensor | None:
+    """A sum over chunks with the gradient of the next one, which is taken from its leaf.
+
+    It is at least float32: a sum in half precision would lose more with every chunk.
+    """
+    gradient, leaf.grad = leaf.grad, None
+    if total is None or gradient is None:
+        return gradient if total is None else total
+    return widen(total).add_(gradient)
 
 
 def _zero(states: Tensor) -> Tensor:
