@@ -329,16 +329,18 @@ def _outputs(
 ) -> float:
     """Bytes of the outputs of a micro-batch and of their loss.
 
-    With chunks of logits, the gradient of the output layer is there before the backward pass: that
-    of all chunks and that of a chunk, and another one of the data besides the target's.
+    With chunks of logits, the gradient of the output layer is there before the backward pass: a sum
+    over chunks in at least float32 and that of a chunk, and another one of the data besides the
+    target's.
     """
     passes = found.passes
     count = passes.outputs.numel() * training.batch_size
     if passes.head is None:
         return count * (_value(training) + _LOSS)
-    gradients = (2 if count > LARGE_CHUNK else 1) + (_sum(costs, "trained") > 0)
     value = planned.value if machines.ranks == 1 else _value(training)  # FSDP2 casts the weights
-    return min(count, LARGE_CHUNK) * _CHUNKED + gradients * passes.head * value
+    gradient = value + (max(4, value) if count > LARGE_CHUNK else 0)
+    gradient += value if _sum(costs, "trained") else 0
+    return min(count, LARGE_CHUNK) * _CHUNKED + gradient * passes.head
 
 
 def _activations(found: Prepared, training: Training) -> float:
