@@ -1,5 +1,6 @@
 """Small language models with output layers of all kinds, and what tests of their losses share."""
 
+import weakref
 from functools import partial
 
 import peft
@@ -118,3 +119,31 @@ class Largest(TorchDispatchMode):
             self.numel, *(t.numel() for t in tree_leaves(out) if hasattr(t, "numel")), 0
         )
         return out
+
+
+class Held(TorchDispatchMode):
+    """The most bytes that new tensors held at a time."""
+
+    now = most = 0
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self.see(tensor.untyped_storage())
+        return out
+
+    def see(self, storage):
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self.seen:
+            self.seen[key] = weakref.ref(storage, lambda _: self.free(key, size))
+            self.now += size
+            self.most = max(self.most, self.now)
+
+    def free(self, key, size):
+        del self.seen[key]
+        self.now -= size

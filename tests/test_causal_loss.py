@@ -54,7 +54,7 @@ def _cache(monkeypatch, tmp_path):
 @pytest.fixture(params=[1, 4, 1000], ids="{} rows".format)
 def rows(request, monkeypatch):
     """The rows of a chunk."""
-    monkeypatch.setattr(head_loss, "_CHUNK", request.param * 30)
+    monkeypatch.setattr(head_loss, "LARGE_CHUNK", request.param * 30)
 
 
 def make_samples(count=6, length=7, vocab=30):
@@ -144,7 +144,7 @@ def test_recalls(name, rows):
     kl = (log_p.exp() * (log_p - log_q)).nansum() if recall.cache is False else None
     if kl is None:  # an estimate from kept tokens, which test_teachers.py compares with its twin
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(head_loss, "_CHUNK", 1 << 26)
+            patch.setattr(head_loss, "LARGE_CHUNK", 1 << 26)
             expected = run.loss(batch, 20, 1)
     else:
         expected = plain_loss(run, batch, 20) + factor * kl / 20
@@ -165,7 +165,7 @@ def assert_lean(run, batch, chunk, vocabulary):
 @pytest.mark.parametrize("name", LEAN)
 def test_no_tensor_has_the_size_of_the_logits(name, monkeypatch):
     vocabulary, chunk = 4000, 16 * 4000
-    monkeypatch.setattr(head_loss, "_CHUNK", chunk)
+    monkeypatch.setattr(head_loss, "LARGE_CHUNK", chunk)
     run = make_run(Recipe(), LEAN[name](vocab=vocabulary).train(), make_samples(6, 40, vocabulary))
     assert_lean(run, batch_of(run), chunk, vocabulary)
 
@@ -173,7 +173,7 @@ def test_no_tensor_has_the_size_of_the_logits(name, monkeypatch):
 @pytest.mark.parametrize("name", [*OBJECTIVES, *RECALLS])
 def test_no_method_needs_all_logits(name, monkeypatch):
     vocabulary, chunk = 4000, 16 * 4000
-    monkeypatch.setattr(head_loss, "_CHUNK", chunk)
+    monkeypatch.setattr(head_loss, "LARGE_CHUNK", chunk)
     recipe = (OBJECTIVES | RECALLS)[name]
     if recipe.objective == STM(tau=30):
         recipe = Recipe(objective=STM(tau=1e9))
@@ -195,6 +195,18 @@ def test_autocast_runs_the_head_in_its_dtype(name, rows):
     correct = gradients(run.model, expected)
     for name, gradient in gradients(run.model, found).items():
         assert (gradient - correct[name]).norm() <= 0.02 * correct[name].norm()
+
+
+def test_gradients_in_half_precision_are_rounded_once(monkeypatch):
+    """As by one product with all logits, however many chunks there are."""
+    torch.manual_seed(0)
+    run = make_run(Recipe(), make_llama(scale=0.3).bfloat16().train(), make_samples(40, 60))
+    batch, found = batch_of(run), {}
+    for chunk in (1 << 26, 4 * 30):
+        monkeypatch.setattr(head_loss, "LARGE_CHUNK", chunk)
+        found[chunk] = gradients(run.model, run.loss(batch, 1000, 1))["lm_head.weight"].float()
+    whole, chunked = found.values()
+    assert (chunked - whole).norm() < 0.005 * whole.norm()  # bfloat16 has a step of 0.008
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -239,7 +251,7 @@ def test_dropout_in_the_head_does_not_depend_on_the_chunks(monkeypatch):
     batch, losses = batch_of(run), []
     run.loss(batch, 20, 1)  # it learns about the model
     for chunk in (60, 1 << 26):
-        monkeypatch.setattr(head_loss, "_CHUNK", chunk)
+        monkeypatch.setattr(head_loss, "LARGE_CHUNK", chunk)
         torch.manual_seed(5)
         losses.append(run.loss(batch, 20, 1))
     torch.testing.assert_close(*losses)
@@ -248,7 +260,7 @@ def test_dropout_in_the_head_does_not_depend_on_the_chunks(monkeypatch):
 # Dynamo looks at the gradient of what a graph break returns.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_compiled_model(monkeypatch):
-    monkeypatch.setattr(head_loss, "_CHUNK", 120)
+    monkeypatch.setattr(head_loss, "LARGE_CHUNK", 120)
     torch._dynamo.reset()
     run = make_run(Recipe(objective=TALR()), exact(make_llama()).train())
     batch = batch_of(run)
@@ -274,7 +286,7 @@ def one_rank():
 def test_wrapped_models(kind, name, one_rank, monkeypatch):
     from torch.distributed.fsdp import fully_shard
 
-    monkeypatch.setattr(head_loss, "_CHUNK", 120)
+    monkeypatch.setattr(head_loss, "LARGE_CHUNK", 120)
     run = make_run(Recipe(objective=TALR()), exact(MODELS[name]()).train())
     batch = batch_of(run)
     correct = gradients(run.model, plain_loss(run, batch, 20))

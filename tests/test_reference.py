@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from holdfast import Reference
 from holdfast._torch.fingerprint import (
+    _Digests,
     model_fingerprint,
     started_model_fingerprint,
     tensor_fingerprints,
@@ -186,6 +187,27 @@ def test_a_fingerprint_is_that_of_the_weights_when_it_was_started(together, monk
     with torch.no_grad():
         model[1].running_mean[3] += 1e-3
     assert started() == before != model_fingerprint(model)
+
+
+def test_what_was_gathered_from_shards_is_freed(monkeypatch):
+    """Only the end of a tensor waits for the next one, to be computed with it."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = distributed.init_device_mesh("cpu", (1,))
+        values = torch.randn(1100)
+        sharded = distribute_tensor(values, mesh, [Shard(0)])
+        expected = tensor_fingerprints([(values.shape, values)] * 2)
+        monkeypatch.setattr("holdfast._torch.fingerprint._CHUNK_CPU", 500)
+        monkeypatch.setattr("holdfast._torch.fingerprint._packs", lambda device: True)
+        assert tensor_fingerprints([(values.shape, sharded)] * 2) == expected
+        digests = _Digests()
+        digests.add(0, sharded)
+        assert [piece.untyped_storage().nbytes() for *_, piece in digests.pieces] == [4 * 100]
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_statistics_are_referred_to_and_the_fingerprint_survives_saving(tmp_path):

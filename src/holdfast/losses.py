@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import logits_and_auxiliary
+from holdfast._torch.dtypes import widen
 from holdfast._torch.head_loss import Chunks, RowLoss, loss_at_head
 from holdfast._torch.layout import rank_and_world
 from holdfast._torch.multimodal import is_text_generator
@@ -103,7 +104,7 @@ def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Ten
     """
     where = target_mask(labels, task)
     if task == "classification":
-        outputs = _wide(logits)
+        outputs = widen(logits)
         nll = F.cross_entropy(outputs, labels.long(), reduction="none", ignore_index=IGNORED)
         return nll, None, outputs
     if task in ("regression", "multi_label"):
@@ -121,7 +122,7 @@ def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Ten
     targets = where.flatten().nonzero().squeeze(1)
     # The logits at t of a causal model predict the label at t + 1.
     rows = targets - 1 if task == "causal_lm" else targets
-    outputs = _wide(logits.flatten(0, 1)[rows])
+    outputs = widen(logits.flatten(0, 1)[rows])
     nll = F.cross_entropy(outputs, labels.flatten()[targets].long(), reduction="none")
     return nll, targets, outputs
 
@@ -129,11 +130,11 @@ def _every_loss(logits: Tensor, labels: Tensor, task: Task) -> tuple[Tensor, Ten
 def target_outputs(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
     """The outputs for every target: one row each, in order, in at least float32."""
     if task in ("regression", "multi_label"):
-        return _wide(logits).reshape(len(labels), -1)
+        return widen(logits).reshape(len(labels), -1)
     where = target_mask(labels, task)
     if task == "causal_lm":  # the logits at t predict the label at t + 1
         logits, where = logits[:, :-1], where[:, 1:]
-    return _wide(logits[where])
+    return widen(logits[where])
 
 
 def target_mask(labels: Tensor, task: Task) -> Tensor:
@@ -159,11 +160,6 @@ def target_mask(labels: Tensor, task: Task) -> Tensor:
 def count_targets(labels: Tensor, task: Task) -> Tensor:
     """The number of targets of each sample: target tokens, or 1."""
     return target_mask(labels, task).reshape(len(labels), -1).sum(1)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """At least float32, also for half-precision logits."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def weighted_loss(

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from holdfast._torch.checks import did_you_mean
+from holdfast._torch.dtypes import wide
 from holdfast._torch.fingerprint import fingerprint
 from holdfast._torch.layers import within
 from holdfast._torch.layout import is_sharded, like, storage_of, whole
@@ -350,7 +351,7 @@ def _token_rows(
 
 def distance(param: Tensor, anchor: Tensor) -> float:
     """‖θ − θ*‖ of one parameter, in at least float32."""
-    dtype = torch.promote_types(torch.promote_types(param.dtype, anchor.dtype), torch.float32)
+    dtype = wide(param, anchor)
     difference = param.detach().to(dtype) - like(anchor, param, dtype)
     return float(whole(torch.linalg.vector_norm(difference)))
 

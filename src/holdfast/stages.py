@@ -92,6 +92,8 @@ class SearchRange:
 SearchSpace = dict[str, SearchRange]
 #: Bytes of the importance of a weight, which is measured in float32.
 IMPORTANCE_BYTES = 4.0
+#: Updates of a run at which penalties are asked whether they act; a longer run is like this one.
+_COUNTED = 10_000
 MedianLoss = Callable[[], float | None]
 
 
@@ -773,7 +775,7 @@ class Penalty(_Step, ABC):
         """
         if not self.acts:
             return Cost()
-        total = planned.updates
+        total = min(planned.updates, _COUNTED)
         share = sum(self.acts_at(update, total) for update in range(1, total + 1)) / total
         values = 3 if self.coupled else 2
         if type(self).rate is Penalty.rate:

@@ -1,10 +1,13 @@
 """How many runs share a GPU, by memory, model and cores; and what is learned meanwhile."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from comparison.small_plan import make_plan
+from holdfast import Recipe
+from holdfast._torch.lm_head import LARGE_CHUNK
 from holdfast.comparison.crew import (
     CONTEXT,
     MOST,
@@ -16,12 +19,16 @@ from holdfast.comparison.crew import (
 )
 from holdfast.comparison.gpus import Gpu
 from holdfast.comparison.results import Results
+from holdfast.hosts.forecast import Machines, forecast
+from holdfast.hosts.job import Training
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 GIB = 1 << 30
 H200, SMALL_GPU = 139 * GIB, 24 * GIB
 #: SmolLM2-135M, and 16 sequences of 512 tokens.
-NEED = estimated_need(135_000_000, 16 * 512, layers=30, hidden=576, words=49152)
+NEED = estimated_need(
+    135_000_000, 16 * 512, layers=30, hidden=576, logits=LARGE_CHUNK, head=576 * 49152
+)
 
 
 def gpus(*free):
@@ -109,8 +116,26 @@ def test_the_estimate_is_just_above_what_comparisons_took(name, parameters, laye
     training = found.plan["training"]
     tokens = training["batch_size"] * training["max_length"]
     measured = measured_need(max(run.peak_memory for run in found.runs))
-    estimate = estimated_need(parameters, tokens, layers, hidden, words)
+    logits = tokens * words  # these runs held the logits of all tokens
+    estimate = estimated_need(parameters, tokens, layers, hidden, logits)
     assert measured < estimate < 1.3 * measured
+
+
+@pytest.mark.parametrize("recipe", ["standard", "self-replay"])
+def test_the_estimate_is_above_the_forecast(recipe, tmp_path, monkeypatch):
+    """Runs of a language model with many tokens do not hold the logits of all positions."""
+    transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+    config = transformers.LlamaConfig(
+        vocab_size=150_000, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=2, architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    config.save_pretrained(tmp_path / "model")
+    monkeypatch.setattr("holdfast.comparison.crew.gpus_for", lambda device: gpus(H200))
+    training = Training(batch_size=16, max_length=512)
+    plan = replace(make_plan(tmp_path), model=str(tmp_path / "model"), training=training)
+    found = forecast(plan.model, recipe, Recipe.preset(recipe), training, Machines()).needs.bytes
+    estimate = crew_for(plan, None, "auto").need
+    assert found + CONTEXT < estimate < measured_need(2 * found)
 
 
 def test_the_crew_of_a_plan_on_a_cpu(tmp_path, monkeypatch):
@@ -123,6 +148,15 @@ def test_the_crew_of_a_plan_on_a_cpu(tmp_path, monkeypatch):
     for jobs, per_gpu, name in ((0, "auto", "jobs"), (1, 0, "per_gpu")):
         with pytest.raises(ValueError, match=f"{name} must be at least 1"):
             crew_for(plan, jobs, per_gpu)
+
+
+@pytest.mark.parametrize("device", ["xpu", "mps", "xpu:1"])
+def test_another_device_does_one_run_at_a_time(device, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    plan = replace(make_plan(tmp_path), device=device)
+    assert crew_for(plan, None, "auto").workers == [None]
+    assert crew_for(plan, 2, "auto").workers == [None] * 2
+    assert len(crew_for(replace(plan, device="cpu"), None, "auto").workers) == 3
 
 
 def test_the_crew_of_a_plan_on_gpus(tmp_path, monkeypatch):

@@ -22,6 +22,8 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 from holdfast import Recipe
 from holdfast.comparison import processes, scheduler
 from holdfast.comparison import worker as runs
+from holdfast.comparison.crew import make_crew
+from holdfast.comparison.gpus import Gpu
 from holdfast.comparison.results import Results, read_result
 from holdfast.comparison.scheduler import compare, run_group
 from holdfast.io.outputs import claim
@@ -101,6 +103,29 @@ def test_only_unfinished_runs_are_done_and_a_run_that_raises_has_failed(plan, wh
     assert "Traceback" in (tmp_path / "failed" / f"{wrong}.txt").read_text()
     assert [run.id for run in results.runs] == [finished, cut]
     assert agrees(results, whole)
+
+
+def test_a_finished_comparison_does_not_read_the_model(plan, whole, monkeypatch):
+    monkeypatch.setattr("holdfast.comparison.crew.gpus_for", lambda device: [Gpu(0, "GPU-0", 9)])
+    monkeypatch.setattr("holdfast.comparison.crew._size_of", lambda plan: pytest.fail("it is read"))
+    assert compare(plan, whole[2]) == whole[0]
+
+
+def test_processes_share_the_cores_with_those_that_run(plan, tmp_path, monkeypatch):
+    """On a GPU, memory may admit fewer of them than there are workers."""
+    given = []
+
+    def none_runs(*_, jobs, **__):
+        given.append(jobs)
+        yield from ()
+
+    monkeypatch.setattr(processes, "call_in_processes", none_runs)
+    for crew in (
+        make_crew([Gpu(0, "GPU-0", 24 << 30)], parameters=10**8, need=20 << 30, cores=16),
+        make_crew([], cores=3),
+    ):
+        list(scheduler._run_locally(plan, plan.runs, Place.at(tmp_path), crew, None))
+    assert given == [1] * 3 + [3] * 3
 
 
 def test_a_result_that_was_changed_is_not_used(plan, whole):

@@ -1,6 +1,7 @@
 """The forecast of a training against real tensors: states, anchors, copies, pools, activations."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,13 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 import transformers
 
-from holdfast import Recipe, Run, SelfReplay, pad_collate
+from heads import LEAN, MODELS, Held, with_lora
+from holdfast import SFA, AdamWUpdate, Distill, Recipe, Run, SelfReplay, pad_collate
+from holdfast._torch import head_loss
+from holdfast._torch.head_tap import divisible_head
 from holdfast.cli import main
 from holdfast.hosts import _skeleton
+from holdfast.hosts import forecast as forecasts
 from holdfast.hosts.forecast import GPUS, Forecast, Machines, forecast, measured, needs_of
 from holdfast.hosts.job import Training
 from holdfast.io.models import Loader
@@ -117,6 +122,21 @@ def test_kept_predictions_and_copies_are_as_declared(recall, adapters, cache):
         assert real == cost.on_cpu
 
 
+@pytest.mark.parametrize("updates", [100, 10**6])
+def test_the_updates_of_a_long_run_are_not_counted_one_by_one(updates):
+    asked = []
+
+    class Asked(SFA):
+        def acts_at(self, update, total_updates):
+            asked.append(update)
+            return super().acts_at(update, total_updates)
+
+    planned = Planned(4, 4, ROWS, 4, updates, LENGTH, LENGTH - 1, VOCABULARY)
+    moved = Asked(every=0.25).cost(planned).moved
+    assert len(asked) == min(updates, 10_000)
+    assert moved == pytest.approx(4 / len(asked) * (2 * 4 + 4))
+
+
 def test_the_texts_of_an_update_are_as_declared():
     run = trained(Recipe(recall=SelfReplay(share=1.0, fewest=1, length=9)))
     cost = run.recipe.recall.cost(planned_of(run)[0])
@@ -150,8 +170,9 @@ def test_the_counted_model_is_the_real_one(folder):
 
 def prepared(folder, name, length=8, is_half=False):
     return _skeleton.prepare(
-        lambda: Loader("cpu").skeleton(folder), Recipe.preset(name), length=length,
-        dtype=torch.float32, is_half=is_half,
+        lambda: Loader("cpu").skeleton(folder),
+        Recipe.preset(name) if isinstance(name, str) else name,
+        length=length, dtype=torch.float32, is_half=is_half,
     )  # fmt: skip
 
 
@@ -169,6 +190,86 @@ def test_the_counted_passes_are_the_real_ones(folder):
     linear = sum(p.numel() for n, p in model.named_parameters() if p.dim() > 1 and "embed" not in n)
     assert found.forward == pytest.approx(2 * 8 * linear, rel=0.1)  # and attention
     assert found.training == pytest.approx(3 * found.forward, rel=0.1)
+
+
+REPLAY, DISTILL = Recipe(recall=SelfReplay(length=9)), Recipe(recall=Distill(cache=False))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "is_half", "chunks"),
+    [
+        (Recipe(), True, 8),
+        (Recipe(), True, 1),
+        (REPLAY, True, 8),
+        (DISTILL, False, 8),
+        *(
+            pytest.param(recipe, is_half, chunks, marks=pytest.mark.soak)
+            for recipe, is_half, chunks in [
+                (Recipe(), False, 8), (Recipe(), False, 1), (REPLAY, True, 1), (REPLAY, False, 8),
+                (REPLAY, False, 1), (DISTILL, False, 1), (DISTILL, True, 8), (DISTILL, True, 1),
+            ]
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)  # fmt: skip
+def test_the_loss_of_a_language_model_holds_a_chunk_of_logits(
+    recipe, is_half, chunks, tmp_path, monkeypatch
+):
+    """The most that an update of a real model holds at a time, beside weights and states."""
+    vocabulary, rows, length = 20_000, 4, 64
+    for module in (head_loss, forecasts):
+        monkeypatch.setattr(module, "LARGE_CHUNK", rows * length * vocabulary // chunks)
+    model = make_llama(vocab=vocabulary)
+    ids = torch.randint(4, vocabulary, (rows, length)).tolist()
+    run = Run(
+        recipe, model.train(), [{"input_ids": row, "labels": row} for row in ids], lr=1e-3,
+        visits=rows, update_size=rows, progress=False,
+    )  # fmt: skip
+    batch = pad_collate([run.criterion.data[i] for i in range(rows)])
+    for is_known in (False, True):  # the first call learns about the model
+        run.recall.plan(run.model, 1, rows, 1)
+        with Held() as held, torch.autocast("cpu", torch.bfloat16, is_half):
+            loss = run.loss(batch, rows * length, 1)
+            if is_known:
+                loss.backward()
+    found = prepared(str(save(model, tmp_path)), recipe, length, is_half)
+    training = Training(
+        batch_size=rows, max_length=length, precision="bfloat16" if is_half else "float32"
+    )
+    memory = needs_of(found, training, Machines()).memory
+    beside = ("weights", "optimizer state", "frozen copy")
+    estimate = sum(size for name, size in memory.items() if name not in beside)
+    assert 0.8 * held.most < estimate < 1.3 * held.most
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_needs_all_logits_at_once(name):
+    model = MODELS[name]().train()
+    ids = torch.ones(1, 8, dtype=torch.int64)
+    found = divisible_head(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    assert (found is not None) == (name in LEAN)
+
+
+def test_other_models_hold_all_outputs(tmp_path):
+    config = transformers.BertConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=50, num_labels=3,
+    )  # fmt: skip
+    folder = save_config(tmp_path / "tokens", "BertForTokenClassification", config)
+    training = Training(batch_size=5, max_length=8)
+    whole = needs_of(prepared(folder, "standard"), training, Machines()).memory
+    assert whole["outputs and loss"] == 5 * 8 * 3 * (2 + 12)
+    model = with_lora(vocab=VOCABULARY, lora_dropout=0.5).train()  # it runs once for all states
+    ids = torch.ones(1, 8, dtype=torch.int64)
+    assert divisible_head(model, {"input_ids": ids}) is None
+
+
+def test_a_capped_logit_is_not_kept(tmp_path):
+    sizes = {}
+    for cap in (None, 4.0):
+        model = LEAN["soft-capped"](vocab=5000, final_logit_softcapping=cap)
+        sizes[cap] = prepared(str(save(model, tmp_path / str(cap))), "standard").passes.kept
+    assert sizes[4.0] == sizes[None]
 
 
 def test_autocast_keeps_copies_of_the_weights(folder):
@@ -256,6 +357,17 @@ def test_constants_have_a_machine_and_name_every_kernel():
     planned = Planned(4, 4, ROWS, 4, 3, LENGTH, LENGTH - 1, VOCABULARY)
     for entry in methods():
         assert entry.cls().cost(planned).kernel in constants["x_limit"]
+
+
+def test_a_kernel_that_was_not_measured_is_named(folder):
+    class Mine(AdamWUpdate):
+        def cost(self, planned):
+            return replace(super().cost(planned), kernel="mine")
+
+    found = prepared(folder, "standard")
+    found = replace(found, recipe=replace(found.recipe, update=Mine()))
+    with pytest.raises(ValueError, match="kernel 'mine', which was not measured: it must be one"):
+        needs_of(found, Training(), Machines())
 
 
 @pytest.mark.parametrize("layers", [2, pytest.param(80, marks=pytest.mark.soak)])

@@ -32,6 +32,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.optim.optimizer import Optimizer
 
 from holdfast._torch.checks import at_least_zero
+from holdfast._torch.dtypes import wide
 from holdfast._torch.layout import flat, is_sharded, like, whole
 
 
@@ -227,7 +228,7 @@ def pull(
         here = [like(anchors[i], params[i]) for i, _ in weighted]
         shares = torch._foreach_mul(
             [
-                like(weight, p, torch.promote_types(wide(weight), p.dtype))
+                like(weight, p, wide(weight, p))
                 for p, (_, weight) in zip(theta, weighted, strict=True)
             ],
             c,
@@ -236,11 +237,6 @@ def pull(
         torch._foreach_lerp_(
             theta, here, [s.to(p.dtype) for p, s in zip(theta, shares, strict=True)]
         )
-
-
-def wide(tensor: Tensor) -> torch.dtype:
-    """At least float32: in half precision a large importance is infinite, and 0·∞ is NaN."""
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 # --- 8-bit moments and stochastic rounding -------------------------------------------------------

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import Subset
 
-from holdfast._optim.backends import wide
 from holdfast._torch import batch
 from holdfast._torch.checks import positive_integer
+from holdfast._torch.dtypes import wide
 from holdfast._torch.lm_head import is_out_of_memory
 from holdfast._torch.progress import progress_bar
 from holdfast.data import Collate, IndexedSource, Source, StreamSource, as_source

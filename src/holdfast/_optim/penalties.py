@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from holdfast._optim.anchors import Anchors
-from holdfast._optim.backends import only_makes_state, pull, wide
+from holdfast._optim.backends import only_makes_state, pull
+from holdfast._torch.dtypes import wide
 from holdfast._torch.layout import alike, is_sharded, like, local, same_objects, whole
 from holdfast.kernels import available
 from holdfast.reference import Reference

@@ -23,7 +23,7 @@ from holdfast._torch.adapters import (
     without_peft,
 )
 from holdfast._torch.layers import within
-from holdfast._torch.layout import whole
+from holdfast._torch.layout import is_sharded, whole
 from holdfast._torch.rng import preserve_rng
 
 # Odd 64-bit constants that mix well (the golden ratio; two of splitmix64's finaliser), as signed
@@ -105,6 +105,9 @@ class _Digests:
                 self.start()
         if not _packs(flat.device):
             self.start()
+        elif self.pieces and is_sharded(tensor):  # a view would keep all that was gathered
+            number, first, tail = self.pieces[-1]
+            self.pieces[-1] = number, first, tail.clone() if first else tail
 
     def values(self) -> dict[int, int]:
         self.start()

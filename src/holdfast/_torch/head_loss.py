@@ -13,14 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from holdfast._torch.dtypes import wide, widen
 from holdfast._torch.head_tap import Head, at_head
 from holdfast._torch.layout import is_sharded
+from holdfast._torch.lm_head import LARGE_CHUNK
 from holdfast._torch.ride import riding
 from holdfast._torch.teachers import AllTokens, Teacher
-
-#: Logits of a chunk: 256 MB in float32. Each chunk adds to the gradient of the whole output layer,
-#: so that small chunks take more time.
-_CHUNK = 1 << 26
 
 Chunks = Iterator[tuple[slice, Tensor]]  # rows, and their logits in at least float32
 
@@ -227,7 +225,7 @@ class _InChunks:
     def parts(self, states: Tensor, head: Head | None) -> Iterator[slice]:
         """Slices of the rows. There is always one, so that all trained tensors get a gradient."""
         vocabulary = states.shape[-1] if head is None else head.vocabulary
-        rows = max(1, (self.chunk or _CHUNK // self.loss.parts) // vocabulary)
+        rows = max(1, (self.chunk or LARGE_CHUNK // self.loss.parts) // vocabulary)
         for start in range(0, max(1, len(states)), rows):
             yield slice(start, start + rows)
 
@@ -235,7 +233,7 @@ class _InChunks:
         """All logits, without gradients."""
         for part in self.parts(states, head):
             with torch.no_grad():
-                yield part, _wide(states[part] if head is None else head(states[part]))
+                yield part, widen(states[part] if head is None else head(states[part]))
 
 
 class _Sum(torch.autograd.Function):
@@ -252,13 +250,16 @@ class _Sum(torch.autograd.Function):
         named = dict(zip(names, leaves, strict=True))
         of_states = torch.empty_like(states) if wanted else None
         total = _zero(states)
+        sums: list[Tensor | None] = [None] * len(leaves)
         for part in job.parts(states, head):
             some = states[part].detach().requires_grad_(wanted)
             value = _with_gradients(job.loss, part, head, named, some)
             total += value.to(total.device)  # the head may be on another device
             if of_states is not None:
                 of_states[part] = cast(Tensor, some.grad)
-        ctx.save_for_backward(of_states, *(leaf.grad for leaf in leaves))
+            sums = [_added(s, leaf) for s, leaf in zip(sums, leaves, strict=True)]
+        rounded = (s if s is None else s.to(p.dtype) for s, p in zip(sums, leaves, strict=True))
+        ctx.save_for_backward(of_states, *rounded)
         return total
 
     @staticmethod
@@ -278,15 +279,22 @@ def _with_gradients(
     """
     with torch.enable_grad():
         logits = some if head is None else head.call(named, some)
-    value, gradient = loss.at(part, _wide(logits.detach()))
+    value, gradient = loss.at(part, widen(logits.detach()))
     if logits.requires_grad:
         logits.backward(gradient().to(logits.dtype))
     return value
 
 
+def _added(total: Tensor | None, leaf: Tensor) -> Tensor | None:
+    """A sum over chunks with the gradient of the next one, which is taken from its leaf.
+
+    It is at least float32: a sum in half precision would lose more with every chunk.
+    """
+    gradient, leaf.grad = leaf.grad, None
+    if total is None or gradient is None:
+        return gradient if total is None else total
+    return widen(total).add_(gradient)
+
+
 def _zero(states: Tensor) -> Tensor:
-    return states.new_zeros((), dtype=torch.promote_types(states.dtype, torch.float32))
-
-
-def _wide(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return states.new_zeros((), dtype=wide(states))

@@ -20,6 +20,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import logits_and_auxiliary, logits_of, without_cache
+from holdfast._torch.dtypes import wide
 from holdfast._torch.layout import is_sharded
 from holdfast._torch.lm_head import is_out_of_memory
 from holdfast._torch.replace import replaced
@@ -188,8 +189,8 @@ class Tap:
 
         def respond(states: Tensor) -> Tensor:
             shapes.append(states.shape[:-1])
-            wide = torch.promote_types(states.dtype, torch.float32)
-            return states.new_tensor(_PROBES, dtype=wide).expand(*shapes[0], -1).contiguous()
+            probes = states.new_tensor(_PROBES, dtype=wide(states))
+            return probes.expand(*shapes[0], -1).contiguous()
 
         with self.answering(self.head(model).layer, respond):
             logits = logits_of(model, few)
@@ -240,6 +241,22 @@ def tap_of(model: nn.Module, inputs: Mapping[str, Any]) -> Tap | None:
             if is_out_of_memory(error):
                 raise
     return tap
+
+
+def divisible_head(model: nn.Module, inputs: Mapping[str, Any]) -> Head | None:
+    """The head whose logits can be computed in chunks; None if a job needs all logits at once.
+
+    The model needs no values: what it does after its output layer is judged by shapes alone.
+    """
+    layer = output_layer(model)
+    if layer is None or (head := Head(layer, layer.forward, After())).trained() is None:
+        return None
+    few = {n: _few(x) if isinstance(x, Tensor) else x for n, x in inputs.items()}
+    try:
+        with torch.no_grad(), replaced(layer, "forward", lambda states: states[..., :1]):
+            return head if logits_of(model, few).shape[-1] == 1 else None
+    except Exception:  # code of any model: as in tap_of, the whole logits are used
+        return None
 
 
 def output_layer(model: nn.Module) -> nn.Module | None:

@@ -18,11 +18,13 @@ from holdfast._torch.layout import is_sharded
 
 Head = Callable[[Tensor], Tensor]
 CHUNK = 1 << 24  # float32 logits per chunk: 64 MB
+#: On a GPU, and in training, where each chunk adds to the gradient of the whole output layer.
+LARGE_CHUNK = 4 * CHUNK
 
 
 def rows_per_chunk(vocabulary: int, device: torch.device) -> int:
-    """Positions whose logits are computed at a time; on a GPU four times as many."""
-    return max(1, (CHUNK if device.type == "cpu" else 4 * CHUNK) // vocabulary)
+    """Positions whose logits are computed at a time, without gradients."""
+    return max(1, (CHUNK if device.type == "cpu" else LARGE_CHUNK) // vocabulary)
 
 
 @dataclass(frozen=True)

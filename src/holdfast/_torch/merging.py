@@ -133,11 +133,3 @@ def chosen(kept: Tensor, tuned: Tensor, base: Tensor, out: Tensor | None = None)
     if values.sum().isfinite():
         return values
     return torch.where(kept.bool(), tuned, base)  # as ∞ − ∞ is not a number
-
-
-def wide(*tensors: Tensor) -> torch.dtype:
-    """The common dtype of tensors, at least float32: the one in which they are merged."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype

@@ -177,7 +177,8 @@ SHARED: dict[str, dict[str, Any]] = {
     "gpus": {"type": NUMBER, "metavar": "N", "help": "GPUs per run (compare: on Ray)"},
     "jobs": {
         "type": WHOLE, "metavar": "N",
-        "help": "trainings at a time (default: as --per-gpu says, or one per CPU core)",
+        "help": "trainings at a time (default: as --per-gpu says, or one per CPU core; 1 on a "
+        "device such as xpu)",
     },
     "per_gpu": {
         "type": Convert(("auto", int)), "default": "auto", "metavar": "N",

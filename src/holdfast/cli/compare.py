@@ -101,8 +101,9 @@ def run_all(plan: Plan, out: Place, options: argparse.Namespace) -> Results:
     finished_before, total = finished_runs(plan, out), len(plan.runs)
     if left := [spec for spec in plan.runs if spec.id not in finished_before]:
         check_inputs(plan)
-    crew = crew_for(plan, options.jobs, options.per_gpu)
-    if left and options.engine == "local":
+    works = bool(left) and options.engine == "local"
+    crew = crew_for(plan, options.jobs, options.per_gpu, works=works)
+    if works:
         for line in overview(plan, left, crew):
             tell_line(line, file=sys.stderr)
     with Progress(total, "runs", total - len(left)) as progress:

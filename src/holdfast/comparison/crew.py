@@ -13,10 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from holdfast._torch.checks import whole_number
+from holdfast._torch.head_tap import output_layer
+from holdfast._torch.lm_head import LARGE_CHUNK
 from holdfast.comparison import mps
 from holdfast.comparison.gpus import Gpu, gpus_for
 from holdfast.comparison.inputs import training_data
 from holdfast.comparison.plan import Plan
+from holdfast.io.heads import model_kind
 
 #: Runs at a time on each GPU, or a choice by the model, the memory and the cores.
 PerGpu = int | Literal["auto"]
@@ -33,8 +36,12 @@ CONTEXT = 1 << 30
 GAPS = 1.2
 #: Bytes per parameter at most: weights, gradients, two moments, θ*, importance, the base in tests.
 PER_PARAMETER = 28
-#: Bytes of activations per token: for each unit of each layer, and for each token that exists.
-PER_UNIT, PER_WORD = 100, 16
+#: Bytes of activations per token and unit of a layer.
+PER_UNIT = 100
+#: Bytes per logit of those that are computed at a time.
+PER_LOGIT = 16
+#: Bytes per weight of the output layer: the gradients of a chunk of logits, and of a recall's.
+PER_OUTPUT = 8
 
 
 def most_per_gpu(parameters: int | None, cores: int) -> int:
@@ -57,16 +64,20 @@ def measured_need(peak: int) -> int:
     return int(GAPS * peak) + CONTEXT
 
 
-def estimated_need(parameters: int, tokens: int, layers: int, hidden: int, words: int) -> int:
+def estimated_need(
+    parameters: int, tokens: int, layers: int, hidden: int, logits: int, head: int = 0
+) -> int:
     """About the most bytes that a run takes on a GPU.
 
     Args:
         parameters: size of the model.
         tokens: size of a micro-batch.
-        layers, hidden, words: the number of layers, of units in each, and of tokens that exist.
+        layers, hidden: the number of layers, and of units in each.
+        logits: the number of logits that are computed at a time.
+        head: size of the output layer.
     """
-    activations = tokens * (PER_UNIT * layers * hidden + PER_WORD * words)
-    return PER_PARAMETER * parameters + activations + CONTEXT
+    outputs = PER_LOGIT * logits + PER_OUTPUT * head
+    return PER_PARAMETER * parameters + PER_UNIT * tokens * layers * hidden + outputs + CONTEXT
 
 
 class Crew:
@@ -166,15 +177,20 @@ def make_crew(
     return Crew(workers, {gpu.index: most for gpu in gpus}, free, need)
 
 
-def crew_for(plan: Plan, jobs: int | None, per_gpu: PerGpu) -> Crew:
-    """The crew of a plan; reads the model's configuration if there is a choice to make."""
+def crew_for(plan: Plan, jobs: int | None, per_gpu: PerGpu, *, works: bool = True) -> Crew:
+    """The crew of a plan; reads the model's configuration if there is a choice to make.
+
+    ``works`` is False if no run is left for it.
+    """
     if jobs is not None:
         whole_number("jobs", jobs, 1)
     if per_gpu != "auto":
         whole_number("per_gpu", per_gpu, 1)
     gpus = gpus_for(plan.device)
+    if not (gpus or plan.device is None or plan.device.startswith(("cpu", "cuda"))):
+        jobs = jobs or 1  # the memory of devices such as xpu is not known
     parameters, need = None, None
-    if jobs is None and per_gpu == "auto" and any(gpu.free for gpu in gpus):
+    if works and jobs is None and per_gpu == "auto" and any(gpu.free for gpu in gpus):
         # The runs themselves say what is wrong with the model.
         with contextlib.suppress(ImportError, OSError, RuntimeError, TypeError, ValueError):
             parameters, need = _size_of(plan)
@@ -191,5 +207,8 @@ def _size_of(plan: Plan) -> tuple[int, int | None]:
     if not layers or not hidden:
         return parameters, None
     tokens = max(spec.training.batch_size * spec.training.max_length for spec in plan.runs)
-    words = getattr(config, "vocab_size", 0)
-    return parameters, estimated_need(parameters, tokens, layers, hidden, words)
+    logits, head = tokens * getattr(config, "vocab_size", 0), output_layer(model)
+    if head is not None or model_kind(model) != "causal_lm":
+        logits = min(logits, LARGE_CHUNK)  # in training, and in the tests of any model
+    outputs = 0 if head is None else sum(tensor.numel() for tensor in head.parameters())
+    return parameters, estimated_need(parameters, tokens, layers, hidden, logits, outputs)

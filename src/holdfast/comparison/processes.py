@@ -76,7 +76,8 @@ def call_in_processes(
         workers: the GPU of each process; None for the CPU.
         admits: whether another call may start on a GPU on which so many are running. It must admit
             the first. A process without a call is ended, because it holds memory.
-        environment: variables of the processes, set before they use a GPU.
+        environment: variables of the processes. The main script, which they import before anything
+            else, may use a GPU already.
         on_progress: called with a call and what it passed to :func:`report_progress`.
         on_wait: called several times per second.
     """
@@ -210,14 +211,14 @@ class _Worker:
     def _started(self) -> ProcessPoolExecutor:
         if self.executor is None:
             self.pipe, self._theirs = _PROCESSES.Pipe()
-            given = self._theirs, self.gpu, self.jobs, self.environment
+            given = self._theirs, self.gpu, self.jobs
             self.executor = ProcessPoolExecutor(1, _PROCESSES, initializer=_begin, initargs=given)
         return self.executor
 
     def submit(self, function: Callable[..., Any], call: Call) -> Future[Any]:
         self.call, self.at_a_time = call, 1
         self._told = 0
-        with _no_interrupts():
+        with _no_interrupts(), _environment(self.environment):
             try:
                 future = self._started().submit(attempt, function, call)
             except BrokenProcessPool:  # it died while it was idle
@@ -267,7 +268,7 @@ _pipe: Connection | None = None
 _sharing = _Sharing()
 
 
-def _begin(pipe: Connection, gpu: int | None, jobs: int, environment: Mapping[str, str]) -> None:
+def _begin(pipe: Connection, gpu: int | None, jobs: int) -> None:
     """At the start of a process: take a GPU and a share of the cores; exit with the parent."""
     global _pipe
     _pipe = pipe
@@ -280,7 +281,6 @@ def _begin(pipe: Connection, gpu: int | None, jobs: int, environment: Mapping[st
         os._exit(1)
 
     threading.Thread(target=listen, daemon=True).start()
-    os.environ.update(environment)
     if gpu is not None:
         torch.cuda.set_device(gpu)
     if "OMP_NUM_THREADS" not in os.environ:
@@ -299,3 +299,18 @@ def _no_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process, which a process started meanwhile inherits."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -69,9 +69,10 @@ def compare(
             folder, or an address that fsspec can write to, such as ``s3://bucket/name``. A second
             plan with the same ``out`` on this machine is refused. Two machines with the same
             address both do all runs, and write equal results.
-        jobs: number of runs at a time. If None, GPUs do as many as ``per_gpu`` says, and a CPU one
-            per core. On a CPU they share its cores, and the last digits of the results depend on
-            the number of threads (``OMP_NUM_THREADS`` fixes it).
+        jobs: number of runs at a time. If None, GPUs do as many as ``per_gpu`` says, a CPU one per
+            core, and other devices, such as ``xpu``, one. On a CPU they share its cores, and the
+            last digits of the results depend on the number of threads (``OMP_NUM_THREADS`` fixes
+            it).
         per_gpu: the most runs at a time on each GPU. With ``"auto"``, ``jobs`` decides. If that is
             None, GPUs do several runs of a small model at a time, as many as their memory and the
             cores of the CPU allow. Results do not depend on it.
@@ -85,10 +86,14 @@ def compare(
         on_progress: called with a run, the name of its activity, the amount done and the total
             amount (local engine only).
     """
+    if engine not in ("local", "ray"):
+        raise ValueError(f"engine must be local or ray, got {engine!r}")
     with claim(place := Place.at(output_name(out)), "compare", paths_of(plan)):
         processes.refuse_in_import("compare")
+        plan = with_rates(plan)
+        works = engine == "local" and len(finished_runs(plan, place)) < len(plan.runs)
         return compare_in(
-            place, plan, crew=crew_for(plan, jobs, per_gpu), engine=engine, gpus=gpus,
+            place, plan, crew=crew_for(plan, jobs, per_gpu, works=works), engine=engine, gpus=gpus,
             address=address, config=config, tracking=tracking, on_finished=on_finished,
             on_progress=on_progress,
         )  # fmt: skip
@@ -107,10 +112,7 @@ def compare_in(
     on_finished: Callable[[RunSpec, RunResult | None, str | None], None] | None,
     on_progress: Callable[[RunSpec, str, int, int], None] | None,
 ) -> Results:
-    """:func:`compare` in a place that is claimed."""
-    if engine not in ("local", "ray"):
-        raise ValueError(f"engine must be local or ray, got {engine!r}")
-    plan = with_rates(plan)
+    """:func:`compare` in a place that is claimed, with a plan that has all rates."""
     if config is not None:
         write_changed(place / "config.yaml", config)
     results = finished_runs(plan, place)
@@ -175,7 +177,7 @@ def _run_locally(
             ended = processes.call_in_processes(
                 partial(run_group, progress=processes.report_progress, tracking=tracking),
                 deque((plan, group, out) for group in trainings(some)),
-                caller="compare", jobs=len(crew.workers), workers=workers,
+                caller="compare", jobs=crew.at_a_time, workers=workers,
                 admits=crew.admits, environment=environment, on_progress=on_progress,
             )  # fmt: skip
             with contextlib.closing(ended):

@@ -7,7 +7,7 @@ or computed, so a configuration is enough, and a model of any size takes a few s
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from holdfast._torch.adapters import without_peft
+from holdfast._torch.head_tap import divisible_head
 from holdfast._torch.layers import block_of
 from holdfast._torch.multimodal import freeze_other_parts
 from holdfast.io.files import first_line
@@ -64,6 +65,8 @@ class Passes:
         kept: bytes that a sample keeps for the backward pass.
         kept_once: bytes that are kept once for all samples, such as weights that autocast has cast.
         outputs: the shape of the outputs.
+        head: the number of trained parameters of the output layer, if the loss computes a chunk of
+            its logits at a time; None if it needs all outputs at once.
         forward: operations of the forward pass.
         training: operations of both passes.
         is_image: whether the sample is an image.
@@ -72,6 +75,7 @@ class Passes:
     kept: int
     kept_once: int
     outputs: torch.Size
+    head: int | None
     forward: float
     training: float
     is_image: bool
@@ -119,10 +123,10 @@ def prepare(
     parts, is_token = _parts(run), run.task in TOKEN_TASKS
     try:
         try:
-            passes = _passes(run.model, length, is_half)
+            passes = _passes(run, length, is_half)
         except RuntimeError:  # kernels of mixtures of experts take bfloat16 only, also in autocast
             half = _stage_1(skeleton().to(torch.bfloat16), recipe)
-            passes = _passes(half.model, length, is_half=False)
+            passes = _passes(half, length, is_half=False)
     except Exception as error:  # code of any model, on tensors without values
         raise ValueError(
             f"{type(without_peft(run.model)).__name__} does not run without its weights "
@@ -163,8 +167,8 @@ def _parts(run: Run) -> Parts:
     )
 
 
-def _passes(model: nn.Module, length: int, is_half: bool) -> Passes:
-    counters = _operations(), _operations()
+def _passes(run: Run, length: int, is_half: bool) -> Passes:
+    model, counters = run.model, (_operations(), _operations())
     # Models look at values of inputs on ``meta``, but know that a fake tensor has none.
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
@@ -172,11 +176,14 @@ def _passes(model: nn.Module, length: int, is_half: bool) -> Passes:
         _quiet(logging.getLogger("torch._subclasses.fake_tensor")),
     ):
         model.to_empty(device="cpu").train()
-        with _saved(model) as one, counters[0]:
-            outputs = model(**_samples(1, model, length)).logits
+        sample = _samples(1, model, length)
+        head = divisible_head(model, sample) if run.task == "causal_lm" else None
+        last = None if head is None else head.layer
+        with _saved(model, last) as one, counters[0]:
+            outputs = model(**sample).logits
         with counters[1]:
             outputs.sum().backward()
-        with _saved(model) as two:
+        with _saved(model, last) as two:
             model(**_samples(2, model, length))
     forward, backward = (float(counter.get_total_flops()) for counter in counters)
     each = sum(two.values()) - sum(one.values())
@@ -184,6 +191,7 @@ def _passes(model: nn.Module, length: int, is_half: bool) -> Passes:
         kept=each,
         kept_once=sum(one.values()) - each,
         outputs=outputs.shape,
+        head=None if head is None else sum(p.numel() for p in (head.trained() or {}).values()),
         forward=forward,
         training=forward + backward,
         is_image=_takes_images(model),
@@ -235,18 +243,23 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 
 
 @contextmanager
-def _saved(model: nn.Module) -> Iterator[dict[int, int]]:
-    """Collect the sizes of all tensors that autograd saves, except weights, each once."""
+def _saved(model: nn.Module, last: nn.Module | None = None) -> Iterator[dict[int, int]]:
+    """Collect the sizes of all tensors that autograd saves, except weights, each once.
+
+    If there is a ``last`` layer, what is saved after it is not counted.
+    """
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, int] = {}
+    ended: list[bool] = []
     alive = []  # a freed storage would make room for another one with the same number
 
     def save(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in own:
+        if storage._cdata not in own and not ended:
             kept[storage._cdata] = storage.nbytes()
             alive.append(storage)
         return tensor
 
-    with saved_tensors_hooks(save, lambda tensor: tensor):
+    end = last.register_forward_hook(lambda *_: ended.append(True)) if last else nullcontext()
+    with end, saved_tensors_hooks(save, lambda tensor: tensor):
         yield kept

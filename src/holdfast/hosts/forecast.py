@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from holdfast._torch.checks import NamedSettings, above_zero, flag, one_of, whole_number
+from holdfast._torch.lm_head import LARGE_CHUNK
 from holdfast.hosts._skeleton import Prepared, prepare
 from holdfast.hosts._updates import number_of_updates
 from holdfast.hosts.job import Training
@@ -40,6 +41,9 @@ _MEASURED: Gpu = "H200"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 #: Bytes per output of the loss: its float32 input, the log-probabilities and their gradient.
 _LOSS = 12
+#: Bytes per logit of a chunk: in half precision, in float32, and log-probabilities, in whose place
+#: the gradient is computed. Methods that need more have smaller chunks.
+_CHUNKED = 10
 
 
 @functools.cache
@@ -312,12 +316,31 @@ def _memory(
         memory["cast weights"] = passes.kept_once
     beside = _sum(costs, "trained") / planned.samples / planned.length
     activations = _activations(found, training) * training.batch_size * (1 + beside)
-    outputs = passes.outputs.numel() * training.batch_size * (_value(training) + _LOSS)
+    outputs = _outputs(found, training, machines, planned, costs)
     memory |= {"activations": activations, "outputs and loss": outputs}
     # The last micro-batch frees activations while gradients are made; earlier ones leave theirs.
     free = activations + outputs if training.accumulate == 1 else 0
     memory["gradients beyond activations"] = max(0, parts.gradients / ranks - free)
     return memory
+
+
+def _outputs(
+    found: Prepared, training: Training, machines: Machines, planned: Planned, costs: list[Cost]
+) -> float:
+    """Bytes of the outputs of a micro-batch and of their loss.
+
+    With chunks of logits, the gradient of the output layer is there before the backward pass: a sum
+    over chunks in at least float32 and that of a chunk, and another one of the data besides the
+    target's.
+    """
+    passes = found.passes
+    count = passes.outputs.numel() * training.batch_size
+    if passes.head is None:
+        return count * (_value(training) + _LOSS)
+    value = planned.value if machines.ranks == 1 else _value(training)  # FSDP2 casts the weights
+    gradient = value + (max(4, value) if count > LARGE_CHUNK else 0)
+    gradient += value if _sum(costs, "trained") else 0
+    return min(count, LARGE_CHUNK) * _CHUNKED + gradient * passes.head
 
 
 def _activations(found: Prepared, training: Training) -> float:
@@ -352,7 +375,13 @@ def _update(
     update["pretrained model's predictions"] = predicted * passes.forward / flops
     step = 0.0
     for cost in costs:
-        limits = constants["x_limit"][cost.kernel]
+        limits = constants["x_limit"].get(cost.kernel)
+        if limits is None:
+            raise ValueError(
+                f"a method of the recipe has the cost of a kernel {cost.kernel!r}, which was not "
+                f"measured: it must be one of {', '.join(filter(None, constants['x_limit']))}, or "
+                "empty for a step at the speed of memory"
+            )
         limit = limits.get("bfloat16" if planned.value < 4 else "float32", limits["float32"])
         step += cost.moved * limit * parts.trained / machines.ranks / bandwidth
     update["optimizer step"] = step

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from holdfast._torch.checks import named_settings
-from holdfast._torch.merging import Result, Slice, Where, between, places, wide
+from holdfast._torch.dtypes import wide
+from holdfast._torch.merging import Result, Slice, Where, between, places
 from holdfast._torch.names import shorten
 from holdfast._torch.progress import progress_bar
 from holdfast._torch.slices import slices

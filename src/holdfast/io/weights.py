@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from holdfast._torch.dtypes import wide
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -68,8 +70,8 @@ class _OpenFiles(dict[Path, FileIO]):
 
 def widened(before: Tensor, after: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
     """Return two slices in their common dtype, at least float32."""
-    wide = torch.promote_types(torch.promote_types(before.dtype, after.dtype), torch.float32)
-    return scratch.cast("before", before, wide), scratch.cast("after", after, wide)
+    dtype = wide(before, after)
+    return scratch.cast("before", before, dtype), scratch.cast("after", after, dtype)
 
 
 class Workers:

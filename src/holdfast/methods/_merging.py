@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from holdfast._torch.adapters import adapter_parameters, has_adapters, not_linear
+from holdfast._torch.dtypes import wide
 from holdfast._torch.layout import like, local, whole
-from holdfast._torch.merging import Where, between, places, wide
+from holdfast._torch.merging import Where, between, places
 from holdfast.data import Collate
 from holdfast.methods._batch_norm import statistics_of
 from holdfast.reference import Reference

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from holdfast._torch.dtypes import widen
+
 Inputs = Literal["varied", "target"]
 
 _LEAST_PIECE = 3  # tokens, without the first and the last one
@@ -88,7 +90,7 @@ def _pieces(ids: Tensor, mask: Tensor | None, run: int, pad_id: int | None) -> d
 
 def _varied_images(images: Tensor, run: int) -> Tensor:
     """(1 − λ)·view + λ·another view of the same image, λ from 0 to ½."""
-    wide = images if images.dtype == torch.float64 else images.float()
+    wide = widen(images)
     content = wide.float().view(torch.int32).sum((1, 2, 3))  # an integer: exact in any order
     keys = _keys(content, run)
     mix, keys = 0.5 * _uniform(keys, 1).to(wide)[:, :, None, None], _mixed(keys)

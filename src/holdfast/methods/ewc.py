@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast._optim.backends import wide
 from holdfast._optim.importance import check_samples, mean_over_samples, measured, tokens_read
 from holdfast._torch.checks import one_of
+from holdfast._torch.dtypes import widen
 from holdfast._torch.lm_head import Split, predict
 from holdfast.data import Collate
 from holdfast.losses import IGNORED, LossFunction, Task, infer_task, target_mask
@@ -136,9 +136,7 @@ def fisher_importance(
             logits, labels = logits[:, :-1], labels[:, 1:]
         if task != "classification":
             logits, labels = logits.flatten(0, 1), labels.flatten()
-        return F.cross_entropy(
-            logits.to(wide(logits)), labels, ignore_index=IGNORED, reduction="sum"
-        )
+        return F.cross_entropy(widen(logits), labels, ignore_index=IGNORED, reduction="sum")
 
     return mean_over_samples(
         model, data, collate, batch_size, labels_of, negative_log_likelihood, torch.square,

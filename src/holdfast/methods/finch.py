@@ -28,8 +28,9 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
-from holdfast._optim.backends import adam_columns, check_adam_group, only_makes_state, wide
+from holdfast._optim.backends import adam_columns, check_adam_group, only_makes_state
 from holdfast._torch.checks import at_least_one, at_least_zero, named_settings, share_below_one
+from holdfast._torch.dtypes import wide
 from holdfast._torch.layout import mean_over_ranks
 from holdfast.methods.adamw import AdamUpdate
 from holdfast.stages import Checks, MedianLoss, Run, SearchRange, SearchSpace

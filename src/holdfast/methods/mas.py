@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from holdfast._optim.backends import wide
 from holdfast._optim.importance import check_samples, mean_over_samples, measured, tokens_read
+from holdfast._torch.dtypes import widen
 from holdfast.data import Collate
 from holdfast.losses import IGNORED
 from holdfast.methods.l2_sp import QuadraticPenalty
@@ -86,7 +86,7 @@ def mas_importance(
     """
 
     def squared_norm(logits: Tensor, labels: Tensor) -> Tensor:
-        squares = logits.to(wide(logits)).square().sum(-1)
+        squares = widen(logits).square().sum(-1)
         if labels.shape == squares.shape and labels.dim() == 2:
             squares = squares * (labels != IGNORED)
         return squares.sum()

@@ -27,6 +27,7 @@ from torch.optim.optimizer import Optimizer
 from holdfast import kernels
 from holdfast._optim.backends import adam_columns, check_adam_group
 from holdfast._torch.checks import named_settings, positive_share
+from holdfast._torch.dtypes import widen
 from holdfast._torch.layout import like, whole
 from holdfast.methods.adamw import AdamUpdate
 from holdfast.stages import Checks, Cost, MedianLoss, Planned, Run, SearchRange, SearchSpace
@@ -195,7 +196,7 @@ def largest(values: Tensor, k: int) -> Tensor:
     if k >= flat.numel():
         return torch.ones_like(values, dtype=torch.bool)
     if not flat.is_cuda:  # numpy's partition and few indices need the least memory
-        numbers = flat.detach().to(torch.promote_types(flat.dtype, torch.float32)).numpy()
+        numbers = widen(flat.detach()).numpy()
         least = float(np.partition(numbers, flat.numel() - k)[flat.numel() - k])
         mask, level = flat > least, flat == least
         mask[level.nonzero()[: k - int(mask.sum()), 0]] = True

@@ -25,6 +25,7 @@ from holdfast._optim.backends import only_makes_state
 from holdfast._optim.penalties import keep_hooks
 from holdfast._torch.adapters import has_adapters, unwrapped
 from holdfast._torch.checks import share_below_one
+from holdfast._torch.dtypes import wide
 from holdfast._torch.layers import head_parts
 from holdfast._torch.layout import like, whole
 from holdfast._torch.names import plain_name
@@ -137,7 +138,7 @@ class Subspace:
         >>> Subspace.of(torch.diag(torch.tensor([1.0, 3.0, 2.0, 0.5])), kept=0.5).s.tolist()
         [3.0, 2.0]
         """
-        dtype = torch.promote_types(weight.dtype, torch.float32)
+        dtype = wide(weight)
         u, s, vt = torch.linalg.svd(whole(weight).to(dtype), full_matrices=False)
         k = min(round(kept * len(s)), len(s) - 1)  # at least one direction is free
         return cls(u[:, :k].contiguous(), s[:k].clone(), vt[:k].contiguous())

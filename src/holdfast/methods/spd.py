@@ -31,8 +31,9 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
 from holdfast._optim.anchors import Anchors
-from holdfast._optim.backends import adam_columns, check_adam_group, wide
+from holdfast._optim.backends import adam_columns, check_adam_group
 from holdfast._torch.checks import at_least_zero, named_settings
+from holdfast._torch.dtypes import wide
 from holdfast._torch.layout import is_sharded, like, local, local_like, summed
 from holdfast.methods.adamw import AdamUpdate
 from holdfast.reference import Reference

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from holdfast._torch.dtypes import widen
 from holdfast._torch.head_tap import Head, at_head
 from holdfast._torch.lm_head import rows_per_chunk
 from holdfast._torch.memory import Batches
@@ -56,7 +57,7 @@ def kept_tokens(logits: Tensor, kept: int, noise: Tensor) -> Kept:
     """
     if logits.device.type == "mps":  # which has no float64
         logits = logits.cpu()
-    log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    log_probs = widen(logits).log_softmax(-1)
     kept = min(kept, logits.shape[-1])
     sampled = sampled_tokens(kept, logits.shape[-1])
     ids = log_probs.topk(kept - sampled).indices
@@ -107,8 +108,7 @@ def kept_at(
         for start in range(0, max(1, len(states)), size):
             part = slice(start, start + size)
             logits = states[part] if head is None else head(states[part])
-            wide = torch.promote_types(logits.dtype, torch.float32)
-            chosen = compared(logits.to(wide), part)
+            chosen = compared(widen(logits), part)
             sampled = sampled_tokens(top, chosen.shape[-1])
             parts.append(kept_tokens(chosen, top, noise[part]))
         return states.new_zeros(())
