@@ -164,8 +164,8 @@ def resnet_50(folder: Path) -> ResNet50:
 
     with torch.no_grad():
         fill(model.stem, "conv1", "bn_conv1")
-        kernel: Tensor = model.stem[0].weight
-        kernel.copy_(kernel.flip(1))
+        first: Any = model.stem[0]
+        first.weight.copy_(first.weight.flip(1))
         for number, stage in enumerate(model.stages, 2):
             blocks: Any = stage
             for letter, block in zip("abcdef", blocks, strict=False):
