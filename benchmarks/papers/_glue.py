@@ -72,6 +72,10 @@ class Data:
                 "labels": labels.to(device)
             }
 
+    @property
+    def train(self) -> Samples:
+        return Samples(self.splits["train"])
+
     def batches(self, batch: int, seed: int, **columns: Tensor) -> Iterator[Batch]:
         """Full batches, epoch after epoch, without end. Columns have a value per row."""
         rows = self.splits["train"] | columns

@@ -25,7 +25,7 @@ import _jobs
 import numpy as np
 import torch
 from _common import default_device
-from _glue import TASKS, Data, Samples, read
+from _glue import TASKS, Data, read
 from _loop import Batch, Distance, counted, train
 from _summary import comparison, mean_points, over_tasks
 from glue import Lab as GlueLab
@@ -194,7 +194,7 @@ class Lab(GlueLab):
         model = self.model(data.classes, seed)
         theta, distance = Reference.of(model, without="classifier"), Distance(model)
         run = Run(
-            plan.recipe, model, Samples(data.splits["train"]), lr=plan.lr,
+            plan.recipe, model, data.train, lr=plan.lr,
             weight_decay=self.weight_decay, new="classifier", task="classification",
             collate=default_collate, seed=seed, cache=False, progress=False,
         )  # fmt: skip

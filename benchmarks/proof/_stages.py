@@ -43,12 +43,17 @@ class Setting(NamedTuple):
         return once | {self._run(plan, 0): self._job(plan, 0) for plan in self.plans}
 
     def more(self, done: Mapping[str, Record]) -> dict[str, Job]:
-        """The runs of the second stage; none before every run of the first one was tried."""
+        """The runs of the second stage. The rule looks at those of the first that did not fail."""
         base = done[f"{self.name}-pretrained"]
         runs = [done[name] for plan in self.plans if (name := self._run(plan, 0)) in done]
         seeds = further_seeds(choices(runs, base))
-        wanted = [(plan, seed) for seed in FIVE for plan in self.plans if seed in seeds[plan]]
+        wanted = [(plan, seed) for seed in FIVE for plan in seeds if seed in seeds[plan]]
         return {self._run(plan, seed): self._job(plan, seed) for plan, seed in wanted}
+
+    def missing(self, folder: Path, done: Mapping[str, Record]) -> list[str]:
+        """The runs that the second stage waits for: untried ones, and the pretrained model."""
+        failed = {*_jobs.failed(folder, self.first())} - {f"{self.name}-pretrained"}
+        return [name for name in self.first() if name not in done and name not in failed]
 
     def _run(self, plan: str, seed: int) -> str:
         return f"{self.name}-{plan}-s{seed}"
@@ -130,13 +135,13 @@ def run(settings: Sequence[Setting], args: Any, protocol: Record) -> None:
     done = _jobs.records(args.runs)
     jobs: dict[str, Job] = {}
     for setting in settings:
-        first = setting.first()
-        waiting = [x for x in first if x not in done and x not in _jobs.failed(args.runs, [x])]
         if args.stage == "first" or args.collect is not None:
-            jobs |= first
-        elif waiting:
-            print(f"{setting.name}: {len(waiting)} runs of its first stage are missing", flush=True)
-        if (args.stage == "more" or args.collect is not None) and not waiting:
+            jobs |= setting.first()
+        if args.stage == "first" and args.collect is None:
+            continue
+        if missing := setting.missing(args.runs, done):
+            print(f"{setting.name}: {len(missing)} runs of its first stage are missing", flush=True)
+        else:
             jobs |= setting.more(done)
     jobs = _jobs.selected(jobs, args.only)
     if args.collect is None:

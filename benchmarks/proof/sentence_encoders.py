@@ -97,7 +97,9 @@ class Lab(encoders.Lab):
             merged = WiseFT().sweep(model, theta, ALPHAS, test)
             points |= {f"wise-ft-{alpha:g}": point for alpha, point in merged.items()}
         return {
-            "plan": name, "family": family, "task": target, "seed": seed, **about, "points": points
+            "plan": name, "family": family, "task": target, "seed": seed,
+            "updates": self.args.updates or UPDATES[target], "train_rows": len(data.train), **about,
+            "points": points,
         }  # fmt: skip
 
     def point(self, data: Data, model: Any, *, whole: bool) -> _jobs.Record:
