@@ -17,7 +17,6 @@ record has the outcomes of single images at α = 1: a bit per image, whether its
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 from pathlib import Path
@@ -81,7 +80,8 @@ class Lab(vision.Lab):
 
     def base_record(self, name: str) -> _jobs.Record:
         """The pretrained model, and the figures of guessing."""
-        point, _ = self.point(self.start(name), whole=True)
+        start = self.start(name)
+        point, _ = self.point(start, start.model, whole=True)
         samples = {"imagenet": point["samples"]["imagenet"]}
         test = self.images["test"].labels
         counts = {part: len(test[rows]) for part, rows in PARTS.items()}
@@ -95,7 +95,7 @@ class Lab(vision.Lab):
     def probe(self, name: str) -> _jobs.Record:
         """The fitted head on the pretrained body: no training."""
         start = self.start(name)
-        point, _ = self.point(start, whole=True)
+        point, _ = self.point(start, start.model, whole=True)
         return {
             "plan": "probe", "family": "probe", "model": name, "seed": 0, "loss": start.loss,
             "points": {"tuned": point},
@@ -118,15 +118,13 @@ class Lab(vision.Lab):
             "distance": round(distance.total, 5), "relative_distance": round(distance.relative, 6),
         }  # fmt: skip
 
-    def point(
-        self, start: Start, model: nn.Module | None = None, *, whole: bool
-    ) -> tuple[_jobs.Record, float]:
+    def point(self, start: Start, model: nn.Module, *, whole: bool) -> tuple[_jobs.Record, float]:
         """The target on both parts of the test images, and what is retained of ImageNet.
 
         If ``whole``, also every image. Beside it, ImageNet's accuracy with the model's own
-        BatchNorm statistics. Without a model, it is the fitted head on the pretrained body.
+        BatchNorm statistics.
         """
-        said = self.outputs(start, copy.deepcopy(start.model) if model is None else model)
+        said = self.outputs(start, model)
         target = right(said.target, self.images["test"].labels)
         imagenet, own = (
             right(logits, self.images["imagenet"].labels)
