@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from _loop import Batch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from holdfast.hosts._updates import order_of
 
@@ -31,6 +32,19 @@ TASKS = {
 def read(path: Path) -> list[dict[str, Any]]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
+
+
+class Samples(Dataset[Batch]):
+    """Rows one by one, as holdfast scores them."""
+
+    def __init__(self, rows: Batch) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows["labels"])
+
+    def __getitem__(self, index: int) -> Batch:
+        return {name: value[index] for name, value in self.rows.items()}
 
 
 class Data:
@@ -58,9 +72,13 @@ class Data:
                 "labels": labels.to(device)
             }
 
-    def batches(self, batch: int, seed: int) -> Iterator[Batch]:
-        """Full batches, epoch after epoch, without end."""
-        rows = self.splits["train"]
+    @property
+    def train(self) -> Samples:
+        return Samples(self.splits["train"])
+
+    def batches(self, batch: int, seed: int, **columns: Tensor) -> Iterator[Batch]:
+        """Full batches, epoch after epoch, without end. Columns have a value per row."""
+        rows = self.splits["train"] | columns
         size = len(rows["labels"])
         for epoch in itertools.count():
             order = order_of(epoch, size, seed).to(rows["labels"].device)

@@ -40,7 +40,6 @@ ALPHAS = (1.0, 0.75, 0.5, 0.25)
 RATES = (1e-5, 2e-5, 5e-5, 1e-4)
 #: What ``holdfast`` is chosen from.
 STRENGTHS, HIGHER_RATES = (0.03, 0.1, 0.3), (5e-5, 1e-4, 2e-4, 4e-4)
-WARM_UP = 0.06  # of the updates
 BATCH, UPDATES = 32, {"rte": 600, "sst2": 600, "cola": 800, "mrpc": 600}
 MOST_ROWS = 20_000  # of a training set
 FIELDS = ("target", "kept")
@@ -90,16 +89,18 @@ class Similarity:
             for side in ("sentence1", "sentence2")
         ]  # fmt: skip
 
-    @torch.no_grad()
     def spearman(self, encoder: nn.Module) -> dict[str, float]:
         """Spearman's ρ in percent: ``kept``, and ρ by features that no recipe is trained on."""
+        cosines = self.cosines(encoder)
+        return {name: round(100 * spearman(x, self.labels), 3) for name, x in cosines.items()}
+
+    @torch.no_grad()
+    def cosines(self, encoder: nn.Module) -> dict[str, Any]:
+        """Of the two sentences of each pair, by each kind of features."""
         first, second = (self._embeddings(encoder, side) for side in self.sides)
-        found = {}
-        for name in first:
-            cosine = F.cosine_similarity(first[name], second[name]).cpu().numpy()
-            rho = np.corrcoef(ranks(cosine), ranks(self.labels))[0, 1]
-            found[name] = round(100 * float(rho), 3)
-        return found
+        return {
+            name: F.cosine_similarity(first[name], second[name]).cpu().numpy() for name in first
+        }
 
     def _embeddings(self, encoder: nn.Module, side: Any) -> dict[str, Tensor]:
         found: dict[str, list[Tensor]] = {"kept": [], "kept_first_token": [], "kept_middle": []}
@@ -124,8 +125,28 @@ def ranks(values: Any) -> Any:
     return (np.cumsum(count) - (count - 1) / 2)[back]
 
 
+def spearman(one: Any, other: Any) -> float:
+    """The correlation of their ranks.
+
+    >>> round(spearman([0.1, 0.2, 0.9], [1, 2, 3]), 6)
+    1.0
+    """
+    return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
+
+
+class Tuned(NamedTuple):
+    """A model after training, its pretrained weights, and how it was trained."""
+
+    model: nn.Module
+    theta: Reference
+    about: _jobs.Record
+
+
 class Lab(GlueLab):
     """The pretrained model, the tasks, and the pairs that show what is kept."""
+
+    warm_up = 0.06  # of the updates
+    weight_decay = 0.01
 
     def __init__(self, args: Any) -> None:
         super().__init__(args.model, args.data, default_device())
@@ -154,15 +175,34 @@ class Lab(GlueLab):
         return self.pairs.spearman(model.bert)
 
     def tune(self, task: str, name: str, plan: Plan, seed: int) -> _jobs.Record:
+        data, (model, theta, about) = self.task(task), self.trained(task, plan, seed)
+
+        def figures(model: nn.Module) -> dict[str, float]:
+            found = data.figures(data.predictions(model))
+            return {"target": found.pop("dev"), **self.kept(model), **found}
+
+        points = WiseFT().sweep(model, theta, ALPHAS, figures)
+        return {
+            "task": task, "recipe": name, "seed": seed, **about,
+            "points": {f"{alpha:g}": point for alpha, point in points.items()},
+        }  # fmt: skip
+
+    def trained(self, task: str, plan: Plan, seed: int) -> Tuned:
+        """Make all updates of a plan."""
         gc.collect()  # graphs of the run before
         data, updates = self.task(task), self.args.updates or UPDATES[task]
         model = self.model(data.classes, seed)
         theta, distance = Reference.of(model, without="classifier"), Distance(model)
         run = Run(
-            plan.recipe, model, [{}], lr=plan.lr,
-            weight_decay=0.01, new="classifier", task="classification", collate=default_collate,
-            seed=seed, cache=False, progress=False,
+            plan.recipe, model, data.train, lr=plan.lr,
+            weight_decay=self.weight_decay, new="classifier", task="classification",
+            collate=default_collate, seed=seed, cache=False, progress=False,
         )  # fmt: skip
+        columns = {
+            name: torch.tensor([sample[name] for sample in run.criterion.data], device=self.device)
+            for name in run.criterion.columns
+        }
+        batches = itertools.islice(data.batches(BATCH, seed, **columns), updates)
         losses: list[Tensor] = []
 
         def loss(batch: Batch) -> Tensor:
@@ -171,24 +211,20 @@ class Lab(GlueLab):
             return run.loss(rows, float(BATCH), update)
 
         train(
-            run, counted(itertools.islice(data.batches(BATCH, seed), updates), self.device), loss,
-            [warm_up_and_decay(u, updates, warm_up=WARM_UP) for u in range(updates)],
+            run, counted(batches, self.device), loss,
+            [warm_up_and_decay(u, updates, warm_up=self.warm_up) for u in range(updates)],
             clip_norm=1.0, autocast=torch.bfloat16 if self.device.type == "cuda" else None,
             after_step=lambda _, value: losses.append(value.clone()),
         )  # fmt: skip
-
-        def figures(model: nn.Module) -> dict[str, float]:
-            found = data.figures(data.predictions(model))
-            return {"target": found.pop("dev"), **self.kept(model), **found}
-
-        points = WiseFT().sweep(run.finish(), theta, ALPHAS, figures)
-        return {
-            "task": task, "recipe": name, "seed": seed, "lr": run.lr,
-            "settings": run.recipe.to_dict(),
-            "points": {f"{alpha:g}": point for alpha, point in points.items()},
+        tuned: Any = run.finish()
+        if hasattr(tuned, "merge_and_unload"):  # from here on adapters are weights like any others
+            tuned = tuned.merge_and_unload()
+        about = {
+            "lr": run.lr, "settings": run.recipe.to_dict(),
             "distance": round(float(distance()), 4),
             "train_loss": round(float(torch.stack(losses[-50:]).mean()), 5),
         }  # fmt: skip
+        return Tuned(tuned, theta, about)
 
 
 def jobs_of(lab: Lab, table: Table) -> dict[str, Any]:

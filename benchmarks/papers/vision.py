@@ -26,14 +26,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import _images
 import _jobs
 import _loop
 import torch
 from _common import default_device, synchronize
-from _image_models import efficientnet_lite0, mobilenet_v2
+from _image_models import load
 from _images import Collate, Images, Normal, Samples, accuracy, predicted
 from _summary import comparison, mean_points
 from _vision_plans import TABLES, Plan
@@ -92,8 +93,24 @@ class Start:
     base: Tensor
 
 
+class Outputs(NamedTuple):
+    """The logits of a model.
+
+    Attributes:
+        target: of the target's test images.
+        kept: of ImageNet's, with the pretrained head and the pretrained BatchNorm statistics.
+        own_statistics: of ImageNet's, with the pretrained head and the model's own statistics.
+    """
+
+    target: Tensor
+    kept: Tensor
+    own_statistics: Tensor
+
+
 class Lab:
     """The data and the pretrained models, read when they are first asked for."""
+
+    batch = BATCH
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.device = args, default_device()
@@ -102,11 +119,16 @@ class Lab:
 
     @functools.cached_property
     def images(self) -> dict[str, Images]:
-        args, table = self.args, self.args.table
+        args = self.args
         return _images.read_images(
-            args.runs / f"images-{table}-{args.limit or 'all'}.safetensors", args.flowers,
-            args.imagenet, PARTS[table], self.device, args.limit,
+            args.runs / f"images-{args.table}-{args.limit or 'all'}.safetensors", args.flowers,
+            args.imagenet, PARTS[args.table], self.device, args.limit,
         )  # fmt: skip
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """Where the weights of the models are."""
+        return {"mobilenet-v2": self.args.weights, "efficientnet-lite0": self.args.efficientnet}
 
     @property
     def alphas(self) -> tuple[float, ...]:
@@ -121,12 +143,8 @@ class Lab:
         """The model with a fitted head, made once."""
         if name in self.starts:
             return self.starts[name]
-        if name == "mobilenet-v2":
-            model: Any = mobilenet_v2(self.args.weights)
-            head, mean, std = "classifier.1", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-        else:
-            model, head = efficientnet_lite0(self.args.efficientnet), "_fc"
-            mean, std = (0.498,) * 3, (0.502,) * 3
+        model: Any
+        model, head, mean, std = load(name, self.paths[name])
         model = model.to(self.device, memory_format=torch.channels_last).eval()
         normal = Normal(mean, std, self.device)
         base = predicted(model, normal, self.images["test"]).log_softmax(-1)
@@ -139,22 +157,28 @@ class Lab:
         self.starts[name] = Start(model, head, normal, loss, kept, hf.Reference.of(model), base)
         return self.starts[name]
 
+    def outputs(self, start: Start, model: nn.Module) -> Outputs:
+        """What a model says of the test images and of ImageNet's."""
+        imagenet, normal = self.images["imagenet"], start.normal
+        own = predicted(model.eval(), normal, self.images["test"])
+        with start.kept.on(model):
+            kept = predicted(model, normal, imagenet, self.autocast)
+        with hf.PretrainedHead(start.head, start.kept.head, {}).on(model):
+            tuned = predicted(model, normal, imagenet, self.autocast)
+        return Outputs(own, kept, tuned)
+
     def figures(self, start: Start, model: nn.Module) -> dict[str, float]:
         """What a model has learned, and what it has kept."""
-        model.eval()
-        imagenet, test = self.images["imagenet"], self.images["test"]
-        own = predicted(model, start.normal, test)
+        imagenet, test = self.images["imagenet"].labels, self.images["test"]
+        found = self.outputs(start, model)
         with start.kept.on(model):
-            kept = predicted(model, start.normal, imagenet, self.autocast)
             classes = predicted(model, start.normal, test).log_softmax(-1)
-        with hf.PretrainedHead(start.head, start.kept.head, {}).on(model):
-            tuned = predicted(model, start.normal, imagenet, self.autocast)
         distance = start.theta.without(start.head).distance(model)
         return {
-            "target": accuracy(own, test.labels),
-            "target_loss": round(F.cross_entropy(own, test.labels).item(), 5),
-            "imagenet": accuracy(kept, imagenet.labels),
-            "imagenet_tuned_bn": accuracy(tuned, imagenet.labels),
+            "target": accuracy(found.target, test.labels),
+            "target_loss": round(F.cross_entropy(found.target, test.labels).item(), 5),
+            "imagenet": accuracy(found.kept, imagenet),
+            "imagenet_tuned_bn": accuracy(found.own_statistics, imagenet),
             "kl": round(kl_divergence(start.base, classes).mean().item(), 5),
             "distance": round(distance.total, 5),
             "relative_distance": round(distance.relative, 6),
@@ -172,24 +196,38 @@ class Lab:
     def run(self, name: str, called: str, plan: Plan, seed: int) -> _jobs.Record:
         """Tune a model by a plan, and look at it and at the points of WiSE-FT."""
         start = self.start(name)
-        begin = time.monotonic()
-        run, settings = self.tuned(start, plan, seed)
-        model, lr = run.finish(), run.lr
-        del run
-        synchronize(self.device)
-        trained = time.monotonic() - begin
-        gc.collect()  # a graph's memory is of use to nothing else
-        torch.cuda.empty_cache()
+        model, about = self.trained(start, plan, seed)
         figures = functools.partial(self.figures, start)
         points = hf.WiseFT().sweep(model, start.theta, self.alphas, figures)
         for alpha, found in points.items():
             print(f"{name} {called} {seed} α {alpha:g}: {found}", flush=True)
         return {
-            "model": name, "recipe": called, "seed": seed, "lr": lr,
-            "weight_decay": plan.weight_decay, "settings": settings, "images": self.counts,
-            "epochs": self.args.epochs, "train_seconds": round(trained, 1),
+            "model": name, "recipe": called, "seed": seed, **about,
             "alpha": {f"{alpha:g}": found for alpha, found in points.items()},
         }  # fmt: skip
+
+    def trained(self, start: Start, plan: Plan, seed: int) -> tuple[nn.Module, _jobs.Record]:
+        """The model that a plan makes, and how it was made."""
+        begin = time.monotonic()
+        run, settings = self.tuned(start, plan, seed)
+        model, lr = run.finish(), run.lr
+        del run
+        synchronize(self.device)
+        took = time.monotonic() - begin
+        gc.collect()  # a graph's memory is of use to nothing else
+        torch.cuda.empty_cache()
+        return model, {
+            "lr": lr, "weight_decay": plan.weight_decay, "settings": settings,
+            "images": self.counts, "epochs": self.args.epochs, "train_seconds": round(took, 1),
+        }  # fmt: skip
+
+    def factors(self, plan: Plan, total: int) -> list[float]:
+        """Of the learning rate, one for each update."""
+        warm = WARM_UP * total if plan.careful else 1.0
+        return [
+            min(1.0, (update + 1) / warm) * 0.5 * (1 + math.cos(math.pi * update / total))
+            for update in range(total)
+        ]
 
     def tuned(self, start: Start, plan: Plan, seed: int) -> tuple[Run, dict[str, Any]]:
         """The run, all of whose updates are made, and its recipe as it was resolved."""
@@ -209,7 +247,7 @@ class Lab:
         if run.criterion.columns:
             weights = [sample[-1] for sample in run.criterion.data]
             columns["weights"] = torch.tensor(weights, dtype=torch.float32, device=self.device)
-        size, epochs = min(BATCH, len(train.labels)), self.args.epochs
+        size, epochs = min(self.batch, len(train.labels)), self.args.epochs
         total = epochs * (len(train.labels) // size)
 
         def loss(batch: _loop.Batch) -> Tensor:  # inputs, labels, and weights where there are any
@@ -217,16 +255,12 @@ class Lab:
             number: Any = update
             return run.loss(tuple(rows), float(size), number)
 
-        warm = WARM_UP * total if plan.careful else 1.0
-        factors = [
-            min(1.0, (update + 1) / warm) * 0.5 * (1 + math.cos(math.pi * update / total))
-            for update in range(total)
-        ]
         batches = _images.training_batches(train, start.normal, size, epochs, seed, **columns)
         torch.backends.cudnn.benchmark = self.args.cudnn_benchmark  # of shapes that come often
         try:
             _loop.train(
-                run, _loop.counted(batches, self.device), loss, factors, autocast=self.autocast,
+                run, _loop.counted(batches, self.device), loss, self.factors(plan, total),
+                autocast=self.autocast,
                 clip_norm=1.0 if plan.careful else None,
             )  # fmt: skip
         finally:

@@ -1,0 +1,149 @@
+"""The two stages of PROTOCOL.md: every plan with seed 0, then further seeds of some plans.
+
+A record of a run has its ``plan``, the ``family`` of the plan (a row of the protocol), its ``seed``
+and ``points``: ``tuned``, and ``wise-ft-α`` if it was merged. A point has ``target_choose``,
+``target_report`` and a figure per retained test. The record of the plan ``pretrained`` has the
+point ``base``, and the ``chance`` of every figure.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
+
+import _jobs
+from _jobs import Job, Record
+
+OURS, PLAIN, TUNED = "holdfast", "plain", "tuned"
+THREE, FIVE = (1, 2), (1, 2, 3, 4)  # the seeds beside 0
+
+
+class Setting(NamedTuple):
+    """A model and a target.
+
+    Attributes:
+        name: the beginning of the names of its runs.
+        once: runs without a seed, ``pretrained`` among them.
+        plans: the functions that make a run of a plan with a seed.
+    """
+
+    name: str
+    once: Mapping[str, Job]
+    plans: Mapping[str, Callable[[int], Record]]
+
+    def first(self) -> dict[str, Job]:
+        """The runs of the first stage."""
+        once = {f"{self.name}-{plan}": job for plan, job in self.once.items()}
+        return once | {self._run(plan, 0): self._job(plan, 0) for plan in self.plans}
+
+    def more(self, done: Mapping[str, Record]) -> dict[str, Job]:
+        """The runs of the second stage. The rule looks at those of the first that did not fail."""
+        base = done[f"{self.name}-pretrained"]
+        runs = [done[name] for plan in self.plans if (name := self._run(plan, 0)) in done]
+        seeds = further_seeds(choices(runs, base))
+        wanted = [(plan, seed) for seed in FIVE for plan in seeds if seed in seeds[plan]]
+        return {self._run(plan, seed): self._job(plan, seed) for plan, seed in wanted}
+
+    def missing(self, folder: Path, done: Mapping[str, Record]) -> list[str]:
+        """The runs that the second stage waits for: untried ones, and the pretrained model."""
+        failed = {*_jobs.failed(folder, self.first())} - {f"{self.name}-pretrained"}
+        return [name for name in self.first() if name not in done and name not in failed]
+
+    def _run(self, plan: str, seed: int) -> str:
+        return f"{self.name}-{plan}-s{seed}"
+
+    def _job(self, plan: str, seed: int) -> Job:
+        return functools.partial(self.plans[plan], seed)
+
+
+class Choice(NamedTuple):
+    """A point of a run with seed 0: its row of the protocol, its plan, and both measures."""
+
+    row: str
+    plan: str
+    target: float
+    kept: float
+
+
+def choices(runs: Iterable[Record], base: Record) -> list[Choice]:
+    """The points of the runs of a setting, in percent; the target is that of the rows to choose on.
+
+    If plain fine-tuning learns nothing, no target can be told from another: all are 0.
+    """
+    runs, chance, before = list(runs), base["chance"], base["points"]["base"]
+    tests = [name for name in before if name != "samples"]
+    plain = [run["points"][TUNED] for run in runs if is_plain(run["family"])]
+    best = max(point["target_choose"] for point in plain) - chance["target_choose"]
+    found = []
+    for run in runs:
+        for merged, point in run["points"].items():
+            row = run["family"] + ("" if merged == TUNED else "+wise-ft")
+            learned = point["target_choose"] - chance["target_choose"]
+            target = 100 * learned / best if best > 0 else 0.0
+            kept = [(point[t] - chance[t]) / (before[t] - chance[t]) for t in tests]
+            mean = statistics.mean(min(100.0, 100 * share) for share in kept)
+            found.append(Choice(row, run["plan"], target, mean))
+    return found
+
+
+def is_plain(row: str) -> bool:
+    """Whether a row is plain fine-tuning, with or without BatchNorm's statistics held.
+
+    >>> is_plain("plain-held"), is_plain("plain+wise-ft")
+    (True, False)
+    """
+    return row.split("-")[0] == PLAIN and "+" not in row
+
+
+def further_seeds(found: Sequence[Choice]) -> dict[str, tuple[int, ...]]:
+    """The seeds of each plan beside 0, by the rule of the protocol; of equal plans the first wins.
+
+    >>> rows = [
+    ...     Choice("plain", "plain-a", 80, 90), Choice("plain", "plain-b", 100, 50),
+    ...     Choice("plain+wise-ft", "plain-b", 99, 95), Choice("lora", "lora-a", 70, 99),
+    ...     Choice("lora", "lora-b", 60, 90), Choice("holdfast", "holdfast", 99, 99),
+    ... ]
+    >>> further_seeds(rows)
+    {'plain-a': (1, 2), 'plain-b': (1, 2, 3, 4), 'lora-a': (1, 2), 'lora-b': (), \
+'holdfast': (1, 2, 3, 4)}
+    """
+    seeds: dict[str, tuple[int, ...]] = dict.fromkeys((choice.plan for choice in found), ())
+    for row in dict.fromkeys(choice.row for choice in found):
+        some = [choice for choice in found if choice.row == row]
+        best = max(some, key=lambda choice: choice.target)
+        balanced = max(some, key=lambda choice: choice.target + choice.kept)
+        seeds |= dict.fromkeys((best.plan, balanced.plan), THREE)
+    plain = max((choice for choice in found if is_plain(choice.row)), key=lambda c: c.target)
+    return seeds | dict.fromkeys((plain.plan, OURS), FIVE)
+
+
+def add_stage(parser: _jobs.Parser) -> None:
+    parser.add_argument(
+        "--stage", choices=("first", "more"), default="first",
+        help="every plan with seed 0, or the further seeds that these runs choose",
+    )  # fmt: skip
+
+
+def run(settings: Sequence[Setting], args: Any, protocol: Record) -> None:
+    """Run a stage of the settings, or collect both."""
+    done = _jobs.records(args.runs)
+    jobs: dict[str, Job] = {}
+    for setting in settings:
+        if args.stage == "first" or args.collect is not None:
+            jobs |= setting.first()
+        if args.stage == "first" and args.collect is None:
+            continue
+        if missing := setting.missing(args.runs, done):
+            print(f"{setting.name}: {len(missing)} runs of its first stage are missing", flush=True)
+        else:
+            jobs |= setting.more(done)
+    jobs = _jobs.selected(jobs, args.only)
+    if args.collect is None:
+        sys.exit(1 if _jobs.work(jobs, args.runs, args.seconds) else 0)
+    _jobs.collect(args.runs, jobs, args.collect, protocol)
