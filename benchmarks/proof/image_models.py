@@ -33,11 +33,9 @@ from torch import Tensor, nn
 from vision import CLASSES, Start
 
 import holdfast as hf
-from holdfast.hosts._updates import warm_up_and_decay
 
 MODELS = ("mobilenet-v2", "efficientnet-lite0", "resnet-50")
 ALPHAS = (0.3, 0.5, 0.7, 0.85)
-WARM_UP = 0.03  # of the updates
 RATES, PENALTY_RATES, SGD_RATES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3), (5e-4, 1e-3), (0.002, 0.01)
 CHANCE = {f"target_{part}": 1 / CLASSES for part in PARTS} | {"imagenet": 1 / 1000}
 #: The rows of the protocol, all with a fitted head.
@@ -56,14 +54,9 @@ ROWS: dict[str, list[Plan]] = {
 class Lab(vision.Lab):
     """The images and the pretrained models."""
 
-    batch = 32
-
     @property
     def paths(self) -> dict[str, Path]:
         return super().paths | {"resnet-50": self.args.resnet}
-
-    def factors(self, plan: Plan, total: int) -> list[float]:
-        return [warm_up_and_decay(update, total, warm_up=WARM_UP) for update in range(total)]
 
     def setting(self, model: str) -> _stages.Setting:
         """All runs of a model."""
@@ -163,7 +156,7 @@ def main() -> None:
     protocol = {
         "rules": "benchmarks/proof/PROTOCOL.md", "epochs": args.epochs, "batch_size": Lab.batch,
         "training": "float32 weights, bfloat16 autocast, head fitted first, random crops (reflected"
-        " by 12) and flips, 3 % warm-up, linear to 0, clipped to 1, no weight decay; plain-held and"
+        " by 12) and flips, 5 % warm-up, cosine to 0, clipped to 1, no weight decay; plain-held and"
         " holdfast: BatchNorm's statistics are the pretrained ones, also in training",
         "target": "accuracy of Flowers102; choose: even images of the test split, report: odd",
         "imagenet": "accuracy with the pretrained head and BatchNorm statistics, in bfloat16, on "
