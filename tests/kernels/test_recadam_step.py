@@ -57,7 +57,7 @@ def twin(row, state, grad, t, lr, lam, maximize=False):
     return p, m, v
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 @given(
     st.lists(st.sampled_from([1, 2, 15, 511, 512, 513, 1500]), min_size=1, max_size=3),
     st.sampled_from([(torch.float32,) * 2, (torch.bfloat16, torch.float32)]),
