@@ -3,6 +3,8 @@ PYTHON ?= python3
 SHELL := bash
 BIN := .venv/bin
 PARALLEL := --numprocesses auto --dist worksteal
+# Without cached bytecode, every process would compile holdfast anew.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: help demo digits docs test lint soak clean
@@ -11,7 +13,7 @@ help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
 
 demo: .venv/cli  ## compare six recipes on a small language model; the report is a page
-	$(BIN)/holdfast compare --out runs/demo
+	$(BIN)/holdfast compare --max-updates 30 --limit 50 --out runs/demo
 
 digits: .venv/demo  ## fine-tune with AdamW and with RecAdam, see what each forgets
 	$(BIN)/python examples/digits.py

@@ -102,6 +102,7 @@ def test_a_new_head_is_not_quantized(capsys):
     assert head.shape == (2, 16)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_compare_with_a_quantized_base(capsys):
     given = ["--model=base", "--data=train.jsonl", "--target=dev.jsonl", "--text=text.txt", *SMALL]
     given += ["--context-free=0", "--seeds=0", "--jobs=1", "--device=cpu", "--load-in-4bit"]
@@ -115,6 +116,7 @@ def test_compare_with_a_quantized_base(capsys):
         assert score["after"] == pytest.approx(score["before"], rel=1e-6)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_comparison_in_bfloat16_does_not_take_rounding_for_forgetting(capsys):
     base = make_llama()
     save(base.to(torch.bfloat16), "half", make_tokenizer())

@@ -120,6 +120,7 @@ def test_two_processes_are_one(tmp_path):
     assert [step for step, _ in figures["loss"]] == [1, 2, 3, 4]
 
 
+@pytest.mark.soak
 def test_gradient_checkpointing_with_parameters_that_have_no_gradient():
     more = ["--gradient-checkpointing"]
     status, _, err = launch(command("two", "gradual-unfreezing", 4, *more))

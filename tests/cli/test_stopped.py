@@ -22,7 +22,10 @@ from holdfast.cli import main
 #: Several command lines in one process, each with the size that files may have; a line of JSON of
 #: each: its status and what it said.
 MANY = """
-import contextlib, io, json, resource, sys
+import contextlib, io, json, multiprocessing, resource, sys
+
+forks = multiprocessing.get_context("fork")  # a new interpreter takes seconds
+multiprocessing.get_context = lambda *_: forks
 from holdfast.cli import main
 
 for size, *arguments in json.loads(sys.argv[1]):
@@ -124,6 +127,7 @@ def test_control_c_and_on_with_finetune(place):
     given = [
         "finetune",
         *GOOD["finetune"],
+        "--recipe=recadam",
         "--max-updates=25",
         "--save-seconds=0",
         "--lr=1e-3",

@@ -86,9 +86,9 @@ def test_a_comparison_of_images(tmp_path):
 
 def test_early_stopping_by_rows_of_their_own(tmp_path):
     write(tmp_path / "wrong.jsonl", [{"prompt": "Two and two", "completion": "none at all"}])
-    plan = make_plan(tmp_path, recipes=("standard",), seeds=(0,), updates=40)
+    plan = make_plan(tmp_path, recipes=("standard",), seeds=(0,), updates=24)
     stopping = replace(
-        plan.training, validation=str(tmp_path / "wrong.jsonl"), patience=2, evaluate_every=4
+        plan.training, validation=str(tmp_path / "wrong.jsonl"), patience=2, evaluate_every=2
     )
     stopped, whole = replace(plan, training=stopping), replace(plan, training=plan.training)
     (one,), (other,) = (
@@ -97,8 +97,8 @@ def test_early_stopping_by_rows_of_their_own(tmp_path):
     assert one.id != other.id
     curves = {curve.name: curve for curve in one.curves}
     loss = curves["validation/nll"]
-    last = loss.steps[loss.values.index(min(loss.values[1:]))] + 2 * 4
-    assert loss.steps[-1] == curves["loss"].steps[-1] == last < 40
+    last = loss.steps[loss.values.index(min(loss.values[1:]))] + 2 * 2
+    assert loss.steps[-1] == curves["loss"].steps[-1] == last < 24
     assert one.drift.distance < other.drift.distance
     with pytest.raises(ValueError, match=r"validation and target are both .*dev.jsonl"):
         replace(plan, training=replace(stopping, validation=plan.target))

@@ -54,7 +54,11 @@ def test_it_changes_something(entry):
 
 
 @every_method
-@pytest.mark.parametrize("cut", [(3, 2), (2, 3), (1, 6)], ids=str)
+@pytest.mark.parametrize(
+    "cut",
+    [(2, 3), *(pytest.param(cut, marks=pytest.mark.soak) for cut in [(3, 2), (1, 6)])],
+    ids=str,
+)
 def test_how_an_update_is_cut_does_not_matter(entry, cut):
     # Mixout draws a mask for each forward pass, as dropout does, and TALR takes a median over each
     # micro-batch: what is the same is the rest.

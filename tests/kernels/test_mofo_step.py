@@ -18,7 +18,7 @@ from matrices import sampled  # noqa: E402
 
 CLOSE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
-SHAPES = [(1, 1), (2, 1), (7, 73), (27, 19), (50, 100), (300,), (5, 1, 3)]
+SHAPES = [(1, 1), (2, 1), (7, 73), (27, 19), (31, 50), (300,), (5, 1, 3)]
 
 
 @pytest.fixture
@@ -91,8 +91,13 @@ def test_it_is_the_float64_twin(small, maximize, capturable):
     assert {float(count) for count in run.counts} == {3.0}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("fraction", [0.3, 0.9999])
+@pytest.mark.parametrize(
+    ("dtype", "fraction"),
+    sampled(
+        product([torch.bfloat16, torch.float16], [0.3, 0.9999]),
+        [(torch.bfloat16, 0.3), (torch.float16, 0.9999)],
+    ),
+)
 def test_half_precision(small, dtype, fraction):
     run = Run(randoms(SHAPES, dtype), fraction)
     for _ in range(2):
@@ -123,11 +128,11 @@ TIES = {
     ("kind", "dtype"),
     sampled(
         product(TIES, [torch.float32, torch.bfloat16]),
-        [*product(TIES, [torch.float32]), ("few", torch.bfloat16)],
+        [*product(["zeros", "opposite", "rows"], [torch.float32]), ("few", torch.bfloat16)],
     ),
 )
 def test_of_equal_ones_the_first_move(small, kind, dtype):
-    shapes = [(3, 700), (31, 50), (2, 2)]
+    shapes = [(3, 400), (31, 20), (2, 2)]
     run = Run(randoms(shapes, dtype), 0.3)
     for _ in range(2):
         run.update([TIES[kind](shape).to(dtype) for shape in shapes])
@@ -266,8 +271,13 @@ if DEVICE == "cuda":
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in the interpreter
-@pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize("broken", [1, 300, 1500])
+@pytest.mark.parametrize(
+    ("dtype", "broken"),
+    sampled(
+        product(CLOSE, [1, 300, 1500]),
+        [(torch.float32, 300), (torch.bfloat16, 1), (torch.float16, 1500)],
+    ),
+)
 def test_a_nan_gradient_shows_in_the_weights(small, dtype, broken):
     (p,), (m, v) = randoms([(40, 50)], dtype), torch.zeros(2, 40, 50, device=DEVICE, dtype=dtype)
     twin, count, step = Twin(p.double().cpu()), torch.zeros((), device=DEVICE), MoFOStep()
