@@ -141,7 +141,10 @@ class Killed(BaseException):
     """As if the process had been killed."""
 
 
-@pytest.mark.parametrize("when", ["training", "after the first result"])
+WHEN = ["training", "after the first result"]
+
+
+@pytest.mark.parametrize("when", sampled(WHEN, WHEN[1:]))
 @pytest.mark.usefixtures("forked_workers")
 def test_a_killed_group_goes_on(when, two, tmp_path):
     plan, expected = two

@@ -7,12 +7,14 @@ import os
 import shutil
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from matrices import sampled
 from small import make_llama, make_tokenizer, noisy, save
 
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
@@ -85,18 +87,22 @@ def with_code(folder, ran, what):
         change(tokenizer, tokenizer_class="TheirTokenizer", auto_map=auto)
 
 
-@pytest.mark.parametrize("what", ["model", "tokenizer"])
+LOADING = [
+    ("measure", "base", "tuned", "--text=text.txt", "--context-free=0"),
+    ("merge", "base", "tuned", "--sweep=0.5", "--text=text.txt", "--out=out"),
+    ("score", "--model=tuned", "--data=rows.jsonl"),
+    ("finetune", "--model=tuned", "--data=rows.jsonl", "--out=out", "--max-updates=1"),
+    ("draw", "--model=tuned"),
+    ("compare", "--model=tuned", "--data=rows.jsonl", "--target=rows.jsonl", "--out=out"),
+]
+CODE_OF = [*product(LOADING, ["model", "tokenizer"])]
+
+
+# A command with a foreign tokenizer runs to its end; one function loads for all of them.
 @pytest.mark.parametrize(
-    "command",
-    [
-        ("measure", "base", "tuned", "--text=text.txt", "--context-free=0"),
-        ("merge", "base", "tuned", "--sweep=0.5", "--text=text.txt", "--out=out"),
-        ("score", "--model=tuned", "--data=rows.jsonl"),
-        ("finetune", "--model=tuned", "--data=rows.jsonl", "--out=out", "--max-updates=1"),
-        ("draw", "--model=tuned"),
-        ("compare", "--model=tuned", "--data=rows.jsonl", "--target=rows.jsonl", "--out=out"),
-    ],
-    ids=lambda command: command[0],
+    ("command", "what"),
+    sampled(CODE_OF, [*product(LOADING, ["model"]), (LOADING[2], "tokenizer")]),
+    ids=[f"{command[0]}-{what}" for command, what in CODE_OF],
 )
 def test_code_of_a_model_is_not_run(command, what, place, monkeypatch, capsys):
     Path("text.txt").write_text("the cat sat on the mat")
