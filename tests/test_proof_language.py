@@ -57,6 +57,30 @@ def test_measures_of_a_setting(setting):
     assert verdict.reached(ours._replace(kept={"piqa": 98.0}), 99) == "yes"
 
 
+def test_further_seeds_look_at_seed_0_and_at_merged_models(setting):
+    """They do not change while the further runs come in."""
+    models = importlib.import_module("language_models")
+    runs = {
+        run["plan"]: run
+        for run in (
+            run_of("pretrained", 2.0, 2.0, 3.0, 0.7),
+            run_of("plain-x1", 1.0, 1.0, 3.3, 0.65),
+            run_of("plain-x2", 1.1, 0.9, 4.0, 0.6),
+            run_of("plain-x4", 1.5, 1.5, 5.0, 0.55),
+            run_of("holdfast", 1.0, 1.01, 3.0, 0.698),
+        )
+    }
+    merged = {"choose_nll": 1.2, "report_nll": 1.2, "wikitext_nll": 3.0, "piqa": 0.7}
+    runs["plain-x4"]["points"]["wise-ft-0.5"] = merged
+    wanted = {
+        "plain-x1": (0, 1, 2, 3, 4), "plain-x2": (0,), "plain-x4": (0, 1, 2),
+        "holdfast": (0, 1, 2, 3, 4),
+    }  # fmt: skip
+    assert models.further_seeds(runs, "smollm2") == wanted
+    later = runs | {"more": run_of("plain-x1", 1.9, 1.9, 4.0, 0.6, seed=1)}
+    assert models.further_seeds(later, "smollm2") == wanted
+
+
 def test_dominance_and_equal_target(setting):
     verdict, runs = setting
     ours = runs.point("holdfast")

@@ -81,6 +81,16 @@ class Exam:
             samples["written"] = pack(right)
         return found | ({"samples": samples} if whole else {})
 
+    def sizes(self) -> Record:
+        """The tokens of each request of a text, and the number of rows of the other tests."""
+        ends = np.cumsum([len(test["requests"]) for test in self.tests])[:-1]
+        tokens = np.split(self.pool.tokens, ends)
+        found: Record = {
+            test["name"]: here.tolist() if test["kind"] == "text" else rows_of(test)
+            for test, here in zip(self.tests, tokens, strict=True)
+        }
+        return found | {"written": len(self.target.questions)}
+
     def _written(self, model: Any) -> Any:
         """Whether each question is answered rightly."""
         texts: list[str] = []
@@ -89,6 +99,11 @@ class Exam:
             some = write(model, questions[i : i + WRITTEN], end, self.target.most)
             texts += self.tokenizer.batch_decode(some, skip_special_tokens=True)
         return np.array(self.target.right(texts))
+
+
+def rows_of(test: Test) -> int:
+    """The number of questions of a test, each of which may be several requests."""
+    return len(test["sizes"] if "sizes" in test else test["requests"])
 
 
 def above_chance(figures: Mapping[str, float]) -> list[str]:

@@ -14,7 +14,6 @@ and target alone. Processes that are started side by side with the same RUNS sha
 from __future__ import annotations
 
 import functools
-import statistics
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,15 +22,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import _stages
 import torch
 from _exam import CHANCE, Exam, above_chance
 from _jobs import Parser, Record, collect, records, selected, work
 from _lm_tests import LIMIT, load, make_tests
 from _lm_train import BATCH, body_and_head, head_loss
 from _loop import Batch, Loss
+from _stages import Choice
 from _targets import MAKERS, Target, make_target
 from language import Bench, Plan
 from torch import Tensor
+from verdict import Setting, mean_kept
 
 from holdfast import (
     L2SP,
@@ -115,7 +117,7 @@ class Proof(Bench):
 
         def take() -> Record:
             exam = Exam(self.target, self._all_tests(), self.tokenizer, self.device)
-            return exam.take(self.fresh())
+            return exam.take(self.fresh()) | {"sizes": exam.sizes()}
 
         found: Record = self.kept("base", take)
         return found
@@ -128,7 +130,8 @@ class Proof(Bench):
 
     @functools.cached_property
     def exam(self) -> Exam:
-        passed = above_chance({k: v for k, v in self.base_figures.items() if k != "samples"})
+        figures = {k: v for k, v in self.base_figures.items() if isinstance(v, float)}
+        passed = above_chance(figures)
         tests = [t for t in self._all_tests() if t["name"] not in CHANCE or t["name"] in passed]
         return Exam(self.target, tests, self.tokenizer, self.device)
 
@@ -192,23 +195,22 @@ def rehearsed(model: Any, texts: Tensor, batches: list[Batch], seed: int) -> Los
 
 
 def further_seeds(done: Mapping[str, Record], model: str) -> dict[str, tuple[int, ...]]:
-    """The seeds of each plan by the rule of the protocol, given the runs with seed 0."""
-    from verdict import Setting
-
-    setting = Setting(done.values())
-    three, five = ((0, 1, 2), (0, 1, 2, 3, 4)) if model == "smollm2" else ((0,), (0, 1, 2))
+    """The seeds of each plan by the rule of the protocol, which looks at the runs with seed 0."""
     if model == "qwen-1.5b":
         return {}
-    families: dict[str, list[str]] = {}
-    for run in done.values():
-        if "seed" in run and run["seed"] == 0:
-            families.setdefault(run["plan"].rpartition("-x")[0], []).append(run["plan"])
-    seeds: dict[str, tuple[int, ...]] = {}
-    for names in families.values():
-        best = min(names, key=lambda name: done[f"{name}-s0"]["points"]["tuned"]["choose_nll"])
-        balanced = max(names, key=lambda name: statistics.mean(setting.both(name, "tuned", 0)))
-        seeds |= dict.fromkeys((best, balanced), three)
-    return seeds | dict.fromkeys(("holdfast", setting.best_plain), five)
+    first = [run for run in done.values() if run.get("seed", 0) == 0]
+    setting, found = Setting(first), list[Choice]()
+    for run in first:
+        if run["plan"] != "pretrained":
+            family = run["plan"].partition("-x")[0]
+            for merged in run["points"]:
+                row = family if merged == "tuned" else f"{family}+{merged.rpartition('-')[0]}"
+                target = setting.target(run["plan"], merged, 0, "choose_nll")
+                kept = mean_kept(setting.kept(run["plan"], merged, 0))
+                found.append(Choice(row, run["plan"], target, kept))
+    if model == "smollm2":
+        return {plan: (0, *seeds) for plan, seeds in _stages.further_seeds(found).items()}
+    return dict.fromkeys(("holdfast", setting.best_plain), (0, 1, 2))
 
 
 def main() -> None:
@@ -225,7 +227,9 @@ def main() -> None:
     bench, compared = Proof(args), plans(args.name)
     if args.stage == "more" or args.collect is not None:
         done = records(args.runs)
-        seeds = further_seeds(done, args.name) if done else {}
+        if missing := [name for name in compared if f"{name}-s0" not in done]:
+            sys.exit(f"runs of the first stage are missing: {', '.join(missing)}")
+        seeds = further_seeds(done, args.name)
         compared = {
             name: plan._replace(seeds=seeds.get(name, (0,))) for name, plan in compared.items()
         }

@@ -72,9 +72,9 @@ class Setting:
 
         return min((plan for plan in self.plans if plan.startswith("plain")), key=chosen)
 
-    def target(self, plan: str, merged: str, seed: int) -> float:
-        base, best = self.base["report_nll"], self._median(self.best_plain, "report_nll")
-        ours = self.runs[plan, seed]["points"][merged]["report_nll"]
+    def target(self, plan: str, merged: str, seed: int, of: str = "report_nll") -> float:
+        base, best = self.base[of], self._median(self.best_plain, of)
+        ours = self.runs[plan, seed]["points"][merged][of]
         return 100 * float(base - ours) / float(base - best)
 
     def kept(self, plan: str, merged: str, seed: int) -> dict[str, float]:
@@ -85,9 +85,6 @@ class Setting:
             for test, value in after.items()
             if test not in OWN and test != "samples" and not test.endswith("_se")
         }
-
-    def both(self, plan: str, merged: str, seed: int) -> tuple[float, float]:
-        return self.target(plan, merged, seed), mean_kept(self.kept(plan, merged, seed))
 
     def _median(self, plan: str, field: str) -> float:
         found = (self.runs[plan, seed]["points"]["tuned"][field] for seed in self.seeds(plan))
@@ -143,13 +140,11 @@ def at_target(points: Iterable[Point], target: float) -> float:
     below = [point for point in ordered if point.target < target]
     if not above:
         return math.nan
-    best = max(point.mean_kept for point in above)  # a point with a better target is also one
     if not below:
-        return best
+        return above[0].mean_kept
     left, right = below[-1], above[0]
     share = (target - left.target) / (right.target - left.target)
-    between = left.mean_kept + share * (right.mean_kept - left.mean_kept)
-    return max(best, between)
+    return left.mean_kept + share * (right.mean_kept - left.mean_kept)
 
 
 def main() -> None:

@@ -122,10 +122,11 @@ def test_processes_share_the_cores_with_those_that_run(plan, tmp_path, monkeypat
     monkeypatch.setattr(processes, "call_in_processes", none_runs)
     for crew in (
         make_crew([Gpu(0, "GPU-0", 24 << 30)], parameters=10**8, need=20 << 30, cores=16),
+        make_crew([Gpu(0, "GPU-0", 80 << 30)], parameters=3_000_000, need=None, cores=32),
         make_crew([], cores=3),
     ):
         list(scheduler._run_locally(plan, plan.runs, Place.at(tmp_path), crew, None))
-    assert given == [1] * 3 + [3] * 3
+    assert given == [1] * 3 + [5] * 3 + [3] * 3
 
 
 def test_a_result_that_was_changed_is_not_used(plan, whole):

@@ -349,3 +349,22 @@ class TestGGUF:
         (tmp_path / "model.gguf").write_bytes(b"nothing of the sort")
         with pytest.raises(ValueError, match="is not a GGUF file"):
             open_weights(tmp_path / "model.gguf")
+
+
+def test_few_files_of_many_shards_are_open(tmp_path):
+    """A system allows a process a few hundred open files, and each thread opens its own."""
+    from holdfast.io.weights import _MOST_FILES, Scratch
+
+    names = [f"layer.{n}" for n in range(3 * _MOST_FILES)]
+    for name in names:
+        save_file({name: torch.full((2,), float(name[6:]))}, tmp_path / f"{name}.safetensors")
+    index = {"metadata": {}, "weight_map": {name: f"{name}.safetensors" for name in names}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights, scratch = open_weights(tmp_path), Scratch()
+    for name in [*names, *names[:2]]:
+        assert weights.read(name, scratch=scratch).tolist() == [float(name[6:])] * 2
+    files = list(scratch._files.values())
+    assert len(files) == _MOST_FILES
+    assert not any(file.closed for file in files)
+    del scratch
+    assert all(file.closed for file in files)

@@ -172,12 +172,14 @@ def _run_locally(
     disturbed: list[RunSpec] = []
     died: list[RunSpec] = []
     passes = (specs, crew.workers), (disturbed, crew.alone), (died, crew.alone[:1])
+    # If the first run tells how much memory one needs, all workers may run after it.
+    jobs = crew.at_a_time if crew.need else len(crew.workers)
     with crew.sharing(len(trainings(specs))) as environment:
         for some, workers in passes:
             ended = processes.call_in_processes(
                 partial(run_group, progress=processes.report_progress, tracking=tracking),
                 deque((plan, group, out) for group in trainings(some)),
-                caller="compare", jobs=crew.at_a_time, workers=workers,
+                caller="compare", jobs=jobs, workers=workers,
                 admits=crew.admits, environment=environment, on_progress=on_progress,
             )  # fmt: skip
             with contextlib.closing(ended):

@@ -19,6 +19,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _MOST_THREADS = 16  # more do not read faster, and each holds its own slice
+_MOST_FILES = 4  # open per thread: shards of a few models
 
 
 class Scratch(threading.local):
@@ -54,12 +55,16 @@ class Scratch(threading.local):
         return self(use, len(values), dtype).copy_(values)
 
     def opened(self, path: Path) -> FileIO:
-        """Return a file to read, which stays open until the thread or the scratch ends."""
+        """Return a file to read. The last few stay open, until the thread or the scratch ends."""
         return self._files[path]
 
 
 class _OpenFiles(dict[Path, FileIO]):
+    """The files that were opened last. A system limits how many there are."""
+
     def __missing__(self, path: Path) -> FileIO:
+        if len(self) == _MOST_FILES:
+            self.pop(next(iter(self))).close()
         self[path] = FileIO(path)
         return self[path]
 
