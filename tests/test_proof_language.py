@@ -134,6 +134,7 @@ def test_the_parts_of_a_target_share_no_row(tmp_path):
     seen = {"".join(map(chr, ids)).partition("true")[0].partition("false")[0] for ids in train}
     assert (len(train), len(target.choose), len(target.report)) == (2270, 500, 500)
     assert len(asked) == 1000
+    assert {chr(*request.target) for request in target.report} == {"t", "f"}
     assert not asked & seen
     assert len(seen) == 2270
     assert target.right(["true"] * 1000).count(True) + target.right(["False."] * 1000).count(

@@ -81,6 +81,8 @@ def gsm8k(tokenizer: Any, folder: Path, samples: int | None) -> Target:
 def mbpp(tokenizer: Any, folder: Path, samples: int | None) -> Target:
     problems: list[dict[str, Any]] = list(read(folder / "mbpp.jsonl.gz"))
     random.Random(0).shuffle(problems)
+    trained = {p["text"] for p in problems[:600]}
+    problems[600:] = [p for p in problems[600:] if p["text"] not in trained]
     rows = [
         {
             "question": f"{p['text']} Your code should pass this test:\n{p['test_list'][0]}",
@@ -103,7 +105,7 @@ def mbpp(tokenizer: Any, folder: Path, samples: int | None) -> Target:
         return found
 
     return _asked(
-        tokenizer, rows[:600][:samples], rows[600:787], rows[787:], rows[600:], epochs=3,
+        tokenizer, rows[:600][:samples], rows[600::2], rows[601::2], rows[600:], epochs=3,
         right=right, most=256,
     )  # fmt: skip
 
@@ -134,10 +136,16 @@ def boolq(tokenizer: Any, folder: Path, samples: int | None) -> Target:
             for text, row in zip(texts, asked, strict=True)
         ]
 
-    return _asked(
+    target = _asked(
         tokenizer, rows[:2270][:samples], asked[:500], asked[500:], asked, epochs=2, right=right,
         most=4,
     )  # fmt: skip
+    return target._replace(choose=_first(target.choose), report=_first(target.report))
+
+
+def _first(requests: list[Continuation]) -> list[Continuation]:
+    """The first token of each answer, which decides it: the others are the form of a chat."""
+    return [Continuation(request.context, request.target[:1]) for request in requests]
 
 
 def shakespeare(tokenizer: Any, folder: Path, samples: int | None) -> Target:
