@@ -96,6 +96,15 @@ def selected(jobs: Mapping[str, Job], only: str) -> dict[str, Job]:
     return {name: job for name, job in jobs.items() if any(x in name for x in only.split(","))}
 
 
+def work_or_collect(jobs: Mapping[str, Job], args: Any, protocol: Record) -> dict[str, Job]:
+    """Run the chosen jobs and exit, or put the finished runs together; returns the chosen jobs."""
+    jobs = selected(jobs, args.only)
+    if args.collect is None:
+        sys.exit(1 if work(jobs, args.runs, args.seconds) else 0)
+    collect(args.runs, jobs, args.collect, protocol)
+    return jobs
+
+
 def _claimed(claim: Path) -> bool:
     try:
         os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))

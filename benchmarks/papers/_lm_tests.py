@@ -201,6 +201,15 @@ class Pool:
                 yield slice(start, start + len(part)), part
                 start += len(part)
 
+    def answered(self, model: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """The loss of each request, and whether all its target tokens are the likeliest ones."""
+        losses, misses = [], []
+        for where, states in self.states(model):
+            logits = F.linear(states, model.lm_head.weight)
+            losses.append(F.cross_entropy(logits, self.wanted[where], reduction="none"))
+            misses.append(logits.argmax(-1) != self.wanted[where])
+        return self.sums(losses), self.sums(misses) == 0
+
     def sums(self, values: list[Tensor]) -> np.ndarray[Any, Any]:
         """Of values of the targets, by request: the one time that the GPU is waited for."""
         total = torch.zeros(self.size, dtype=torch.float64, device=self.owner.device)
@@ -238,16 +247,11 @@ class Tests:
     @torch.no_grad()
     def measure(self, model: Any, *, write: bool = False) -> Figures:
         """All figures of a model; with ``write`` it answers the questions as well."""
-        losses, misses = [], []
-        for where, states in self.pool.states(model):
-            logits = F.linear(states, model.lm_head.weight)
-            losses.append(F.cross_entropy(logits, self.pool.wanted[where], reduction="none"))
-            misses.append(logits.argmax(-1) != self.pool.wanted[where])
-        nll, missed = self.pool.sums(losses), self.pool.sums(misses)
+        nll, greedy = self.pool.answered(model)
         figures, start = Figures(), 0
         for test in self.tests:
             here = slice(start, start := start + len(test["requests"]))
-            figures |= _figures(test, nll[here], self.pool.tokens[here], missed[here] == 0)
+            figures |= _figures(test, nll[here], self.pool.tokens[here], greedy[here])
         if all(name in figures for name in ACCURACIES):
             mean = [figures[name] for name in ACCURACIES]
             errors = [figures[f"{name}_se"] for name in ACCURACIES]
@@ -307,15 +311,23 @@ def right_answers(test: Test, nll: Any, greedy: Any) -> Any:
 
 def _figures(test: Test, nll: Any, tokens: Any, greedy: Any) -> Figures:
     """A test's figures and their standard errors, of a request's loss, its length and its match."""
-    name = test["name"]
     found = Figures()
     if test["kind"] != "choice":
-        mean, n = nll.sum() / tokens.sum(), len(nll)
-        spread = nll - mean * tokens
-        found[f"{name}_nll"] = mean
-        found[f"{name}_nll_se"] = math.sqrt((spread**2).sum() * n / max(1, n - 1)) / tokens.sum()
-        if test["kind"] == "text":
-            return found
-    right = right_answers(test, nll, greedy)
+        found |= loss_figures(test["name"], nll, tokens)
+    if test["kind"] != "text":
+        found |= share_figures(test["name"], right_answers(test, nll, greedy))
+    return found
+
+
+def loss_figures(name: str, nll: Any, tokens: Any) -> Figures:
+    """The mean loss of a token, and its standard error over requests."""
+    mean, n = nll.sum() / tokens.sum(), len(nll)
+    spread = nll - mean * tokens
+    error = math.sqrt((spread**2).sum() * n / max(1, n - 1)) / tokens.sum()
+    return {f"{name}_nll": mean, f"{name}_nll_se": error}
+
+
+def share_figures(name: str, right: Any) -> Figures:
+    """The share of right answers, and its standard error."""
     p = float(right.mean())
-    return found | {name: p, f"{name}_se": math.sqrt(p * (1 - p) / len(right))}
+    return {name: p, f"{name}_se": math.sqrt(p * (1 - p) / len(right))}

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from _jobs import Parser, Record, collect, records, selected, work
+from _jobs import Parser, Record, records, work_or_collect
 from _lm_replay import replayed
 from _lm_tests import ACCURACIES, Tests, draw, load, make_tests
 from _lm_train import BATCH, loss_of, make_batches, own_loss_of, weights_of
@@ -350,16 +350,13 @@ def main() -> None:
     for name, plan in plans(args.lr).items():
         for seed in plan.seeds:
             jobs[f"{name}-s{seed}"] = functools.partial(bench.run, name, plan, seed)
-    jobs = selected(jobs, args.only)
-    if args.collect is None:
-        sys.exit(1 if work(jobs, args.runs, args.seconds) else 0)
     protocol = {
         "model": "SmolLM2-135M-Instruct (Q4_1, dequantised)", "target": "GSM8K", "epochs": 1,
         "batch_size": BATCH, "lr": args.lr, "samples": args.samples, "rows_a_test": args.limit,
         "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1",
         "testing": "bfloat16 autocast, float32 logits", "ewc_samples": EWC_SAMPLES,
     }  # fmt: skip
-    collect(args.runs, jobs, args.collect, protocol)
+    jobs = work_or_collect(jobs, args, protocol)
     done = records(args.runs)
     points = mean_points(done[name] for name in jobs if name in done)
     print(f"{comparison(points, LANGUAGE)}\n\n{goals(points, ACCURACIES)}")

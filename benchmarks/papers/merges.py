@@ -16,13 +16,12 @@ from __future__ import annotations
 import functools
 import itertools
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from _jobs import Parser, Record, collect, selected, work
+from _jobs import Parser, Record, work_or_collect
 from _lm_tests import load
 from language import Bench, Plan
 
@@ -116,15 +115,12 @@ def main() -> None:
             if name in jobs:
                 raise ValueError(f"two merges have the name {name}")
             jobs[name] = functools.partial(bench.merge, method, rate, seeds)
-    jobs = selected(jobs, args.only)
-    if args.collect is None:
-        sys.exit(1 if work(jobs, args.runs, args.seconds) else 0)
     protocol = {
         "model": "SmolLM2-135M-Instruct (Q4_1, dequantised)", "target": "GSM8K", "epochs": 1,
         "lr": args.lr, "samples": args.samples, "rows_a_test": args.limit,
         "training": "plain, as in language.json", "merging": "float32 checkpoints on disk",
     }  # fmt: skip
-    collect(args.runs, jobs, args.collect, protocol)
+    work_or_collect(jobs, args, protocol)
 
 
 if __name__ == "__main__":

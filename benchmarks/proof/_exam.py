@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +12,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
-from _lm_tests import Pool, Test, right_answers
+from _lm_tests import Pool, Test, loss_figures, right_answers, share_figures
 from _lm_write import write
 from _samples import pack
 from _targets import Target
-from torch.nn import functional as F  # noqa: N812
 
 from holdfast.io.encoding import Continuation
 
@@ -56,30 +54,25 @@ class Exam:
     @torch.no_grad()
     def take(self, model: Any, *, whole: bool = True) -> Record:
         """The figures of a model. If ``whole``, also its answers in writing, and every sample."""
-        losses, misses = [], []
-        for where, states in self.pool.states(model):
-            logits = F.linear(states, model.lm_head.weight)
-            losses.append(F.cross_entropy(logits, self.pool.wanted[where], reduction="none"))
-            misses.append(logits.argmax(-1) != self.pool.wanted[where])
-        nll, missed = self.pool.sums(losses), self.pool.sums(misses)
-        found: Record = {}
-        samples: Record = {}
+        nll, greedy = self.pool.answered(model)
+        found, samples = dict[str, float](), Record()
         start = 0
         for test in self.tests:
             here = slice(start, start := start + len(test["requests"]))
             name, tokens = test["name"], self.pool.tokens[here]
             if test["kind"] == "text":
-                found |= _loss(name, nll[here], tokens)
+                found |= loss_figures(name, nll[here], tokens)
                 samples[name] = [round(float(x), 2) for x in nll[here]]
             else:
-                right = right_answers(test, nll[here], missed[here] == 0)
-                found |= _accuracy(name, right)
+                right = right_answers(test, nll[here], greedy[here])
+                found |= share_figures(name, right)
                 samples[name] = pack(right)
         if whole and self.target.questions:
             right = self._written(model)
-            found |= _accuracy("written", right)
+            found |= share_figures("written", right)
             samples["written"] = pack(right)
-        return found | ({"samples": samples} if whole else {})
+        rounded: Record = {name: round(float(value), 6) for name, value in found.items()}
+        return rounded | ({"samples": samples} if whole else {})
 
     def sizes(self) -> Record:
         """The tokens of each request of a text, and the number of rows of the other tests."""
@@ -118,16 +111,3 @@ def above_chance(figures: Mapping[str, float]) -> list[str]:
         if name not in CHANCE or figures[name] - CHANCE[name] > 2 * figures[f"{name}_se"]
         if not name.endswith("_se")
     ]
-
-
-def _loss(name: str, nll: Any, tokens: Any) -> Record:
-    """The mean loss of a token, and its standard error over requests."""
-    mean, n = nll.sum() / tokens.sum(), len(nll)
-    spread = nll - mean * tokens
-    error = math.sqrt((spread**2).sum() * n / max(1, n - 1)) / tokens.sum()
-    return {f"{name}_nll": round(float(mean), 6), f"{name}_nll_se": round(error, 6)}
-
-
-def _accuracy(name: str, right: Any) -> Record:
-    p = float(right.mean())
-    return {name: round(p, 6), f"{name}_se": round(math.sqrt(p * (1 - p) / len(right)), 6)}

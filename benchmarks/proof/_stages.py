@@ -143,7 +143,4 @@ def run(settings: Sequence[Setting], args: Any, protocol: Record) -> None:
             print(f"{setting.name}: {len(missing)} runs of its first stage are missing", flush=True)
         else:
             jobs |= setting.more(done)
-    jobs = _jobs.selected(jobs, args.only)
-    if args.collect is None:
-        sys.exit(1 if _jobs.work(jobs, args.runs, args.seconds) else 0)
-    _jobs.collect(args.runs, jobs, args.collect, protocol)
+    _jobs.work_or_collect(jobs, args, protocol)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from _jobs import Parser, Record, collect, selected, work
+from _jobs import Parser, Record, work_or_collect
 from _lm_replay import Replay
 from _loop import Batch, Loss
 from language import Plan
@@ -141,14 +141,11 @@ def main() -> None:
     jobs: dict[str, Callable[[], Record]] = {"pretrained": bench.pretrained}
     for name, plan in bench.plans().items():
         jobs[f"{name}-s0"] = functools.partial(bench.run, name, plan, 0)
-    jobs = selected(jobs, args.only)
-    if args.collect is None:
-        sys.exit(1 if work(jobs, args.runs, args.seconds) else 0)
     protocol = {
         "model": MODELS["smollm2"], "target": "mbpp", "rules": "benchmarks/proof/PROTOCOL.md",
         "drawn": {name: list(how) for name, how in DRAWN.items()}, "changed": CHANGED,
     }  # fmt: skip
-    collect(args.runs, jobs, args.collect, protocol)
+    work_or_collect(jobs, args, protocol)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from _exam import CHANCE, Exam, above_chance
-from _jobs import Parser, Record, collect, selected, work
+from _jobs import Parser, Record, work_or_collect
 from _lm_tests import load, make_tests
 from _targets import Target, make_target
 from language import Bench, Plan
@@ -121,14 +121,11 @@ def main() -> None:
     for seed in SEEDS:
         for name, plan in PLANS.items():
             jobs[f"{name}-s{seed}"] = functools.partial(bench.run, name, plan, seed)
-    jobs = selected(jobs, args.only)
-    if args.collect is None:
-        sys.exit(1 if work(jobs, args.runs, args.seconds) else 0)
     protocol = {
         "model": MODELS["smollm2"], "targets": ORDER, "rules": "benchmarks/proof/PROTOCOL.md",
         "training": "each stage as in language_models.py, from the model of the stage before",
     }  # fmt: skip
-    collect(args.runs, jobs, args.collect, protocol)
+    work_or_collect(jobs, args, protocol)
 
 
 if __name__ == "__main__":

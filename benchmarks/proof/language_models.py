@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import _stages
 import torch
 from _exam import CHANCE, Exam, above_chance
-from _jobs import Parser, Record, collect, records, selected, work
+from _jobs import Parser, Record, records, work_or_collect
 from _lm_tests import LIMIT, load, make_tests
 from _lm_train import BATCH, body_and_head, head_loss
 from _loop import Batch, Loss
@@ -237,16 +237,13 @@ def main() -> None:
     for name, plan in compared.items():
         for seed in plan.seeds:
             jobs[f"{name}-s{seed}"] = functools.partial(bench.run, name, plan, seed)
-    jobs = selected(jobs, args.only)
-    if args.collect is None:
-        sys.exit(1 if work(jobs, args.runs, args.seconds) else 0)
     protocol = {
         "model": MODELS[args.name], "target": args.target, "batch_size": BATCH,
         "samples": args.samples or "all", "retained_rows": MOST,
         "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1",
         "testing": "bfloat16 autocast, float32 logits", "rules": "benchmarks/proof/PROTOCOL.md",
     }  # fmt: skip
-    collect(args.runs, jobs, args.collect, protocol)
+    work_or_collect(jobs, args, protocol)
 
 
 if __name__ == "__main__":

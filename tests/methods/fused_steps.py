@@ -1,5 +1,6 @@
 """Some updates by RecAdam's fused step on tensors of chosen shapes."""
 
+import pytest
 import torch
 
 from holdfast import RecAdam
@@ -45,3 +46,29 @@ def run(
         opt.step()
     states = [opt.state[p] for p in params]
     return [p.detach() for p in params], states
+
+
+def check_that_nothing_around_is_touched(length):
+    """A step writes the values of its parameter, and none before or behind them."""
+    base, anchor = torch.full((length + 34,), torch.nan), torch.full((length + 34,), torch.nan)
+    base[17:-17], anchor[17:-17] = 1.0, 2.0
+    p = torch.nn.Parameter(base[17:-17])
+    opt = RecAdam(
+        [("p", p)], lr=1e-2, gamma=20.0, anneal=Constant(0.3), anchors={"p": anchor[17:-17]},
+        fused=True,
+    )  # fmt: skip
+    p.grad = torch.ones_like(p)
+    opt.step()
+    assert p.isfinite().all()
+    assert p.unique().numel() == 1
+    assert base.isnan().sum() == 34
+
+
+def check_that_autograd_knows_of_the_change(length):
+    p = torch.nn.Parameter(torch.ones(length))
+    opt = RecAdam([p], lr=1e-2, gamma=20.0, anneal=Constant(0.3), fused=True)
+    loss = (p * p).sum()
+    p.grad = torch.ones_like(p)
+    opt.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

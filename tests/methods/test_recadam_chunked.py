@@ -15,7 +15,12 @@ from holdfast.anneal import Constant
 from holdfast.kernels import recadam_cpu
 from holdfast.methods import recadam
 from matrices import sampled
-from methods.fused_steps import draw, run
+from methods.fused_steps import (
+    check_that_autograd_knows_of_the_change,
+    check_that_nothing_around_is_touched,
+    draw,
+    run,
+)
 
 SIZE = 4 * STRIDE
 SETTINGS = list(
@@ -157,31 +162,10 @@ class TestTheRule:
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
     def test_nothing_around_a_parameter_is_touched(self):
-        length = 3 * SIZE + 17
-        base = torch.full((length + 32,), torch.nan)
-        base[16:-16] = 1.0
-        p = torch.nn.Parameter(base[16:-16])
-        anchor = torch.full((length + 2,), torch.nan)
-        anchor[1:-1] = 2.0
-        opt = RecAdam(
-            [("p", p)], lr=1e-2, gamma=20.0, anneal=Constant(0.3), anchors={"p": anchor[1:-1]},
-            fused=True,
-        )  # fmt: skip
-        p.grad = torch.ones_like(p)
-        opt.step()
-        assert p.isfinite().all()
-        assert p.unique().numel() == 1
-        assert base[:16].isnan().all()
-        assert base[-16:].isnan().all()
+        check_that_nothing_around_is_touched(3 * SIZE + 17)
 
     def test_autograd_knows_that_the_weights_changed(self):
-        p = torch.nn.Parameter(torch.ones(3 * SIZE))
-        opt = RecAdam([p], lr=1e-2, gamma=20.0, anneal=Constant(0.3), fused=True)
-        loss = (p * p).sum()
-        p.grad = torch.ones_like(p)
-        opt.step()
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            loss.backward()
+        check_that_autograd_knows_of_the_change(3 * SIZE)
 
     @pytest.mark.parametrize("options", [{"gamma": 0.0}, {"anneal": Constant(1.0)}], ids=str)
     def test_without_a_pull_it_is_one_call(self, count_calls, options):

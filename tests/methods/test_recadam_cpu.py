@@ -13,7 +13,12 @@ from golden.recadam import Twin
 from holdfast import RecAdam
 from holdfast.anneal import Constant
 from holdfast.kernels import compiled, recadam_cpu
-from methods.fused_steps import draw, run
+from methods.fused_steps import (
+    check_that_autograd_knows_of_the_change,
+    check_that_nothing_around_is_touched,
+    draw,
+    run,
+)
 
 SHAPES = [(), (1,), (0, 5), (63,), (64,), (7, 33), (100_003,)]
 #: Everything that the kernel distinguishes.
@@ -160,29 +165,12 @@ def test_parameters_that_move_and_gradients_that_come_and_go():
 
 
 def test_nothing_around_a_parameter_is_touched():
-    base, anchor = torch.full((1000,), torch.nan), torch.full((1000,), torch.nan)
-    base[17:-17], anchor[17:-17] = 1.0, 2.0
-    p = torch.nn.Parameter(base[17:-17])
-    opt = RecAdam(
-        [("p", p)], lr=1e-2, gamma=20.0, anneal=Constant(0.3), anchors={"p": anchor[17:-17]},
-        fused=True,
-    )  # fmt: skip
-    p.grad = torch.ones_like(p)
-    opt.step()
-    assert p.isfinite().all()
-    assert p.unique().numel() == 1
-    assert base.isnan().sum() == 34
+    check_that_nothing_around_is_touched(966)
 
 
 def test_autograd_knows_that_the_weights_changed(count_calls):
-    p = torch.nn.Parameter(torch.ones(100))
-    opt = RecAdam([p], lr=1e-2, gamma=20.0, anneal=Constant(0.3), fused=True)
-    loss = (p * p).sum()
-    p.grad = torch.ones_like(p)
-    opt.step()
+    check_that_autograd_knows_of_the_change(100)
     assert not count_calls
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
 
 
 @pytest.mark.parametrize(
