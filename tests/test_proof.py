@@ -28,7 +28,7 @@ def load(name):
     return importlib.import_module(name)
 
 
-@pytest.mark.parametrize("name", ["_samples", "_stages"])
+@pytest.mark.parametrize("name", ["_samples", "_stages", "_measures", "_bootstrap"])
 def test_examples(name):
     assert doctest.testmod(load(name)).failed == 0
 
@@ -66,7 +66,7 @@ def setting(stages, made, learned, broken=()):
     def plan(name):
         return lambda seed: make(name, seed)
 
-    return stages.Setting("toy", {"pretrained": base}, {name: plan(name) for name in learned})
+    return stages.Stages("toy", {"pretrained": base}, {name: plan(name) for name in learned})
 
 
 def run(stages, toy, folder, stage="first", collect=None):
@@ -117,24 +117,25 @@ def test_a_plan_that_diverged_has_no_further_seeds(tmp_path, capsys):
 def test_targets_that_nobody_reaches_choose_by_what_is_kept():
     stages = load("_stages")
     base = {
-        "chance": {"target_choose": 0.5, "old": 0.0}, "points": {"base": {"old": 0.8, "samples": 1}}
+        "plan": "pretrained", "chance": {"target_choose": 0.5, "old": 0.0},
+        "points": {"base": {"old": 0.8, "samples": 1}},
     }  # fmt: skip
     runs = [
         {"plan": f"plain-{old}", "family": "plain", "points": {"tuned": point}}
         for old in (0.4, 0.9)
         for point in [{"target_choose": 0.5, "old": old}]
     ]
-    found = stages.choices(runs, base)
+    found = stages.choices(load("_measures").Setting([base, *runs]))
     assert [(choice.target, choice.kept) for choice in found] == [(0.0, 50.0), (0.0, 100.0)]
 
 
 def test_all_rows_of_the_protocol_are_planned():
     pytest.importorskip("transformers")
     encoders, images = load("sentence_encoders"), load("image_models")
-    texts = encoders.Lab.setting(Args(record=print, base_record=print), "rte")
+    texts = encoders.Lab.stages(Args(record=print, base_record=print), "rte")
     assert len(texts.plans) == 1 + 5 + 4 * 2 + 4
     assert {"plain-0.0002", "recadam-5e-05", "lora-0.002"} < {*texts.plans}
-    pictures = images.Lab.setting(Args(record=print, base_record=print, probe=print), "resnet-50")
+    pictures = images.Lab.stages(Args(record=print, base_record=print, probe=print), "resnet-50")
     assert len(pictures.plans) == 1 + 2 * 5 + 4 * 2 + 2
     assert {*pictures.once} == {"pretrained", "probe"}
 
@@ -179,7 +180,7 @@ def test_a_record_of_texts_has_both_parts_and_every_sample(tmp_path):
                 pair = {"sentence1": words[i % 9], "sentence2": f"{words[i % 7]} {words[i % 5]}"}
                 file.write(json.dumps(pair | {"label": int(i % 3 == 0)}) + "\n")
     args = Args(model=tmp_path / "model", data=tmp_path, choose=False, updates=2, limit=None)
-    toy = script.Lab(args).setting("rte")
+    toy = script.Lab(args).stages("rte")
     base = toy.once["pretrained"]()
     assert base["rows"] == {"choose": 4, "report": 3, "stsb": 6}
     assert samples.unpack(base["labels"]["target_report"], 3).tolist() == [False, True, False]
@@ -224,7 +225,7 @@ def test_a_record_of_images_has_both_parts_and_every_sample(monkeypatch, tmp_pat
         )
         for name, count in (("train", 9), ("test", 7), ("imagenet", 6))
     }
-    toy = lab.setting("mobilenet-v2")
+    toy = lab.stages("mobilenet-v2")
     base, plain = toy.once["pretrained"](), toy.plans["plain-held-0.001"](0)
     assert base["rows"] == {"choose": 4, "report": 3, "imagenet": 6}
     assert set(base["points"]["base"]) == {"imagenet", "samples"}
@@ -248,5 +249,5 @@ def test_a_record_of_images_has_both_parts_and_every_sample(monkeypatch, tmp_pat
 
 
 def stages_accept(base, runs):
-    found = load("_stages").choices(runs, base)
+    found = load("_stages").choices(load("_measures").Setting([base, *runs]))
     return {choice.row for choice in found} == {"plain-held", "plain-held+wise-ft", "holdfast"}

@@ -28,8 +28,8 @@ def run_of(plan, choose, report, wikitext, piqa, seed=0):
 
 @pytest.fixture
 def setting():
-    verdict = importlib.import_module("verdict")
-    return verdict, verdict.Setting(
+    measures = importlib.import_module("_measures")
+    return measures, measures.Setting(
         [
             run_of("pretrained", 2.0, 2.0, 3.0, 0.7),
             # The rows to choose on prefer x1, those to report on x2.
@@ -43,7 +43,7 @@ def setting():
 
 
 def test_measures_of_a_setting(setting):
-    verdict, runs = setting
+    measures, runs = setting
     assert runs.best_plain == "plain-x1"
     ours, plain = runs.point("holdfast"), runs.point("plain-x1")
     assert (plain.target, ours.target, ours.seeds) == (100, pytest.approx(100), 3)
@@ -52,9 +52,9 @@ def test_measures_of_a_setting(setting):
     means = [(100 + 99) / 2, (100 * 3 / 3.03 + 100) / 2, (100 * 3 / 3.01 + 100) / 2]
     assert ours.mean_kept == pytest.approx(sorted(means)[1])
     assert plain.kept == pytest.approx({"wikitext_nll": 100 * 3 / 3.3, "piqa": 75})
-    assert verdict.reached(ours, 99) == "strictly"
-    assert verdict.reached(plain, 99) == "no"
-    assert verdict.reached(ours._replace(kept={"piqa": 98.0}), 99) == "yes"
+    assert measures.reached(ours, 99) == "strictly"
+    assert measures.reached(plain, 99) == "no"
+    assert measures.reached(ours._replace(kept={"piqa": 98.0}), 99) == "yes"
 
 
 def test_further_seeds_look_at_seed_0_and_at_merged_models(setting):
@@ -82,16 +82,16 @@ def test_further_seeds_look_at_seed_0_and_at_merged_models(setting):
 
 
 def test_dominance_and_equal_target(setting):
-    verdict, runs = setting
+    measures, runs = setting
     ours = runs.point("holdfast")
-    assert verdict.dominates(ours._replace(target=ours.target + 1), ours)
-    assert not verdict.dominates(ours, ours)
-    assert not verdict.dominates(ours._replace(target=200.0, mean_kept=0.0), ours)
+    assert measures.dominates(ours._replace(target=ours.target + 1), ours)
+    assert not measures.dominates(ours, ours)
+    assert not measures.dominates(ours._replace(target=200.0, mean_kept=0.0), ours)
     plain = [runs.point("plain-x1"), runs.point("plain-x2")]
-    halfway = verdict.at_target(plain, 105)  # x1 is at 100, x2 at 110
+    halfway = measures.at_target(plain, 105)  # x1 is at 100, x2 at 110
     assert halfway == pytest.approx((plain[0].mean_kept + plain[1].mean_kept) / 2)
-    assert verdict.at_target(plain, 111) != verdict.at_target(plain, 111)  # not a number
-    assert verdict.at_target(plain, 90) == plain[0].mean_kept
+    assert measures.at_target(plain, 111) != measures.at_target(plain, 111)  # not a number
+    assert measures.at_target(plain, 90) == plain[0].mean_kept
 
 
 def test_written_programs_pass_fail_and_run_out_of_time(tmp_path):

@@ -1,18 +1,17 @@
-"""Draw the pictures of docs/results.md as SVG; benchmarks/pages.py calls this."""
+"""Draw the pictures of docs/results-papers.md as SVG; benchmarks/pages.py calls this."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import _drawing
 import numpy as np
+from _drawing import BOTH, FLOW, FOLDER, OTHER, OURS, PLAIN, drawing, shows
 from _summary import RESULTS, Medians, read, runs_of
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "img"
 #: Pictures, and the results that each shows.
 SOURCES = {
     "recadam-figure-2": RESULTS / "glue.json",
@@ -20,14 +19,6 @@ SOURCES = {
     "frontier-language": RESULTS / "language.json",
     "measured": RESULTS.parents[1] / "results" / "gate_h200.json",
 }
-PLAIN, OURS, BOTH, OTHER, FLOW = "#6b7280", "#0f766e", "#7c3aed", "#b45309", "#2563eb"
-STYLE = {
-    "svg.hashsalt": "holdfast", "svg.fonttype": "none", "font.family": "sans-serif",
-    "font.size": 11, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.edgecolor": "#9ca3af", "axes.labelcolor": "#374151", "text.color": "#111827",
-    "xtick.color": "#6b7280", "ytick.color": "#6b7280", "axes.grid": True,
-    "grid.color": "#e5e7eb", "figure.facecolor": "white",
-}  # fmt: skip
 
 
 def digest(picture: str) -> str:
@@ -40,20 +31,11 @@ def digest(picture: str) -> str:
 def stale() -> list[str]:
     """Pictures that are missing or show other results."""
     files = {name: FOLDER / f"{name}.svg" for name in SOURCES}
-    return [
-        file.name
-        for name, file in files.items()
-        if not file.exists() or digest(name) not in file.read_text(encoding="utf-8")
-    ]
+    return [file.name for name, file in files.items() if not shows(file, digest(name))]
 
 
 def save(figure: Any, picture: str) -> None:
-    file = FOLDER / f"{picture}.svg"
-    about = {"Date": None, "Creator": None, "Description": f"results {digest(picture)}"}
-    figure.savefig(file, metadata=about, bbox_inches="tight")
-    # The repository allows no blanks at line ends.
-    text = "\n".join(line.rstrip() for line in file.read_text(encoding="utf-8").splitlines())
-    file.write_text(text + "\n", encoding="utf-8")
+    _drawing.save(figure, FOLDER / f"{picture}.svg", digest(picture))
 
 
 class Label:
@@ -211,12 +193,9 @@ def figure_2(plt: Any, tasks: Sequence[str]) -> None:
 
 def draw() -> None:
     """Draw all pictures."""
-    importlib.import_module("matplotlib").use("svg")
-    plt: Any = importlib.import_module("matplotlib.pyplot")
-    with plt.rc_context(STYLE):
+    with drawing() as plt:
         figure_1(plt)
         figure_2(plt, ("stsb", "cola"))
         vision(plt)
         language(plt)
         measured(plt)
-    plt.close("all")

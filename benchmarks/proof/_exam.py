@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,6 @@ from _targets import Target
 
 from holdfast.io.encoding import Continuation
 
-#: The accuracy of guessing.
-CHANCE = {
-    "lambada": 0.0, "piqa": 0.5, "arc_easy": 0.25, "arc_challenge": 0.25, "boolq": 0.5,
-    "winogrande": 0.5, "mmlu": 0.25,
-}  # fmt: skip
 WRITTEN = 512  # answers that are written side by side
 Record = dict[str, Any]
 
@@ -97,17 +92,3 @@ class Exam:
 def rows_of(test: Test) -> int:
     """The number of questions of a test, each of which may be several requests."""
     return len(test["sizes"] if "sizes" in test else test["requests"])
-
-
-def above_chance(figures: Mapping[str, float]) -> list[str]:
-    """The tests that the base passes: losses, and accuracies two standard errors above chance.
-
-    >>> above_chance({"piqa": 0.6, "piqa_se": 0.02, "mmlu": 0.27, "mmlu_se": 0.02})
-    ['piqa']
-    """
-    return [
-        name
-        for name in figures
-        if name not in CHANCE or figures[name] - CHANCE[name] > 2 * figures[f"{name}_se"]
-        if not name.endswith("_se")
-    ]

@@ -9,9 +9,8 @@ point ``base``, and the ``chance`` of every figure.
 from __future__ import annotations
 
 import functools
-import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
 
 import _jobs
 from _jobs import Job, Record
+from _measures import OURS, Setting, is_plain, mean_kept
 
-OURS, PLAIN, TUNED = "holdfast", "plain", "tuned"
 THREE, FIVE = (1, 2), (1, 2, 3, 4)  # the seeds beside 0
 
 
-class Setting(NamedTuple):
-    """A model and a target.
+class Stages(NamedTuple):
+    """The runs of a setting.
 
     Attributes:
         name: the beginning of the names of its runs.
@@ -46,7 +45,7 @@ class Setting(NamedTuple):
         """The runs of the second stage. The rule looks at those of the first that did not fail."""
         base = done[f"{self.name}-pretrained"]
         runs = [done[name] for plan in self.plans if (name := self._run(plan, 0)) in done]
-        seeds = further_seeds(choices(runs, base))
+        seeds = further_seeds(choices(Setting([base, *runs])))
         wanted = [(plan, seed) for seed in FIVE for plan in seeds if seed in seeds[plan]]
         return {self._run(plan, seed): self._job(plan, seed) for plan, seed in wanted}
 
@@ -71,34 +70,17 @@ class Choice(NamedTuple):
     kept: float
 
 
-def choices(runs: Iterable[Record], base: Record) -> list[Choice]:
-    """The points of the runs of a setting, in percent; the target is that of the rows to choose on.
-
-    If plain fine-tuning learns nothing, no target can be told from another: all are 0.
-    """
-    runs, chance, before = list(runs), base["chance"], base["points"]["base"]
-    tests = [name for name in before if name != "samples"]
-    plain = [run["points"][TUNED] for run in runs if is_plain(run["family"])]
-    best = max(point["target_choose"] for point in plain) - chance["target_choose"]
-    found = []
-    for run in runs:
-        for merged, point in run["points"].items():
-            row = run["family"] + ("" if merged == TUNED else "+wise-ft")
-            learned = point["target_choose"] - chance["target_choose"]
-            target = 100 * learned / best if best > 0 else 0.0
-            kept = [(point[t] - chance[t]) / (before[t] - chance[t]) for t in tests]
-            mean = statistics.mean(min(100.0, 100 * share) for share in kept)
-            found.append(Choice(row, run["plan"], target, mean))
-    return found
-
-
-def is_plain(row: str) -> bool:
-    """Whether a row is plain fine-tuning, with or without BatchNorm's statistics held.
-
-    >>> is_plain("plain-held"), is_plain("plain+wise-ft")
-    (True, False)
-    """
-    return row.split("-")[0] == PLAIN and "+" not in row
+def choices(setting: Setting) -> list[Choice]:
+    """The points with seed 0, in percent; the target is that of the rows to choose on."""
+    return [
+        Choice(
+            setting.row(plan, merged), plan, setting.target(plan, merged, 0, setting.choose),
+            float(mean_kept(setting.kept(plan, merged, 0))),
+        )
+        for (plan, seed), run in setting.runs.items()
+        if seed == 0
+        for merged in run["points"]
+    ]  # fmt: skip
 
 
 def further_seeds(found: Sequence[Choice]) -> dict[str, tuple[int, ...]]:
@@ -130,7 +112,7 @@ def add_stage(parser: _jobs.Parser) -> None:
     )  # fmt: skip
 
 
-def run(settings: Sequence[Setting], args: Any, protocol: Record) -> None:
+def run(settings: Sequence[Stages], args: Any, protocol: Record) -> None:
     """Run a stage of the settings, or collect both."""
     done = _jobs.records(args.runs)
     jobs: dict[str, Job] = {}

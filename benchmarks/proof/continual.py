@@ -21,9 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from _exam import CHANCE, Exam, above_chance
+from _exam import Exam
 from _jobs import Parser, Record, work_or_collect
 from _lm_tests import load, make_tests
+from _measures import CHANCE, above_chance
 from _targets import Target, make_target
 from language import Bench, Plan
 from language_models import MODELS, MOST

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
 import _jobs
 import _stages
 import vision
+from _measures import is_plain
 from _samples import PARTS, pack
 from _vision_plans import Plan, careful
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ class Lab(vision.Lab):
     def paths(self) -> dict[str, Path]:
         return super().paths | {"resnet-50": self.args.resnet}
 
-    def setting(self, model: str) -> _stages.Setting:
+    def stages(self, model: str) -> _stages.Stages:
         """All runs of a model."""
         plans = {}
         for family, some in ROWS.items():
@@ -69,7 +70,7 @@ class Lab(vision.Lab):
             "pretrained": functools.partial(self.base_record, model),
             "probe": functools.partial(self.probe, model),
         }
-        return _stages.Setting(model, once, plans)
+        return _stages.Stages(model, once, plans)
 
     def base_record(self, name: str) -> _jobs.Record:
         """The pretrained model, and the figures of guessing."""
@@ -99,7 +100,7 @@ class Lab(vision.Lab):
         start = self.start(name)
         model, about = self.trained(start, plan, seed)
         found = {"tuned": self.point(start, model, whole=True)}
-        if _stages.is_plain(family):
+        if is_plain(family):
             test = functools.partial(self.point, start, whole=False)
             merged = hf.WiseFT().sweep(model, start.theta, ALPHAS, test)
             found |= {f"wise-ft-{alpha:g}": point for alpha, point in merged.items()}
@@ -164,7 +165,7 @@ def main() -> None:
         "imagenet_own_statistics": "the same with the model's own statistics",
         "wise-ft": "over weights, statistics and the head, from the fitted one",
     }  # fmt: skip
-    _stages.run([lab.setting(model) for model in MODELS], args, protocol)
+    _stages.run([lab.stages(model) for model in MODELS], args, protocol)
 
 
 if __name__ == "__main__":

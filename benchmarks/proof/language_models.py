@@ -24,16 +24,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import _stages
 import torch
-from _exam import CHANCE, Exam, above_chance
+from _exam import Exam
 from _jobs import Parser, Record, records, work_or_collect
 from _lm_tests import LIMIT, load, make_tests
 from _lm_train import BATCH, body_and_head, head_loss
 from _loop import Batch, Loss
-from _stages import Choice
+from _measures import CHANCE, Setting, above_chance
 from _targets import MAKERS, Target, make_target
 from language import Bench, Plan
 from torch import Tensor
-from verdict import Setting, mean_kept
 
 from holdfast import (
     L2SP,
@@ -198,18 +197,10 @@ def further_seeds(done: Mapping[str, Record], model: str) -> dict[str, tuple[int
     """The seeds of each plan by the rule of the protocol, which looks at the runs with seed 0."""
     if model == "qwen-1.5b":
         return {}
-    first = [run for run in done.values() if run.get("seed", 0) == 0]
-    setting, found = Setting(first), list[Choice]()
-    for run in first:
-        if run["plan"] != "pretrained":
-            family = run["plan"].partition("-x")[0]
-            for merged in run["points"]:
-                row = family if merged == "tuned" else f"{family}+{merged.rpartition('-')[0]}"
-                target = setting.target(run["plan"], merged, 0, "choose_nll")
-                kept = mean_kept(setting.kept(run["plan"], merged, 0))
-                found.append(Choice(row, run["plan"], target, kept))
+    setting = Setting(run for run in done.values() if run.get("seed", 0) == 0)
     if model == "smollm2":
-        return {plan: (0, *seeds) for plan, seeds in _stages.further_seeds(found).items()}
+        found = _stages.further_seeds(_stages.choices(setting))
+        return {plan: (0, *seeds) for plan, seeds in found.items()}
     return dict.fromkeys(("holdfast", setting.best_plain), (0, 1, 2))
 
 

@@ -55,7 +55,7 @@ ROWS: dict[str, tuple[Recipe, tuple[float, ...]]] = {
 class Lab(encoders.Lab):
     """The pretrained model, the targets, and the pairs of STS-B."""
 
-    def setting(self, target: str) -> _stages.Setting:
+    def stages(self, target: str) -> _stages.Stages:
         """All runs of a target."""
         make = functools.partial(functools.partial, self.record, target)
         plans = {"holdfast": make("holdfast", "holdfast", Plan(Recipe.preset("holdfast"), None))}
@@ -64,7 +64,7 @@ class Lab(encoders.Lab):
                 name = f"{family}-{lr:g}"
                 plans[name] = make(family, name, Plan(recipe, lr))
         once = {"pretrained": functools.partial(self.base_record, target)}
-        return _stages.Setting(target, once, plans)
+        return _stages.Stages(target, once, plans)
 
     def base_record(self, target: str) -> _jobs.Record:
         """The pretrained model, the labels of all samples, and the figures of guessing."""
@@ -144,7 +144,7 @@ def main() -> None:
         "target": "accuracy, of CoLA Matthews' correlation; choose: even rows of dev, report: odd",
         "stsb": "Spearman's ρ of dev, by the cosine of mean-pooled last states in float32",
     }  # fmt: skip
-    _stages.run([lab.setting(target) for target in TARGETS], args, protocol)
+    _stages.run([lab.stages(target) for target in TARGETS], args, protocol)
 
 
 if __name__ == "__main__":

@@ -1,163 +1,264 @@
-"""The measures of PROTOCOL.md, from the records of the runs alone.
+"""The verdict of PROTOCOL.md, from the records of the runs alone.
 
-python benchmarks/proof/verdict.py benchmarks/proof/results/*.json
+    python benchmarks/proof/verdict.py      # write results/verdict.json, and print it
+
+Settings whose results are missing or incomplete are left out. ``benchmarks/pages.py`` calls this
+when results have changed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
-import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from _exam import CHANCE
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-Record = Mapping[str, Any]
-#: Figures of the target, which are not retained tests.
-OWN = ("choose_nll", "report_nll", "written")
+import numpy as np
+from _bootstrap import Bootstrap, Interval
+from _markdown import SPEC
+from _measures import (
+    CHANCE,
+    OURS,
+    TUNED,
+    Point,
+    Record,
+    Setting,
+    at_target,
+    dominates,
+    is_plain,
+    kept_share,
+    learned_share,
+    mean_kept,
+    reached,
+    retained,
+)
+
+RESULTS = Path(__file__).resolve().parent / "results"
+#: The settings of the protocol: names of results, and titles of their models and targets. The
+#: third title says whether the setting was new, seen in development, or chose a default.
+SETTINGS: dict[str, tuple[str, str, str]] = SPEC["proof"]["settings"]
+ABLATED = "smollm2_mbpp"  # its plain runs are also those of the ablations
+LEVELS = (99, 98)
+Rows = list[dict[str, Any]]
 
 
-class Point(NamedTuple):
-    """A plan and a way to merge its model, with medians over its seeds, in percent."""
+def records(folder: Path) -> dict[str, Record]:
+    """The results that there are, by name."""
+    files = {name: folder / f"{name}.json" for name in (*SETTINGS, "ablations", "continual")}
+    return {
+        name: json.loads(file.read_text(encoding="utf-8"))
+        for name, file in files.items()
+        if file.exists()
+    }
 
-    plan: str
-    merged: str
-    seeds: int
-    target: float
-    mean_kept: float
-    kept: dict[str, float]
+
+def digests(folder: Path) -> dict[str, str]:
+    """A checksum of each file of results."""
+    files = [file for file in sorted(folder.glob("*.json")) if file.stem != "verdict"]
+    return {file.stem: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files}
 
 
-class Setting:
-    """A model and a target: all runs of them."""
+def read(folder: Path = RESULTS) -> dict[str, Any]:
+    """The verdict that was written; without one, that of no results."""
+    file = folder / "verdict.json"
+    if not file.exists():
+        return {"sources": {}, "settings": {}, "ablations": [], "continual": []}
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
 
-    def __init__(self, runs: Iterable[Record]) -> None:
-        self.runs: dict[tuple[str, int], Record] = {}
-        for run in runs:
-            if run["plan"] == "pretrained":
-                self.base: Record = run["points"]["base"]
-            else:
-                self.runs[run["plan"], run["seed"]] = run
-        self.plans = list(dict.fromkeys(plan for plan, _ in self.runs))
 
-    def seeds(self, plan: str) -> list[int]:
-        return sorted(seed for name, seed in self.runs if name == plan)
+def stale(folder: Path = RESULTS) -> bool:
+    """Whether results have changed since the verdict was written."""
+    return bool(read(folder)["sources"] != digests(folder))
 
-    def points(self) -> Iterator[Point]:
-        """Every point of every plan."""
-        for plan in self.plans:
-            seeds = self.seeds(plan)
-            for merged in self.runs[plan, seeds[0]]["points"]:
-                yield self.point(plan, merged)
 
-    def point(self, plan: str, merged: str = "tuned") -> Point:
-        seeds = [s for s in self.seeds(plan) if merged in self.runs[plan, s]["points"]]
-        kept = [self.kept(plan, merged, seed) for seed in seeds]
-        return Point(
-            plan, merged, len(seeds),
-            statistics.median(self.target(plan, merged, seed) for seed in seeds),
-            statistics.median(map(mean_kept, kept)),
-            {test: statistics.median(one[test] for one in kept) for test in kept[0]},
+def write(folder: Path = RESULTS) -> None:
+    found = records(folder)
+    settings = {name: found[name] for name in SETTINGS if name in found}
+    base = found.get(ABLATED, {}).get("runs", ())
+    verdict = {
+        "sources": digests(folder),
+        "settings": {name: judge(made) for name, made in settings.items() if complete(made)},
+        "ablations": ablations(found.get("ablations", {}).get("runs", ()), base),
+        "continual": continual(found.get("continual", {}).get("runs", ())),
+    }
+    text = json.dumps(verdict, indent=1, ensure_ascii=False)
+    (folder / "verdict.json").write_text(text + "\n", encoding="utf-8")
+
+
+def complete(record: Record) -> bool:
+    """Whether the base, ``holdfast`` and plain fine-tuning have run."""
+    plans = {run["plan"] for run in record["runs"]}
+    return {"pretrained", OURS} <= plans and any(map(is_plain, plans))
+
+
+def judge(record: Record) -> dict[str, Any]:
+    """All measures of a setting."""
+    setting = Setting(record["runs"])
+    ours, bootstrap = setting.point(OURS), Bootstrap(setting)
+    resampled, points = bootstrap.measures(OURS), list(setting.points())
+    rows = []
+    for point in points:
+        own = bootstrap.measures(point.plan, point.merged)
+        ahead = [Interval.of(a - b) for a, b in zip(own, resampled, strict=True)]
+        clearly = all(interval.low >= 0 for interval in ahead)
+        better = dominates(point, ours)
+        rows.append(
+            row_of(setting, point) | {
+                "target_interval": rounded(Interval.of(own.target)),
+                "kept_interval": rounded(Interval.of(own.mean_kept)),
+                "target_ahead": rounded(ahead[0]), "kept_ahead": rounded(ahead[1]),
+                "dominates": ("clearly" if clearly else "yes") if better else "no",
+            }
         )  # fmt: skip
+    return {
+        "made": record.get("made", []), "missing": record.get("missing", []),
+        "best_plain": setting.best_plain, "base": figures(setting.base),
+        "reached": {str(level): reached(ours, level) for level in LEVELS},
+        "equal_target": equal_target(points, ours), "points": rows,
+    }  # fmt: skip
 
-    @property
-    def best_plain(self) -> str:
-        """The plan of plain fine-tuning with the best target on the rows to choose on."""
 
-        def chosen(plan: str) -> float:
-            return self._median(plan, "choose_nll")
+def row_of(setting: Setting, point: Point) -> dict[str, Any]:
+    """A point, and the figures behind it: medians over its seeds."""
+    found = [setting.figures(point.plan, point.merged, s) for s in setting.seeds(point.plan)]
+    names = figures(found[0])
+    medians = {name: round(float(np.median([f[name] for f in found])), 6) for name in names}
+    return {**point._asdict(), "worst": point.worst, "figures": medians}
 
-        return min((plan for plan in self.plans if plan.startswith("plain")), key=chosen)
 
-    def target(self, plan: str, merged: str, seed: int, of: str = "report_nll") -> float:
-        base, best = self.base[of], self._median(self.best_plain, of)
-        ours = self.runs[plan, seed]["points"][merged][of]
-        return 100 * float(base - ours) / float(base - best)
+def figures(point: Record) -> dict[str, float]:
+    """The figures of a point, without standard errors."""
+    return {
+        name: value
+        for name, value in point.items()
+        if not name.endswith("_se") and name not in ("samples", "sizes")
+    }
 
-    def kept(self, plan: str, merged: str, seed: int) -> dict[str, float]:
-        """Percent kept, per retained test."""
-        after = self.runs[plan, seed]["points"][merged]
-        return {
-            test: _kept(test, self.base[test], value)
-            for test, value in after.items()
-            if test not in OWN and test != "samples" and not test.endswith("_se")
+
+def rounded(values: Iterable[float]) -> list[float]:
+    return [round(value, 4) for value in values]
+
+
+def equal_target(points: Iterable[Point], ours: Point) -> dict[str, float | None]:
+    """The mean kept of each opponent at the target of ``holdfast``; None is not reached."""
+    rows: dict[str, list[Point]] = {}
+    for point in points:
+        if point.row != OURS:
+            rows.setdefault(point.row, []).append(point)
+    found = {row: at_target(some, ours.target) for row, some in rows.items()}
+    return {row: None if np.isnan(kept) else round(kept, 4) for row, kept in found.items()}
+
+
+def ablations(runs: Iterable[Record], others: Iterable[Record]) -> Rows:
+    """The points of changed settings. The best of plain is that of the setting they belong to."""
+    runs = list(runs)
+    plain = [run for run in others if run["plan"].startswith("plain")]
+    if not plain or not any(run["plan"] == "pretrained" for run in runs):
+        return []
+    setting = Setting([*runs, *plain])
+    changed = [run["plan"] for run in runs if run["plan"] != "pretrained"]
+    return [row_of(setting, setting.point(plan)) for plan in changed]
+
+
+def continual(runs: Iterable[Record]) -> Rows:
+    """What each plan keeps of the base after each stage, and of the tasks before.
+
+    The share of a task is what is left of the gain that the stage of the task ended with.
+    """
+    found: dict[str, list[Record]] = {}
+    for run in runs:
+        found.setdefault(run["plan"], []).append(run)
+    base = found.pop("pretrained", [{}])[0].get("points", {}).get("base")
+    return [
+        {
+            "plan": plan, "seeds": len(some),
+            "stages": _median_of([stages(base, run["points"]) for run in some]),
         }
-
-    def _median(self, plan: str, field: str) -> float:
-        found = (self.runs[plan, seed]["points"]["tuned"][field] for seed in self.seeds(plan))
-        return statistics.median(map(float, found))
+        for plan, some in found.items() if base
+    ]  # fmt: skip
 
 
-def _kept(test: str, before: float, after: float) -> float:
-    """Percent kept of a loss, or of an accuracy above chance.
-
-    >>> _kept("wikitext_nll", 3.0, 4.0), _kept("piqa", 0.7, 0.6)
-    (75.0, 50.0)
-    """
-    if test.endswith("_nll"):
-        return round(100 * before / after, 6)
-    return round(100 * (after - CHANCE[test]) / (before - CHANCE[test]), 6)
-
-
-def mean_kept(kept: Mapping[str, float]) -> float:
-    """Their mean, with each counted as 100 % at most.
-
-    >>> mean_kept({"a": 110.0, "b": 90.0})
-    95.0
-    """
-    return statistics.mean(min(100.0, value) for value in kept.values())
-
-
-def reached(point: Point, share: float) -> str:
-    """Whether a point reaches a share of both.
-
-    >>> reached(Point("holdfast", "tuned", 1, 99.5, 99.2, {"a": 100.0, "b": 98.4}), 99)
-    'yes'
-    """
-    if point.target < share or point.mean_kept < share:
-        return "no"
-    return "strictly" if min(point.kept.values()) >= share else "yes"
+def stages(base: Record, points: Mapping[str, Record]) -> Rows:
+    """The measures after each stage of a run."""
+    tasks = [name.partition("-")[2] for name in points]
+    losses = {task: f"learned_{task}_nll" for task in tasks}
+    ends = dict(zip(tasks, points.values(), strict=True))
+    rows: Rows = []
+    for number, (task, point) in enumerate(ends.items(), 1):
+        kept = {
+            test: float(kept_share(base[test], point[test], CHANCE.get(test)))
+            for test in base if retained(test) and test in point
+        }  # fmt: skip
+        gains = {name: base[loss] - point[loss] for name, loss in losses.items()}
+        after = {name: base[losses[name]] - ends[name][losses[name]] for name in tasks[:number]}
+        rows.append({
+            "task": task, "loss": point[losses[task]], "mean_kept": float(mean_kept(kept)),
+            "least_kept": min(kept.values()),
+            "tasks": {name: float(learned_share(gains[name], after[name])) for name in after},
+        })  # fmt: skip
+    return rows
 
 
-def dominates(one: Point, other: Point) -> bool:
-    """Whether one point is at least as good in both, and better in one."""
-    ahead = one.target - other.target, one.mean_kept - other.mean_kept
-    return min(ahead) >= 0 and max(ahead) > 0
+def _median_of(alike: list[Any]) -> Any:
+    """The medians of numbers that are at the same place of nested lists and dictionaries."""
+    first = alike[0]
+    if isinstance(first, dict):
+        return {key: _median_of([one[key] for one in alike]) for key in first}
+    if isinstance(first, list):
+        return [_median_of([*some]) for some in zip(*alike, strict=True)]
+    return first if isinstance(first, str) else round(float(np.median(alike)), 4)
 
 
-def at_target(points: Iterable[Point], target: float) -> float:
-    """The mean kept at a target, between the two points next to it; NaN if none reaches it.
+def ours_of(setting: Record) -> dict[str, Any]:
+    return next(row for row in setting["points"] if row["plan"] == OURS)
 
-    >>> near = [Point("a", "", 1, 90, 100, {}), Point("a", "", 1, 110, 80, {})]
-    >>> at_target(near, 100)
-    90.0
-    """
-    ordered = sorted(points, key=lambda point: point.target)
-    above = [point for point in ordered if point.target >= target]
-    below = [point for point in ordered if point.target < target]
-    if not above:
-        return math.nan
-    if not below:
-        return above[0].mean_kept
-    left, right = below[-1], above[0]
-    share = (target - left.target) / (right.target - left.target)
-    return left.mean_kept + share * (right.mean_kept - left.mean_kept)
+
+def plain_of(setting: Record) -> dict[str, Any]:
+    """The best of plain fine-tuning."""
+    best = setting["best_plain"], TUNED
+    return next(row for row in setting["points"] if (row["plan"], row["merged"]) == best)
+
+
+def opponents(setting: Record) -> Rows:
+    return [row for row in setting["points"] if row["plan"] != OURS]
+
+
+def counts(settings: Mapping[str, Record]) -> dict[str, dict[int, Counter[str]]]:
+    """How often each level is reached, and how, by the kind of settings."""
+    kinds = dict.fromkeys(kind for *_, kind in SETTINGS.values())
+    return {
+        kind: {
+            level: Counter(
+                setting["reached"][str(level)]
+                for name, setting in settings.items()
+                if SETTINGS[name][2] == kind
+            )
+            for level in LEVELS
+        }
+        for kind in kinds
+    }
 
 
 def main() -> None:
-    for name in sys.argv[1:]:
-        setting = Setting(json.loads(Path(name).read_text(encoding="utf-8"))["runs"])
-        ours = setting.point("holdfast")
-        print(f"\n{Path(name).stem}: best of plain is {setting.best_plain}; "
-              f"99/99: {reached(ours, 99)}, 98/98: {reached(ours, 98)}")  # fmt: skip
-        for point in sorted(setting.points(), key=lambda p: -p.target):
-            better = " dominates holdfast" if dominates(point, ours) else ""
-            tests = ", ".join(f"{test} {value:.1f}" for test, value in point.kept.items())
-            print(f"{point.plan:16} {point.merged:12} {point.seeds} target {point.target:6.1f} "
-                  f"kept {point.mean_kept:6.1f}{better}  ({tests})")  # fmt: skip
+    write()
+    verdict = read()
+    for name, setting in verdict["settings"].items():
+        said = ", ".join(f"{level}/{level}: {how}" for level, how in setting["reached"].items())
+        print(f"\n{name}: best of plain is {setting['best_plain']}; {said}")
+        for row in sorted(setting["points"], key=lambda row: -row["target"]):
+            kept = ", ".join(f"{test} {value:.1f}" for test, value in row["kept"].items())
+            note = {"no": "", "yes": " dominates", "clearly": " clearly dominates"}
+            print(f"{row['plan']:16} {row['merged']:12} {row['seeds']} target {row['target']:6.1f} "
+                  f"kept {row['mean_kept']:6.1f}{note[row['dominates']]}  ({kept})")  # fmt: skip
+    missing = [name for name in SETTINGS if name not in verdict["settings"]]
+    print(f"\n{len(verdict['settings'])} of {len(SETTINGS)} settings; "
+          f"missing: {', '.join(missing) or 'none'}")  # fmt: skip
 
 
 if __name__ == "__main__":

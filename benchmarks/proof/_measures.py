@@ -1,0 +1,236 @@
+"""The measures of PROTOCOL.md, which all kinds of records share.
+
+The functions take numbers, or arrays of resampled ones. A record is described in ``_stages.py``;
+one of a language model has ``choose_nll`` and ``report_nll`` instead of ``target_choose`` and
+``target_report``, and its figures end in ``_nll`` if they are losses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Record = Mapping[str, Any]
+OURS, PLAIN, TUNED = "holdfast", "plain", "tuned"
+#: The accuracy of guessing, of language models.
+CHANCE = {
+    "lambada": 0.0, "piqa": 0.5, "arc_easy": 0.25, "arc_challenge": 0.25, "boolq": 0.5,
+    "winogrande": 0.5, "mmlu": 0.25,
+}  # fmt: skip
+#: Fields of a point that are not retained tests.
+OTHERS = {
+    "choose_nll", "report_nll", "target_choose", "target_report", "written", "samples", "sizes",
+}  # fmt: skip
+
+
+def learned_share(gain: Any, best: Any) -> Any:
+    """Percent of the best gain. If plain fine-tuning gains nothing, all shares are 0.
+
+    >>> float(learned_share(0.9, 1.2)), float(learned_share(0.9, -0.1))
+    (75.0, 0.0)
+    """
+    useful = np.asarray(best) > 0
+    return np.where(useful, 100 * gain / np.where(useful, best, 1), 0.0)
+
+
+def kept_share(before: Any, after: Any, chance: float | None) -> Any:
+    """Percent kept of an accuracy above chance, or of a loss, whose chance is None.
+
+    It is not a number if the model knew nothing before, as it may be in a resample.
+
+    >>> kept_share(3.0, 4.0, None), round(float(kept_share(0.7, 0.6, 0.5)), 6)
+    (75.0, 50.0)
+    """
+    if chance is None:
+        return 100 * before / after
+    known = np.where(np.asarray(before) > chance, before - chance, math.nan)
+    return 100 * (after - chance) / known
+
+
+def mean_kept(kept: Mapping[str, Any]) -> Any:
+    """The mean over tests, each counted as 100 % at most; 0 if no share is a number.
+
+    >>> float(mean_kept({"a": 110.0, "b": 90.0, "c": math.nan}))
+    95.0
+    """
+    shares = np.minimum([*kept.values()], 100.0)
+    known = ~np.isnan(shares)
+    return np.where(known, shares, 0.0).sum(0) / np.maximum(known.sum(0), 1)
+
+
+def retained(name: str) -> bool:
+    """Whether a field of a point is the figure of a retained test.
+
+    >>> [name for name in ("piqa", "piqa_se", "report_nll", "learned_mbpp_nll") if retained(name)]
+    ['piqa']
+    """
+    return name not in OTHERS and not name.startswith("learned_") and not name.endswith("_se")
+
+
+def above_chance(figures: Mapping[str, float]) -> list[str]:
+    """The tests that the base passes: losses, and accuracies two standard errors above chance.
+
+    >>> above_chance({"piqa": 0.6, "piqa_se": 0.02, "mmlu": 0.27, "mmlu_se": 0.02})
+    ['piqa']
+    """
+    return [
+        name
+        for name in figures
+        if name not in CHANCE or figures[name] - CHANCE[name] > 2 * figures[f"{name}_se"]
+        if not name.endswith("_se")
+    ]
+
+
+def is_plain(row: str) -> bool:
+    """Whether a row is plain fine-tuning, with or without BatchNorm's statistics held.
+
+    >>> is_plain("plain-held"), is_plain("plain+wise-ft")
+    (True, False)
+    """
+    return row.split("-")[0] == PLAIN and "+" not in row
+
+
+class Point(NamedTuple):
+    """A plan and a way to merge its model, with medians over its seeds, in percent.
+
+    Attributes:
+        row: the row of the protocol that it belongs to.
+        perplexity: of each loss, the perplexity before divided by that after.
+    """
+
+    plan: str
+    merged: str
+    row: str
+    seeds: int
+    target: float
+    mean_kept: float
+    kept: dict[str, float]
+    perplexity: dict[str, float]
+
+    @property
+    def worst(self) -> str:
+        """The test that kept least."""
+        return min(self.kept, key=self.kept.__getitem__)
+
+
+class Setting:
+    """A model and a target: the measures of all its runs."""
+
+    def __init__(self, runs: Iterable[Record]) -> None:
+        self.runs: dict[tuple[str, int], Record] = {}
+        for run in runs:
+            if run["plan"] == "pretrained":
+                self.pretrained = run
+            else:
+                self.runs[run["plan"], run.get("seed", 0)] = run
+        self.base: Record = self.pretrained["points"]["base"]
+        self.chance: Mapping[str, float] = self.pretrained.get("chance", CHANCE)
+        end = ("target_choose", "target_report") if "chance" in self.pretrained else None
+        self.choose, self.report = end or ("choose_nll", "report_nll")
+        self.plans = list(dict.fromkeys(plan for plan, _ in self.runs))
+
+    def seeds(self, plan: str) -> list[int]:
+        return sorted(seed for name, seed in self.runs if name == plan)
+
+    def figures(self, plan: str, merged: str, seed: int) -> Record:
+        found: Record = self.runs[plan, seed]["points"][merged]
+        return found
+
+    def row(self, plan: str, merged: str = TUNED) -> str:
+        """The row of the protocol that a point belongs to."""
+        run = self.runs[plan, self.seeds(plan)[0]]
+        family: str = run.get("family") or plan.partition("-x")[0]
+        return family if merged == TUNED else f"{family}+{merged.rpartition('-')[0]}"
+
+    def tests(self, plan: str, merged: str = TUNED) -> list[str]:
+        """The retained tests of a point. Those that the base does not pass were not run."""
+        point = self.figures(plan, merged, self.seeds(plan)[0])
+        return [name for name in self.base if retained(name) and name in point]
+
+    def gain(self, of: str, value: Any, base: Any = None) -> Any:
+        """How much better the target is than the base, or for an accuracy than chance."""
+        if of in self.chance:
+            return value - self.chance[of]
+        return (self.base[of] if base is None else base) - value
+
+    @property
+    def best_plain(self) -> str:
+        """The plan of plain fine-tuning with the best target on the rows to choose on."""
+
+        def chosen(plan: str) -> float:
+            return float(self.gain(self.choose, self._median(plan, self.choose)))
+
+        return max((plan for plan in self.plans if is_plain(self.row(plan))), key=chosen)
+
+    def target(self, plan: str, merged: str, seed: int, of: str | None = None) -> float:
+        """Percent of what the best of plain learned, on the rows to report or to choose on."""
+        of = of or self.report
+        best = self.gain(of, self._median(self.best_plain, of))
+        gain = self.gain(of, self.figures(plan, merged, seed)[of])
+        return round(float(learned_share(gain, best)), 6)
+
+    def kept(self, plan: str, merged: str, seed: int) -> dict[str, float]:
+        """Percent kept, per retained test."""
+        after = self.figures(plan, merged, seed)
+        return {
+            test: round(float(kept_share(self.base[test], after[test], self.chance.get(test))), 6)
+            for test in self.tests(plan, merged)
+        }
+
+    def point(self, plan: str, merged: str = TUNED) -> Point:
+        seeds = [s for s in self.seeds(plan) if merged in self.runs[plan, s]["points"]]
+        kept = [self.kept(plan, merged, seed) for seed in seeds]
+        losses = [test for test in kept[0] if test not in self.chance]
+
+        def ratio(test: str, seed: int) -> float:
+            return 100 * math.exp(self.base[test] - self.figures(plan, merged, seed)[test])
+
+        def median(values: Iterable[float]) -> float:
+            return float(np.median(list(values)))
+
+        return Point(
+            plan, merged, self.row(plan, merged), len(seeds),
+            median(self.target(plan, merged, seed) for seed in seeds),
+            median(map(mean_kept, kept)),
+            {test: median(one[test] for one in kept) for test in kept[0]},
+            {test: median(ratio(test, seed) for seed in seeds) for test in losses},
+        )  # fmt: skip
+
+    def points(self) -> Iterator[Point]:
+        """Every point of every plan."""
+        for plan in self.plans:
+            for merged in self.runs[plan, self.seeds(plan)[0]]["points"]:
+                yield self.point(plan, merged)
+
+    def _median(self, plan: str, of: str) -> float:
+        return float(np.median([self.figures(plan, TUNED, s)[of] for s in self.seeds(plan)]))
+
+
+def reached(point: Point, share: float) -> str:
+    """Whether a point reaches a share of both: no, yes in the mean, or strictly in every test."""
+    if point.target < share or point.mean_kept < share:
+        return "no"
+    return "strictly" if min(point.kept.values()) >= share else "yes"
+
+
+def dominates(one: Point, other: Point) -> bool:
+    """Whether one point is at least as good in both, and better in one."""
+    ahead = one.target - other.target, one.mean_kept - other.mean_kept
+    return min(ahead) >= 0 and max(ahead) > 0
+
+
+def at_target(points: Iterable[Point], target: float) -> float:
+    """The mean kept at a target, between the two points next to it; NaN if none reaches it."""
+    ordered = sorted(points, key=lambda point: point.target)
+    above = [point for point in ordered if point.target >= target]
+    below = [point for point in ordered if point.target < target]
+    if not above:
+        return math.nan
+    if not below:
+        return above[0].mean_kept
+    left, right = below[-1], above[0]
+    share = (target - left.target) / (right.target - left.target)
+    return left.mean_kept + share * (right.mean_kept - left.mean_kept)
