@@ -1,8 +1,8 @@
 """Fill the tables of README.md and docs/ from the registry and the committed results.
 
 A table stands between ``<!-- table: name arguments -->`` and ``<!-- /table -->``; ``name`` is a
-function of this file or of papers/_tables.py. Text outside these blocks is written by hand. Row
-titles and targets are in tables.yaml.
+function of this file, of papers/_tables.py or of proof/_proof_tables.py. Text outside these blocks
+is written by hand. Row titles and targets are in tables.yaml.
 
 python benchmarks/pages.py            # write the tables
 python benchmarks/pages.py --check    # exit with an error if a page is stale
@@ -21,10 +21,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parent / "papers"))
+sys.path += [str(Path(__file__).resolve().parent / folder) for folder in ("papers", "proof")]
 
+import _proof_tables
 import _tables
 import pictures
+import proof_pictures
+import verdict
 from _markdown import SPEC, number, table
 
 from holdfast import Results, registry
@@ -428,7 +431,7 @@ TABLES: dict[str, Callable[..., str]] = {
         methods, stage, presets, modules, timings, targets, memory, speed, comparison,
         recommendation, tune, digits, additivity, forgetting, ranks, learning_rates, budgets,
         gate, real_models, scale, scale_parts, forecasts,
-        *_tables.TABLES,
+        *_tables.TABLES, *_proof_tables.TABLES,
     )
 }  # fmt: skip
 
@@ -438,20 +441,34 @@ def filled(text: str) -> str:
     return BLOCK.sub(lambda b: f"{b[1]}{TABLES[b[2]](*b[3].split())}\n{b[4]}", text)
 
 
+def stale() -> list[str]:
+    """The files that do not show the present results."""
+    old = ["verdict.json"] if verdict.stale() else []
+    old += [page.name for page in PAGES if filled(text := page.read_text("utf-8")) != text]
+    return [*old, *pictures.stale(), *proof_pictures.stale(verdict.read())]
+
+
+def write() -> None:
+    """Bring all of them up to date."""
+    if verdict.stale():
+        verdict.write()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if (made := filled(text)) != text:
+            page.write_text(made, encoding="utf-8")
+    if pictures.stale():
+        pictures.draw()
+    if proof_pictures.stale(verdict.read()):
+        proof_pictures.draw(verdict.read())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if stale")
-    check = parser.parse_args().check
-    pages = {page: page.read_text(encoding="utf-8") for page in PAGES}
-    stale = {page: made for page, text in pages.items() if (made := filled(text)) != text}
-    drawings = pictures.stale()
-    if check and (stale or drawings):
-        names = ", ".join([*(page.name for page in stale), *drawings])
-        sys.exit(f"{names}: stale; run python benchmarks/pages.py")
-    for page, made in stale.items():
-        page.write_text(made, encoding="utf-8")
-    if drawings:
-        pictures.draw()
+    if not parser.parse_args().check:
+        write()
+    elif old := stale():
+        sys.exit(f"{', '.join(old)}: stale; run python benchmarks/pages.py")
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ def test_a_record_of_images_has_both_parts_and_every_sample(monkeypatch, tmp_pat
     assert tuned["target_report"] == pytest.approx(right.mean(), abs=1e-6)
     assert len(samples.unpack(tuned["samples"]["imagenet"], 6)) == 6
     assert not any("samples" in point for point in merged)
-    ours = toy.plans["holdfast"](1)
+    ours = toy.plans["holdfast"](0)
     assert list(ours["points"]) == ["tuned"]
     assert ours["settings"]["recall"]["name"] == "features"
     assert ours["settings"]["merging"] == {"name": "wise-ft", "alpha": 0.7} | {

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md, one function per table; benchmarks/pages.py calls them."""
+"""The tables of docs/results-papers.md, one function per table; benchmarks/pages.py calls them."""
 
 from __future__ import annotations
 

@@ -90,7 +90,8 @@ class Bootstrap:
             found = dict(zip(whole, made.T, strict=True))
         for key, point in models.items():
             if key not in found:
-                error = point.get(f"{name}_se") or test.error(point[name])
+                recorded = point.get(f"{name}_se")
+                error = test.error(point[name]) if recorded is None else recorded
                 found[key] = point[name] + normal * error
         if BASE in found:
             self.base[name] = found.pop(BASE)[:, None]

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import _stages
 import torch
 from _exam import Exam
-from _jobs import Parser, Record, records, work_or_collect
+from _jobs import Parser, Record, failed, records, work_or_collect
 from _lm_tests import LIMIT, load, make_tests
 from _lm_train import BATCH, body_and_head, head_loss
 from _loop import Batch, Loss
@@ -218,7 +218,9 @@ def main() -> None:
     bench, compared = Proof(args), plans(args.name)
     if args.stage == "more" or args.collect is not None:
         done = records(args.runs)
-        if missing := [name for name in compared if f"{name}-s0" not in done]:
+        tried = {*done, *failed(args.runs, [f"{name}-s0" for name in compared])}
+        missing = [name for name in compared if f"{name}-s0" not in tried]
+        if missing and args.collect is None:
             sys.exit(f"runs of the first stage are missing: {', '.join(missing)}")
         seeds = further_seeds(done, args.name)
         compared = {

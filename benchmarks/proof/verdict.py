@@ -23,6 +23,7 @@ from _bootstrap import Bootstrap, Interval
 from _markdown import SPEC
 from _measures import (
     CHANCE,
+    GOALS,
     OURS,
     TUNED,
     Point,
@@ -43,7 +44,6 @@ RESULTS = Path(__file__).resolve().parent / "results"
 #: third title says whether the setting was new, seen in development, or chose a default.
 SETTINGS: dict[str, tuple[str, str, str]] = SPEC["proof"]["settings"]
 ABLATED = "smollm2_mbpp"  # its plain runs are also those of the ablations
-LEVELS = (99, 98)
 Rows = list[dict[str, Any]]
 
 
@@ -119,7 +119,7 @@ def judge(record: Record) -> dict[str, Any]:
     return {
         "made": record.get("made", []), "missing": record.get("missing", []),
         "best_plain": setting.best_plain, "base": figures(setting.base),
-        "reached": {str(level): reached(ours, level) for level in LEVELS},
+        "reached": {str(goal): reached(ours, goal) for goal in GOALS},
         "equal_target": equal_target(points, ours), "points": rows,
     }  # fmt: skip
 
@@ -178,13 +178,13 @@ def continual(runs: Iterable[Record]) -> Rows:
     return [
         {
             "plan": plan, "seeds": len(some),
-            "stages": _median_of([stages(base, run["points"]) for run in some]),
+            "stages": _median_of([after_stages(base, run["points"]) for run in some]),
         }
         for plan, some in found.items() if base
     ]  # fmt: skip
 
 
-def stages(base: Record, points: Mapping[str, Record]) -> Rows:
+def after_stages(base: Record, points: Mapping[str, Record]) -> Rows:
     """The measures after each stage of a run."""
     tasks = [name.partition("-")[2] for name in points]
     losses = {task: f"learned_{task}_nll" for task in tasks}
@@ -230,16 +230,16 @@ def opponents(setting: Record) -> Rows:
 
 
 def counts(settings: Mapping[str, Record]) -> dict[str, dict[int, Counter[str]]]:
-    """How often each level is reached, and how, by the kind of settings."""
+    """How often each goal is reached, and how, by the kind of settings."""
     kinds = dict.fromkeys(kind for *_, kind in SETTINGS.values())
     return {
         kind: {
-            level: Counter(
-                setting["reached"][str(level)]
+            goal: Counter(
+                setting["reached"][str(goal)]
                 for name, setting in settings.items()
                 if SETTINGS[name][2] == kind
             )
-            for level in LEVELS
+            for goal in GOALS
         }
         for kind in kinds
     }
@@ -249,7 +249,7 @@ def main() -> None:
     write()
     verdict = read()
     for name, setting in verdict["settings"].items():
-        said = ", ".join(f"{level}/{level}: {how}" for level, how in setting["reached"].items())
+        said = ", ".join(f"{goal}/{goal}: {how}" for goal, how in setting["reached"].items())
         print(f"\n{name}: best of plain is {setting['best_plain']}; {said}")
         for row in sorted(setting["points"], key=lambda row: -row["target"]):
             kept = ", ".join(f"{test} {value:.1f}" for test, value in row["kept"].items())

@@ -1,0 +1,246 @@
+"""The blocks of docs/results.md, one function per block; benchmarks/pages.py calls them.
+
+All of them show the verdict, and are empty where its results are missing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import verdict
+from _markdown import number, table
+from _measures import GOALS
+from _proof_details import proof_details
+from _proof_text import TASKS, TITLES, folded, least, listed, name_of, percent, plan_title, shown
+from proof_pictures import BOTTOM, CORNER, LEFT
+from verdict import SETTINGS, opponents, ours_of, plain_of
+
+KINDS = {
+    "new": "new settings", "seen": "settings that were seen during development",
+    "chosen on": "settings whose data chose a default",
+}  # fmt: skip
+
+
+def proof_verdict() -> str:
+    """How many settings reach the goals, and a row per setting."""
+    settings = verdict.read()["settings"]
+    if not settings:
+        return ""
+    rows = []
+    for name, setting in settings.items():
+        ours, plain, others = ours_of(setting), plain_of(setting), opponents(setting)
+        better = [row for row in others if row["dominates"] != "no"]
+        clearly = sum(row["dominates"] == "clearly" for row in better)
+        *titles, kind = SETTINGS[name]
+        rows.append([
+            *titles, kind, percent(ours["target"], ours["target_interval"]),
+            percent(ours["mean_kept"], ours["kept_interval"]),
+            least(ours),
+            percent(plain["mean_kept"]), setting["reached"]["99"], setting["reached"]["98"],
+            f"{len(better)} of {len(others)}" + (f", {clearly} clearly" if better else ""),
+        ])  # fmt: skip
+    heads = ["model", "target", "setting is", "learned, %", "kept, %", "kept least, %",
+             "plain keeps, %", "99/99", "98/98", "points that dominate it"]  # fmt: skip
+    told = "\n".join(f"- {sentence}" for sentence in _told(settings))
+    return f"{told}\n\n{table(heads, rows)}\n\n{_LEGEND}"
+
+
+_LEGEND = (
+    "*Learned*: the gain on the target, in percent of the gain of plain fine-tuning at its best "
+    "learning rate. *Kept*: the mean over the retained tests of what is left of the pretrained "
+    "model's figure; a test counts as 100 % at most. In parentheses: 95 % intervals of a paired "
+    "bootstrap over seeds and samples. *99/99*: both are at least 99 %, *strictly* if every test "
+    "is. A point of another method *dominates* if it is at least as good in both figures and "
+    "better in one, *clearly* if the 95 % intervals of both differences exclude a loss. The "
+    "[protocol](../benchmarks/proof/PROTOCOL.md) was written before the runs."
+)
+
+
+def _told(settings: dict[str, Any]) -> list[str]:
+    """The verdict in sentences."""
+    counts = verdict.counts(settings)
+    both = {
+        goal: sum(n for by in counts.values() for how, n in by[goal].items() if how != "no")
+        for goal in GOALS
+    }
+    strict = sum(by[99]["strictly"] for by in counts.values())
+    said = [
+        f"**`holdfast` reaches 99 % of both in {both[99]} of {len(settings)} settings** "
+        f"({strict} strictly), and 98 % of both in {both[98]}."
+    ]
+    parts = [
+        f"{sum(n for how, n in by[99].items() if how != 'no')} of the {sum(by[99].values())} "
+        f"{KINDS[kind]}"
+        for kind, by in counts.items()
+        if sum(by[99].values())
+    ]
+    said.append(f"99/99 is reached in {listed(parts)}.")
+    if missed := [name for name, setting in settings.items() if setting["reached"]["99"] == "no"]:
+        said.append(f"99/99 is not reached in: {'; '.join(_missed(settings, n) for n in missed)}.")
+    points = [row for setting in settings.values() for row in opponents(setting)]
+    better = [row for row in points if row["dominates"] != "no"]
+    clearly = sum(row["dominates"] == "clearly" for row in better)
+    said.append(
+        f"{len(better) or 'None'} of {len(points):,} points of other methods "
+        + (f"dominate it, {clearly} of them clearly." if better else "dominates it.")
+    )
+    if left := [name_of(name) for name in SETTINGS if name not in settings]:
+        said.append(f"Settings of the protocol without results: {'; '.join(left)}.")
+    return said
+
+
+def _missed(settings: dict[str, Any], name: str) -> str:
+    ours = ours_of(settings[name])
+    low = [f"{title} {percent(ours[field])} %"
+           for field, title in (("target", "learned"), ("mean_kept", "kept"))
+           if ours[field] < CORNER]  # fmt: skip
+    return f"{name_of(name)} ({listed(low)})"
+
+
+def proof_all() -> str:
+    """The picture of all points."""
+    settings = verdict.read()["settings"]
+    if not settings:
+        return ""
+    points = [row for setting in settings.values() for row in opponents(setting)]
+    inside = sum(min(row["target"], row["mean_kept"]) >= CORNER for row in points)
+    outside = sum(row["target"] < LEFT or row["mean_kept"] < BOTTOM for row in points)
+    ours = sum(setting["reached"]["99"] != "no" for setting in settings.values())
+    return shown(
+        "proof-all", "Target against kept, of all methods in all settings",
+        f"Each point is a method at one learning rate in one setting. The shaded corner is 99/99: "
+        f"`holdfast` is there in {ours} of {len(settings)} settings, and {inside} of "
+        f"{len(points):,} points of other methods are. {outside} points are outside the picture.",
+    )  # fmt: skip
+
+
+def proof_tests() -> str:
+    """The picture of single tests."""
+    settings = verdict.read()["settings"]
+    if not settings:
+        return ""
+    sentences = []
+    for title, row_of in (("Plain fine-tuning", plain_of), ("`holdfast`", ours_of)):
+        kept = [
+            (value, TITLES["tests"][test], name_of(name))
+            for name, setting in settings.items()
+            for test, value in row_of(setting)["kept"].items()
+        ]
+        least, test, where = min(kept)
+        below = sum(value < CORNER for value, *_ in kept)
+        sentences.append(
+            f"{title} keeps {percent(statistics.median(value for value, *_ in kept))} % of a test "
+            f"in the median and {percent(least)} % at least ({test} after {where}); {below} of "
+            f"{len(kept)} are below {CORNER} %."
+        )
+    about = "Kept per retained test, plain fine-tuning beside holdfast"
+    return shown("proof-tests", about, "Each point is a setting. " + " ".join(sentences))
+
+
+def proof_equal_target() -> str:
+    """The picture of opponents at the target of ``holdfast``."""
+    settings = verdict.read()["settings"]
+    if not settings:
+        return ""
+    found = [
+        (kept, ours_of(setting)["mean_kept"])
+        for setting in settings.values()
+        for kept in setting["equal_target"].values()
+    ]
+    reach = [(kept, ours) for kept, ours in found if kept is not None]
+    less = [ours - kept for kept, ours in reach if kept < ours]
+    by = f", by {percent(statistics.median(less))} points in the median" if less else ""
+    return shown(
+        "proof-equal-target", "Kept by each method at the target of holdfast",
+        f"The methods are compared at the target that `holdfast` reaches, between their nearest "
+        f"points. In {len(found) - len(reach)} of {len(found)} cases the method does not reach "
+        f"this target at any learning rate. Where it does, it keeps less than `holdfast` in "
+        f"{len(less)} of {len(reach)} cases{by}.",
+    )  # fmt: skip
+
+
+def proof_ablations() -> str:
+    """The picture of changed settings, and all figures."""
+    found = {row["plan"]: row for row in verdict.read()["ablations"]}
+    if not found:
+        return ""
+    rows = []
+    for factor, values in TITLES["ablations"].items():
+        for value, plan in values.items():
+            if row := found.get(plan):
+                cells = [percent(row["target"]), percent(row["mean_kept"]), least(row)]
+                losses = [number(row["figures"].get(name), 3)
+                          for name in ("report_nll", "wikitext_nll", "gsm8k_nll")]  # fmt: skip
+                rows.append([factor, value, *cells, *losses])
+    heads = ["changed", "value", "learned, %", "kept, %", "kept least, %", "target loss",
+             "WikiText-2 loss", "GSM8K loss"]  # fmt: skip
+    low = min(found.values(), key=lambda row: row["target"])
+    lost = min(found.values(), key=lambda row: row["mean_kept"])
+    text = (
+        f"SmolLM2 learns MBPP with one setting of self-replay changed at a time (one seed). "
+        f"The least learned is {percent(low['target'])} % ({_changed(low['plan'])}), the least "
+        f"kept {percent(lost['mean_kept'])} % ({_changed(lost['plan'])})."
+    )
+    picture = shown("proof-ablations", "Target and kept for changed settings", text)
+    return f"## One setting changed at a time\n\n{picture}\n\n" + folded(
+        "All changed settings", table(heads, rows)
+    )
+
+
+def _changed(plan: str) -> str:
+    """How the table of ablations calls a run."""
+    for factor, values in TITLES["ablations"].items():
+        for value, name in values.items():
+            if name == plan and plan != "default":
+                return value if factor == "others" else f"{factor} {value}"
+    return plan
+
+
+def proof_continual() -> str:
+    """The picture of three tasks in a row, and all figures."""
+    found = verdict.read()["continual"]
+    if not found:
+        return ""
+    tasks = [stage["task"] for stage in found[0]["stages"]]
+    rows, ends = [], []
+    for row in found:
+        cells = [percent(stage["mean_kept"]) for stage in row["stages"]]
+        cells += [number(stage["loss"], 3) for stage in row["stages"]]
+        cells += [
+            percent(stage["tasks"][task])
+            for i, task in enumerate(tasks)
+            for stage in row["stages"][i + 1 :]
+        ]
+        title, last = plan_title(row["plan"]), row["stages"][-1]
+        rows.append([title, str(row["seeds"]), *cells])
+        ends.append(
+            f"{title} {percent(last['mean_kept'])} % and {percent(last['tasks'][tasks[0]])} %"
+        )
+    names = [TASKS[task] for task in tasks]
+    heads = [f"pretrained kept after {name}, %" for name in names]
+    heads += [f"{name} loss" for name in names]
+    heads += [
+        f"{one} kept after {other}, %" for i, one in enumerate(names) for other in names[i + 1 :]
+    ]
+    text = (
+        f"SmolLM2 learns {listed(names)}, one after the other. In the end, this is left of the "
+        f"pretrained model and of what was learned of {names[0]}: {listed(ends)} (medians over "
+        "seeds)."
+    )
+    picture = shown(
+        "proof-continual", "Kept of the base and of the first task after each task", text
+    )
+    return f"## Three tasks in a row\n\n{picture}\n\n" + folded(
+        "All stages", table(["", "seeds", *heads], rows)
+    )
+
+
+TABLES = (
+    proof_verdict, proof_all, proof_tests, proof_equal_target, proof_ablations, proof_continual,
+    proof_details,
+)  # fmt: skip
