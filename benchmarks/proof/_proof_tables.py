@@ -36,21 +36,34 @@ def proof_verdict() -> str:
         ours, plain, others = ours_of(setting), plain_of(setting), opponents(setting)
         better = [row for row in others if row["dominates"] != "no"]
         clearly = sum(row["dominates"] == "clearly" for row in better)
-        *titles, kind = SETTINGS[name]
         rows.append([
-            *titles, kind, percent(ours["target"], ours["target_interval"]),
-            percent(ours["mean_kept"], ours["kept_interval"]),
-            least(ours),
-            percent(plain["mean_kept"]), setting["reached"]["99"], setting["reached"]["98"],
+            name_of(name), SETTINGS[name][2], percent(ours["target"], ours["target_interval"]),
+            percent(ours["mean_kept"], ours["kept_interval"]), least(ours),
+            percent(plain["mean_kept"]), _goal(setting["reached"]),
             f"{len(better)} of {len(others)}" + (f", {clearly} clearly" if better else ""),
         ])  # fmt: skip
-    heads = ["model", "target", "setting is", "learned, %", "kept, %", "kept least, %",
-             "plain keeps, %", "99/99", "98/98", "points that dominate it"]  # fmt: skip
+    heads = ["setting", "was", "learned, %", "kept, %", "kept least, %", "plain keeps, %",
+             "reached", "points that dominate it"]  # fmt: skip
     told = "\n".join(f"- {sentence}" for sentence in _told(settings))
     return f"{told}\n\n{table(heads, rows)}\n\n{_LEGEND}"
 
 
+def _goal(reached: dict[str, str]) -> str:
+    """The highest goal that is reached, and how.
+
+    >>> _goal({"99": "no", "98": "strictly"}), _goal({"99": "yes", "98": "strictly"})
+    ('98/98 strictly', '**99/99**')
+    """
+    for goal in GOALS:
+        if (how := reached[str(goal)]) != "no":
+            words = f"{goal}/{goal}" + (" strictly" if how == "strictly" else "")
+            return f"**{words}**" if goal == GOALS[0] else words
+    return "no"
+
+
 _LEGEND = (
+    "Before the runs a setting was *new*, *seen* in reports during development, or *chosen on*, if "
+    "its data chose a default. "
     "*Learned*: the gain on the target, in percent of the gain of plain fine-tuning at its best "
     "learning rate. *Kept*: the mean over the retained tests of what is left of the pretrained "
     "model's figure; a test counts as 100 % at most. In parentheses: 95 % intervals of a paired "

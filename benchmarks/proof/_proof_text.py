@@ -46,12 +46,12 @@ def percent(value: float, interval: Sequence[float] | None = None) -> str:
     """A share in percent, with its interval. Rounding lifts no share to a goal that it misses.
 
     >>> percent(99.512, (98.0, 100.26)), percent(98.96)
-    ('99.5 (98.0 to 100.3)', '98.96')
+    ('99.5<br>(98.0&nbsp;to&nbsp;100.3)', '98.96')
     """
     digits = 1
     while any(value < goal <= round(value, digits) for goal in GOALS):
         digits += 1
-    between = f" ({number(interval[0], 1)} to {number(interval[1], 1)})" if interval else ""
+    between = "<br>({:.1f}&nbsp;to&nbsp;{:.1f})".format(*interval) if interval else ""
     return f"{number(value, digits)}{between}".replace("-", "−")
 
 
