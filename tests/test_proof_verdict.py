@@ -132,6 +132,16 @@ def test_one_that_is_better_in_every_resample_dominates_clearly(tmp_path):
     assert rows["rehearsal-x1", "tuned"]["dominates"] == "yes"
 
 
+def test_a_model_that_diverged_is_the_worst(tmp_path):
+    runs = language_runs()
+    runs.insert(1, {"plan": "plain-x9", "seed": 0, "points": {"tuned": texts(*[math.nan] * 2, 0)}})
+    setting = write(tmp_path, smollm2_boolq=runs)["settings"]["smollm2_boolq"]
+    assert setting["best_plain"] == "plain-x1"
+    row = by_point(setting)["plain-x9", "tuned"]
+    assert (row["target"], row["kept"]["wikitext_nll"], row["dominates"]) == (-9800, 3, "no")
+    assert row["kept_interval"] == pytest.approx([row["mean_kept"]] * 2, abs=1e-3)
+
+
 def test_the_verdict_of_an_encoder(tmp_path):
     setting = write(tmp_path, minilm_rte=encoder_runs())["settings"]["minilm_rte"]
     rows = by_point(setting)

@@ -13,7 +13,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from _measures import OURS, TUNED, Record, Setting, kept_share, learned_share, mean_kept
+from _measures import (
+    DIVERGED,
+    OURS,
+    TUNED,
+    Record,
+    Setting,
+    kept_share,
+    learned_share,
+    mean_kept,
+)
 from _samples import unpack, unpack_numbers
 
 RESAMPLES = 2000
@@ -153,7 +162,8 @@ def sampled_test(setting: Setting, name: str) -> SampledTest:
 
     if isinstance(rows, list):  # the tokens of each request of a text
         tokens = np.array(rows, dtype=np.float32)
-        return SampledTest(samples, len(rows), np.array, partial(losses, tokens), _unknown_error)
+        made = partial(losses, tokens)
+        return SampledTest(samples, len(rows), partial(sums, tokens), made, _unknown_error)
     read = partial(unpack, n=rows)
     if name == "stsb":
         labels = unpack_numbers(about["labels"][name], 3)
@@ -169,13 +179,23 @@ def _unknown_error(value: float) -> float:
     raise ValueError("a loss needs a recorded standard error if its samples are not recorded")
 
 
-def losses(tokens: Array, counts: Array, sums: Array) -> Array:
+def sums(tokens: Array, recorded: list[float]) -> Array:
+    """The summed losses of requests, also of a model that diverged.
+
+    >>> sums(np.array([1, 2]), [0.5, math.nan]).tolist()
+    [0.5, 200.0]
+    """
+    found = np.array(recorded)
+    return np.where(np.isfinite(found), found, DIVERGED * tokens)
+
+
+def losses(tokens: Array, counts: Array, summed: Array) -> Array:
     """The mean loss of a token, from the summed losses of requests.
 
     >>> losses(np.array([1, 3]), np.array([[1, 1], [0, 2]]), np.array([[2], [6]])).ravel().tolist()
     [2.0, 2.0]
     """
-    found: Array = counts @ sums / (counts @ tokens)[:, None]
+    found: Array = counts @ summed / (counts @ tokens)[:, None]
     return found
 
 

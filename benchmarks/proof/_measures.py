@@ -21,6 +21,8 @@ CHANCE = {
     "lambada": 0.0, "piqa": 0.5, "arc_easy": 0.25, "arc_challenge": 0.25, "boolq": 0.5,
     "winogrande": 0.5, "mmlu": 0.25,
 }  # fmt: skip
+#: Nats per token in place of a loss that is not a number, as training diverged.
+DIVERGED = 100.0
 #: Fields of a point that are not retained tests.
 OTHERS = {
     "choose_nll", "report_nll", "target_choose", "target_report", "written", "samples", "sizes",
@@ -85,6 +87,21 @@ def above_chance(figures: Mapping[str, float]) -> list[str]:
     ]
 
 
+def finite(point: Record) -> Record:
+    """A point whose losses are numbers.
+
+    >>> finite({"mbpp_nll": math.nan, "mbpp_nll_se": math.nan, "piqa": 0.5})
+    {'mbpp_nll': 100.0, 'mbpp_nll_se': 0.0, 'piqa': 0.5}
+    """
+
+    def made(name: str, value: Any) -> Any:
+        if not isinstance(value, float) or math.isfinite(value):
+            return value
+        return 0.0 if name.endswith("_se") else DIVERGED
+
+    return {name: made(name, value) for name, value in point.items()}
+
+
 def is_plain(row: str) -> bool:
     """Whether a row is plain fine-tuning, with or without BatchNorm's statistics held.
 
@@ -126,7 +143,8 @@ class Setting:
             if run["plan"] == "pretrained":
                 self.pretrained = run
             else:
-                self.runs[run["plan"], run.get("seed", 0)] = run
+                points = {merged: finite(point) for merged, point in run["points"].items()}
+                self.runs[run["plan"], run.get("seed", 0)] = {**run, "points": points}
         self.base: Record = self.pretrained["points"]["base"]
         self.chance: Mapping[str, float] = self.pretrained.get("chance", CHANCE)
         end = ("target_choose", "target_report") if "chance" in self.pretrained else None

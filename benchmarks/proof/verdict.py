@@ -31,6 +31,7 @@ from _measures import (
     Setting,
     at_target,
     dominates,
+    finite,
     is_plain,
     kept_share,
     learned_share,
@@ -188,7 +189,7 @@ def after_stages(base: Record, points: Mapping[str, Record]) -> Rows:
     """The measures after each stage of a run."""
     tasks = [name.partition("-")[2] for name in points]
     losses = {task: f"learned_{task}_nll" for task in tasks}
-    ends = dict(zip(tasks, points.values(), strict=True))
+    ends = dict(zip(tasks, map(finite, points.values()), strict=True))
     rows: Rows = []
     for number, (task, point) in enumerate(ends.items(), 1):
         kept = {
