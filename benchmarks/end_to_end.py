@@ -139,9 +139,10 @@ def measure(
     begin = time.perf_counter()
     score(model, samples, collate=pad_collate, batch_size=batch, cache=False, progress=False)
     score_s = time.perf_counter() - begin
+    names = dict.fromkeys(["adamw", *args.recipes])
     loops: dict[str, Callable[[int], None]] = {
         "plain_adamw": ByHand(copy.deepcopy(model), samples, batch),
-        **{name: ByRecipe(copy.deepcopy(model), name, samples, batch) for name in RECIPES},
+        **{name: ByRecipe(copy.deepcopy(model), name, samples, batch) for name in names},
     }
     times: dict[str, list[float]] = {name: [] for name in loops}
     order, shuffle = list(loops), random.Random(0).shuffle
@@ -183,6 +184,9 @@ def main() -> None:
     for name in ("minilm", "rte", "smollm2", "gsm8k"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--device", type=torch.device, default=default_device())
+    parser.add_argument(
+        "--recipes", nargs="+", choices=RECIPES, default=[*RECIPES], help="beside adamw"
+    )
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     args = parser.parse_args()
