@@ -69,6 +69,7 @@ class StepRow(TypedDict):
     x_fused_adamw: float
     bytes_per_param: float
     host_ms: float
+    x_host: float
     kept_bytes_per_param: float
 
 
@@ -117,7 +118,8 @@ def measure_steps(
         ms = interleaved_medians(timed, device, device_ms, repeats=repeats)
         on_host = ms
         if device.type == "cuda":
-            on_host = interleaved_medians(calls, device, host_ms, repeats=repeats)
+            both = {**calls, "torch_fused_adamw": base.step}
+            on_host = interleaved_medians(both, device, host_ms, repeats=repeats)
         bandwidth = copy.bytes / ms["copy"]  # bytes a millisecond
         bandwidths.append(bandwidth / 1e6)
         for name, optimizer in made.items():
@@ -131,6 +133,7 @@ def measure_steps(
                     "x_fused_adamw": round(ms[name] / ms["torch_fused_adamw"], 3),
                     "bytes_per_param": round(steps[name].bytes, 2),
                     "host_ms": round(on_host[name], 4),
+                    "x_host": round(on_host[name] / on_host["torch_fused_adamw"], 3),
                     "kept_bytes_per_param": round(kept_bytes(optimizer, device) / size, 2),
                 }
             )
@@ -266,14 +269,23 @@ def _version(package: str) -> str | None:
 
 
 def versions(*packages: str) -> dict[str, str | None]:
-    """Of Python, torch, Triton, holdfast, and others that matter."""
+    """Of Python, torch, Triton, holdfast with its commit, and others that matter.
+
+    The commit is that of the clone, or what HOLDFAST_COMMIT says.
+    """
     import holdfast
 
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    commit = (
+        os.environ.get("HOLDFAST_COMMIT")
+        or subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    )
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": _version("triton"),
         "holdfast": holdfast.__version__,
+        **({"commit": commit} if commit else {}),
         **{name: _version(name) for name in packages},
     }
 

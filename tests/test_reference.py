@@ -160,9 +160,21 @@ def test_fingerprint_does_not_depend_on_dtype_strides_or_chunks(monkeypatch):
     t = torch.randn(100, 300).bfloat16()
     expected = Reference({"t": t}).fingerprint()
     assert Reference({"t": t.float()}).fingerprint() == expected
+    assert Reference({"t": t.double()}).fingerprint() == expected
     assert Reference({"t": t.t().contiguous().t()}).fingerprint() == expected
     monkeypatch.setattr("holdfast._torch.fingerprint._CHUNK_CPU", 777)
     assert Reference({"t": t}).fingerprint() == expected
+
+
+def test_a_fingerprint_sees_changes_that_float32_rounds_off():
+    t = torch.tensor([1.0, -2.0, float("inf"), float("nan")], dtype=torch.float64)
+    changed = t.clone()
+    changed[1] += 1e-14
+    counts = torch.tensor([2**40]), torch.tensor([2**40 + 1])
+    before = t.clone()
+    assert Reference({"t": t}).fingerprint() != Reference({"t": changed}).fingerprint()
+    assert torch.equal(t.view(torch.int64), before.view(torch.int64))
+    assert len({*tensor_fingerprints((c.shape, c) for c in counts)}) == 2
 
 
 @pytest.mark.parametrize("chunk", [50, 777, 1 << 18])

@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import os
-import subprocess
 import sys
 import time
 import traceback
@@ -125,16 +124,11 @@ def records(folder: Path) -> dict[str, Record]:
 
 
 def made() -> Record:
-    """On what, with which versions, and of which commit (or what HOLDFAST_COMMIT says)."""
+    """On what, with which versions, and of which commit."""
     found = {name: version for name, version in versions("transformers", "peft").items() if version}
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    commit = (
-        os.environ.get("HOLDFAST_COMMIT")
-        or subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    )
     return {
         "device": describe(default_device()),
-        "versions": found | ({"commit": commit} if commit else {}),
+        "versions": found,
         "date": datetime.now(timezone.utc).date().isoformat(),
     }
 

@@ -73,7 +73,10 @@ def _started(
 
 
 class _Digests:
-    """Σᵢ mix(bits of the float32 value at i, i) modulo 2⁶⁴, of each of many tensors.
+    """Σᵢ mix(bits of the value at i, i) modulo 2⁶⁴, of each of many tensors.
+
+    The bits are those of the value in float32, so that equal values have equal fingerprints in all
+    dtypes. Of 8-byte numbers, the upper half holds the bits of what float32 rounds off.
 
     A wrapping sum of integers does not depend on the order of addition, so every device and every
     number of threads gives the same value. Mixing in the position detects permutations. Small
@@ -124,7 +127,11 @@ class _Digests:
         numbers, starts, values = zip(*self.pieces, strict=True)
         self.pieces = []
         flat = torch.cat(values) if len(values) > 1 else values[0]
-        bits = flat.float().view(torch.int32).long()
+        narrow = flat.float()
+        bits = narrow.view(torch.int32).long()
+        if flat.element_size() == 8:
+            rest = (flat.double() - narrow).nan_to_num_(0.0, 0.0, 0.0).float()
+            bits += rest.view(torch.int32).long() << 32
         position = torch.arange(starts[0] + 1, starts[0] + 1 + len(bits), device=bits.device)
         sizes = torch.tensor([len(piece) for piece in values])
         ends = sizes.cumsum(0)

@@ -24,11 +24,10 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from operator import methodcaller
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -70,7 +69,6 @@ _check_capture: Callable[[Optimizer], None] = getattr(
     "_accelerator_graph_capture_health_check",
     getattr(Optimizer, "_cuda_graph_capture_health_check", lambda _: None),
 )
-_VALUES = methodcaller("values")
 _STATE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -345,21 +343,23 @@ class RecAdam(Optimizer):
             and all(plan.states)
             and same_objects(plan.all_states, [*self.state.values()])
         ):
-            states = plan.states
+            states, values = plan.states, plan.values
         else:
             states = [self._state_of(p, group) for p in params]
+            values = [state.values() for state in states]
         choices = [group[name] for name in ("foreach", "fused", "stochastic_rounding")]
-        key = [*choices, *_key(params, states, pulled, self._sharded)]
+        key = [*choices, *_key(params, states, values, pulled, self._sharded)]
         if plan is None or not same or plan.key != key:
             if plan is not None:
                 plan.discard_fetched()
             if any(kernels.wanted(group, device) for device in {p.device for p in params}):
                 _put_counts_together(states)
-                key = [*choices, *_key(params, states, pulled, self._sharded)]
+                key = [*choices, *_key(params, states, values, pulled, self._sharded)]
             columns = self._columns(number, params, states, pulled)
             plan = self._plans[number] = _Plan(number, group, columns, key)
         if plan.states is not states:
-            plan.states, plan.all_states = states, [*self.state.values()]
+            plan.states, plan.values = states, values
+            plan.all_states = [*self.state.values()]
         return plan
 
     def _columns(
@@ -520,15 +520,21 @@ def _make_plain(_: Optimizer, saved: dict[str, Any]) -> None:
 
 
 def _key(
-    params: list[Tensor], states: list[dict[str, Tensor]], pulled: bool, sharded: bool
+    params: list[Tensor],
+    states: list[dict[str, Tensor]],
+    values: list[ValuesView[Tensor]],
+    pulled: bool,
+    sharded: bool,
 ) -> list[Any]:
     """What a plan depends on besides the parameters: where the memory is, and the step count.
+
+    ``values`` are the live views of the states: making them anew takes as long as all addresses.
 
     Hosts replace tensors (FSDP2), or move their memory and change their dtype in place
     (``Module.to``, DeepSpeed). The last entry is the version of the first step count: the kernel
     keeps the counts as Python numbers, so setting them from outside must be noticed.
     """
-    tensors: Iterable[Tensor] = chain(params, chain.from_iterable(map(_VALUES, states)))
+    tensors: Iterable[Tensor] = chain(params, chain.from_iterable(values))
     if sharded:
         tensors = map(local, tensors)
     version = states[0]["step"]._version if states else 0
@@ -557,6 +563,7 @@ class _Plan:
     ) -> None:
         self.number, self.columns, self.key = number, columns, key
         self.states: list[dict[str, Tensor]] = []  # of the parameters
+        self.values: list[ValuesView[Tensor]] = []  # their tensors
         self.all_states: list[dict[str, Tensor]] = []  # of the optimizer, when they were looked up
         everyone = range(len(columns.params))
         rounds = group["stochastic_rounding"]
