@@ -145,19 +145,24 @@ class Proof(Bench):
         most = self.free()
         distance = self.base.distance(model)
         points: dict[str, Record] = {"tuned": exam.take(model)}
-        examine = functools.partial(exam.take, whole=False)
         if name.startswith("plain"):
-            merged = WiseFT().sweep(model, self.base, ALPHAS, examine)
-            points |= {f"wise-ft-{alpha:g}": point for alpha, point in merged.items()}
-            for alpha in LINES if self.args.name != "qwen-1.5b" else ():
-                lines = LiNeS(beta=1 - alpha).sweep(model, self.base, [alpha], examine)
-                points[f"lines-{alpha:g}"] = lines[alpha]
+            points |= self.merged(model)
         return {
             "plan": name, "seed": seed, **about, "points": points,
             "distance": round(distance.total, 4),
             "relative_distance": round(distance.relative, 6),
             "gigabytes": max(most, self.free()),
         }  # fmt: skip
+
+    def merged(self, model: Any) -> dict[str, Record]:
+        """The figures of a model that is merged with its base, by the way and its α."""
+        examine = functools.partial(self.exam.take, whole=False)
+        swept = WiseFT().sweep(model, self.base, ALPHAS, examine)
+        found = {f"wise-ft-{alpha:g}": point for alpha, point in swept.items()}
+        for alpha in LINES if self.args.name != "qwen-1.5b" else ():
+            lines = LiNeS(beta=1 - alpha).sweep(model, self.base, [alpha], examine)
+            found[f"lines-{alpha:g}"] = lines[alpha]
+        return found
 
     def terms(self, plan: Plan, run: Run, batches: list[Batch], seed: int) -> list[Loss]:
         found = super().terms(plan, run, batches, seed)
