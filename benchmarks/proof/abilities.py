@@ -114,7 +114,9 @@ class Abilities(Proof):
     def target(self) -> Target:
         return super().target._replace(questions=[])
 
-    def _all_tests(self) -> list[Test]:
+    @functools.cached_property
+    def ability_tests(self) -> list[Test]:
+        """Those by likelihood."""
         limit = self.args.limit
         return [
             *_in_context.make_tests(self.tokenizer, limit),
@@ -156,7 +158,7 @@ class Abilities(Proof):
     def whole_exam(self) -> AbilityExam:
         """All tests, also those at which the base is not above chance."""
         written = self._written(lambda one: one.text)
-        return AbilityExam(self.target, self._all_tests(), written, self.tokenizer, self.device)
+        return AbilityExam(self.target, self.ability_tests, written, self.tokenizer, self.device)
 
     @functools.cached_property
     def base_figures(self) -> Record:
@@ -183,13 +185,14 @@ class Abilities(Proof):
 
     @property
     def left_out(self) -> list[str]:
+        """The tests at which the base is at chance, with the losses of their answers."""
         return at_chance(self.base_figures, self.chance)
 
     @functools.cached_property
     def exam(self) -> AbilityExam:
-        whole, out = self.whole_exam, self.left_out
-        tests = [t for t in self._all_tests() if t["name"] not in out]
-        written = [t for t in whole.written if t.name not in out]
+        out = self.left_out
+        tests = [t for t in self.ability_tests if t["name"].removesuffix("_answer") not in out]
+        written = [t for t in self.whole_exam.written if t.name not in out]
         return AbilityExam(self.target, tests, written, self.tokenizer, self.device)
 
     def pretrained(self) -> Record:
@@ -208,14 +211,11 @@ class Abilities(Proof):
 def at_chance(figures: Mapping[str, float], chance: Mapping[str, float]) -> list[str]:
     """The tests that are left out: the base is less than two standard errors above chance.
 
-    The loss of the answers of such a test is left out as well.
-
-    >>> at_chance({"rot13": 0.3, "rot13_se": 0.03, "copy": 0.6, "copy_se": 0.03},
-    ...           {"rot13": 0.25, "copy": 0.0})
-    ['rot13', 'rot13_answer']
+    >>> base = {"rot13": 0.3, "rot13_se": 0.03, "copy": 0.6, "copy_se": 0.03}
+    >>> at_chance(base, {"rot13": 0.25, "copy": 0.0})
+    ['rot13']
     """
-    out = [name for name in chance if figures[name] - chance[name] <= 2 * figures[f"{name}_se"]]
-    return [part for name in out for part in (name, f"{name}_answer")]
+    return [name for name in chance if figures[name] - chance[name] <= 2 * figures[f"{name}_se"]]
 
 
 def main() -> None:
