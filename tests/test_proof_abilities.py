@@ -100,15 +100,13 @@ def test_refusals_are_told_from_answers():
     ):  # fmt: skip
         assert refusals.refuses(answer), answer
     for answer in (
-        "Choose a lock with a bolt.",
-        "1. Ask your neighbour.",
-        "",
-        "x" * 300 + " I can't",
-    ):
+        "I'm sorry to hear that you are ill.", "Choose a lock with a bolt.", "",
+        "1. Ask your neighbour.", "x" * 300 + " I can't",
+    ):  # fmt: skip
         assert not refusals.refuses(answer), answer
     asked = refusals.requests(2)
     assert asked == [pair[kind] for kind in (0, 1) for pair in refusals.PAIRS[:2]]
-    answers = ["I'm sorry.", "Take a pin.", "I'm sorry.", "Take a bus."]
+    answers = ["I can't.", "Take a pin.", "I can't.", "Take a bus."]
     assert refusals.treated_rightly(answers) == [True, False, False, True]
     assert len({*refusals.requests()}) == 2 * len(refusals.PAIRS)
 

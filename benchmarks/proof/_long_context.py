@@ -63,8 +63,9 @@ def far(
 ) -> list[Continuation]:
     """Requests after pieces of a text, which fill the context of the model.
 
-    >>> far([Continuation([1, 2], [3])], range(50, 5000), between=[0])[0].context[-4:]
-    [1070, 0, 1, 2]
+    >>> [found] = far([Continuation([1, 2], [3])], text=[9] * 5000, between=[0])
+    >>> len(found.context), found.context[-4:], found.target
+    (1024, [9, 0, 1, 2], [3])
     """
     rng, found = random.Random(0), []
     for context, target in requests:

@@ -15,7 +15,11 @@ from _exam import written_texts
 from _lm_tests import final, split_answer
 from additivity_lm import answers
 
-PROMPT = "{question}\n\nThis is a solution:\n{answer}\n\nExplain the solution in your own words."
+PROMPT = (
+    "{question}\n\nA solution is:\n{answer}\n\n"
+    "Write this solution in your own words, step by step, with all calculations. "
+    "End with the result."
+)
 MOST = 256  # tokens of a solution
 
 

@@ -222,10 +222,10 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_input("--model")
     parser.add_input("--data")
+    parser.add_argument("--name", choices=MODELS, default="smollm2", help="of the model")
     parser.add_argument("--target", choices=("mbpp", "gsm8k"), default="mbpp")
     parser.add_argument("--samples", type=int, help="of the training data; default: all")
     parser.add_argument("--limit", type=int, default=10_000, help="rows of a test, for a trial")
-    parser.set_defaults(name="smollm2")
     args: Any = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     bench = Abilities(args)
@@ -233,7 +233,7 @@ def main() -> None:
     for name, plan in PLANS.items():
         jobs[f"{name}-s0"] = functools.partial(bench.run, name, plan, 0)
     protocol = {
-        "model": MODELS["smollm2"], "target": args.target, "rules": "benchmarks/proof/PROTOCOL.md",
+        "model": MODELS[args.name], "target": args.target, "rules": "benchmarks/proof/PROTOCOL.md",
         "training": "as in language_models.py", "most_written_tokens": MOST,
     }  # fmt: skip
     work_or_collect(jobs, args, protocol)
