@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from _common import (
@@ -31,7 +32,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, AdamW
 
-from holdfast import EWC, L2SP, RecAdam, Reference
+from holdfast import EWC, L2SP, Reference
 from holdfast.methods.l2_sp import ScaledPenalty
 from holdfast.optim import attach_penalties
 
@@ -56,9 +57,9 @@ class Hooks:
         self.attached._after_step(self.optimizer)
 
 
-def eight_bit(params: list[Parameter], *penalties: ScaledPenalty) -> RecAdam:
+def eight_bit(params: list[Parameter], *penalties: ScaledPenalty) -> Any:
     """A step with 8-bit moments, and penalties."""
-    optimizer = recadam(params, torch.bfloat16, fused=True, state_dtype="8bit")
+    optimizer: Any = recadam(params, torch.bfloat16, fused=True, state_dtype="8bit")
     if penalties:
         anchors = {str(i): p.detach().clone() for i, p in enumerate(params)}
         attach_penalties(optimizer, penalties, Reference(anchors))

@@ -274,11 +274,13 @@ def page(monkeypatch):
     return blocks
 
 
-def test_without_results_the_page_is_empty_and_nothing_is_drawn(tmp_path, page):
+def test_without_results_the_page_says_so_and_nothing_is_drawn(tmp_path, page):
     verdict, pictures = load("verdict"), load("proof_pictures")
     assert not verdict.stale(tmp_path)
     found = verdict.read(tmp_path)
-    assert set(page(found).values()) == {""}
+    told, *others = page(found).values()
+    assert "not been run yet" in told
+    assert set(others) == {""}
     pictures.draw(found, tmp_path)
     assert not [*tmp_path.iterdir()]
     assert pictures.stale(found, tmp_path) == []

@@ -81,12 +81,20 @@ class Exam:
 
     def _written(self, model: Any) -> Any:
         """Whether each question is answered rightly."""
-        texts: list[str] = []
-        questions, end = self.target.questions, self.tokenizer.eos_token_id
-        for i in range(0, len(questions), WRITTEN):
-            some = write(model, questions[i : i + WRITTEN], end, self.target.most)
-            texts += self.tokenizer.batch_decode(some, skip_special_tokens=True)
-        return np.array(self.target.right(texts))
+        target = self.target
+        texts = written_texts(model, self.tokenizer, target.questions, target.most)
+        return np.array(target.right(texts))
+
+
+def written_texts(
+    model: Any, tokenizer: Any, prompts: Sequence[list[int]], most: int
+) -> list[str]:  # fmt: skip
+    """What a model writes after prompts, at most so many tokens, without the special ones."""
+    texts: list[str] = []
+    for i in range(0, len(prompts), WRITTEN):
+        some = write(model, [*prompts[i : i + WRITTEN]], tokenizer.eos_token_id, most)
+        texts += tokenizer.batch_decode(some, skip_special_tokens=True)
+    return texts
 
 
 def rows_of(test: Test) -> int:

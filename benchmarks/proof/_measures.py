@@ -73,7 +73,7 @@ def retained(name: str) -> bool:
     return name not in OTHERS and not name.startswith("learned_") and not name.endswith("_se")
 
 
-def above_chance(figures: Mapping[str, float]) -> list[str]:
+def above_chance(figures: Mapping[str, float], chance: Mapping[str, float] = CHANCE) -> list[str]:
     """The tests that the base passes: losses, and accuracies two standard errors above chance.
 
     >>> above_chance({"piqa": 0.6, "piqa_se": 0.02, "mmlu": 0.27, "mmlu_se": 0.02})
@@ -82,7 +82,7 @@ def above_chance(figures: Mapping[str, float]) -> list[str]:
     return [
         name
         for name in figures
-        if name not in CHANCE or figures[name] - CHANCE[name] > 2 * figures[f"{name}_se"]
+        if name not in chance or figures[name] - chance[name] > 2 * figures[f"{name}_se"]
         if not name.endswith("_se")
     ]
 
@@ -147,8 +147,9 @@ class Setting:
                 self.runs[run["plan"], run.get("seed", 0)] = {**run, "points": points}
         self.base: Record = self.pretrained["points"]["base"]
         self.chance: Mapping[str, float] = self.pretrained.get("chance", CHANCE)
-        end = ("target_choose", "target_report") if "chance" in self.pretrained else None
-        self.choose, self.report = end or ("choose_nll", "report_nll")
+        is_loss = "choose_nll" in self.base
+        self.choose = "choose_nll" if is_loss else "target_choose"
+        self.report = "report_nll" if is_loss else "target_report"
         self.plans = list(dict.fromkeys(plan for plan, _ in self.runs))
 
     def seeds(self, plan: str) -> list[int]:

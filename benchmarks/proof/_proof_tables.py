@@ -24,13 +24,17 @@ KINDS = {
     "new": "new settings", "seen": "settings that were seen during development",
     "chosen on": "settings whose data chose a default",
 }  # fmt: skip
+NOT_RUN = (
+    "The settings of the protocol have not been run yet. All results so far are on the page "
+    "[The papers' experiments and all methods](results-papers.md)."
+)
 
 
 def proof_verdict() -> str:
     """How many settings reach the goals, and a row per setting."""
     settings = verdict.read()["settings"]
     if not settings:
-        return ""
+        return NOT_RUN
     rows = []
     for name, setting in settings.items():
         ours, plain, others = ours_of(setting), plain_of(setting), opponents(setting)

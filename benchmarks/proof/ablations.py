@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from _jobs import Parser, Record, work_or_collect
 from _lm_replay import Replay
+from _lm_tests import load
 from _loop import Batch, Loss
 from language import Plan
 from language_models import MODELS, Proof
@@ -31,20 +32,22 @@ from torch import Tensor, nn
 
 from holdfast import Recipe, Run, SelfReplay
 from holdfast._torch.teachers import AllTokens
+from holdfast.comparison.default import MODEL
 from holdfast.scoring.pool import draw_pool
 from holdfast.scoring.starts import default_starts
 
 TEXTS = 4096
-#: Files of texts: the temperature, the number, whether the model is pretrained, and the starts.
-DRAWN: dict[str, tuple[float, int, bool, str]] = {
-    "texts": (1.0, TEXTS, True, "both"),
-    "texts-cool": (0.7, TEXTS, True, "both"),
-    "texts-hot": (1.3, TEXTS, True, "both"),
-    "texts-256": (1.0, 256, True, "both"),
-    "texts-1024": (1.0, 1024, True, "both"),
-    "texts-8192": (1.0, 8192, True, "both"),
-    "texts-chats": (1.0, TEXTS, True, "chats"),
-    "texts-untrained": (1.0, TEXTS, False, "both"),
+#: Files of texts: the temperature, the number, the model that writes them, and the starts.
+DRAWN: dict[str, tuple[float, int, str, str]] = {
+    "texts": (1.0, TEXTS, "base", "both"),
+    "texts-cool": (0.7, TEXTS, "base", "both"),
+    "texts-hot": (1.3, TEXTS, "base", "both"),
+    "texts-256": (1.0, 256, "base", "both"),
+    "texts-1024": (1.0, 1024, "base", "both"),
+    "texts-8192": (1.0, 8192, "base", "both"),
+    "texts-chats": (1.0, TEXTS, "base", "chats"),
+    "texts-untrained": (1.0, TEXTS, "untrained", "both"),
+    "texts-embedded": (1.0, TEXTS, "embedded", "both"),
 }
 CHANGED: dict[str, dict[str, Any]] = {
     "default": {},
@@ -83,30 +86,41 @@ class Ablations(Proof):
 
     def draw(self, name: str) -> None:
         """Write a file of texts, one per line."""
-        temperature, count, pretrained, kind = DRAWN[name]
+        temperature, count, writer, kind = DRAWN[name]
         file = self.prepared / f"{name}.jsonl"
         if file.exists():
             return
-        model = self.fresh()
-        if not pretrained:
-            torch.manual_seed(0)
-            model = type(model)(model.config).to(self.device).eval()
+        model, tokenizer = self.writer(writer)
         head: nn.Linear = copy.deepcopy(model.lm_head)
         head.weight = nn.Parameter(head.weight.detach() / temperature)  # not that of the embedding
         model.lm_head = head
-        starts = default_starts(model, tokenizer=self.tokenizer)
+        starts = default_starts(model, tokenizer=tokenizer)
         starts = [s for s in starts if kind == "both" or len(s.tokens) > 1]
         pool = draw_pool(model, count, starts=starts, cache=False, progress=False, top=2)
+        # Special tokens of another tokenizer would be ordinary text.
+        own = tokenizer is self.tokenizer
         rows = [
-            self.tokenizer.decode(tokens[1:length], skip_special_tokens=False)
+            tokenizer.decode(tokens[1:length], skip_special_tokens=not own)
             for tokens, length in zip(pool.tokens.tolist(), pool.lengths.tolist(), strict=True)
         ]
         self.prepared.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
         part.write_text(
-            "".join(json.dumps({"text": text}) + "\n" for text in rows), encoding="utf-8"
+            "".join(json.dumps({"text": text}) + "\n" for text in rows if text), encoding="utf-8"
         )
         part.rename(file)
+
+    def writer(self, name: str) -> tuple[Any, Any]:
+        """A model that writes texts, and its tokenizer."""
+        if name == "embedded":  # the small model that comes with the library
+            from transformers import AutoTokenizer
+
+            return load(MODEL, self.device), AutoTokenizer.from_pretrained(MODEL)
+        model = self.fresh()
+        if name == "untrained":
+            torch.manual_seed(0)
+            model = type(model)(model.config).to(self.device).eval()
+        return model, self.tokenizer
 
     def terms(self, plan: Plan, run: Run, batches: list[Batch], seed: int) -> list[Loss]:
         found = super().terms(plan, run, batches, seed)

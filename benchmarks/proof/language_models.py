@@ -5,6 +5,7 @@ Settings, opponents, seeds and measures are in PROTOCOL.md.
     cd benchmarks/proof
     python language_models.py --model SMOLLM2 --data DATA --target gsm8k --runs RUNS
     python language_models.py … --stage more      # further seeds, chosen by the first runs
+    python language_models.py … --stage rewritten # targets rewritten by the base, for GSM8K
     python language_models.py … --collect results/smollm2_gsm8k.json
 
 SMOLLM2 is a directory that transformers reads, DATA holds lm/*.gz. RUNS is a folder of this model
@@ -30,7 +31,9 @@ from _lm_tests import LIMIT, load, make_tests
 from _lm_train import BATCH, body_and_head, head_loss
 from _loop import Batch, Loss
 from _measures import CHANCE, Setting, above_chance
+from _rewritten import rewrite
 from _targets import MAKERS, Target, make_target
+from additivity_lm import answers, read
 from language import Bench, Plan
 from torch import Tensor
 
@@ -54,6 +57,10 @@ LINES = (0.0, 0.2, 0.5)
 #: Rows of retained tests, where not all are used; tokens of WikiText-2.
 MOST = {"wikitext": 160 * LIMIT, "lambada": 2500, "mmlu": 4000}
 OLD = 16, 128  # texts of rehearsal per update, and their tokens: as many as holdfast replays
+#: The base that is close to saturation: an ablation with plain fine-tuning and one seed.
+SATURATED = ("qwen-0.5b", "mbpp")
+#: Targets that the base rewrites, for GSM8K and if there is time.
+REWRITTEN = {"sdft-x1": Plan(Recipe(), 1.0, (0,), rewritten=True)}
 MODELS = {
     "smollm2": "SmolLM2-135M-Instruct (Q4_1, dequantized)",
     "qwen-0.5b": "Qwen2.5-Coder-0.5B-Instruct (Q4_K_M, dequantized)",
@@ -61,7 +68,7 @@ MODELS = {
 }
 
 
-def plans(model: str) -> dict[str, Plan]:
+def plans(model: str, target: str) -> dict[str, Plan]:
     """What is compared. Learning rates are multiples of the default of ``holdfast``."""
     seed = (0,)
     found = {"holdfast": Plan(Recipe.preset("holdfast"), None, seed)}
@@ -71,6 +78,9 @@ def plans(model: str) -> dict[str, Plan]:
 
     if model == "qwen-1.5b":
         add("plain", Recipe(), 0.5, 1)
+        return found
+    if (model, target) == SATURATED:
+        add("plain", Recipe(), 0.2, 0.5, 1, 2)
         return found
     add("plain", Recipe(), 0.2, 0.5, 1, 2, 4)
     lora = Recipe(trainable=LoRA(r=16))
@@ -91,6 +101,8 @@ def plans(model: str) -> dict[str, Plan]:
 class Proof(Bench):
     """One model and one target, with everything that its runs share."""
 
+    rewrites = False  # whether the base rewrites the training data of the run
+
     def __init__(self, args: Any) -> None:
         super().__init__(args)
         if args.collect is None:
@@ -108,7 +120,15 @@ class Proof(Bench):
 
     @property
     def samples(self) -> list[dict[str, list[int]]]:
-        return self.target.train
+        return self.rewritten[0] if self.rewrites else self.target.train
+
+    @functools.cached_property
+    def rewritten(self) -> tuple[list[dict[str, list[int]]], float]:
+        """GSM8K's training data with the base's own solutions, and the share of these."""
+        given = read(self.folder / "gsm8k-train.jsonl.gz")[: self.args.samples]
+        rows = self.kept("rewritten", lambda: rewrite(self.fresh(), self.tokenizer, given))
+        own = sum(row["answer"] != old["answer"] for row, old in zip(rows, given, strict=True))
+        return answers(self.tokenizer, rows), own / len(rows)
 
     @functools.cached_property
     def base_figures(self) -> Record:
@@ -144,19 +164,31 @@ class Proof(Bench):
         most = self.free()
         distance = self.base.distance(model)
         points: dict[str, Record] = {"tuned": exam.take(model)}
-        examine = functools.partial(exam.take, whole=False)
         if name.startswith("plain"):
-            merged = WiseFT().sweep(model, self.base, ALPHAS, examine)
-            points |= {f"wise-ft-{alpha:g}": point for alpha, point in merged.items()}
-            for alpha in LINES if self.args.name != "qwen-1.5b" else ():
-                lines = LiNeS(beta=1 - alpha).sweep(model, self.base, [alpha], examine)
-                points[f"lines-{alpha:g}"] = lines[alpha]
+            points |= self.merged(model)
         return {
             "plan": name, "seed": seed, **about, "points": points,
             "distance": round(distance.total, 4),
             "relative_distance": round(distance.relative, 6),
             "gigabytes": max(most, self.free()),
         }  # fmt: skip
+
+    def trained(self, plan: Plan, seed: int) -> tuple[Any, Record]:
+        self.rewrites = plan.rewritten
+        model, about = super().trained(plan, seed)
+        return model, about | ({"rewritten": self.rewritten[1]} if plan.rewritten else {})
+
+    def merged(self, model: Any) -> dict[str, Record]:
+        """The figures of a model that is merged with its base, by the way and its α."""
+        if (self.args.name, self.args.target) == SATURATED:
+            return {}
+        examine = functools.partial(self.exam.take, whole=False)
+        swept = WiseFT().sweep(model, self.base, ALPHAS, examine)
+        found = {f"wise-ft-{alpha:g}": point for alpha, point in swept.items()}
+        for alpha in LINES if self.args.name != "qwen-1.5b" else ():
+            lines = LiNeS(beta=1 - alpha).sweep(model, self.base, [alpha], examine)
+            found[f"lines-{alpha:g}"] = lines[alpha]
+        return found
 
     def terms(self, plan: Plan, run: Run, batches: list[Batch], seed: int) -> list[Loss]:
         found = super().terms(plan, run, batches, seed)
@@ -210,22 +242,28 @@ def main() -> None:
     parser.add_input("--data")
     parser.add_argument("--name", choices=MODELS, default="smollm2", help="of the model")
     parser.add_argument("--target", choices=MAKERS, required=True)
-    parser.add_argument("--stage", choices=("first", "more"), default="first")
+    parser.add_argument("--stage", choices=("first", "more", "rewritten"), default="first")
     parser.add_argument("--samples", type=int, help="of the training data; default: all")
     parser.add_argument("--limit", type=int, default=10_000, help="rows of a test, for a trial")
     args = parser.parse_args()
+    if args.stage == "rewritten" and args.target != "gsm8k":
+        parser.error("--stage rewritten is for --target gsm8k, whose solutions end with a number")
     torch.set_float32_matmul_precision("high")
-    bench, compared = Proof(args), plans(args.name)
+    bench, compared = Proof(args), plans(args.name, args.target)
     if args.stage == "more" or args.collect is not None:
         done = records(args.runs)
         tried = {*done, *failed(args.runs, [f"{name}-s0" for name in compared])}
         missing = [name for name in compared if f"{name}-s0" not in tried]
         if missing and args.collect is None:
             sys.exit(f"runs of the first stage are missing: {', '.join(missing)}")
-        seeds = further_seeds(done, args.name)
+        once = (args.name, args.target) == SATURATED
+        seeds = {} if once else further_seeds(done, args.name)
         compared = {
             name: plan._replace(seeds=seeds.get(name, (0,))) for name, plan in compared.items()
         }
+        compared |= {name: plan for name, plan in REWRITTEN.items() if f"{name}-s0" in done}
+    if args.stage == "rewritten":
+        compared = REWRITTEN
     jobs: dict[str, Callable[[], Record]] = {"pretrained": bench.pretrained}
     for name, plan in compared.items():
         for seed in plan.seeds:
