@@ -57,8 +57,8 @@ def constants() -> dict[str, Any]:
         kind: {impl: row["x_limit"] for impl, row in rows(kind).items()}
         for kind in ("float32", "bfloat16", "mofo", "penalties")
     }
-    others = ("torch_fused_adamw", "plain_loop")
-    pull = statistics.median(x for n, x in kernels["penalties"].items() if n not in others)
+    pulls = ("l2sp", "ewc", "l2sp_coupled", "ewc_coupled")
+    pull = statistics.median(kernels["penalties"][name] for name in pulls)
     adamw = placed["torch_fused_adamw"]
     training = adamw["update_ms"] - plain["ms"]
     # A token takes 6 operations per weight, and those of attention to all positions.

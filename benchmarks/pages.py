@@ -149,7 +149,10 @@ def targets() -> str:
 
 def memory() -> str:
     """Bytes per parameter of llama-1b: what a step keeps on the GPU and what it moves."""
-    files = ("recadam_step_h200", "recadam_step_h200_bf16", "mofo_step_h200", "penalty_step_h200")
+    files = (
+        "recadam_step_h200", "recadam_step_h200_bf16", "mofo_step_h200", "penalty_step_h200",
+        "penalty_step_h200_bf16",
+    )  # fmt: skip
     found: dict[str, dict[str, Run]] = {}
     for row in (row for name in files for row in read(name)["rows"]):
         if row["case"].startswith("llama-1b") and row["impl"] != "plain_loop":
@@ -382,6 +385,25 @@ def real_models() -> str:
     return f"{made}\n\n{source}: {record['date']}; {how}.\n\n{sentences}"
 
 
+def growth(name: str, axis: str) -> str:
+    """How the time of every part grows along one axis."""
+    record = read(name)
+    found = [row for row in record["rows"] if row["axis"] == axis]
+    sizes = dict.fromkeys(point["size"] for row in found for point in row["points"])
+    rows = []
+    for row in found:
+        times = {point["size"]: point["ms"] for point in row["points"]}
+        start = row["linear_from"]
+        cells = [number(times.get(size)) for size in sizes]
+        cells += [number(row[field], 2) for field in ("exponent", "last_exponent")]
+        rows.append([SPEC["growth"][row["part"]], *cells, "—" if start is None else f"{start:,}"])
+    heads = [f"{size:,} {axis}" for size in sizes]
+    made = table(["ms", *heads, "exponent", "of the last two", "linear from"], rows)
+    how = "; ".join(f"{key}: {value}" for key, value in record["protocol"].items())
+    where = f"{record['device']}, torch {record['versions']['torch']}, {record['date']}"
+    return f"{made}\n\n[{name}.json](../benchmarks/results/{name}.json): {where}; {how}."
+
+
 def scale() -> str:
     """What recipes need for 70 billion weights on 64 GPUs."""
     record = read("scale")
@@ -430,7 +452,7 @@ TABLES: dict[str, Callable[..., str]] = {
     for made in (
         methods, stage, presets, modules, timings, targets, memory, speed, comparison,
         recommendation, tune, digits, additivity, forgetting, ranks, learning_rates, budgets,
-        gate, real_models, scale, scale_parts, forecasts,
+        gate, real_models, growth, scale, scale_parts, forecasts,
         *_tables.TABLES, *_proof_tables.TABLES,
     )
 }  # fmt: skip

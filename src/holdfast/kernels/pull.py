@@ -20,8 +20,8 @@ from torch import Tensor
 from holdfast._torch.layout import dense, is_dense
 from holdfast.kernels.tables import TYPES, AddressTable, pointer_to, toward
 
-#: Elements per program, and its warps.
-BLOCK, WARPS = 512, 4
+#: Bytes of weights per program, and its warps: each thread loads 16 bytes at once.
+BYTES, WARPS = 2048, 4
 
 
 class Pulled(NamedTuple):
@@ -84,13 +84,14 @@ class _Launch:
         weights = [row.p if row.weight is None else dense(row.weight, row.p) for row in rows]
         grads = [row.p if row.grad is None else row.grad for row in rows]
         self.held = (ps, anchors, weights)
-        self.table = AddressTable.of([grads, ps, anchors, weights], BLOCK)
+        block = BYTES // first.p.element_size()
+        self.table = AddressTable.of([grads, ps, anchors, weights], block)
         self.options = {
             "G": TYPES[grads[0].dtype],
             "P": TYPES[first.p.dtype],
             "A": TYPES[first.anchor.dtype],
             "F": TYPES[weights[0].dtype],
-            "BLOCK": BLOCK,
+            "BLOCK": block,
             "WEIGHTED": first.weight is not None,
             "COUPLED": first.grad is not None,
             "num_warps": WARPS,
