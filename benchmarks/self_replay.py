@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import random
 import statistics
 import sys
@@ -28,6 +29,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+# Runs that take turns in one process would otherwise free and reserve memory again and again.
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import torch
 from _common import default_device, describe, synchronize, write_results
