@@ -20,7 +20,8 @@ from holdfast.comparison.contenders import (
     space_of,
 )
 from holdfast.comparison.plan import Measuring, Plan, Training
-from holdfast.comparison.search import FIRST, Search, Tuning
+from holdfast.comparison.rungs import FIRST
+from holdfast.comparison.search import Search, Tuning
 from holdfast.comparison.study import counted
 from holdfast.comparison.tuning import tuned_of
 from holdfast.hosts.job import resolved_quietly

@@ -33,7 +33,8 @@ from holdfast.comparison.crew import make_crew
 from holdfast.comparison.goals import goals_in, hopeless
 from holdfast.comparison.plan import Measuring, Plan, Training
 from holdfast.comparison.results import Results
-from holdfast.comparison.search import TESTS, Search, Tuning, _Rungs
+from holdfast.comparison.rungs import Rungs
+from holdfast.comparison.search import TESTS, Search, Tuning
 from holdfast.comparison.study import counted, open_study, place_of, revive
 from holdfast.comparison.tuning import Tuned, tune, tune_in, tuned_of
 from holdfast.comparison.worker import Worker
@@ -272,14 +273,17 @@ def test_the_time_of_the_tests_at_the_end_is_that_of_those_before(tmp_path):
     tuning = Tuning(("flow", "l2-sp"), alphas=(0.5, 1.0))
     many = Search(plan, tuning, tmp_path / "many", str(tmp_path / "many" / "study.log"), "one")
     assert many.seconds_of_tests(flow, at_rung=1.0) == pytest.approx(2 * 321 / 33, rel=0.02)
-    rungs, many.end = _Rungs(many, many.study.ask(), time.monotonic()), time.time() + 60
-    assert rungs._has_time(1, 3, took=5.0, is_last=False)
-    assert not rungs._has_time(1, 3, took=5.0, is_last=True)
+    rungs = Rungs(
+        many.study.ask(), time.monotonic(), time.time() + 60, judge=many._judge,
+        last_tests=functools.partial(many.seconds_of_tests, flow), on_progress=many.on_progress,
+    )  # fmt: skip
+    assert rungs.has_time(1, 3, took=5.0, is_last=False)
+    assert not rungs.has_time(1, 3, took=5.0, is_last=True)
 
 
 def test_a_training_that_runs_out_of_time_keeps_its_rung_and_is_put_back(tmp_path, monkeypatch):
     search, plan, tuning = halving_search(tmp_path, trials=3)
-    monkeypatch.setattr("holdfast.comparison.search._Rungs._has_time", lambda *_, **__: False)
+    monkeypatch.setattr("holdfast.comparison.rungs.Rungs.has_time", lambda *_, **__: False)
     search.run()
     trials = counted(search.study)
     assert sorted(t.state.name for t in trials) == ["PRUNED", "PRUNED", "RUNNING"]

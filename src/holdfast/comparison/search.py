@@ -29,10 +29,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from holdfast._torch.borrow import borrowed
 from holdfast._torch.checks import NamedSettings, duration, share, whole_number
 from holdfast._torch.finite import DivergedError, is_finite
-from holdfast._torch.rng import preserve_rng
 from holdfast.comparison import halving
 from holdfast.comparison.contenders import (
     ALL,
@@ -45,7 +43,8 @@ from holdfast.comparison.goals import goals_in, goals_of, hopeless, merit_in
 from holdfast.comparison.inputs import measure_options, samples_in
 from holdfast.comparison.plan import TUNED_RECIPE, Plan, RunSpec
 from holdfast.comparison.processes import at_a_time, count_from_now, device_failed
-from holdfast.comparison.results import RunResult, measured, result_of
+from holdfast.comparison.results import measured, result_of
+from holdfast.comparison.rungs import FIRST, Halves, OutOfTime, Paused, Pruned, Rungs, plan_at_rung
 from holdfast.comparison.study import (
     counted,
     open_study,
@@ -66,14 +65,12 @@ from holdfast.run import Run, resolved
 from holdfast.scoring.scorer import score
 from holdfast.stages import Recall, Trainable
 
-Halves = tuple[RunResult, RunResult]
-
 #: Rows per file, and characters per text, of the tests during training.
 LOOK_ROWS, LOOK_TEXT = 16, 4000
-#: The most samples per test at a rung.
-RUNG_SAMPLES = 32
 #: Trials by default, for one recipe and for each of several.
 TRIALS, TRIALS_EACH = 20, 3
+#: The attribute of a trial with the seconds of the tests at its end, per model.
+TESTS = "seconds of tests"
 
 
 @dataclass(frozen=True)
@@ -191,7 +188,7 @@ class Search:
         group = folder.absolute().parent.name
         self.worker = Worker(self.plan, folder, tracking, group=group)
         self.testers = self.worker, Worker(other, folder)
-        self.rung_testers = tuple(Worker(_at_rung(half), folder) for half in (self.plan, other))
+        self.rung_testers = tuple(Worker(plan_at_rung(half), folder) for half in (self.plan, other))
         self.study = open_study(storage, name, objectives=1 if tuning.halves else 2)
         while number and "begun" not in self.study.user_attrs:
             time.sleep(0.1)  # the first process prepares the search for all
@@ -247,12 +244,12 @@ class Search:
         number = len([t for t in counted(self.study) if t.number < trial.number]) + 1
         try:
             self._do(trial, f"trial {number}")
-        except _Paused:
+        except Paused:
             trial.set_user_attr("paused", True)
             self.paused.append(trial)
-        except _OutOfTime:
+        except OutOfTime:
             pass  # what it has reached is in the study
-        except (_Pruned, DivergedError):
+        except (Pruned, DivergedError):
             self._tell_state(trial, "PRUNED")
         except OSError:  # of the disk, not of the settings: the next search repeats the trial
             raise
@@ -330,7 +327,7 @@ class Search:
     @cached_property
     def _more_samples(self) -> float:
         """How many times the samples of a rung the tests at the end have."""
-        return samples_in(self.plan) / samples_in(_at_rung(self.plan))
+        return samples_in(self.plan) / samples_in(plan_at_rung(self.plan))
 
     def _put_back(self, trial: Any) -> None:
         """Undo the start of a trial; one that was enqueued is enqueued again."""
@@ -356,10 +353,10 @@ class Search:
         try:
             with self.worker.tracked(spec, name) as tracked:
                 results: dict[float | None, Halves] | None = None
-                stopped: Exception = _Pruned()
+                stopped: Exception = Pruned()
                 try:
                     results = self._train_and_test(trial, contender, spec, folder, tracked)
-                except (_Pruned, _Paused, _OutOfTime) as stop:  # in the trackers, it has not failed
+                except (Pruned, Paused, OutOfTime) as stop:  # in the trackers, it has not failed
                     stopped = stop
                 tracked.conclude(results[drawn][0].figures if results else {"pruned": 1})
             if results is None:
@@ -373,7 +370,11 @@ class Search:
     ) -> dict[float | None, Halves]:
         """Return the results on both halves, by value of the swept setting."""
         begin, found = time.monotonic(), {}
-        rungs = _Rungs(self, trial, begin)
+        rungs = Rungs(
+            trial, begin, self.end, judge=partial(self._judge, trial),
+            last_tests=partial(self.seconds_of_tests, contender),
+            on_progress=partial(self.on_progress, trial.number),
+        )  # fmt: skip
 
         def test(run: Run, curves: tuple[Curve, ...] | None = None) -> dict[float | None, Halves]:
             """Test at a rung, or with the curves of the whole training."""
@@ -457,10 +458,10 @@ class Search:
         if "goes_on" in trial.user_attrs and rung == 0:
             return
         if rung == 0 and "first_look" in trial.user_attrs and self.tuning.prune:
-            raise _Paused
+            raise Paused
         is_baseline = "first_look" in trial.user_attrs and self._contender(trial).is_standard
         if is_stopped and not is_baseline:
-            raise _Pruned
+            raise Pruned
 
     def _looking(self, trial: Any, model: nn.Module, total: int) -> Observer:
         """Compute both objectives on a few samples, at each quarter of a training run; prune."""
@@ -486,7 +487,7 @@ class Search:
             looks[str(update)] = goals = goals_of(target, retained, distance)
             trial.set_user_attr("looks", looks)
             if not is_finite(*goals) or hopeless(self.study, update, goals):
-                raise _Pruned
+                raise Pruned
             return {f"{PREFIX}distance": distance}
 
         return look
@@ -507,7 +508,7 @@ class Search:
             told: Any = merit_in(halves[0]) if self.tuning.halves else goals
             if value == drawn:
                 if not is_finite(*goals):
-                    raise _Pruned
+                    raise Pruned
                 trial.set_user_attr("halves", both)
                 self.study.tell(trial, told)
             elif contender.swept and is_finite(*goals):
@@ -569,87 +570,3 @@ class Search:
             self.study.set_user_attr("median_loss", median)
         known = self.study.user_attrs["median_loss"]
         return None if known is None else float(known)
-
-
-def _at_rung(plan: Plan) -> Plan:
-    """The plan with the tests at a rung: fewer samples, and texts of the base only if need be."""
-    asked = plan.measuring
-    few = min(asked.limit or RUNG_SAMPLES, RUNG_SAMPLES)
-    free = 0 if asked.text or asked.data or asked.similarity else asked.context_free
-    return replace(plan, measuring=replace(asked, limit=few, context_free=free, tasks=()))
-
-
-class _Rungs:
-    """What a trial does at its rungs: test, keep the results, and let the pruner judge."""
-
-    def __init__(self, search: Search, trial: Any, begin: float) -> None:
-        self.search, self.trial, self.begin = search, trial, begin
-        self.first: tuple[int, float] | None = None  # an update of this session, and when it was
-        self.tests = 0.0  # seconds of all tests so far
-        self.next = ""  # the share of the updates at the next rung
-
-    def progress(self, doing: str, done: int, total: int) -> None:
-        to = f" to {self.next}" if self.next and doing == "training" else ""
-        self.search.on_progress(self.trial.number, doing + to, done, total)
-
-    def after(self, run: Run, update: int, total: int, *, test: Callable[..., Any]) -> None:
-        """Called after every update of the training."""
-        rungs = halving.rungs_of(total)
-        later = [u for u in rungs if u >= update]
-        self.next = str(halving.RUNGS[rungs[later[0]] if later else -1])
-        self.first = self.first or (update, time.monotonic())
-        rung = rungs.get(update)
-        if rung is None or rung_attribute(rung) in self.trial.user_attrs:
-            return
-        start = time.monotonic()
-        halves = _tested_apart(run, test)
-        took = time.monotonic() - start
-        self.tests += took
-        if not is_finite(*goals_in(halves[0])):
-            raise _Pruned
-        merit = merit_in(halves[0])
-        chosen, reported = _codec.encode(halves)
-        kept = {"merit": merit, "seconds": time.monotonic() - self.begin}
-        both = {"halves": {"chosen": chosen, "reported": reported}}
-        self.trial.set_user_attr(rung_attribute(rung), {**kept, **both})
-        self.search._judge(self.trial, rung, merit)
-        after = next((u for u in rungs if u > update), total)
-        if not self._has_time(after - update, update, took, is_last=after == total):
-            raise _OutOfTime
-
-    def _has_time(self, updates: int, update: int, took: float, *, is_last: bool) -> bool:
-        """Whether so many updates, and the tests after them, end in time at the present speed."""
-        end, (first, since) = self.search.end, self.first or (update, time.monotonic())
-        if end is None:
-            return True
-        trained = time.monotonic() - since - self.tests
-        each = trained / max(1, update - first)
-        search = self.search
-        tests = search.seconds_of_tests(search._contender(self.trial), took) if is_last else took
-        return time.time() + each * updates + tests < end
-
-
-def _tested_apart(run: Run, test: Callable[..., Any]) -> Halves:
-    """Test a model in the middle of its training, which goes on as if it had not been tested."""
-    devices = {p.device for p in run.model.parameters() if p.device.type == "cuda"}
-    with borrowed(run.model), preserve_rng([*devices]):
-        found: dict[float | None, Halves] = test(run)
-    return next(iter(found.values()))
-
-
-#: The attribute of a trial with its results at the first rung.
-FIRST = rung_attribute(0)
-#: The attribute of a trial with the seconds of the tests at its end, per model.
-TESTS = "seconds of tests"
-
-
-class _Pruned(Exception):  # noqa: N818 (not an error)
-    """Ends a training run that is worse than the others, or has diverged."""
-
-
-class _OutOfTime(Exception):  # noqa: N818 (not an error)
-    """Ends a training run that would not reach its next rung in time; the next session goes on."""
-
-
-class _Paused(Exception):  # noqa: N818 (not an error)
-    """Ends a training run at its first rung, until every recipe has reached it."""
