@@ -47,8 +47,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 @pytest.mark.parametrize("of_base", DTYPES, ids=str)
 @pytest.mark.parametrize("of_tuned", DTYPES, ids=str)
-def test_distances_of_files(tmp_path, monkeypatch, threads, of_base, of_tuned):
+@pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
+def test_distances_of_files(tmp_path, monkeypatch, threads, of_base, of_tuned, many):
     monkeypatch.setattr(slicing, "SLICE", 7)
+    monkeypatch.setattr("holdfast.evaluate.drift._MANY", 0 if many else 1 << 40)
     base, tuned = weights(of_base), weights(of_tuned)
     found = drift(saved(tmp_path / "base", base), saved(tmp_path / "tuned", tuned))
     expected = {n: (tuned[n].double() - base[n].double()).norm().item() for n in base}

@@ -19,7 +19,10 @@ from holdfast.evaluate.report import Drift, DriftRow, Vocabulary
 from holdfast.io.checkpoint import WeightsSource, open_weights
 from holdfast.io.pairing import Pair, pair
 from holdfast.io.weights import Scratch, Weights, Workers, widened
+from holdfast.kernels import distance_cpu
 
+#: From this many weights on, a kernel is worth its compilation.
+_MANY = 1 << 29
 #: Common names of modules at the input and at the output of a model.
 _INPUT = re.compile(r"embed|wte|wpe|shared|stem|cls_token|(^|\.)(conv1|bn1)$")
 _OUTPUT = re.compile(r"head|classifier|score|outputs?$|(^|\.)(cls|fc)(\.|$)|embed_out")
@@ -86,7 +89,7 @@ def _measured(
     """Yield the distance and the pretrained norm of each pair, in order."""
     sizes = {p: p.size for p in pairs}
     parts = ((p, begin, end) for p, size in sizes.items() for begin, end in slices(size))
-    work = partial(_sums, base, tuned, Scratch())
+    work = partial(_sums, base, tuned, Scratch(), many=sum(sizes.values()) >= _MANY)
     moved = pretrained = 0.0
     bar = progress_bar(sum(sizes.values()), "drift", shown=progress, unit="weight")
     with bar, Workers() as workers:
@@ -99,12 +102,15 @@ def _measured(
 
 
 def _sums(
-    base: Weights, tuned: Weights, scratch: Scratch, part: _Slice
+    base: Weights, tuned: Weights, scratch: Scratch, part: _Slice, *, many: bool = False
 ) -> tuple[_Slice, float, float]:
-    """Return ‖θ − θ*‖² and ‖θ*‖² of a slice."""
+    """Return ‖θ − θ*‖² and ‖θ*‖² of a slice. Of ``many`` weights, a kernel computes them."""
     p, begin, end = part
     before = base.read(p.base, begin, end, scratch)
-    before, after = widened(before, tuned.read(p.tuned, begin, end, scratch), scratch)
+    after = tuned.read(p.tuned, begin, end, scratch)
+    if many and (found := distance_cpu.square_sums(before, after)):
+        return part, *found
+    before, after = widened(before, after, scratch)
     moved = torch.sub(after, before, out=scratch("moved", len(after), after.dtype))
     return part, square_sum(moved), square_sum(before)
 
