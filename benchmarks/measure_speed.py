@@ -67,7 +67,7 @@ class Case:
     def _requests(self) -> list[Any]:
         """The continuations that the tests ask for."""
         asked: list[Any] = []
-        names: Any = importlib.import_module("holdfast.evaluate.probes")
+        names: Any = importlib.import_module("holdfast.evaluate.asking")
 
         def record(loaded: Any, requests: Any, *args: Any, **options: Any) -> Any:
             asked.extend(requests)

@@ -20,6 +20,7 @@ from torch import nn
 from holdfast._torch.checks import named_settings
 from holdfast._torch.version import __version__
 from holdfast.evaluate.amount import Amount, amount_of, limited
+from holdfast.evaluate.asking import run_all
 from holdfast.evaluate.classify import Classification, HeadAgreement
 from holdfast.evaluate.drift import drift as measure_drift
 from holdfast.evaluate.kl import KL, ContextFreeKL
@@ -183,7 +184,7 @@ class Examination:
         for test in self.tests:
             if isinstance(test, HeadAgreement):
                 test.begin()
-        self.before = [test.run(loaded, progress=self.progress) for test in self.tests]
+        self.before = run_all(self.tests, loaded, progress=self.progress)
 
     def prepare(self, loaded: Loaded, head: NewHead | None = None) -> None:
         """Limit the tests, and choose the divergences that suit the base."""
@@ -224,8 +225,10 @@ class Examination:
                 answers.divergences.append(replace(found, trained_on=signal))
             except ValueError as error:  # a new head has other classes
                 answers.notes.append(f"No divergence on {kl.name}: {error}.")
-        for test, before in zip(self.tests, self.before, strict=True):
-            after = before if is_base else test.run(loaded, progress=self.progress)
+        results = self.before
+        if not is_base:
+            results = run_all(self.tests, loaded, progress=self.progress)
+        for test, before, after in zip(self.tests, self.before, results, strict=True):
             answers.scores += test.scores(before, after)
         return answers
 

@@ -16,6 +16,7 @@ from holdfast._torch.batch import pad_id_of, to_device
 from holdfast._torch.finite import matches
 from holdfast._torch.progress import progress_bar
 from holdfast.data import IndexedSource, pad_collate
+from holdfast.evaluate.asking import Asking
 from holdfast.evaluate.report import Score
 from holdfast.evaluate.stats import Numbers, Outcomes, compare, correlation
 from holdfast.io import encoding
@@ -23,7 +24,7 @@ from holdfast.io.models import Loaded
 from holdfast.io.render import Conversation, Reader
 from holdfast.io.rows import Rows, as_number, check_unicode, text_columns
 from holdfast.scoring.kl import masked_log_probs
-from holdfast.scoring.likelihood import log_likelihoods
+from holdfast.scoring.likelihood import Likelihood
 
 Role = Literal["retained", "target"]
 Encoded = TypeVar("Encoded")
@@ -85,7 +86,7 @@ def _first(loaded: Loaded) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Asking):
     """The perplexity of a running text.
 
     A causal model predicts each token once, from windows of its maximum length. A masked model
@@ -102,16 +103,11 @@ class Text:
         if not self.text.strip():
             raise ValueError(f"the text {self.name!r} is empty")
 
-    def run(self, loaded: Loaded, *, progress: bool) -> Outcomes:
-        loaded.need_tokenizer(f"the text {self.name!r}")
-        if loaded.kind == "masked_lm":
-            return self._masked(loaded, progress)
-        if loaded.kind != "causal_lm":
-            model = type(loaded.model).__name__
-            raise ValueError(f"the text {self.name!r} needs a language model, got {model}")
-        start, ids = loaded.first_token(), self.tokens(loaded)
-        requests = encoding.windows(ids[1:] if ids[:1] == [start] else ids, start, loaded.limit)
-        found = log_likelihoods(loaded, requests, self.name, progress=progress)
+    def requests(self, loaded: Loaded) -> list[encoding.Continuation]:
+        ids, start = self.tokens(loaded), loaded.first_token()
+        return encoding.windows(ids[1:] if ids[:1] == [start] else ids, start, loaded.limit)
+
+    def graded(self, loaded: Loaded, found: Sequence[Likelihood]) -> Outcomes:
         losses = [loss for likelihood in found for loss in likelihood.losses]
         blocks = [losses[i : i + BLOCK] for i in range(0, len(losses), BLOCK)]
         return Outcomes([math.fsum(block) for block in blocks], list(map(len, blocks)))
@@ -131,7 +127,11 @@ class Text:
         keep_encoded(test, loaded, ids)
         return test
 
-    def _masked(self, loaded: Loaded, progress: bool) -> Outcomes:
+    def run_on_another_kind(self, loaded: Loaded, *, progress: bool) -> Outcomes:
+        loaded.need_tokenizer(f"the text {self.name!r}")
+        if loaded.kind != "masked_lm":
+            model = type(loaded.model).__name__
+            raise ValueError(f"the text {self.name!r} needs a language model, got {model}")
         values, counts = [], []
         with progress_bar(None, self.name, shown=progress) as bar:
             for log_probs, wanted in masked_log_probs(loaded, self.text):
@@ -146,7 +146,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Completions:
+class Completions(Asking):
     """The likelihood of reference answers, and how often the model would generate them.
 
     An exact match is an answer that greedy decoding would produce. No text is generated to test it.
@@ -168,11 +168,12 @@ class Completions:
             if isinstance(words, Conversation) and not words.has_answer:
                 raise ValueError(f"{self.name}: row {number} has no turn of the assistant")
 
-    def run(self, loaded: Loaded, *, progress: bool) -> tuple[Outcomes, Outcomes]:
-        answers = self.answers(loaded)
-        requests = [answer for some in answers for answer in some]
-        found = iter(log_likelihoods(loaded, requests, self.name, progress=progress))
-        rows = [[next(found) for _ in some] for some in answers]
+    def requests(self, loaded: Loaded) -> list[encoding.Continuation]:
+        return [answer for some in self.answers(loaded) for answer in some]
+
+    def graded(self, loaded: Loaded, found: Sequence[Likelihood]) -> tuple[Outcomes, Outcomes]:
+        following = iter(found)
+        rows = [[next(following) for _ in some] for some in self.answers(loaded)]
         losses = [math.fsum(f.nll for f in row) for row in rows]
         counts = [sum(f.tokens for f in row) for row in rows]
         return Outcomes(losses, counts), Outcomes(
@@ -213,7 +214,7 @@ class Completions:
 
 
 @dataclass(frozen=True)
-class MultipleChoice:
+class MultipleChoice(Asking):
     """How often the correct choice is the likeliest.
 
     Each row has a question, ``choices`` (texts) and ``label`` (the correct index). ``template`` is
@@ -231,13 +232,14 @@ class MultipleChoice:
         _check_rows(self.name, self.rows)
         _ = self._questions  # raises at once
 
-    def run(self, loaded: Loaded, *, progress: bool) -> Outcomes:
-        requests = [answer for row in self._encoded(loaded) for answer in row]
-        found = iter(log_likelihoods(loaded, requests, self.name, progress=progress))
-        likelihoods = []
+    def requests(self, loaded: Loaded) -> list[encoding.Continuation]:
+        return [answer for row in self._encoded(loaded) for answer in row]
+
+    def graded(self, loaded: Loaded, found: Sequence[Likelihood]) -> Outcomes:
+        following, likelihoods = iter(found), []
         for _, choices, _ in self._questions:
             sizes = [max(1, len(c)) if self.by_length else 1 for c in choices]
-            likelihoods.append([-next(found).nll / size for size in sizes])
+            likelihoods.append([-next(following).nll / size for size in sizes])
         most = max(map(len, likelihoods))
         # A choice that a row does not have is never the likeliest.
         table = torch.tensor([[*row, *[-math.inf] * (most - len(row))] for row in likelihoods])

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from holdfast._torch.checks import whole_number
+from holdfast.evaluate.asking import Asking
 from holdfast.evaluate.probes import Completions, Probe, Role
 from holdfast.evaluate.report import Score
 from holdfast.evaluate.stats import Outcomes, compare
 from holdfast.io import encoding
 from holdfast.io.models import Loaded
 from holdfast.scoring.draw import draw_texts
-from holdfast.scoring.likelihood import log_likelihoods
+from holdfast.scoring.likelihood import Likelihood
 
 #: How the metrics of these tests begin.
 SKILL = "skill_"
@@ -89,7 +90,7 @@ class Sums(Completions):
 
 
 @dataclass
-class Continued:
+class Continued(Asking):
     """The perplexity of what the base model writes after openings. The base must run first."""
 
     name: str
@@ -100,16 +101,19 @@ class Continued:
     role: Role = "retained"
     _drawn: list[encoding.Continuation] | None = field(default=None, repr=False)
 
-    def run(self, loaded: Loaded, *, progress: bool) -> Outcomes:
+    def requests(self, loaded: Loaded) -> list[encoding.Continuation]:
         if self._drawn is None:
             self._drawn = self._draw(loaded)
-        found = log_likelihoods(loaded, self._drawn, self.name, progress=progress)
+        return self._drawn
+
+    def graded(self, loaded: Loaded, found: Sequence[Likelihood]) -> Outcomes:
         return Outcomes([f.nll for f in found], [f.tokens for f in found])
 
+    def run_on_another_kind(self, loaded: Loaded, *, progress: bool) -> Outcomes:
+        model = type(loaded.model).__name__
+        raise ValueError(f"{self.name} needs a model that writes texts, got {model}")
+
     def _draw(self, loaded: Loaded) -> list[encoding.Continuation]:
-        if loaded.kind != "causal_lm":
-            model = type(loaded.model).__name__
-            raise ValueError(f"{self.name} needs a model that writes texts, got {model}")
         openings = self.openings(loaded)
         if not openings:
             return []

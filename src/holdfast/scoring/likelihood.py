@@ -48,10 +48,7 @@ def log_likelihoods(
             f"{f'{name} needs' if name else 'likelihoods need'} a causal language model, got "
             f"{type(loaded.model).__name__}"
         )
-    if empty := [i for i, request in enumerate(requests) if not request.target]:
-        raise ValueError(f"{name}: answer {empty[0]} has no tokens to predict")
-    if empty := [i for i, request in enumerate(requests) if not request.context]:
-        raise ValueError(f"{name}: answer {empty[0]} has no context: add at least one token")
+    check_requests(requests, name)
     asked: list[int] = []  # the numbers of the requests, in the order of their results
     parts: list[Tensor] = []
     # Equal inputs run once, such as the letters of a question.
@@ -90,6 +87,14 @@ def log_likelihoods(
         part = slice(end - size, end)
         found[i] = Likelihood(losses[part], math.prod(hits[part]))
     return [found[i] for i in range(len(requests))]
+
+
+def check_requests(requests: Sequence[Continuation], name: str) -> None:
+    """Raise ValueError if nothing is to be predicted, or from nothing."""
+    if empty := [i for i, request in enumerate(requests) if not request.target]:
+        raise ValueError(f"{name}: answer {empty[0]} has no tokens to predict")
+    if empty := [i for i, request in enumerate(requests) if not request.context]:
+        raise ValueError(f"{name}: answer {empty[0]} has no context: add at least one token")
 
 
 def losses_and_hits(log_probs: Tensor, targets: Tensor) -> Tensor:
