@@ -57,9 +57,14 @@ def _abilities(name: str, tested: Tested, missing: Missing) -> str:
     answered = [test for test in ours_of(tested)["kept"] if test in tested["chance"]]
     sentences = [*_protected(tested, answered), *_left_out(tested), _by_position(tested)]
     told = "\n".join(f"- {sentence}" for sentence in sentences)
-    parts = [f"{model} learns {target}, with one seed:{without(missing, name)}\n\n{told}"]
+    parts = [f"{model} learns {target}, with one seed:\n\n{told}"]
     if answered:
-        learned = [f"{target}, learned", "", "", *(percent(p["target"]) for p in tested["points"])]
+        learned = [
+            f"{target}, learned",
+            "—",
+            "—",
+            *(percent(p["target"]) for p in tested["points"]),
+        ]
         heads = _heads(tested, "pretrained, %", "chance, %")
         parts += [table(heads, [learned, *_kept(tested, answered)]), _LEGEND]
     parts.append(folded(f"{name_of(name)}: losses, and shares by part", _rest(tested)))
@@ -92,8 +97,8 @@ def _protected(tested: Tested, tests: list[str]) -> list[str]:
         )
         surely = sum(ours["kept_intervals"][t][1] < LEAST for t in less)
         said.append(
-            f"`holdfast` keeps less than {LEAST} % of: {each}. The 95 % intervals of {surely} of "
-            f"these {len(less)} exclude {LEAST} %."
+            f"`holdfast` keeps less than {LEAST} % of: {each}. The 95 % interval excludes "
+            f"{LEAST} % in {surely} of {len(less)} cases."
         )
     return said
 

@@ -162,8 +162,8 @@ def proof_all() -> str:
         "proof-all", "Target against kept, of all methods in all settings",
         f"Each point is a method at one learning rate in one setting. The shaded corner is 99/99: "
         f"`holdfast` is there in {ours} of {len(settings)} settings. So are "
-        f"{_inside(points)} points of methods without old data{also}. {outside} points are "
-        "outside the picture.",
+        f"{_inside(points)} points of methods without old data{also}. Points outside the "
+        f"picture: {outside}.",
     )  # fmt: skip
 
 
