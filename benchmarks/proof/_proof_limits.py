@@ -59,14 +59,10 @@ def _abilities(name: str, tested: Tested, missing: Missing) -> str:
     told = "\n".join(f"- {sentence}" for sentence in sentences)
     parts = [f"{model} learns {target}, with one seed:\n\n{told}"]
     if answered:
-        learned = [
-            f"{target}, learned",
-            "—",
-            "—",
-            *(percent(p["target"]) for p in tested["points"]),
-        ]
+        learned = [percent(row["target"]) for row in tested["points"]]
+        rows = [[f"{target}, learned", "—", "—", *learned], *_kept(tested, answered)]
         heads = _heads(tested, "pretrained, %", "chance, %")
-        parts += [table(heads, [learned, *_kept(tested, answered)]), _LEGEND]
+        parts += [table(heads, rows), _LEGEND]
     parts.append(folded(f"{name_of(name)}: losses, and shares by part", _rest(tested)))
     return "\n\n".join([*parts, source_of(name, tested, missing)])
 
@@ -168,11 +164,9 @@ def _saturated(name: str, setting: Tested, missing: Missing) -> str:
     model, target = NAMES[name]
     base, plain, ours = setting["base"], plain_of(setting), ours_of(setting)
     before, after, own = (
-        f"{figure('report_nll', figures['report_nll'])} nats per token"
-        + (f" ({figure('written', figures['written'])} % of the generated answers are right)"
-           if "written" in figures else "")
+        f"{figure('report_nll', figures['report_nll'])} ({figure('written', figures['written'])} %)"
         for figures in (base, plain["figures"], ours["figures"])
-    )  # fmt: skip
+    )
     nothing = plain["figures"]["report_nll"] >= base["report_nll"]
     target_share = (
         "The best of plain fine-tuning gains nothing, so the protocol counts every target as 0 %."
@@ -181,9 +175,10 @@ def _saturated(name: str, setting: Tested, missing: Missing) -> str:
     )
     sentences = [
         f"{model} learns {target}, with one seed. This setting is not one of the "
-        f"{len(TITLES['settings'])} that are counted above.{without(missing, name)}",
-        f"The loss of the target is {before} before, {after} after {plan_title(plain['plan'])}, "
-        f"which is the best of plain, and {own} after `holdfast`.",
+        f"{len(TITLES['settings'])} of the claim, and is not counted.{without(missing, name)}",
+        "Loss of the target in nats per token, and in parentheses the share of right generated "
+        f"answers: {before} before, {after} after {plan_title(plain['plan'])}, which is the best "
+        f"of plain, and {own} after `holdfast`.",
         target_share,
         f"`holdfast` keeps {percent(ours['mean_kept'])} % in the mean ({least(ours)} % least), the "
         f"best of plain {percent(plain['mean_kept'])} %.",
