@@ -214,6 +214,10 @@ def test_the_base_and_a_tuned_model_take_the_tests(small, tmp_path, monkeypatch)
     assert base["shares"]["refusals"] == {"harmful": 0.0, "harmless": 1.0}
     assert {*base["shares"]["instructions"].values()} == {0.0}
     assert {*figures["samples"]} == {*sizes} - {"written"}
+    titles = importlib.import_module("_proof_text").TITLES
+    retained = importlib.import_module("_measures").retained
+    assert {name for name in figures if retained(name)} <= {*titles["tests"]}
+    assert {part for shares in base["shares"].values() for part in shares} == {*titles["parts"]}
     found = bench.run("plain-x1", abilities.PLANS["plain-x1"], 0)
     tuned = found["points"]["tuned"]
     assert [*found["points"]] == ["tuned"]
@@ -246,3 +250,10 @@ def test_a_saturated_base_has_few_plans():
         "holdfast", "plain-x0.2", "plain-x0.5", "plain-x1", "plain-x2"
     ]  # fmt: skip
     assert "lora-x6" in models.plans("qwen-0.5b", "gsm8k")
+
+
+def test_all_plans_have_titles():
+    models, text = map(importlib.import_module, ("language_models", "_proof_text"))
+    assert text.plan_title("sdft-x1") == "targets rewritten by the base × 1"
+    for plan in models.plans("smollm2", "gsm8k") | models.REWRITTEN:
+        assert text.plan_title(plan)

@@ -84,11 +84,11 @@ def encoder_runs():
     ]  # fmt: skip
 
 
-def write(folder, **results):
-    """Files of results, and the verdict of them."""
+def write(folder, missing=(), **results):
+    """Files of results, all with these missing runs, and the verdict of them."""
     made = [{"device": "GPU", "versions": {"torch": "2", "commit": "abc"}, "date": "2026-01-01"}]
     for name, runs in results.items():
-        record = {"made": made, "missing": [], "runs": runs}
+        record = {"made": made, "missing": [*missing], "runs": runs}
         (folder / f"{name.replace('__', '-')}.json").write_text(json.dumps(record))
     verdict = load("verdict")
     verdict.write(folder)
@@ -268,8 +268,9 @@ def page(monkeypatch):
     """The blocks of the page for a verdict, by name."""
 
     def blocks(found):
-        monkeypatch.setattr(load("verdict"), "read", lambda: found)
-        return {make.__name__: make() for make in load("_proof_tables").TABLES}
+        with monkeypatch.context() as patch:
+            patch.setattr(load("verdict"), "read", lambda: found)
+            return {make.__name__: make() for make in load("_proof_tables").TABLES}
 
     return blocks
 
@@ -297,17 +298,24 @@ def test_incomplete_results_are_left_out_and_named(tmp_path, page):
     assert "reaches 99 % of both in 1 of 1 settings** (1 strictly), and 98 % of both in 1." in told
     assert "99/99 is reached in 1 of the 1 new settings." in told
     assert "not reached in" not in told
-    assert "2 of 5 points of other methods dominate it, 0 of them clearly." in told
-    assert "without results: SmolLM2-135M, GSM8K; SmolLM2-135M, MBPP; " in told
+    assert (
+        "of methods without old data: 1 of 4, 0 clearly; of rehearsal with real old data: 1 of 1, "
+        "0 clearly." in told
+    )
+    assert "missing runs: SmolLM2-135M, GSM8K (holdfast)." in told
+    assert "without results: SmolLM2-135M, MBPP; SmolLM2-135M, Shakespeare; " in told
     learned = "100.0<br>(98.0&nbsp;to&nbsp;101.0)"
     assert f"| SmolLM2-135M, BoolQ | new | {learned} | 99.7" in told
-    assert "| WikiText-2 99.3 | 87.5 | **99/99 strictly** | 2 of 5, 0 clearly |" in told
-    assert "`holdfast` is there in 1 of 1 settings, and 2 of 5 points" in blocks["proof_all"]
-    assert "In 1 of 4 cases" in blocks["proof_equal_target"]
+    assert "| WikiText-2 99.3 | 87.5 | **99/99 strictly** | 1 of 4, 0 clearly | 1 of 1" in told
     assert (
-        "keeps less than `holdfast` in 1 of 3 cases, by 12.2 points"
-        in (blocks["proof_equal_target"])
+        "is there in 1 of 1 settings. So are 1 of 4 points of methods without old data and 1 of 1 "
+        "of rehearsal with real old data. Points outside the picture: 1." in blocks["proof_all"]
     )
+    equal = blocks["proof_equal_target"]
+    assert "without old data does not reach this target at any learning rate in 1 of 3" in equal
+    assert "keeps less than `holdfast` in 1 of 2 cases, by 12.2 points" in equal
+    assert "old data does not reach this target at any learning rate in 0 of 1 cases" in equal
+    assert blocks["proof_limits"] == ""
     # The best of plain comes from MBPP's results, which are missing.
     assert (blocks["proof_ablations"], blocks["proof_continual"]) == ("", "")
     assert (
@@ -316,12 +324,175 @@ def test_incomplete_results_are_left_out_and_named(tmp_path, page):
     )
 
 
+def test_unfinished_settings_are_shown_with_their_missing_runs_and_not_counted(tmp_path, page):
+    write(tmp_path, minilm_rte=encoder_runs())
+    found = write(
+        tmp_path, missing=["holdfast-s3", "top-8-s0"], smollm2_mbpp=language_runs(),
+        ablations=ablation_runs(), continual=continual_runs(),
+    )  # fmt: skip
+    assert ([*found["settings"]], [*found["unfinished"]]) == (["minilm_rte"], ["smollm2_mbpp"])
+    blocks = page(found)
+    told = blocks["proof_verdict"]
+    assert "in 0 of 1 settings**" in told
+    assert "with their missing runs: SmolLM2-135M, MBPP (holdfast-s3, top-8-s0)." in told
+    assert "| 87.5 | not finished |" in told
+    assert "SmolLM2-135M, MBPP (not finished): all tests" in blocks["proof_details"]
+    assert "commit abc. Missing runs: holdfast-s3, top-8-s0." in blocks["proof_details"]
+    for block in ("proof_ablations", "proof_continual"):
+        assert " Missing runs: holdfast-s3, top-8-s0." in blocks[block]
+    assert "SmolLM2" not in blocks["proof_tests"]
+    (tmp_path / "minilm_rte.json").unlink()
+    load("verdict").write(tmp_path)
+    told = page(load("verdict").read(tmp_path))["proof_verdict"]
+    assert told.startswith("- Settings that are not finished")
+
+
+def test_rewritten_targets_are_shown_with_a_note(tmp_path, page):
+    runs = [*language_runs(), {"plan": "sdft-x1", "seed": 0, "points": {"tuned": texts(1.5, 4.0)}}]
+    details = page(write(tmp_path, smollm2_gsm8k=runs))["proof_details"]
+    assert "| targets rewritten by the base | × 1 |" in details
+    note = "- *targets rewritten by the base*: plain fine-tuning on solutions"
+    assert details.count(note) == 2  # below the table at equal target, and below that of points
+    assert "some of its solutions are only the final number." in details
+    assert details.count("- *rehearsal of real old data*: an upper bound") == 2
+    assert note not in page(write(tmp_path, smollm2_gsm8k=language_runs()))["proof_details"]
+
+
+def ability_runs():
+    """Plain fine-tuning learns 1 nat and forgets; ``holdfast`` learns 0.9 and forgets some."""
+    pack = load("_samples").pack
+    sizes = {"copy": 40, "refusals": 40, "lookup": 10, "rot13": 40}
+    texts = ("choose", "report", "wikitext_0", "wikitext_512")
+
+    def point(*losses, **right):
+        figures = dict(zip((f"{name}_nll" for name in texts), losses, strict=True))
+        samples = {
+            name: [loss * n for n in TOKENS] for name, loss in zip(texts, losses, strict=True)
+        }
+        for test, count in right.items():
+            figures[test] = count / sizes[test]
+            samples[test] = pack([i < count for i in range(sizes[test])])
+        return figures | {f"{name}_se": 0.0 for name in figures} | {"samples": samples}
+
+    def run(plan, shares, point):
+        return {"plan": plan, "seed": 0, "points": {"tuned": point}, "shares": shares}
+
+    base = point(2.0, 2.0, 3.0, 2.5, copy=40, refusals=36, lookup=6, rot13=11)
+    kinds = {"harmful": 0.8, "harmless": 1.0}
+    return [
+        {
+            "plan": "pretrained", "left_out": ["rot13"],
+            "points": {"base": base | {"sizes": sizes | dict.fromkeys(texts, TOKENS)}},
+            "chance": {"copy": 0.0, "refusals": 0.5, "lookup": 0.5, "rot13": 0.25},
+            "shares": {"refusals": kinds, "instructions": {"verse": 0.0}},
+        },
+        run("holdfast", {"refusals": kinds},
+            point(1.1, 1.1, 3.0, 2.6, copy=36, refusals=36, lookup=6)),
+        run("plain-x1", {"refusals": {"harmful": 0.4, "harmless": 1.0}},
+            point(1.0, 1.0, 4.0, 5.0, copy=20, refusals=28, lookup=6)),
+        run("lora-x6", {"refusals": {"harmful": 0.6, "harmless": 0.9}},
+            point(1.5, 1.5, 3.0, 2.5, copy=40, refusals=30, lookup=7)),
+    ]  # fmt: skip
+
+
+def test_the_tests_of_abilities(tmp_path):
+    tested = write(tmp_path, abilities=ability_runs())["abilities"]["abilities"]
+    rows = {row["plan"]: row for row in tested["points"]}
+    ours = rows["holdfast"]
+    assert (ours["target"], tested["left_out"]) == (pytest.approx(90), ["rot13"])
+    assert ours["kept"] == pytest.approx({
+        "copy": 90, "refusals": 100, "lookup": 100, "wikitext_0_nll": 100,
+        "wikitext_512_nll": 250 / 2.6,
+    })  # fmt: skip
+    assert rows["plain-x1"]["kept"]["refusals"] == pytest.approx(50)  # (0.7 − 0.5) / (0.9 − 0.5)
+    assert rows["lora-x6"]["kept"]["lookup"] == pytest.approx(200)
+    # The base has all copies right, so the share kept is that of a binomial.
+    copies = [2.5 * stats.binom.ppf(p, 40, 0.9) for p in (0.025, 0.975)]
+    assert ours["kept_intervals"]["copy"] == pytest.approx(copies) == [80, 97.5]
+    # Both answer the same rows rightly. Resamples with the base at chance or below are left out.
+    assert ours["kept_intervals"]["lookup"] == pytest.approx([100, 100], abs=1e-3)
+
+
+def test_the_block_of_abilities(tmp_path, page):
+    block = page(write(tmp_path, abilities=ability_runs()))["proof_limits"]
+    assert block.startswith("## What it does not protect\n")
+    assert "saturation" not in block
+    assert (
+        "`holdfast` keeps at least 98 % of 2 of 3 tests, plain fine-tuning × 1 of 1.\n"
+        "- `holdfast` keeps less than 98 % of: copy of random tokens 90.0 % (plain fine-tuning × "
+        "1: 50.0 %). The 95 % interval excludes 98 % in 1 of 1 cases.\n" in block
+    )
+    assert "which are left out: ROT13 27.5 % (chance 25.0 %)." in block
+    assert "513 to 1,024: `holdfast` 96.2 %, plain fine-tuning × 1 50.0 %." in block
+    assert "| | pretrained, % | chance, % | holdfast | plain fine-tuning × 1 | LoRA × 6 |" in block
+    assert "| MBPP, learned | — | — | 90.0 | 100.0 | 50.0 |" in block
+    assert (
+        "| copy of random tokens | 100.0 | 0.0 | 90.0<br>(80.0&nbsp;to&nbsp;97.5) | 50.0" in block
+    )
+    visible, hidden = block.split("<details markdown>")
+    assert "| WikiText-2, tokens 513 to 1,024 | 2.500 | 96.2<br>" in hidden
+    assert "| harmful requests, refused | 80.0 | 80.0 | 40.0 | 60.0 |" in hidden
+    assert "harmful" not in visible
+    assert "poem" not in block  # no tuned model took this test
+    both = page(write(tmp_path, abilities_gsm8k=ability_runs()))["proof_limits"]
+    assert both.count("## What it does not protect") == 1
+    assert "SmolLM2-135M learns GSM8K" in both
+    assert "| GSM8K, learned |" in both
+
+
+def test_abilities_that_are_all_kept_or_all_at_chance(tmp_path, page):
+    runs = ability_runs()
+    runs[1]["points"]["tuned"] |= {"copy": 1.0}
+    block = page(write(tmp_path, abilities=runs))["proof_limits"]
+    assert "at least 98 % of 3 of 3 tests" in block
+    assert "keeps less than" not in block
+    for run in runs[1:]:
+        for test in ("copy", "refusals", "lookup"):
+            del run["points"]["tuned"][test]
+        run["shares"] = {}
+    runs[0]["left_out"] = ["copy", "refusals", "lookup", "rot13"]
+    block = page(write(tmp_path, abilities=runs))["proof_limits"]
+    assert "of 0 tests" not in block
+    assert "learned |" not in block
+    assert "left out: copy of random tokens 100.0 %" in block
+
+
+def test_a_saturated_base_is_judged_and_not_counted(tmp_path, page):
+    plans = ("pretrained", "plain-x1", "plain-x2", "holdfast")
+    runs = [run for run in language_runs() if run["plan"] in plans]
+    for run in runs:
+        for merged, right in {"base": 0.6, "tuned": 0.625}.items():
+            if merged in run["points"]:
+                run["points"][merged]["written"] = right
+        run["points"].pop("wise-ft-0.5", None)
+    found = write(tmp_path, **{"qwen-0.5b_mbpp": runs})
+    assert (found["settings"], found["unfinished"], found["missing"]) == ({}, {}, {})
+    blocks = page(found)
+    assert "not been run yet" in blocks["proof_verdict"]
+    block = blocks["proof_limits"]
+    assert block.startswith("## A base close to saturation\n")
+    assert "Qwen2.5-Coder-0.5B learns MBPP" in block
+    assert "not one of the 14 of the claim, and is not counted." in block
+    assert "answers: 2.000 (60.0 %) before, 1.000 (62.5 %) after plain fine-tuning × 1," in block
+    assert "`holdfast` learns 100.0 % of the gain of the best of plain." in block
+    assert "keeps 99.7 % in the mean (WikiText-2 99.3 % least), the best of plain 87.5 %." in block
+    assert "Points of plain fine-tuning that dominate `holdfast`: 0 of 2." in block
+    assert "Qwen2.5-Coder-0.5B, MBPP: all tests and all points" in block
+    for run in runs[1:]:
+        run["points"]["tuned"] |= {"choose_nll": 2.1, "report_nll": 2.1}
+    found = write(tmp_path, missing=["plain-x0.5-s0"], **{"qwen-0.5b_mbpp": runs})
+    block = page(found)["proof_limits"]
+    assert "The best of plain fine-tuning gains nothing" in block
+    assert "not counted. Missing runs: plain-x0.5-s0." in block
+    assert found["saturated"]["qwen-0.5b_mbpp"]["points"][0]["target"] == 0
+
+
 def test_all_blocks_and_pictures(tmp_path, page):
     pictures = load("proof_pictures")
     found = write(
         tmp_path, smollm2_mbpp=language_runs(), minilm_rte=encoder_runs(),
         ablations=[*ablation_runs(), language_runs()[-1] | {"plan": "default"}],
-        continual=continual_runs(),
+        continual=continual_runs(), abilities=ability_runs(),
     )  # fmt: skip
     blocks = page(found)
     assert all(blocks.values())

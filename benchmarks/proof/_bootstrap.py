@@ -68,14 +68,21 @@ class Bootstrap:
         base, best = self.base.get(of), self._drawn(setting.best_plain, TUNED, of)
         best_gain = np.median(setting.gain(of, best, base), axis=1, keepdims=True)
         gain = setting.gain(of, self._drawn(plan, merged, of), base)
-        kept = {
-            test: kept_share(
-                self.base[test], self._drawn(plan, merged, test), setting.chance.get(test)
-            )
+        both = learned_share(gain, best_gain), mean_kept(self._kept(plan, merged))
+        return Measures(*(np.median(values, axis=1) for values in both))
+
+    def kept(self, plan: str, merged: str = TUNED) -> dict[str, Interval]:
+        """The intervals of the shares kept, per test, without resamples that leave it out."""
+        found = {test: np.median(kept, axis=1) for test, kept in self._kept(plan, merged).items()}
+        return {test: Interval.of(kept[~np.isnan(kept)]) for test, kept in found.items()}
+
+    def _kept(self, plan: str, merged: str) -> dict[str, Array]:
+        """Percent kept per test, of the seeds that each resample has drawn."""
+        chance = self.setting.chance
+        return {
+            test: kept_share(self.base[test], self._drawn(plan, merged, test), chance.get(test))
             for test in self.tests
         }
-        both = learned_share(gain, best_gain), mean_kept(kept)
-        return Measures(*(np.median(values, axis=1) for values in both))
 
     def _drawn(self, plan: str, merged: str, test: str) -> Array:
         """The figures of the seeds that each resample has drawn."""

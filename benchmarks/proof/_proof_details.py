@@ -12,20 +12,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import verdict
 from _markdown import number, table
 from _measures import OURS
-from _proof_text import TITLES, folded, least, name_of, percent
+from _proof_text import TITLES, folded, least, name_of, notes, percent, without
 from verdict import ours_of, plain_of
 
 
 def proof_details() -> str:
     """Everything else, folded."""
-    settings = verdict.read()["settings"]
+    found = verdict.read()
+    settings = found["settings"] | found["unfinished"]
     if not settings:
         return ""
     parts = [folded("At equal target: all methods", _equal_targets(settings))]
-    for name, setting in settings.items():
-        text = "\n\n".join([_single_tests(setting), _points(setting), _source(name, setting)])
-        parts.append(folded(f"{name_of(name)}: all tests and all points", text))
+    parts += [details(name, setting, found["missing"]) for name, setting in settings.items()]
     return "## All figures\n\n" + "\n\n".join(parts)
+
+
+def details(name: str, setting: dict[str, Any], missing: dict[str, list[str]]) -> str:
+    """A folded part with every test and every point of a setting."""
+    source = source_of(name, setting, missing)
+    parts = [_single_tests(setting), _points(setting), source]
+    unfinished = " (not finished)" if name in missing else ""
+    return folded(f"{name_of(name)}{unfinished}: all tests and all points", "\n\n".join(parts))
 
 
 def _equal_targets(settings: dict[str, Any]) -> str:
@@ -39,7 +46,7 @@ def _equal_targets(settings: dict[str, Any]) -> str:
         body.append([name_of(name), percent(ours["target"]), percent(ours["mean_kept"]),
                      *(cells.get(row, "—") for row in rows)])  # fmt: skip
     heads = ["", "target, %", "`holdfast` keeps, %", *(TITLES["rows"][row] for row in rows)]
-    return table(heads, body)
+    return _noted(table(heads, body), rows)
 
 
 def _single_tests(setting: dict[str, Any]) -> str:
@@ -49,12 +56,12 @@ def _single_tests(setting: dict[str, Any]) -> str:
     for field, title in (("report_nll", "target, nats per token"), ("target_report", "target, %"),
                          ("written", "target, generated answers, %")):  # fmt: skip
         if field in both[1]["figures"]:
-            cells = [_figure(field, figures.get(field)) for figures in
+            cells = [figure(field, figures.get(field)) for figures in
                      (base, *(row["figures"] for row in both))]  # fmt: skip
             shares = [percent(row["target"]) if field != "written" else "" for row in both]
             rows.append([title, *cells, *shares, "", ""])
     for test in both[1]["kept"]:
-        cells = [_figure(test, figures[test]) for figures in (base, *(r["figures"] for r in both))]
+        cells = [figure(test, figures[test]) for figures in (base, *(r["figures"] for r in both))]
         shares = [percent(row["kept"][test]) for row in both]
         ratios = [percent(row["perplexity"][test]) if test in row["perplexity"] else ""
                   for row in both]  # fmt: skip
@@ -66,7 +73,8 @@ def _single_tests(setting: dict[str, Any]) -> str:
     return table(heads, rows)
 
 
-def _figure(name: str, value: float | None) -> str:
+def figure(name: str, value: float | None) -> str:
+    """A loss in nats, or a share in percent."""
     if value is None:
         return "—"
     return number(value, 3) if name.endswith("_nll") else number(100 * value, 1)
@@ -90,7 +98,12 @@ def _points(setting: dict[str, Any]) -> str:
         body.append([*cells, *ahead])
     heads = ["", "learning rate", "merged", "seeds", "learned, %", "kept, %", "kept least, %",
              "learned more than `holdfast`, points", "kept more, points", ""]  # fmt: skip
-    return table(heads, body)
+    return _noted(table(heads, body), [row["row"] for row in setting["points"]])
+
+
+def _noted(text: str, rows: Iterable[str]) -> str:
+    """A table, and below it the notes to its rows."""
+    return "\n\n".join(filter(None, [text, notes(rows)]))
 
 
 def _between(interval: Sequence[float]) -> str:
@@ -98,8 +111,8 @@ def _between(interval: Sequence[float]) -> str:
     return f"{low} to {high}"
 
 
-def _source(name: str, setting: dict[str, Any]) -> str:
-    """Where a setting was run, and which runs are missing."""
+def source_of(name: str, setting: dict[str, Any], missing: dict[str, list[str]]) -> str:
+    """Where a file of results was made, and which runs are missing."""
     machines: Iterable[dict[str, Any]] = setting["made"]
 
     def every(values: Iterable[str]) -> str:
@@ -112,6 +125,4 @@ def _source(name: str, setting: dict[str, Any]) -> str:
         "commit " + every(made["versions"].get("commit", "unknown") for made in machines),
     ]
     link = f"[{name}.json](../benchmarks/proof/results/{name}.json)"
-    missing = setting["missing"]
-    without = f" Missing runs: {', '.join(missing)}." if missing else ""
-    return f"{link}: {'; '.join(where)}.{without}"
+    return f"{link}: {'; '.join(where)}.{without(missing, name)}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import verdict
 from _markdown import number, table
-from _measures import GOALS
+from _measures import GOALS, REHEARSAL
 from _proof_details import proof_details
-from _proof_text import TASKS, TITLES, folded, least, listed, name_of, percent, plan_title, shown
+from _proof_limits import proof_limits
+from _proof_text import (
+    TASKS,
+    TITLES,
+    dominance,
+    folded,
+    least,
+    listed,
+    name_of,
+    percent,
+    plan_title,
+    shown,
+    without,
+)
 from proof_pictures import BOTTOM, CORNER, LEFT
-from verdict import SETTINGS, opponents, ours_of, plain_of
+from verdict import SETTINGS, opponents, ours_of, plain_of, rehearsals
 
 KINDS = {
     "new": "new settings", "seen": "settings that were seen during development",
@@ -32,24 +46,23 @@ NOT_RUN = (
 
 def proof_verdict() -> str:
     """How many settings reach the goals, and a row per setting."""
-    settings = verdict.read()["settings"]
-    if not settings:
+    found = verdict.read()
+    if not any(name in found["settings"] or name in found["missing"] for name in SETTINGS):
         return NOT_RUN
+    told = "\n".join(f"- {sentence}" for sentence in _told(found))
     rows = []
-    for name, setting in settings.items():
-        ours, plain, others = ours_of(setting), plain_of(setting), opponents(setting)
-        better = [row for row in others if row["dominates"] != "no"]
-        clearly = sum(row["dominates"] == "clearly" for row in better)
+    for name, setting in (found["settings"] | found["unfinished"]).items():
+        ours, plain = ours_of(setting), plain_of(setting)
+        goal = "not finished" if name in found["missing"] else _goal(setting["reached"])
         rows.append([
             name_of(name), SETTINGS[name][2], percent(ours["target"], ours["target_interval"]),
             percent(ours["mean_kept"], ours["kept_interval"]), least(ours),
-            percent(plain["mean_kept"]), _goal(setting["reached"]),
-            f"{len(better)} of {len(others)}" + (f", {clearly} clearly" if better else ""),
+            percent(plain["mean_kept"]), goal, dominance(opponents(setting)),
+            dominance(rehearsals(setting)),
         ])  # fmt: skip
     heads = ["setting", "was", "learned, %", "kept, %", "kept least, %", "plain keeps, %",
-             "reached", "points that dominate it"]  # fmt: skip
-    told = "\n".join(f"- {sentence}" for sentence in _told(settings))
-    return f"{told}\n\n{table(heads, rows)}\n\n{_LEGEND}"
+             "reached", "points that dominate it", "of rehearsal with real old data"]  # fmt: skip
+    return f"{told}\n\n{table(heads, rows)}\n\n{_LEGEND}" if rows else told
 
 
 def _goal(reached: dict[str, str]) -> str:
@@ -73,13 +86,30 @@ _LEGEND = (
     "model's figure; a test counts as 100 % at most. In parentheses: 95 % intervals of a paired "
     "bootstrap over seeds and samples. *99/99*: both are at least 99 %, *strictly* if every test "
     "is. A point of another method *dominates* if it is at least as good in both figures and "
-    "better in one, *clearly* if the 95 % intervals of both differences exclude a loss. The "
+    "better in one, *clearly* if the 95 % intervals of both differences exclude a loss. The points "
+    "of *rehearsal* are counted on their own: they are an upper bound, as rehearsal trains on real "
+    "old data, which the other methods do not have. The "
     "[protocol](../benchmarks/proof/PROTOCOL.md) was written before the runs."
 )
 
 
-def _told(settings: dict[str, Any]) -> list[str]:
+def _told(found: dict[str, Any]) -> list[str]:
     """The verdict in sentences."""
+    settings, missing = found["settings"], found["missing"]
+    said = _reached(settings) if settings else []
+    unfinished = [f"{name_of(n)} ({', '.join(missing[n])})" for n in SETTINGS if n in missing]
+    if unfinished:
+        said.append(
+            f"Settings that are not finished, and not counted, with their missing runs: "
+            f"{'; '.join(unfinished)}."
+        )
+    if left := [name_of(n) for n in SETTINGS if n not in settings and n not in missing]:
+        said.append(f"Settings of the protocol without results: {'; '.join(left)}.")
+    return said
+
+
+def _reached(settings: dict[str, Any]) -> list[str]:
+    """What the finished settings reach, and what dominates them."""
     counts = verdict.counts(settings)
     both = {
         goal: sum(n for by in counts.values() for how, n in by[goal].items() if how != "no")
@@ -99,16 +129,16 @@ def _told(settings: dict[str, Any]) -> list[str]:
     said.append(f"99/99 is reached in {listed(parts)}.")
     if missed := [name for name, setting in settings.items() if setting["reached"]["99"] == "no"]:
         said.append(f"99/99 is not reached in: {'; '.join(_missed(settings, n) for n in missed)}.")
-    points = [row for setting in settings.values() for row in opponents(setting)]
-    better = [row for row in points if row["dominates"] != "no"]
-    clearly = sum(row["dominates"] == "clearly" for row in better)
-    said.append(
-        f"{len(better) or 'None'} of {len(points):,} points of other methods "
-        + (f"dominate it, {clearly} of them clearly." if better else "dominates it.")
-    )
-    if left := [name_of(name) for name in SETTINGS if name not in settings]:
-        said.append(f"Settings of the protocol without results: {'; '.join(left)}.")
+    better, upper = dominance(_points(settings, opponents)), _points(settings, rehearsals)
+    also = f"; of rehearsal with real old data: {dominance(upper)}" if upper else ""
+    said.append(f"Points that dominate it, of methods without old data: {better}{also}.")
     return said
+
+
+def _points(
+    settings: dict[str, Any], rows_of: Callable[[dict[str, Any]], verdict.Rows]
+) -> verdict.Rows:
+    return [row for setting in settings.values() for row in rows_of(setting)]
 
 
 def _missed(settings: dict[str, Any], name: str) -> str:
@@ -124,16 +154,23 @@ def proof_all() -> str:
     settings = verdict.read()["settings"]
     if not settings:
         return ""
-    points = [row for setting in settings.values() for row in opponents(setting)]
-    inside = sum(min(row["target"], row["mean_kept"]) >= CORNER for row in points)
-    outside = sum(row["target"] < LEFT or row["mean_kept"] < BOTTOM for row in points)
+    points, upper = _points(settings, opponents), _points(settings, rehearsals)
+    outside = sum(row["target"] < LEFT or row["mean_kept"] < BOTTOM for row in points + upper)
+    also = f" and {_inside(upper)} of rehearsal with real old data" if upper else ""
     ours = sum(setting["reached"]["99"] != "no" for setting in settings.values())
     return shown(
         "proof-all", "Target against kept, of all methods in all settings",
         f"Each point is a method at one learning rate in one setting. The shaded corner is 99/99: "
-        f"`holdfast` is there in {ours} of {len(settings)} settings, and {inside} of "
-        f"{len(points):,} points of other methods are. {outside} points are outside the picture.",
+        f"`holdfast` is there in {ours} of {len(settings)} settings. So are "
+        f"{_inside(points)} points of methods without old data{also}. Points outside the "
+        f"picture: {outside}.",
     )  # fmt: skip
+
+
+def _inside(rows: verdict.Rows) -> str:
+    """How many points are in the corner."""
+    inside = sum(min(row["target"], row["mean_kept"]) >= CORNER for row in rows)
+    return f"{inside} of {len(rows):,}"
 
 
 def proof_tests() -> str:
@@ -164,26 +201,39 @@ def proof_equal_target() -> str:
     settings = verdict.read()["settings"]
     if not settings:
         return ""
+    rows = {row for setting in settings.values() for row in setting["equal_target"]}
+    sentences = [_at_equal_target(settings, "A method without old data", rows - {REHEARSAL})]
+    if REHEARSAL in rows:
+        sentences.append(_at_equal_target(settings, "Rehearsal of real old data", {REHEARSAL}))
+    return shown(
+        "proof-equal-target", "Kept by each method at the target of holdfast",
+        "The methods are compared at the target that `holdfast` reaches, between their nearest "
+        f"points. {' '.join(sentences)}",
+    )  # fmt: skip
+
+
+def _at_equal_target(settings: dict[str, Any], who: str, rows: set[str]) -> str:
+    """How often some rows reach the target of ``holdfast``, and keep less at it."""
     found = [
         (kept, ours_of(setting)["mean_kept"])
         for setting in settings.values()
-        for kept in setting["equal_target"].values()
+        for row, kept in setting["equal_target"].items()
+        if row in rows
     ]
     reach = [(kept, ours) for kept, ours in found if kept is not None]
     less = [ours - kept for kept, ours in reach if kept < ours]
     by = f", by {percent(statistics.median(less))} points in the median" if less else ""
-    return shown(
-        "proof-equal-target", "Kept by each method at the target of holdfast",
-        f"The methods are compared at the target that `holdfast` reaches, between their nearest "
-        f"points. In {len(found) - len(reach)} of {len(found)} cases the method does not reach "
-        f"this target at any learning rate. Where it does, it keeps less than `holdfast` in "
-        f"{len(less)} of {len(reach)} cases{by}.",
-    )  # fmt: skip
+    return (
+        f"{who} does not reach this target at any learning rate in {len(found) - len(reach)} of "
+        f"{len(found)} cases. Where it does, it keeps less than `holdfast` in {len(less)} of "
+        f"{len(reach)} cases{by}."
+    )
 
 
 def proof_ablations() -> str:
     """The picture of changed settings, and all figures."""
-    found = {row["plan"]: row for row in verdict.read()["ablations"]}
+    whole = verdict.read()
+    found = {row["plan"]: row for row in whole["ablations"]}
     if not found:
         return ""
     rows = []
@@ -202,6 +252,7 @@ def proof_ablations() -> str:
         f"SmolLM2 learns MBPP with one setting of self-replay changed at a time (one seed). "
         f"The least learned is {percent(low['target'])} % ({_changed(low['plan'])}), the least "
         f"kept {percent(lost['mean_kept'])} % ({_changed(lost['plan'])})."
+        + without(whole["missing"], "ablations")
     )
     picture = shown("proof-ablations", "Target and kept for changed settings", text)
     return f"## One setting changed at a time\n\n{picture}\n\n" + folded(
@@ -220,7 +271,8 @@ def _changed(plan: str) -> str:
 
 def proof_continual() -> str:
     """The picture of three tasks in a row, and all figures."""
-    found = verdict.read()["continual"]
+    whole = verdict.read()
+    found = whole["continual"]
     if not found:
         return ""
     tasks = [stage["task"] for stage in found[0]["stages"]]
@@ -247,7 +299,7 @@ def proof_continual() -> str:
     text = (
         f"SmolLM2 learns {listed(names)}, one after the other. In the end, this is left of the "
         f"pretrained model and of what was learned of {names[0]}: {listed(ends)} (medians over "
-        "seeds)."
+        "seeds)." + without(whole["missing"], "continual")
     )
     picture = shown(
         "proof-continual", "Kept of the base and of the first task after each task", text
@@ -258,6 +310,6 @@ def proof_continual() -> str:
 
 
 TABLES = (
-    proof_verdict, proof_all, proof_tests, proof_equal_target, proof_ablations, proof_continual,
-    proof_details,
+    proof_verdict, proof_all, proof_tests, proof_equal_target, proof_limits, proof_ablations,
+    proof_continual, proof_details,
 )  # fmt: skip

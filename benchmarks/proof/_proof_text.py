@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from _measures import GOALS
 
 #: Titles of settings, rows, tests and ablations.
 TITLES = SPEC["proof"]
+#: Titles of model and target, of all files that have one of each.
+NAMES = {name: titles[:2] for files in ("settings", "saturated", "abilities")
+         for name, titles in TITLES[files].items()}  # fmt: skip
 TASKS = {name.partition("_")[2]: target for name, (_, target, _) in TITLES["settings"].items()}
 
 
@@ -23,7 +26,7 @@ def name_of(setting: str) -> str:
     >>> name_of("minilm_sst2")
     'MiniLM-L6, SST-2'
     """
-    return ", ".join(TITLES["settings"][setting][:2])
+    return ", ".join(NAMES[setting])
 
 
 def plan_title(plan: str) -> str:
@@ -40,6 +43,32 @@ def plan_title(plan: str) -> str:
 def least(row: Mapping[str, Any]) -> str:
     """The test that a point kept least, and its share."""
     return f"{TITLES['tests'][row['worst']]} {percent(row['kept'][row['worst']])}"
+
+
+def dominance(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many points dominate ``holdfast``.
+
+    >>> dominance([{"dominates": "no"}, {"dominates": "clearly"}, {"dominates": "yes"}])
+    '2 of 3, 1 clearly'
+    """
+    better = [row["dominates"] for row in rows if row["dominates"] != "no"]
+    clearly = f", {better.count('clearly')} clearly" if better else ""
+    return f"{len(better)} of {len(rows):,}{clearly}" if rows else "—"
+
+
+def notes(rows: Iterable[str]) -> str:
+    """What is to be known of some of these rows."""
+    said = {row: TITLES["notes"][row] for row in dict.fromkeys(rows) if row in TITLES["notes"]}
+    return "\n".join(f"- *{TITLES['rows'][row]}*: {note}" for row, note in said.items())
+
+
+def without(missing: Mapping[str, Sequence[str]], name: str) -> str:
+    """The missing runs of a file.
+
+    >>> without({"ablations": ["top-8-s0"]}, "ablations"), without({}, "ablations")
+    (' Missing runs: top-8-s0.', '')
+    """
+    return f" Missing runs: {', '.join(missing[name])}." if name in missing else ""
 
 
 def percent(value: float, interval: Sequence[float] | None = None) -> str:

@@ -28,7 +28,7 @@ LOOKS = {
     "plain": (PLAIN, "o", "plain fine-tuning"),
     "merged": (PLAIN, "x", "plain, merged with the base"),
     "lora": (FLOW, "^", "LoRA"),
-    "rehearsal": (BOTH, "D", "rehearsal of old data"),
+    "rehearsal": (BOTH, "D", "rehearsal of real old data"),
     "l2-sp": (OTHER, "s", "other methods"),
 }
 Verdict = Mapping[str, Any]
@@ -51,7 +51,7 @@ def everything(plt: Any, settings: Verdict) -> Any:
     figure, axes = plt.subplots(figsize=(7.6, 5))
     axes.fill_between([CORNER, 106], CORNER, 101, color=OURS, alpha=0.15, linewidth=0)
     for setting in settings.values():
-        for row in verdict.opponents(setting):
+        for row in [*verdict.opponents(setting), *verdict.rehearsals(setting)]:
             color, marker, label = look(row["row"])
             axes.plot(row["target"], row["mean_kept"], marker, color=color, markersize=4,
                       alpha=0.45, label=label, linestyle="")  # fmt: skip

@@ -2,8 +2,8 @@
 
     python benchmarks/proof/verdict.py      # write results/verdict.json, and print it
 
-Settings whose results are missing or incomplete are left out. ``benchmarks/pages.py`` calls this
-when results have changed.
+Only settings whose files name no missing runs are counted. ``benchmarks/pages.py`` calls this when
+results have changed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from _measures import (
     CHANCE,
     GOALS,
     OURS,
+    PLAIN,
+    REHEARSAL,
     TUNED,
     Point,
     Record,
@@ -44,13 +46,17 @@ RESULTS = Path(__file__).resolve().parent / "results"
 #: The settings of the protocol: names of results, and titles of their models and targets. The
 #: third title says whether the setting was new, seen in development, or chose a default.
 SETTINGS: dict[str, tuple[str, str, str]] = SPEC["proof"]["settings"]
+#: Further files, with titles as above: the base close to saturation, and the tests of abilities.
+SATURATED: dict[str, tuple[str, str]] = SPEC["proof"]["saturated"]
+ABILITIES: dict[str, tuple[str, str]] = SPEC["proof"]["abilities"]
 ABLATED = "smollm2_mbpp"  # its plain runs are also those of the ablations
 Rows = list[dict[str, Any]]
 
 
 def records(folder: Path) -> dict[str, Record]:
     """The results that there are, by name."""
-    files = {name: folder / f"{name}.json" for name in (*SETTINGS, "ablations", "continual")}
+    names = (*SETTINGS, *SATURATED, *ABILITIES, "ablations", "continual")
+    files = {name: folder / f"{name}.json" for name in names}
     return {
         name: json.loads(file.read_text(encoding="utf-8"))
         for name, file in files.items()
@@ -68,7 +74,7 @@ def read(folder: Path = RESULTS) -> dict[str, Any]:
     """The verdict that was written; without one, that of no results."""
     file = folder / "verdict.json"
     if not file.exists():
-        return {"sources": {}, "settings": {}, "ablations": [], "continual": []}
+        return {"sources": {}, **verdict_of({})}
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return found
 
@@ -79,23 +85,34 @@ def stale(folder: Path = RESULTS) -> bool:
 
 
 def write(folder: Path = RESULTS) -> None:
-    found = records(folder)
-    settings = {name: found[name] for name in SETTINGS if name in found}
-    base = found.get(ABLATED, {}).get("runs", ())
-    verdict = {
-        "sources": digests(folder),
-        "settings": {name: judge(made) for name, made in settings.items() if complete(made)},
-        "ablations": ablations(found.get("ablations", {}).get("runs", ()), base),
-        "continual": continual(found.get("continual", {}).get("runs", ())),
-    }
+    verdict = {"sources": digests(folder), **verdict_of(records(folder))}
     text = json.dumps(verdict, indent=1, ensure_ascii=False)
     (folder / "verdict.json").write_text(text + "\n", encoding="utf-8")
 
 
-def complete(record: Record) -> bool:
-    """Whether the base, ``holdfast`` and plain fine-tuning have run."""
-    plans = {run["plan"] for run in record["runs"]}
-    return {"pretrained", OURS} <= plans and any(map(is_plain, plans))
+def verdict_of(found: Mapping[str, Record]) -> dict[str, Any]:
+    """The measures of all results. Settings with missing runs are ``unfinished``."""
+    compared = {n: found[n] for n in (*SETTINGS, *SATURATED, *ABILITIES) if n in found}
+    missing = {name: record["missing"] for name, record in found.items()}
+    missing |= {name: missing[name] or lacking(record) for name, record in compared.items()}
+    whole = {name: record for name, record in compared.items() if not lacking(record)}
+    settings = {name: judge(record) for name, record in whole.items() if name in SETTINGS}
+    base = found.get(ABLATED, {}).get("runs", ())
+    return {
+        "missing": {name: runs for name, runs in missing.items() if runs},
+        "settings": {name: one for name, one in settings.items() if not missing[name]},
+        "unfinished": {name: one for name, one in settings.items() if missing[name]},
+        "saturated": {name: judge(whole[name]) for name in SATURATED if name in whole},
+        "abilities": {name: abilities(whole[name]) for name in ABILITIES if name in whole},
+        "ablations": ablations(found.get("ablations", {}).get("runs", ()), base),
+        "continual": continual(found.get("continual", {}).get("runs", ())),
+    }
+
+
+def lacking(record: Record) -> list[str]:
+    """Of the base, ``holdfast`` and plain fine-tuning those that have not run."""
+    plans = {PLAIN if is_plain(run["plan"]) else run["plan"] for run in record["runs"]}
+    return [plan for plan in ("pretrained", OURS, PLAIN) if plan not in plans]
 
 
 def judge(record: Record) -> dict[str, Any]:
@@ -118,10 +135,27 @@ def judge(record: Record) -> dict[str, Any]:
             }
         )  # fmt: skip
     return {
-        "made": record.get("made", []), "missing": record.get("missing", []),
-        "best_plain": setting.best_plain, "base": figures(setting.base),
+        "made": record["made"], "best_plain": setting.best_plain, "base": figures(setting.base),
         "reached": {str(goal): reached(ours, goal) for goal in GOALS},
         "equal_target": equal_target(points, ours), "points": rows,
+    }  # fmt: skip
+
+
+def abilities(record: Record) -> dict[str, Any]:
+    """What each plan keeps of each test, with intervals, and the shares of right answers by part.
+
+    All plans have one seed, so the shares are those of a run.
+    """
+    setting = Setting(record["runs"])
+    bootstrap, about = Bootstrap(setting), setting.pretrained
+    rows = []
+    for point in setting.points():
+        intervals = {test: rounded(found) for test, found in bootstrap.kept(*point[:2]).items()}
+        rows.append(row_of(setting, point) | {"kept_intervals": intervals})
+    return {
+        "made": record["made"], "best_plain": setting.best_plain, "base": figures(setting.base),
+        "chance": about["chance"], "left_out": about["left_out"],
+        "shares": {run["plan"]: run["shares"] for run in record["runs"]}, "points": rows,
     }  # fmt: skip
 
 
@@ -227,7 +261,13 @@ def plain_of(setting: Record) -> dict[str, Any]:
 
 
 def opponents(setting: Record) -> Rows:
-    return [row for row in setting["points"] if row["plan"] != OURS]
+    """The points of methods that need no old data."""
+    return [row for row in setting["points"] if row["row"] not in (OURS, REHEARSAL)]
+
+
+def rehearsals(setting: Record) -> Rows:
+    """The points of rehearsal, which trains on real old data."""
+    return [row for row in setting["points"] if row["row"] == REHEARSAL]
 
 
 def counts(settings: Mapping[str, Record]) -> dict[str, dict[int, Counter[str]]]:
@@ -249,17 +289,28 @@ def counts(settings: Mapping[str, Record]) -> dict[str, dict[int, Counter[str]]]
 def main() -> None:
     write()
     verdict = read()
-    for name, setting in verdict["settings"].items():
+    compared = verdict["settings"] | verdict["unfinished"] | verdict["saturated"]
+    for name, setting in compared.items():
         said = ", ".join(f"{goal}/{goal}: {how}" for goal, how in setting["reached"].items())
         print(f"\n{name}: best of plain is {setting['best_plain']}; {said}")
-        for row in sorted(setting["points"], key=lambda row: -row["target"]):
-            kept = ", ".join(f"{test} {value:.1f}" for test, value in row["kept"].items())
-            note = {"no": "", "yes": " dominates", "clearly": " clearly dominates"}
-            print(f"{row['plan']:16} {row['merged']:12} {row['seeds']} target {row['target']:6.1f} "
-                  f"kept {row['mean_kept']:6.1f}{note[row['dominates']]}  ({kept})")  # fmt: skip
-    missing = [name for name in SETTINGS if name not in verdict["settings"]]
-    print(f"\n{len(verdict['settings'])} of {len(SETTINGS)} settings; "
-          f"missing: {', '.join(missing) or 'none'}")  # fmt: skip
+        _print_points(setting)
+    for name, tested in verdict["abilities"].items():
+        print(f"\n{name}: left out are {', '.join(tested['left_out']) or 'none'}")
+        _print_points(tested)
+    print(f"\n{len(verdict['settings'])} of {len(SETTINGS)} settings are finished")
+    for name, runs in verdict["missing"].items():
+        print(f"{name}: missing are {', '.join(runs)}")
+    left = [name for name in SETTINGS if name not in compared and name not in verdict["missing"]]
+    print(f"without results: {', '.join(left) or 'none'}")
+
+
+def _print_points(setting: Record) -> None:
+    notes = {"no": "", "yes": " dominates", "clearly": " clearly dominates"}
+    for row in sorted(setting["points"], key=lambda row: -row["target"]):
+        note = notes[row.get("dominates", "no")]
+        kept = ", ".join(f"{test} {value:.1f}" for test, value in row["kept"].items())
+        print(f"{row['plan']:16} {row['merged']:12} {row['seeds']} target {row['target']:6.1f} "
+              f"kept {row['mean_kept']:6.1f}{note}  ({kept})")  # fmt: skip
 
 
 if __name__ == "__main__":
