@@ -39,7 +39,7 @@ host, names, folder, killed = sys.argv[1:]
 import setting
 from holdfast.registry import find
 entries = [find(name) for name in names.split("+") if name != "standard"]
-recipe = setting.recipe_of(*(entry.cls() for entry in entries))
+recipe = setting.recipe_of(*map(setting.method_of, entries))
 def tell(update):
     beside = pathlib.Path(folder, "beside")
     beside.write_text(str(update))
