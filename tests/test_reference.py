@@ -166,15 +166,17 @@ def test_fingerprint_does_not_depend_on_dtype_strides_or_chunks(monkeypatch):
     assert Reference({"t": t}).fingerprint() == expected
 
 
-def test_a_fingerprint_sees_changes_that_float32_rounds_off():
-    t = torch.tensor([1.0, -2.0, float("inf"), float("nan")], dtype=torch.float64)
-    changed = t.clone()
-    changed[1] += 1e-14
-    counts = torch.tensor([2**40]), torch.tensor([2**40 + 1])
-    before = t.clone()
-    assert Reference({"t": t}).fingerprint() != Reference({"t": changed}).fingerprint()
-    assert torch.equal(t.view(torch.int64), before.view(torch.int64))
-    assert len({*tensor_fingerprints((c.shape, c) for c in counts)}) == 2
+@pytest.mark.parametrize("value", [0.1, -2.0, 1 / 3, 1e300, 1e-50, 2**40, 2**60, 2**63 - 2])
+def test_a_fingerprint_sees_changes_that_float32_rounds_off(value):
+    if isinstance(value, int):
+        near = [torch.tensor([5, value, -7]), torch.tensor([5, value + 1, -7])]
+    else:
+        some = torch.tensor([float("inf"), value, float("nan")], dtype=torch.float64)
+        near = [some, torch.nextafter(some, torch.full_like(some, float("inf")))]
+    before = [t.clone() for t in near]
+    assert len({*tensor_fingerprints((t.shape, t) for t in near)}) == 2
+    for t, then in zip(near, before, strict=True):
+        assert torch.equal(t.view(torch.int64), then.view(torch.int64))
 
 
 @pytest.mark.parametrize("chunk", [50, 777, 1 << 18])

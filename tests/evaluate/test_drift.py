@@ -10,6 +10,7 @@ from torch import nn
 
 from holdfast._torch import slices as slicing
 from holdfast.evaluate.drift import drift, square_sum
+from holdfast.kernels import compiled, distance_cpu
 
 SHAPES = {
     "lm_head.weight": (11, 4),
@@ -51,6 +52,13 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 def test_distances_of_files(tmp_path, monkeypatch, threads, of_base, of_tuned, many):
     monkeypatch.setattr(slicing, "SLICE", 7)
     monkeypatch.setattr("holdfast.evaluate.drift._MANY", 0 if many else 1 << 40)
+    by_kernel, square_sums = [], distance_cpu.square_sums
+
+    def watched(*given):
+        by_kernel.append(square_sums(*given))
+        return by_kernel[-1]
+
+    monkeypatch.setattr(distance_cpu, "square_sums", watched)
     base, tuned = weights(of_base), weights(of_tuned)
     found = drift(saved(tmp_path / "base", base), saved(tmp_path / "tuned", tuned))
     expected = {n: (tuned[n].double() - base[n].double()).norm().item() for n in base}
@@ -60,6 +68,10 @@ def test_distances_of_files(tmp_path, monkeypatch, threads, of_base, of_tuned, m
         assert row.size == base[row.name].numel()
     assert found.total.distance == pytest.approx(math.hypot(*expected.values()), rel=1e-6)
     assert found.total.size == sum(t.numel() for t in base.values())
+    takes = {of_base, of_tuned} <= {torch.float32, torch.bfloat16} and compiled.library(
+        "distance_cpu"
+    )
+    assert any(by_kernel) == bool(many and takes)
     for rows in (found.layers, found.kinds):
         assert math.hypot(*(r.distance for r in rows)) == pytest.approx(found.total.distance)
         assert sum(r.size for r in rows) == found.total.size

@@ -11,6 +11,12 @@ from holdfast.kernels.distance_cpu import square_sums
 pytestmark = pytest.mark.skipif(
     compiled.library("distance_cpu") is None, reason="there is no C compiler"
 )
+
+
+class Other(torch.Tensor):
+    """A tensor of another class, which may have no memory of its own."""
+
+
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 
 
@@ -46,5 +52,8 @@ def test_other_tensors_are_left_to_others(monkeypatch):
     assert square_sums(x.double(), x) is None
     assert square_sums(x, x.half()) is None
     assert square_sums(torch.randn(20)[::2], x) is None
+    assert square_sums(x, torch.randn(9)) is None
+    assert square_sums(x.view(2, 5), x.view(2, 5)) is None
+    assert square_sums(x, x.as_subclass(Other)) is None
     monkeypatch.setattr("holdfast.kernels.distance_cpu.library", lambda name: None)
     assert square_sums(x, x) is None

@@ -179,7 +179,7 @@ def test_autograd_knows_that_the_weights_changed(count_calls):
 )
 def test_without_a_working_compiler(monkeypatch, caplog, count_calls, compiler, reason):
     monkeypatch.setenv("CC", compiler)
-    monkeypatch.setattr(recadam_cpu, "library", compiled.library.__wrapped__)
+    monkeypatch.setattr(recadam_cpu, "library", compiled._compiled.__wrapped__)
     with caplog.at_level(logging.INFO, logger="holdfast"):
         run([(64,)], steps=1)
     assert count_calls == [64]

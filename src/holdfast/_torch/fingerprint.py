@@ -76,7 +76,7 @@ class _Digests:
     """Σᵢ mix(bits of the value at i, i) modulo 2⁶⁴, of each of many tensors.
 
     The bits are those of the value in float32, so that equal values have equal fingerprints in all
-    dtypes. Of 8-byte numbers, the upper half holds the bits of what float32 rounds off.
+    dtypes. A value of 8 bytes that float32 would round has its own bits.
 
     A wrapping sum of integers does not depend on the order of addition, so every device and every
     number of threads gives the same value. Mixing in the position detects permutations. Small
@@ -129,9 +129,11 @@ class _Digests:
         flat = torch.cat(values) if len(values) > 1 else values[0]
         narrow = flat.float()
         bits = narrow.view(torch.int32).long()
-        if flat.element_size() == 8:
-            rest = (flat.double() - narrow).nan_to_num_(0.0, 0.0, 0.0).float()
-            bits += rest.view(torch.int32).long() << 32
+        if flat.element_size() == 8:  # not by float64, which some devices do not have
+            exact = (narrow.to(flat.dtype) == flat) | flat.isnan()
+            if not flat.is_floating_point():
+                exact &= flat.abs() < 2**62  # above, devices differ in the way back
+            bits = torch.where(exact, bits, flat.view(torch.int64))
         position = torch.arange(starts[0] + 1, starts[0] + 1 + len(bits), device=bits.device)
         sizes = torch.tensor([len(piece) for piece in values])
         ends = sizes.cumsum(0)

@@ -40,18 +40,14 @@ class Asking:
 
 
 def run_all(tests: Sequence[Any], loaded: Loaded, *, progress: bool) -> list[Any]:
-    """Return the results of tests, in order."""
-    # A class with a method ``run`` of its own runs by that.
-    asking = [
-        test
-        for test in tests
-        if isinstance(test, Asking) and type(test).run is Asking.run
-        if loaded.kind == "causal_lm"
-    ]
+    """Return the results of tests, in their order. Those that ask together run first."""
+    asking = [test for test in tests if loaded.kind == "causal_lm" and _only_asks(test)]
     asked = [test.requests(loaded) for test in asking]
     for test, requests in zip(asking, asked, strict=True):
         check_requests(requests, test.name)
-    name = asking[0].name if len(asking) == 1 else f"{len(asking)} tests"
+    name = ", ".join(test.name for test in asking[:2])
+    if len(asking) > 2:
+        name += f" and {len(asking) - 2} more"
     every = [request for requests in asked for request in requests]
     found = iter(log_likelihoods(loaded, every, name, progress=progress) if every else ())
     graded = {
@@ -62,3 +58,8 @@ def run_all(tests: Sequence[Any], loaded: Loaded, *, progress: bool) -> list[Any
         graded[id(test)] if id(test) in graded else test.run(loaded, progress=progress)
         for test in tests
     ]
+
+
+def _only_asks(test: Any) -> bool:
+    """Whether a test has no ``run`` of its own, by its class or set on it."""
+    return isinstance(test, Asking) and type(test).run is Asking.run and "run" not in vars(test)

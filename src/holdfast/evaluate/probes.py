@@ -40,7 +40,7 @@ class Probe(Protocol):
 
     ``run`` is called with each model in turn; ``scores`` compares the two results. The classes
     that holdfast has take ``name`` and ``role``, which are those of the scores in the report. They
-    are also :class:`Sized`.
+    are also :class:`Sized`. Those that need likelihoods run together, before all other tests.
     """
 
     @property

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -24,12 +25,20 @@ _OPTIONS = [
 ]  # fmt: skip
 
 
-@functools.cache
+_LOCK = threading.Lock()
+
+
 def library(name: str) -> ctypes.CDLL | None:
     """The functions of ``name.c``, or None if it cannot be compiled or loaded here.
 
     The compiler is that of the environment variable ``CC``, or else ``cc``.
     """
+    with _LOCK:  # several threads may need it first
+        return _compiled(name)
+
+
+@functools.cache
+def _compiled(name: str) -> ctypes.CDLL | None:
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     if shutil.which(compiler[0]) is None:
         logger.info(f"torch's operations are used, not {name}.c: there is no {compiler[0]!r}")

@@ -22,9 +22,9 @@ typedef struct {
 } Sums;
 
 /* LANES elements, of which only `count` exist; the others are 0. */
-static inline Floats loaded(const void *from, int64_t at, int64_t count, int half)
+static inline Floats loaded(const void *from, int64_t at, int64_t count, int bf16)
 {
-    if (half) {
+    if (bf16) {
         Halves bits = { 0 };
         memcpy(&bits, (const uint16_t *)from + at, 2 * count);
         return (Floats)(__builtin_convertvector(bits, Words) << 16);
@@ -44,7 +44,7 @@ static inline double added(Floats values)
 
 /* The compiler makes one loop of each pair of kinds. */
 static inline __attribute__((always_inline)) void sum_as(
-    const void *before, const void *after, int64_t size, Sums *sums, int half, int half_after)
+    const void *before, const void *after, int64_t size, Sums *sums, int bf16, int bf16_after)
 {
     Masks any_moved = { 0 }, any_norm = { 0 };
     for (int64_t begin = 0; begin < size; begin += BLOCK) {
@@ -53,8 +53,8 @@ static inline __attribute__((always_inline)) void sum_as(
         int64_t i = begin;
         for (; i + 2 * LANES <= end; i += 2 * LANES)
             for (int part = 0; part < 2; part++) {
-                const Floats b = loaded(before, i + part * LANES, LANES, half);
-                const Floats d = loaded(after, i + part * LANES, LANES, half_after) - b;
+                const Floats b = loaded(before, i + part * LANES, LANES, bf16);
+                const Floats d = loaded(after, i + part * LANES, LANES, bf16_after) - b;
                 moved[part] += d * d;
                 norm[part] += b * b;
                 any_moved |= d != 0;
@@ -62,8 +62,8 @@ static inline __attribute__((always_inline)) void sum_as(
             }
         for (; i < end; i += LANES) {
             const int64_t count = end - i < LANES ? end - i : LANES;
-            const Floats b = loaded(before, i, count, half);
-            const Floats d = loaded(after, i, count, half_after) - b;
+            const Floats b = loaded(before, i, count, bf16);
+            const Floats d = loaded(after, i, count, bf16_after) - b;
             moved[0] += d * d;
             norm[0] += b * b;
             any_moved |= d != 0;
@@ -79,13 +79,13 @@ static inline __attribute__((always_inline)) void sum_as(
 }
 
 void square_sums(
-    const void *before, const void *after, int64_t size, int half, int half_after, Sums *sums)
+    const void *before, const void *after, int64_t size, int bf16, int bf16_after, Sums *sums)
 {
-    if (half && half_after)
+    if (bf16 && bf16_after)
         sum_as(before, after, size, sums, 1, 1);
-    else if (half)
+    else if (bf16)
         sum_as(before, after, size, sums, 1, 0);
-    else if (half_after)
+    else if (bf16_after)
         sum_as(before, after, size, sums, 0, 1);
     else
         sum_as(before, after, size, sums, 0, 0);
