@@ -40,7 +40,7 @@ from _targets import Target
 from additivity_lm import answers
 from continual import PLANS
 from language import Plan
-from language_models import MODELS, Proof
+from language_models import MODELS, Proof, jobs_of
 
 MOST = 160  # tokens of an answer
 
@@ -221,14 +221,12 @@ def main() -> None:
     args: Any = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     bench = Abilities(args)
-    jobs: dict[str, Callable[[], Record]] = {"pretrained": bench.pretrained}
-    for name, plan in PLANS.items():
-        jobs[f"{name}-s0"] = functools.partial(bench.run, name, plan, 0)
+    once = {name: plan._replace(seeds=(0,)) for name, plan in PLANS.items()}
     protocol = {
         "model": MODELS[args.name], "target": args.target, "rules": "benchmarks/proof/PROTOCOL.md",
         "training": "as in language_models.py", "most_written_tokens": MOST,
     }  # fmt: skip
-    work_or_collect(jobs, args, protocol)
+    work_or_collect(jobs_of(bench, once), args, protocol)
 
 
 if __name__ == "__main__":

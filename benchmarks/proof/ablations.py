@@ -11,7 +11,6 @@ file, so they are decoded and tokenized again; "texts" is the control, drawn as 
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import sys
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from _lm_replay import Replay
 from _lm_tests import load
 from _loop import Batch, Loss
 from language import Plan
-from language_models import MODELS, Proof
+from language_models import MODELS, Proof, jobs_of
 from torch import Tensor, nn
 
 from holdfast import Recipe, Run, SelfReplay
@@ -152,14 +151,11 @@ def main() -> None:
     args: Any = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     bench = Ablations(args)
-    jobs: dict[str, Callable[[], Record]] = {"pretrained": bench.pretrained}
-    for name, plan in bench.plans().items():
-        jobs[f"{name}-s0"] = functools.partial(bench.run, name, plan, 0)
     protocol = {
         "model": MODELS["smollm2"], "target": "mbpp", "rules": "benchmarks/proof/PROTOCOL.md",
         "drawn": {name: list(how) for name, how in DRAWN.items()}, "changed": CHANGED,
     }  # fmt: skip
-    work_or_collect(jobs, args, protocol)
+    work_or_collect(jobs_of(bench, bench.plans()), args, protocol)
 
 
 if __name__ == "__main__":

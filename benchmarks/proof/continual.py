@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,12 @@ from _lm_tests import load, make_tests
 from _measures import CHANCE, above_chance
 from _targets import Target, make_target
 from language import Bench, Plan
-from language_models import MODELS, MOST
+from language_models import MODELS, MOST, jobs_of
 
 from holdfast import LoRA, Recipe
 from holdfast.methods.auto import default_lr
 
 ORDER = ("gsm8k", "mbpp", "boolq")
-SEEDS = (0, 1, 2)
 PLANS = {
     "holdfast": Plan(Recipe.preset("holdfast"), None),
     "plain-x1": Plan(Recipe(), 1.0),
@@ -118,15 +116,11 @@ def main() -> None:
     args: Any = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     bench = Continual(args)
-    jobs: dict[str, Callable[[], Record]] = {"pretrained": bench.pretrained}
-    for seed in SEEDS:
-        for name, plan in PLANS.items():
-            jobs[f"{name}-s{seed}"] = functools.partial(bench.run, name, plan, seed)
     protocol = {
         "model": MODELS["smollm2"], "targets": ORDER, "rules": "benchmarks/proof/PROTOCOL.md",
         "training": "each stage as in language_models.py, from the model of the stage before",
     }  # fmt: skip
-    work_or_collect(jobs, args, protocol)
+    work_or_collect(jobs_of(bench, PLANS), args, protocol)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import _stages
 import torch
 from _exam import Exam
-from _jobs import Parser, Record, failed, records, work_or_collect
+from _jobs import Job, Parser, Record, failed, records, work_or_collect
 from _lm_tests import LIMIT, load, make_tests
 from _lm_train import BATCH, body_and_head, head_loss
 from _loop import Batch, Loss
@@ -236,6 +236,16 @@ def further_seeds(done: Mapping[str, Record], model: str) -> dict[str, tuple[int
     return dict.fromkeys(("holdfast", setting.best_plain), (0, 1, 2))
 
 
+def jobs_of(bench: Any, compared: Mapping[str, Plan]) -> dict[str, Job]:
+    """The pretrained model, and every plan with its seeds; those of seed 0 come first."""
+    jobs: dict[str, Job] = {"pretrained": bench.pretrained}
+    for seed in sorted({seed for plan in compared.values() for seed in plan.seeds}):
+        for name, plan in compared.items():
+            if seed in plan.seeds:
+                jobs[f"{name}-s{seed}"] = functools.partial(bench.run, name, plan, seed)
+    return jobs
+
+
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_input("--model")
@@ -264,17 +274,13 @@ def main() -> None:
         compared |= {name: plan for name, plan in REWRITTEN.items() if f"{name}-s0" in done}
     if args.stage == "rewritten":
         compared = REWRITTEN
-    jobs: dict[str, Callable[[], Record]] = {"pretrained": bench.pretrained}
-    for name, plan in compared.items():
-        for seed in plan.seeds:
-            jobs[f"{name}-s{seed}"] = functools.partial(bench.run, name, plan, seed)
     protocol = {
         "model": MODELS[args.name], "target": args.target, "batch_size": BATCH,
         "samples": args.samples or "all", "retained_rows": MOST,
         "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1",
         "testing": "bfloat16 autocast, float32 logits", "rules": "benchmarks/proof/PROTOCOL.md",
     }  # fmt: skip
-    work_or_collect(jobs, args, protocol)
+    work_or_collect(jobs_of(bench, compared), args, protocol)
 
 
 if __name__ == "__main__":

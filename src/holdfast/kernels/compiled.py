@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 _OPTIONS = [
     "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared",
 ]  # fmt: skip
-
-
 _LOCK = threading.Lock()
 
 

@@ -42,39 +42,39 @@ static inline double added(Floats values)
     return total;
 }
 
+/* Sums of the lanes of a block. */
+typedef struct {
+    Floats moved, norm;
+    Masks any_moved, any_norm;
+} Lanes;
+
+static inline __attribute__((always_inline)) void add(Lanes *lanes, Floats before, Floats after)
+{
+    const Floats d = after - before;
+    lanes->moved += d * d;
+    lanes->norm += before * before;
+    lanes->any_moved |= d != 0;
+    lanes->any_norm |= before != 0;
+}
+
 /* The compiler makes one loop of each pair of kinds. */
 static inline __attribute__((always_inline)) void sum_as(
     const void *before, const void *after, int64_t size, Sums *sums, int bf16, int bf16_after)
 {
-    Masks any_moved = { 0 }, any_norm = { 0 };
     for (int64_t begin = 0; begin < size; begin += BLOCK) {
         const int64_t end = begin + BLOCK < size ? begin + BLOCK : size;
-        Floats moved[2] = { { 0 } }, norm[2] = { { 0 } };
+        Lanes lanes = { { 0 } };
         int64_t i = begin;
-        for (; i + 2 * LANES <= end; i += 2 * LANES)
-            for (int part = 0; part < 2; part++) {
-                const Floats b = loaded(before, i + part * LANES, LANES, bf16);
-                const Floats d = loaded(after, i + part * LANES, LANES, bf16_after) - b;
-                moved[part] += d * d;
-                norm[part] += b * b;
-                any_moved |= d != 0;
-                any_norm |= b != 0;
-            }
-        for (; i < end; i += LANES) {
-            const int64_t count = end - i < LANES ? end - i : LANES;
-            const Floats b = loaded(before, i, count, bf16);
-            const Floats d = loaded(after, i, count, bf16_after) - b;
-            moved[0] += d * d;
-            norm[0] += b * b;
-            any_moved |= d != 0;
-            any_norm |= b != 0;
+        for (; i + LANES <= end; i += LANES)
+            add(&lanes, loaded(before, i, LANES, bf16), loaded(after, i, LANES, bf16_after));
+        if (i < end)
+            add(&lanes, loaded(before, i, end - i, bf16), loaded(after, i, end - i, bf16_after));
+        sums->moved += added(lanes.moved);
+        sums->norm += added(lanes.norm);
+        for (int lane = 0; lane < LANES; lane++) {
+            sums->any_moved |= lanes.any_moved[lane] != 0;
+            sums->any_norm |= lanes.any_norm[lane] != 0;
         }
-        sums->moved += added(moved[0] + moved[1]);
-        sums->norm += added(norm[0] + norm[1]);
-    }
-    for (int lane = 0; lane < LANES; lane++) {
-        sums->any_moved |= any_moved[lane] != 0;
-        sums->any_norm |= any_norm[lane] != 0;
     }
 }
 
