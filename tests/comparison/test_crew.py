@@ -142,12 +142,20 @@ def test_the_crew_of_a_plan_on_a_cpu(tmp_path, monkeypatch):
     plan = make_plan(tmp_path)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     assert crew_for(plan, None, "auto").workers == [None] * 3
-    assert crew_for(plan, 2, 5).workers == [None] * 2
-    with crew_for(plan, 2, 5).sharing(9) as environment:
+    with crew_for(plan, 2, "auto").sharing(9) as environment:
         assert environment == {}
     for jobs, per_gpu, name in ((0, "auto", "jobs"), (1, 0, "per_gpu")):
         with pytest.raises(ValueError, match=f"{name} must be at least 1"):
             crew_for(plan, jobs, per_gpu)
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "xpu"])
+def test_runs_per_gpu_without_a_gpu_are_a_warning(device, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    plan = replace(make_plan(tmp_path), device=device)
+    with pytest.warns(UserWarning, match=r"per_gpu=5 has no effect, .* no CUDA GPU: set jobs"):
+        assert crew_for(plan, 2, 5).workers == [None] * 2
+    crew_for(plan, 2, 5, works=False)  # nothing is left to run
 
 
 @pytest.mark.parametrize("device", ["xpu", "mps", "xpu:1"])

@@ -125,7 +125,7 @@ def test_processes_share_the_cores_with_those_that_run(plan, tmp_path, monkeypat
         make_crew([Gpu(0, "GPU-0", 80 << 30)], parameters=3_000_000, need=None, cores=32),
         make_crew([], cores=3),
     ):
-        list(scheduler._run_locally(plan, plan.runs, Place.at(tmp_path), crew, None))
+        scheduler._run_locally(plan, plan.runs, Place.at(tmp_path), pytest.fail, crew, None)
     assert given == [1] * 3 + [5] * 3 + [3] * 3
 
 
@@ -184,7 +184,7 @@ def test_a_second_plan_in_the_same_folder_is_refused(plan, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def out_of_memory_once(plan, group, out, progress=None, tracking=None):
+def out_of_memory_once(plan, group, out, **options):
     """Runs; the first attempt at the second recipe has too little memory beside the other."""
     mark, until = out.folder / "failed-once", time.monotonic() + 30
     if plan.runs[1] in group and not mark.exists():
@@ -192,7 +192,7 @@ def out_of_memory_once(plan, group, out, progress=None, tracking=None):
             time.sleep(0.01)
         mark.touch()
         raise torch.OutOfMemoryError("CUDA out of memory")
-    return run_group(plan, group, out, progress, tracking)
+    return run_group(plan, group, out, **options)
 
 
 def test_a_run_without_memory_beside_others_is_repeated_alone(

@@ -1,6 +1,7 @@
 """Runs that differ only in merging share one training, with the results of separate trainings."""
 
 import json
+import multiprocessing
 from dataclasses import replace
 
 import pytest
@@ -164,6 +165,41 @@ def test_a_killed_group_goes_on(when, two, tmp_path):
     assert {*told} == {spec.id for spec in group} - found
     assert agreeing(results.runs) == expected
     assert {p.name for p in tmp_path.glob("out/runs/*/*")} == {"result.json"}
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_run_is_reported_when_its_result_is_written(two, tmp_path):
+    plan, expected = two
+    told = []
+
+    def finished(spec, result, error):
+        assert (tmp_path / "runs" / spec.id / "result.json").exists()
+        told.append(("done", spec.recipe))
+
+    def under_way(spec, doing, *_):
+        if doing == "testing":
+            told.append((doing, spec.recipe))
+
+    results = compare(plan, tmp_path, on_finished=finished, on_progress=under_way)
+    assert told == [("done", "standard"), ("testing", "wise-ft"), ("done", "wise-ft")]
+    assert agreeing(results.runs) == expected
+
+
+def test_a_process_that_dies_after_a_result_tells_it_once(two, tmp_path):
+    plan, expected = two
+    told, killed = [], []
+
+    def finished(spec, result, error):
+        told.append((spec.recipe, error))
+        if not killed:
+            killed.extend(multiprocessing.active_children())
+            for process in killed:
+                process.kill()
+
+    results = compare(plan, tmp_path, on_finished=finished)
+    assert len(killed) == 1
+    assert told == [("standard", None), ("wise-ft", None)]
+    assert agreeing(results.runs) == expected
 
 
 def test_the_report_says_that_a_training_was_shared(two, tmp_path):

@@ -1,6 +1,8 @@
 """One run of a plan, for every kind of model."""
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -142,3 +144,25 @@ def test_a_target_with_a_class_that_training_did_not_have(tmp_path):
     target = write(tmp_path / "t.jsonl", [*CLASSES, {"text": "a log", "label": "log"}])
     with pytest.raises(ValueError, match="'log' is not one of the model's 2 classes: cat, dog"):
         worked(tmp_path, save_bert(tmp_path / "bert"), data, target, "standard")
+
+
+def test_a_run_begins_without_the_weights_of_the_run_before(tmp_path, monkeypatch):
+    plan = make_plan(tmp_path, recipes=("recadam",), seeds=(0, 1, 2), updates=1)
+    worker, trained, left = Worker(plan, tmp_path / "runs"), [], []
+    train = worker.train
+
+    def watched(*args, **options):
+        left.extend(model for model in trained if model() is not None)
+        model, *rest = train(*args, **options)
+        trained.append(weakref.ref(model))
+        return model, *rest
+
+    monkeypatch.setattr(worker, "train", watched)
+    gc.disable()  # what cycles keep is freed only if the worker asks for it
+    try:
+        for spec in plan.runs:
+            worker(spec)
+    finally:
+        gc.enable()
+    assert len(trained) == 3
+    assert not left

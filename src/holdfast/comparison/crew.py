@@ -8,6 +8,7 @@ number is lowered for the rest of the plan.
 
 import contextlib
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -189,6 +190,12 @@ def crew_for(plan: Plan, jobs: int | None, per_gpu: PerGpu, *, works: bool = Tru
     gpus = gpus_for(plan.device)
     if not (gpus or plan.device is None or plan.device.startswith(("cpu", "cuda"))):
         jobs = jobs or 1  # the memory of devices such as xpu is not known
+    if works and per_gpu != "auto" and not gpus:
+        warnings.warn(
+            f"per_gpu={per_gpu} has no effect, because the runs use no CUDA GPU: set jobs, the "
+            "number of runs at a time",
+            stacklevel=2,
+        )
     parameters, need = None, None
     if works and jobs is None and per_gpu == "auto" and any(gpu.free for gpu in gpus):
         # The runs themselves say what is wrong with the model.

@@ -4,11 +4,13 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from holdfast.comparison.crew import Crew
 from holdfast.comparison.inputs import measure_options
 from holdfast.comparison.plan import Plan, RunSpec
+from holdfast.comparison.processes import share_cores
 from holdfast.comparison.sharing import trainings
 from holdfast.comparison.worker import Worker
 from holdfast.evaluate.amount import Amount, training_seconds
@@ -28,21 +30,53 @@ def overview(plan: Plan, runs: Sequence[RunSpec], crew: Crew) -> Iterator[str]:
     if len(groups) < len(runs):
         what += f" of {len(groups)} training{'s' * (len(groups) != 1)}"
     what += f", {jobs} at a time"
-    trained, tests = None, None
+    trained, tests, at_once = None, None, 1
     if crew.most:  # the worker processes need the GPUs
         yield what
+        yield from _repeated(plan, runs)
         return
-    plan.training.loader(plan.device).target_device()  # raises if the device does not exist
+    device = plan.training.loader(plan.device).target_device()  # raises if it does not exist
     # The runs themselves say what is wrong with the model.
-    with contextlib.suppress(ImportError, OSError, RuntimeError, TypeError, ValueError):
+    with (
+        contextlib.suppress(ImportError, OSError, RuntimeError, TypeError, ValueError),
+        _as_a_worker(crew.at_a_time) as workers,
+    ):
+        if device.type == "cpu":  # on other devices, runs take turns
+            at_once = min(jobs, workers)
         trained, tests = _measured(plan, [group[-1] for group in groups])
     if trained is not None and tests is not None and tests.other is not None:
         each = f"{seconds(trained / len(groups))} per training and {seconds(tests.other)} of tests"
-        # Runs on a CPU share its cores. Every process tests the base.
+        # Every process tests the base.
         total = trained + len(runs) * tests.other + jobs * (tests.base or 0.0)
-        what += f", about {seconds(total)} and what recipes add ({each} per run)"
+        what += f", about {seconds(total / at_once)} and what recipes add ({each} per run)"
     yield what
+    yield from _repeated(plan, runs)
     yield from str(tests).splitlines() if tests is not None else ()
+
+
+def _repeated(plan: Plan, runs: Sequence[RunSpec]) -> Iterator[str]:
+    """Yield a line if runs that are left share a training with runs that are done."""
+    left = {spec.id for spec in runs}
+    groups = [{spec.id for spec in group} for group in trainings(plan.runs)]
+    if again := sum(bool(group & left and group - left) for group in groups):
+        which = "1 training is" if again == 1 else f"{again} trainings are"
+        yield (
+            f"{which} repeated, from the last checkpoint if there is one: runs that are left share "
+            "a training with finished ones, and the trained model was not kept"
+        )
+
+
+@contextlib.contextmanager
+def _as_a_worker(jobs: int) -> Iterator[int]:
+    """Use as many threads as one of so many workers; yields how many of them the cores can run.
+
+    With more threads, a short run on a busy machine may take a multiple of its time.
+    """
+    before = torch.get_num_threads()
+    try:
+        yield share_cores(jobs)
+    finally:
+        torch.set_num_threads(before)
 
 
 def _measured(plan: Plan, runs: Sequence[RunSpec]) -> tuple[float | None, Amount]:

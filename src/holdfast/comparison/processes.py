@@ -150,6 +150,14 @@ def count_from_now() -> None:
     _sharing.most = _sharing.now
 
 
+def share_cores(jobs: int) -> int:
+    """Use the threads of one of so many processes; return how many of them the cores can run."""
+    cores = os.cpu_count() or 1
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores // jobs))
+    return min(jobs, max(1, cores // torch.get_num_threads()))
+
+
 def attempt(function: Callable[..., Any], call: Call) -> tuple[Any, str | None, bool]:
     """Return the value of a call, None and False.
 
@@ -283,8 +291,7 @@ def _begin(pipe: Connection, gpu: int | None, jobs: int) -> None:
     threading.Thread(target=listen, daemon=True).start()
     if gpu is not None:
         torch.cuda.set_device(gpu)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    share_cores(jobs)
     pipe.send(())
 
 

@@ -7,7 +7,7 @@ import socket
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ from holdfast.io.storage import Place
 
 logger = logging.getLogger(__name__)
 
-#: A run that has ended, with its result or with a traceback.
-Ending = tuple[RunSpec, RunResult | None, str | None]
+#: Called with a run that has ended, its result or None, and its traceback.
+OnFinished = Callable[[RunSpec, RunResult | None, str | None], None]
 
 
 @named_settings
@@ -46,7 +46,7 @@ def compare(
     address: str | None = None,
     config: str | None = None,
     tracking: Tracking | None = None,
-    on_finished: Callable[[RunSpec, RunResult | None, str | None], None] | None = None,
+    on_finished: OnFinished | None = None,
     on_progress: Callable[[RunSpec, str, int, int], None] | None = None,
 ) -> Results:
     """Do all runs of a plan that are not finished yet, and return the results of all of them.
@@ -109,7 +109,7 @@ def compare_in(
     address: str | None,
     config: str | None,
     tracking: Tracking | None,
-    on_finished: Callable[[RunSpec, RunResult | None, str | None], None] | None,
+    on_finished: OnFinished | None,
     on_progress: Callable[[RunSpec, str, int, int], None] | None,
 ) -> Results:
     """:func:`compare` in a place that is claimed, with a plan that has all rates."""
@@ -120,21 +120,22 @@ def compare_in(
     failed: dict[str, str] = {}
     if tracking and left:
         tracking.prepare(place.folder / "tracking")
+
+    def ended(spec: RunSpec, result: RunResult | None, error: str | None) -> None:
+        note = place / "failed" / f"{spec.id}.txt"
+        if result is not None:
+            results[spec.id] = result
+            note.remove()
+        else:
+            failed[spec.id] = error or ""
+            note.write_text(failed[spec.id])
+        if on_finished:
+            on_finished(spec, result, error)
+
     if engine == "ray" and left:
-        ended = _run_on_ray(plan, left, place, gpus, address, tracking)
+        _run_on_ray(plan, left, place, ended, gpus, address, tracking)
     else:
-        ended = _run_locally(plan, left, place, crew, on_progress, tracking)
-    with contextlib.closing(ended):
-        for spec, result, error in ended:
-            note = place / "failed" / f"{spec.id}.txt"
-            if result is not None:
-                results[spec.id] = result
-                note.remove()
-            else:
-                failed[spec.id] = error or ""
-                note.write_text(failed[spec.id])
-            if on_finished:
-                on_finished(spec, result, error)
+        _run_locally(plan, left, place, ended, crew, on_progress, tracking)
     everything = collect(results, failed, plan)
     (place / "results.json").write_text(everything.to_json())
     return everything
@@ -153,22 +154,39 @@ def _run_locally(
     plan: Plan,
     specs: Sequence[RunSpec],
     out: Place,
+    on_finished: OnFinished,
     crew: Crew,
-    tell: Callable[..., None] | None,
+    on_progress: Callable[..., None] | None,
     tracking: Tracking | None = None,
-) -> Generator[Ending, None, None]:
-    """Run the specs in parallel processes.
+) -> None:
+    """Run the specs in parallel processes. A run has ended when its result is written.
 
     If a run fails because of others on its GPU, it is resumed after them, alone on a GPU. If a
     process dies, for example because the machine is out of memory, its run is resumed after all
     other runs have ended, with no other run in parallel. If the process dies again, the run has
     failed.
     """
+    told: set[str] = set()
 
-    def on_progress(call: tuple[Plan, Sequence[RunSpec], Place], number: int, *done: Any) -> None:
-        if tell:
-            tell(call[1][number], *done)
+    def end(spec: RunSpec, result: RunResult | None, error: str | None = None) -> None:
+        if spec.id in told:  # before the rest of its group
+            return
+        told.add(spec.id)
+        if result is not None:
+            crew.learn(result.peak_memory)
+        on_finished(spec, result, error)
 
+    def on_message(call: tuple[Any, ...], kind: str, number: int, *values: Any) -> None:
+        spec = call[1][number]
+        if kind == "result":
+            end(spec, *values)
+        elif on_progress:
+            on_progress(spec, *values)
+
+    run = partial(
+        run_group, progress=partial(processes.report_progress, "progress"), tracking=tracking,
+        on_result=partial(processes.report_progress, "result"),
+    )  # fmt: skip
     disturbed: list[RunSpec] = []
     died: list[RunSpec] = []
     passes = (specs, crew.workers), (disturbed, crew.alone), (died, crew.alone[:1])
@@ -177,10 +195,9 @@ def _run_locally(
     with crew.sharing(len(trainings(specs))) as environment:
         for some, workers in passes:
             ended = processes.call_in_processes(
-                partial(run_group, progress=processes.report_progress, tracking=tracking),
-                deque((plan, group, out) for group in trainings(some)),
+                run, deque((plan, group, out) for group in trainings(some)),
                 caller="compare", jobs=jobs, workers=workers,
-                admits=crew.admits, environment=environment, on_progress=on_progress,
+                admits=crew.admits, environment=environment, on_progress=on_message,
             )  # fmt: skip
             with contextlib.closing(ended):
                 for one in ended:
@@ -198,10 +215,8 @@ def _run_locally(
                         continue
                     twice = "the worker process died twice, possibly out of memory"
                     error = twice if one.died else one.error
-                    for spec, result, why in _endings(group, out, one.value, error):
-                        if result is not None:
-                            crew.learn(result.peak_memory)
-                        yield spec, result, why
+                    for ending in _endings(group, out, one.value, error):
+                        end(*ending)
 
 
 def _endings(
@@ -209,7 +224,7 @@ def _endings(
     out: Place,
     ended: Sequence[tuple[RunResult | None, str | None]] | None,
     error: str | None,
-) -> Iterator[Ending]:
+) -> Iterator[tuple[RunSpec, RunResult | None, str | None]]:
     """The endings of all runs of a group; if it was cut short, of those without a result."""
     for number, spec in enumerate(group):
         if ended is not None:
@@ -223,10 +238,11 @@ def _run_on_ray(
     plan: Plan,
     specs: Sequence[RunSpec],
     out: Place,
+    on_finished: OnFinished,
     gpus: float,
     address: str | None,
     tracking: Tracking | None,
-) -> Generator[Ending, None, None]:
+) -> None:
     """Run as tasks of a Ray cluster. If a node dies, Ray retries its task on another node.
 
     All nodes must be able to reach ``out``. In a shared folder a repeated run resumes; at an
@@ -254,7 +270,8 @@ def _run_on_ray(
                 ended, error = ray.get(done)
             except ray.exceptions.RayError as failure:  # its nodes died, one after the other
                 ended, error = None, str(failure)
-            yield from _endings(group, out, ended, error)
+            for ending in _endings(group, out, ended, error):
+                on_finished(*ending)
     finally:
         for left in pending:
             ray.cancel(left, force=True)
@@ -295,6 +312,7 @@ def run_group(
     out: Place,
     progress: Callable[..., None] | None = None,
     tracking: Tracking | None = None,
+    on_result: Callable[[int, RunResult], None] | None = None,
 ) -> list[tuple[RunResult | None, str | None]]:
     """Do runs that share a training with the worker of this process.
 
@@ -302,7 +320,8 @@ def run_group(
     result after that is done alone.
 
     The worker keeps what all runs of a plan share. ``progress`` is called with the number of a run
-    in the group, the name of its activity, the amount done and the total amount.
+    in the group, the name of its activity, the amount done and the total amount; ``on_result`` with
+    the number of a run and its result when that is written, and once more at its turn if it shared.
     """
     global _worker
     folder = out.folder / "runs"
@@ -314,11 +333,14 @@ def run_group(
     for number in (last, *others):
         tell = partial(progress, number) if progress else None
         sharing = group[:-1] if number == last else ()
-        call = group[number], tell, out / "runs", sharing
         try:
-            ended[number] = _worker(*call), None
+            result = _worker(group[number], tell, out / "runs", sharing, on_result)
+            ended[number] = result, None
         except Exception as error:
             if processes.device_failed(error) and (processes.at_a_time() or 1) > 1:
                 raise  # others on the device may be the cause: the group is repeated
             ended[number] = None, "".join(traceback.format_exception(error))
+        else:
+            if on_result:
+                on_result(number, result)
     return [ended[number] for number in sorted(ended)]

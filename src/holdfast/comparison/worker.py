@@ -4,6 +4,7 @@ A stopped run resumes exactly. The result of a finished run is read.
 """
 
 import contextlib
+import gc
 import logging
 import sys
 import time
@@ -60,11 +61,13 @@ class Worker:
         progress: ProgressCallback | None = None,
         results: Place | None = None,
         sharing: Sequence[RunSpec] = (),
+        on_shared: Callable[[int, RunResult], None] | None = None,
     ) -> RunResult:
         """Return the result in ``results`` (by default the folder); without one, train and test.
 
         ``sharing`` are other runs with the same training. They are merged and tested as well, and
         their results are written. A run that fails in this has no result, and can be done alone.
+        ``on_shared`` is called with the number of each such run and its result.
         """
         place = results or Place.at(self.folder)
         if (found := read_result(_file(place, spec), spec)) is not None:
@@ -81,8 +84,10 @@ class Worker:
                 def merge(run: Run, history: list[dict[str, float]]) -> None:
                     spent = watch() - tracked.seconds
                     with watch.paused():
-                        for other in sharing:
-                            self._share(run, history, other, place, spent, together)
+                        for number, other in enumerate(sharing):
+                            shared = self._share(run, history, other, place, spent, together)
+                            if shared is not None and on_shared:
+                                on_shared(number, shared)
                     run.finish()
 
                 model, recipe, history = self.train(
@@ -109,13 +114,14 @@ class Worker:
         place: Place,
         spent: float,
         together: tuple[str, ...],
-    ) -> None:
+    ) -> RunResult | None:
         """Merge and test a copy of a trained model as another run asks, and write its result.
 
-        ``spent`` are the seconds of the training, which count for every run that shares it.
+        Return the result; None if the run failed. ``spent`` are the seconds of the training, which
+        count for every run that shares it.
         """
-        if read_result(_file(place, spec), spec) is not None:
-            return
+        if (found := read_result(_file(place, spec), spec)) is not None:
+            return found
         watch, merging = _Stopwatch(spent), Recipe.from_dict(spec.settings).merging
         devices = {p.device for p in run.model.parameters() if p.device.type == "cuda"}
         try:
@@ -133,8 +139,8 @@ class Worker:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             logger.warning(f"{spec.label} cannot share the training of another run ({reason})")
-            return
-        self._keep(result, spec, place)
+            return None
+        return self._keep(result, spec, place)
 
     def _keep(self, result: RunResult, spec: RunSpec, place: Place) -> RunResult:
         """Write a result, unless another attempt was faster, and remove what a stopped run needs.
@@ -254,7 +260,11 @@ def _file(place: Place, spec: RunSpec) -> Place:
 
 
 def reset_peak_memory() -> None:
-    """Reset the peak that :func:`peak_memory` returns (without a GPU, only on Linux)."""
+    """Reset the peak that :func:`peak_memory` returns (without a GPU, only on Linux).
+
+    What earlier runs left in cycles of references is freed: it would count as memory of this one.
+    """
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return
