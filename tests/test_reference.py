@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from holdfast import Reference
 from holdfast._torch.fingerprint import (
     _Digests,
+    fingerprint,
     model_fingerprint,
     started_model_fingerprint,
     tensor_fingerprints,
@@ -177,6 +178,22 @@ def test_a_fingerprint_sees_changes_that_float32_rounds_off(value):
     assert len({*tensor_fingerprints((t.shape, t) for t in near)}) == 2
     for t, then in zip(near, before, strict=True):
         assert torch.equal(t.view(torch.int64), then.view(torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_a_fingerprint_sees_both_parts_of_complex_numbers(dtype):
+    t = torch.tensor([[1 + 2j, 3 - 1j]], dtype=dtype)
+    changed = [t, t + 1, t + 1j, t.conj(), t.mT]
+    assert len({*tensor_fingerprints((t.shape, t) for t in changed)}) == len(changed)
+    assert fingerprint([t.conj()]) == fingerprint([t.conj().resolve_conj()])
+    assert fingerprint([t.to(torch.complex64)]) == fingerprint([t.to(torch.complex128)])
+
+
+def test_a_fingerprint_of_unsigned_numbers():
+    small, large = ([1, 2], [1, 2**63 + 1])
+    unsigned = [torch.tensor(values, dtype=torch.uint64) for values in (small, large)]
+    assert len({*tensor_fingerprints((t.shape, t) for t in unsigned)}) == 2
+    assert fingerprint(unsigned[:1]) == fingerprint([torch.tensor(small)])
 
 
 @pytest.mark.parametrize("chunk", [50, 777, 1 << 18])

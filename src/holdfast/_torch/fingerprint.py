@@ -90,7 +90,7 @@ class _Digests:
         self.empty: list[int] = []
 
     def add(self, number: int, tensor: Tensor) -> None:
-        flat = whole(tensor.detach()).reshape(-1)
+        flat = _numbers(whole(tensor.detach())).reshape(-1)
         if not flat.numel():
             self.empty.append(number)
         if self.pieces:
@@ -150,6 +150,13 @@ class _Digests:
         else:
             sums = h.sum()[None]
         self.found.append((list(numbers), sums))
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """The values in a dtype with all operations; a complex number is two numbers."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj())
+    return tensor.view(torch.int64) if tensor.dtype == torch.uint64 else tensor
 
 
 def _packs(device: torch.device) -> bool:
