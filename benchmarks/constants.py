@@ -23,6 +23,8 @@ CASE = "llama-1b"
 WEIGHTS = sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in llama_shapes())
 #: The texts of draw_bos, from a model of these shapes (SmolLM2-135M).
 DRAWN_FROM = 134_515_008
+#: Of the models of end_to_end.py and fitting.py.
+LAYERS_OF = {"minilm": 6, "smollm2": 30, "1.5b": 28}
 #: Of the model of anchor_placement.py.
 TOKENS, LENGTH, LAYERS, HIDDEN = 16_384, 2048, 16, 2048
 FILES = {
@@ -33,6 +35,8 @@ FILES = {
     "placement": "anchor_placement_h200",
     "replay": "self_replay_h200",
     "fitting": "fitting_h200",
+    "end_to_end": "end_to_end_h200",
+    "score": "flow_score_h200",
 }
 
 
@@ -66,7 +70,15 @@ def constants() -> dict[str, Any]:
     host, device_ms = (placed[f"recadam_{where}"]["update_ms"] for where in ("host", "device"))
     fetched = 2 * WEIGHTS / (host / 1e3)
     drawing = rows("replay", "4096 texts")["draw_bos"]
-    fitted = rows("fitting", "1.5b")
+    fitted, scored = rows("fitting", "1.5b"), rows("score", "smollm2")
+    # Small models wait for the launches of kernels. So does LoRA, whose layers launch more of them.
+    launched = [
+        rows("end_to_end", name)["plain_adamw"]["ms"] / LAYERS_OF[name]
+        for name in ("minilm", "smollm2")
+    ]
+    adapted = fitted["fit_lora"]["update_ms"] / LAYERS_OF["1.5b"]
+    # Two forward passes over the batches of an epoch, beside the epoch.
+    forward = scored["naive_two_pass"]["seconds"] / 2 / scored["train_epoch"]["seconds"]
     return {
         "device": device,
         "date": max(record["date"] for record in records.values()),
@@ -86,6 +98,11 @@ def constants() -> dict[str, Any]:
             f"{drawing['seconds'] / drawing['drawn_tokens'] / DRAWN_FROM:.3g}"
         ),
         "x_checkpointing": fitted["fit_checkpointing"]["x_adamw"],
+        "launch_s_per_layer": {
+            "weights": float(f"{statistics.mean(launched) / 1e3:.3g}"),
+            "adapters": float(f"{adapted / 1e3:.3g}"),
+        },
+        "x_forward": round(forward, 3),
     }
 
 

@@ -307,6 +307,22 @@ def test_images_are_samples_of_one_token(tmp_path):
     assert not found.is_token
 
 
+def test_the_images_of_a_model_of_texts_and_images_have_the_size_of_its_vision(tmp_path):
+    layers = {
+        "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }  # fmt: skip
+    config = transformers.SiglipConfig(
+        text_config={**layers, "vocab_size": 50, "max_position_embeddings": 64},
+        vision_config={**layers, "image_size": 32, "patch_size": 8},
+        num_labels=5,
+    )
+    folder = save_config(tmp_path, "SiglipForImageClassification", config)
+    found = forecast(folder, "standard", Recipe(), Training(max_length=512), Machines())
+    assert found.training["max_length"] == 512  # the limit of its texts is none of its images
+    assert found.remarks == ()
+
+
 def test_a_model_without_a_head_gets_one(tmp_path):
     config = transformers.BertConfig(
         hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -340,8 +356,57 @@ def test_sharding_divides_and_adds_up(folder):
     host = needs_of(found, training, Machines(anchors="host"))
     assert "θ*" not in host.memory
     assert host.on_cpu["θ*"] == one["θ*"]
+    mapped = needs_of(found, training, Machines(gpus=4, anchors="host"))
+    assert mapped.memory["θ*"] == four["θ*"]
+    assert not mapped.on_cpu
     half = needs_of(found, training, Machines(anchor_dtype="bfloat16")).memory
     assert half["θ*"] == one["θ*"] / 2
+
+
+def test_a_copy_of_the_whole_model_stays_beside_its_shards(folder):
+    training = Training(batch_size=1, max_length=8)
+    found = prepared(folder, "recadam")
+    weights, values = float(found.parts.weights), 4.0 * found.parts.count  # without buffers
+    assert needs_of(found, training, Machines()).whole == {}
+    copied = needs_of(found, training, Machines(gpus=4))
+    assert copied.whole == {"weights": weights, "θ*": values}
+    assert copied.memory["θ*, whole"] == values
+    mapped = needs_of(found, training, Machines(gpus=4, anchors="host"))
+    assert mapped.whole == {"weights": weights}
+    assert mapped.bytes == pytest.approx(copied.bytes - values)
+    ewc = needs_of(prepared(folder, "ewc"), training, Machines(gpus=4, anchors="host"))
+    assert ewc.memory["importance, whole"] == ewc.whole["importance"] == values
+
+
+def test_a_small_model_takes_the_time_of_its_launches(folder):
+    each = measured()["launch_s_per_layer"]
+    found, two = prepared(folder, "distill"), {"batch_size": 2, "max_length": 8}
+    one = needs_of(found, Training(**two), Machines()).update
+    assert one["forward and backward"] == pytest.approx(2 * each["weights"])
+    several = needs_of(found, Training(**two, accumulate=3), Machines()).update
+    assert several["forward and backward"] == pytest.approx(6 * each["weights"])
+    other_gpu = needs_of(found, Training(**two), Machines(gpu="B200")).update
+    assert other_gpu["forward and backward"] == one["forward and backward"]
+    large = needs_of(found, Training(batch_size=10**9, max_length=8), Machines()).update
+    assert large["forward and backward"] > 10 * one["forward and backward"]
+
+
+def test_passes_without_gradients_take_their_share_of_the_launches(folder):
+    constants, training = measured(), Training(batch_size=2, max_length=8)
+    forward = 2 * constants["x_forward"] * constants["launch_s_per_layer"]["weights"]
+    recipe = Recipe(recall=Distill(cache=False))
+    update = needs_of(prepared(folder, recipe), training, Machines()).update
+    assert update["pretrained model's predictions"] == pytest.approx(forward)
+    before = needs_of(prepared(folder, "flow"), training, Machines(data_size=8192)).before
+    assert before == {"predictions": pytest.approx(2 * forward)}  # batches of 32,768 tokens
+
+
+def test_adapters_launch_more_kernels(folder):
+    pytest.importorskip("peft", reason="the peft extra is not installed")
+    found = needs_of(prepared(folder, "lora"), Training(batch_size=2, max_length=8), Machines())
+    each = measured()["launch_s_per_layer"]
+    assert found.update["forward and backward"] == pytest.approx(2 * each["adapters"])
+    assert each["adapters"] > 2 * each["weights"]
 
 
 def test_constants_are_those_of_the_committed_results(monkeypatch):
@@ -379,10 +444,12 @@ def test_a_configuration_is_enough_for_70_billion_weights(layers, tmp_path, caps
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = [f"--model={tmp_path}", "--recipe=recadam", "--gpus=64", "--batch-size=1"]
-    assert main(["plan", *words, "--gradient-checkpointing", "--json"]) == 0
+    words += ["--anchors=host", "--gradient-checkpointing", "--max-length=64"]
+    assert main(["plan", *words, "--json"]) == 0
     found = Forecast.from_json(capsys.readouterr().out)
     assert found.weights == found.trained == layers * 855_654_400 + 2_101_354_496
-    assert found.fits
+    assert found.fits == (4 * found.weights < 141e9)
+    assert found.needs.bytes < 60e9
     assert found.needs.memory["θ*"] == pytest.approx(4 * found.weights / 64, rel=1e-6)
     assert found.needs.seconds < 1.02 * found.plain.seconds
     more = found.needs.bytes - found.plain.bytes
@@ -400,6 +467,73 @@ def test_the_verdict_says_what_to_change(folder, capsys):
     assert "Measured constants: NVIDIA H200" in told
     assert main([*words]) == 0
     assert capsys.readouterr().out.startswith("fits: ")
+
+
+def told_of(capsys, folder, *words):
+    assert main(["plan", f"--model={folder}", "--batch-size=1", *words]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    config = transformers.LlamaConfig(
+        hidden_size=1024, intermediate_size=2048, num_hidden_layers=4, num_attention_heads=8,
+        vocab_size=1000, max_position_embeddings=64,
+    )  # fmt: skip
+    return save_config(tmp_path_factory.mktemp("wide"), "LlamaForCausalLM", config)
+
+
+def test_a_model_that_is_too_large_before_it_is_sharded_does_not_fit(wide, capsys):
+    sized = ("--gpus=64", "--gpu-memory=0.16", "--max-length=8")  # the weights take 0.176 GB
+    told = told_of(capsys, wide, "--recipe=standard", *sized)
+    assert told.startswith("does not fit before it is sharded: 0.18 GB of 0.16 GB per GPU")
+    assert "Once it is sharded, it needs 0.0" in told
+    assert "HoldfastTrainer with FSDP2 leaves it in CPU memory until it is sharded" in told
+    told = told_of(capsys, wide, "--recipe=flow", *sized)
+    assert told.startswith("does not fit before it is sharded")
+    assert "runs the whole model before it is sharded (predictions): take GPUs with more" in told
+
+
+def test_a_copy_of_the_pretrained_weights_that_stays_whole_may_not_fit(wide, capsys):
+    sized = ("--gpus=64", "--gpu-memory=0.16", "--max-length=8")
+    told = told_of(capsys, wide, "--recipe=recadam", *sized)
+    assert told.startswith("does not fit: ")
+    assert "Once it is sharded, it would fit with --anchors host, in Python: reference=" in told
+    told = told_of(capsys, wide, "--recipe=recadam", "--gpus=64", "--gpu-memory=0.3")
+    assert "It would fit with --anchors host, in Python: reference=Reference.open(DIR)" in told
+
+
+def test_no_change_that_helps_is_said(folder, capsys):
+    told = told_of(capsys, folder, "--recipe=lora", "--max-length=8", "--gpu-memory=0.00001")
+    assert "It would fit" not in told
+    assert "take GPUs with more memory, a shorter --max-length or a smaller model" in told
+
+
+def test_samples_are_as_long_as_the_model_takes(wide, capsys):
+    told = told_of(capsys, wide, "--max-length=100000")
+    assert "Samples are cut to 64 tokens, the most that the model takes" in told
+    assert main(["plan", f"--model={wide}", "--max-length=100000", "--json"]) == 0
+    long = Forecast.from_json(capsys.readouterr().out)
+    assert main(["plan", f"--model={wide}", "--max-length=64", "--json"]) == 0
+    same = Forecast.from_json(capsys.readouterr().out)
+    assert (long.needs, same.remarks) == (same.needs, ())
+
+
+def test_old_data_is_named_where_a_recipe_needs_it(folder, capsys):
+    sized = ("--max-length=8", "--data-size=1")
+    told = told_of(capsys, folder, "--recipe=rehearsal", *sized)
+    assert "The recipe needs old data (--old-data)." in told
+    assert "in 1 update." in told
+    assert "An update takes about as long as with plain fine-tuning" in told
+    assert "e-0" not in told  # bytes and shares below any precision
+    assert "old data" not in told_of(capsys, folder, "--recipe=holdfast", *sized)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path, capsys):
+    assert main(["plan", f"--model={tmp_path}"]) == 2
+    said = capsys.readouterr().err
+    assert "has no config.json, from which plan reads the sizes of a model" in said
+    assert "drift" not in said
 
 
 def test_adapters_are_proposed_where_they_save_a_copy(tmp_path, capsys):
@@ -439,5 +573,5 @@ def test_a_forecast_is_saved_and_shown(folder, tmp_path):
     found.save(tmp_path / "plan.json")
     assert Forecast.load(tmp_path / "plan.json") == found
     assert "importance" in found.to_markdown()
-    assert {row["figure"] for row in found.rows()} == {"memory", "update", "before"}
+    assert {row["figure"] for row in found.rows()} == {"memory", "whole", "update", "before"}
     assert set(GPUS) == {"H200", "H100", "A100", "B200"}

@@ -9,9 +9,10 @@ examples:
 Only the config.json of the model is read, so a model of any size takes a few seconds. The output
 compares the recipe with plain fine-tuning: what is in the memory of each GPU, what an update
 spends its time on, and what happens once before training. If the training does not fit, it says
-with which options it would. It is an estimate, and it refuses nothing: the speeds were measured on
-one H200, and communication between GPUs is not included. The options of the training have the names
-and defaults of `holdfast finetune`.
+with which options it would, or that none helps. It is an estimate, and it refuses nothing: the
+speeds were measured on one H200, and communication between GPUs is not included. The options of the
+training have the names and defaults of `holdfast finetune`, and the plan is that of this command,
+unless you set --anchors host.
 """
 
 import argparse

@@ -87,12 +87,14 @@ class Prepared:
 
     Attributes:
         is_token: whether every token is a target.
+        needs_old_data: whether it cannot be used without data of the old task.
     """
 
     recipe: Recipe
     parts: Parts
     passes: Passes
     is_token: bool
+    needs_old_data: bool
 
 
 class _UnloadedRun(Run):
@@ -121,6 +123,10 @@ def prepare(
     """
     run = _stage_1(skeleton().to(dtype), recipe)
     parts, is_token = _parts(run), run.task in TOKEN_TASKS
+    needs_old_data = any(
+        method.unfit(run.model, False) and not method.unfit(run.model, True)
+        for _, method in run.recipe
+    )
     try:
         try:
             passes = _passes(run, length, is_half)
@@ -133,7 +139,7 @@ def prepare(
             f"({first_line(error)}): plan takes causal language models, and classifiers of texts "
             "and images"
         ) from error
-    return Prepared(run.recipe, parts, passes, is_token)
+    return Prepared(run.recipe, parts, passes, is_token, needs_old_data)
 
 
 def _stage_1(model: nn.Module, recipe: Recipe) -> Run:
@@ -194,23 +200,25 @@ def _passes(run: Run, length: int, is_half: bool) -> Passes:
         head=None if head is None else sum(p.numel() for p in (head.trained() or {}).values()),
         forward=forward,
         training=forward + backward,
-        is_image=_takes_images(model),
+        is_image=takes_images(model),
     )
 
 
 def _samples(count: int, model: nn.Module, length: int) -> dict[str, Any]:
     """Some samples: texts, or images of the size that the model expects."""
-    if not _takes_images(model):
+    if not takes_images(model):
         ids = torch.zeros(count, length, dtype=torch.int64)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     config = without_peft(model).config
+    config = getattr(config, "vision_config", config)  # of a model of texts and images
     size = getattr(config, "image_size", 224)
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
     shape = (count, getattr(config, "num_channels", 3), *sides)
     return {"pixel_values": torch.zeros(shape, dtype=next(model.parameters()).dtype)}
 
 
-def _takes_images(model: nn.Module) -> bool:
+def takes_images(model: nn.Module) -> bool:
+    """Whether the samples of a model are images."""
     return getattr(without_peft(model), "main_input_name", "") == "pixel_values"
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from holdfast._torch.checks import NamedSettings, above_zero, flag, one_of, whole_number
 from holdfast._torch.lm_head import LARGE_CHUNK
-from holdfast.hosts._skeleton import Prepared, prepare
+from holdfast.hosts._skeleton import Prepared, prepare, takes_images
 from holdfast.hosts._updates import number_of_updates
 from holdfast.hosts.job import Training
 from holdfast.io.heads import NewHead, model_kind
@@ -27,6 +27,7 @@ from holdfast.recipe import Recipe, preset_that
 from holdfast.report.document import Document
 from holdfast.report.forecast import forecast_document
 from holdfast.report.shown import Shown
+from holdfast.scoring.scorer import TOKENS
 from holdfast.stages import Cost, Planned
 
 Gpu = Literal["H200", "H100", "A100", "B200"]
@@ -44,6 +45,7 @@ _LOSS = 12
 #: Bytes per logit of a chunk: in half precision, in float32, and log-probabilities, in whose place
 #: the gradient is computed. Methods that need more have smaller chunks.
 _CHUNKED = 10
+_SAMPLES_BEFORE = 8  # per batch of an importance
 
 
 @functools.cache
@@ -63,8 +65,10 @@ class Machines(NamedSettings):
         gpu: kind of GPU; its memory, and its speed relative to the measured one, an H200.
         gpu_memory: memory of a GPU in GB; by default that of its kind.
         shard: shard weights, gradients, optimizer state and θ* over all GPUs (FSDP2).
-        anchors: where θ* is, if the recipe needs it: ``"device"`` is the GPU, ``"host"`` is
-            page-locked CPU memory.
+        anchors: where θ* is, if the recipe needs it: ``"device"`` is a copy on the GPU, which
+            `holdfast finetune` makes; ``"host"`` is CPU memory, for training in Python with
+            reference=Reference.open(DIR). Each GPU has its shard of θ* either way, and a copy on
+            the GPU stays whole beside it.
         anchor_dtype: dtype of θ*; by default that of the weights. The files of a bfloat16 model
             hold it in bfloat16: reference=Reference.open(...).
         data_size: number of training samples.
@@ -105,7 +109,9 @@ class Needs:
     """What a training needs.
 
     Attributes:
-        memory: bytes per GPU, by what they hold.
+        memory: bytes per GPU in training, by what they hold.
+        whole: bytes per GPU before the model is sharded, by what they hold: `holdfast finetune`
+            loads the whole model onto every GPU. Empty if it is not sharded.
         on_cpu: bytes of CPU memory per process, by what they hold.
         update: seconds per update, by what they are spent on.
         before: seconds before training, by what they are spent on.
@@ -115,11 +121,25 @@ class Needs:
     on_cpu: dict[str, float]
     update: dict[str, float]
     before: dict[str, float]
+    whole: dict[str, float] = field(default_factory=dict)
 
     @property
     def bytes(self) -> float:
-        """All bytes per GPU."""
+        """All bytes per GPU in training."""
         return sum(self.memory.values())
+
+    @property
+    def whole_bytes(self) -> float:
+        """All bytes per GPU before the model is sharded."""
+        return sum(self.whole.values())
+
+    def fit(self, room: float) -> bool:
+        """Whether a GPU with ``room`` bytes has enough memory, before and in training."""
+        return max(self.bytes, self.whole_bytes) <= room
+
+    def never_whole(self, room: float) -> bool:
+        """Whether the weights alone have no room before they are sharded, whatever is changed."""
+        return self.whole.get("weights", 0) > room
 
     @property
     def seconds(self) -> float:
@@ -138,7 +158,9 @@ class Forecast(Shown):
         machines, training: the settings.
         needs, plain: of the recipe, and of plain fine-tuning.
         changes: settings with which it would fit, and the bytes per GPU that it would then need.
+            If the whole model does not fit before it is sharded, they are about training alone.
         source: where the constants come from.
+        remarks: sentences about this training.
     """
 
     what = "forecast"
@@ -155,12 +177,13 @@ class Forecast(Shown):
     plain: Needs
     changes: dict[str, float]
     source: str
+    remarks: tuple[str, ...] = ()
     schema_version: int = field(default=1)
 
     @property
     def fits(self) -> bool:
-        """Whether it fits into the memory of a GPU."""
-        return self.needs.bytes <= self.machines.memory
+        """Whether it fits into the memory of a GPU, before and in training."""
+        return self.needs.fit(self.machines.memory)
 
     @property
     def x_time(self) -> float:
@@ -173,7 +196,7 @@ class Forecast(Shown):
     def rows(self) -> list[dict[str, Any]]:
         """Bytes and seconds of the recipe and of plain fine-tuning."""
         found = []
-        for figure in ("memory", "on_cpu", "update", "before"):
+        for figure in ("memory", "whole", "on_cpu", "update", "before"):
             ours, plain = getattr(self.needs, figure), getattr(self.plain, figure)
             found += [
                 {"figure": figure, "what": n, "recipe": ours.get(n, 0), "plain": plain.get(n, 0)}
@@ -197,13 +220,22 @@ def forecast(
         source: a directory with a ``config.json``, or the name of a model. A model without a head
             for language or classes gets one with two classes.
         name, recipe: the recipe.
-        training: batch size, length, dtype and precision.
+        training: batch size, length, dtype and precision. Samples are cut to the longest that the
+            model takes.
         machines: the GPUs, and the amount of data.
         trust_remote_code: run Python code that comes with a model.
     """
-    loader = Loader("cpu", trust_remote_code=trust_remote_code)
-
-    head = _head(loader.skeleton(source))
+    _check_config(Path(source))
+    loader = Loader("cpu", max_length=training.max_length, trust_remote_code=trust_remote_code)
+    bare = loader.skeleton(source)
+    head, longest = _head(bare), loader.ready(bare, None).limit
+    remarks = []
+    if longest < training.max_length and not takes_images(bare):
+        remarks.append(
+            f"Samples are cut to {longest:,} tokens, the most that the model takes: --max-length "
+            f"is {training.max_length:,}."
+        )
+        training = replace(training, max_length=longest)
 
     def prepared(recipe: Recipe) -> Prepared:
         return prepare(
@@ -218,17 +250,28 @@ def forecast(
     else:
         same = prepared(standard)
     plain = needs_of(same, training, machines)
+    if found.needs_old_data:
+        remarks.append(
+            "The recipe needs old data (--old-data). Its samples take the place of others, so they "
+            "change neither the memory nor the number of updates."
+        )
     changes = {}
-    if needs.bytes > room:
+
+    def helps(changed: Needs) -> bool:
+        return changed.fit(room) or (
+            needs.never_whole(room) and changed.bytes <= room < needs.bytes
+        )
+
+    if not needs.fit(room):
         for change, other, elsewhere in _changes(training, machines):
-            if (size := needs_of(found, other, elsewhere).bytes) <= room:
-                changes[change] = size
+            if helps(changed := needs_of(found, other, elsewhere)):
+                changes[change] = changed.bytes
         if found.recipe.trainable == standard.trainable:  # adapters need no copy of the model
             adapters = preset_that("keeps_base")
             with contextlib.suppress(ImportError, ValueError):  # not installed, or a conflict
                 adapted = replace(found.recipe, trainable=Recipe.preset(adapters).trainable)
-                if (size := needs_of(prepared(adapted), training, machines).bytes) <= room:
-                    changes[f"--recipe {name}+{adapters}"] = size
+                if helps(changed := needs_of(prepared(adapted), training, machines)):
+                    changes[f"--recipe {name}+{adapters}"] = changed.bytes
     constants = measured()
     return Forecast(
         source,
@@ -243,6 +286,7 @@ def forecast(
         plain,
         changes,
         f"{constants['device']}, {constants['date']}",
+        tuple(remarks),
     )
 
 
@@ -258,12 +302,20 @@ def _value(training: Training) -> int:
     return 4 if training.precision == training.dtype == "float32" else 2
 
 
+def _check_config(folder: Path) -> None:
+    names = ("config.json", "adapter_config.json")
+    if folder.is_dir() and not any((folder / name).is_file() for name in names):
+        raise ValueError(
+            f"{folder} has no config.json, from which plan reads the sizes of a model: pass the "
+            "directory or the name of a model of transformers"
+        )
+
+
 def _head(model: nn.Module) -> NewHead | None:
     """A new head with two classes for a model without one that `holdfast finetune` trains."""
     if model_kind(model) in ("causal_lm", "classifier", "image_classifier"):
         return None
-    images = getattr(model, "main_input_name", "") == "pixel_values"
-    return NewHead(("0", "1"), images=images)
+    return NewHead(("0", "1"), images=takes_images(model))
 
 
 def _updates(training: Training, machines: Machines) -> int:
@@ -295,6 +347,7 @@ def needs_of(found: Prepared, training: Training, machines: Machines) -> Needs:
         on_cpu=_rounded(_on_cpu(found, machines, planned, costs)),
         update=_rounded(_update(found, training, machines, planned, costs)),
         before=_rounded(_before(found, machines, planned, costs)),
+        whole=_rounded(_whole(found, machines, planned, costs)),
     )
 
 
@@ -306,8 +359,11 @@ def _memory(
     for cost in costs:
         for name, size in cost.state.items():
             memory[name] = memory.get(name, 0) + size * parts.trained / ranks
-    if machines.anchors == "device":
+    if machines.anchors == "device" or ranks > 1:
         memory["θ*"] = planned.anchor * parts.anchors / ranks
+    for name, size in _whole(found, machines, planned, costs).items():
+        if name != "weights":  # a run keeps what it made on the whole model
+            memory[f"{name}, whole"] = size
     memory["frozen copy"] = _sum(costs, "copies") * parts.weights
     if ranks > 1:
         # FSDP2 gathers a block ahead of the one that runs. Gradients are whole until reduced.
@@ -322,6 +378,19 @@ def _memory(
     free = activations + outputs if training.accumulate == 1 else 0
     memory["gradients beyond activations"] = max(0, parts.gradients / ranks - free)
     return memory
+
+
+def _whole(
+    found: Prepared, machines: Machines, planned: Planned, costs: list[Cost]
+) -> dict[str, float]:
+    """Bytes on every GPU before the model is sharded; nothing if it is not."""
+    if machines.ranks == 1:
+        return {}
+    whole = {"weights": float(found.parts.weights)}
+    if machines.anchors == "device":
+        whole["θ*"] = planned.anchor * found.parts.anchors
+    each = math.fsum(cost.state.get("importance", 0.0) for cost in costs)
+    return whole | {"importance": each * found.parts.trained}
 
 
 def _outputs(
@@ -356,8 +425,8 @@ def _on_cpu(
     found: Prepared, machines: Machines, planned: Planned, costs: list[Cost]
 ) -> dict[str, float]:
     on_cpu = {"kept predictions": _sum(costs, "on_cpu")}
-    if machines.anchors == "host":
-        on_cpu["θ*"] = planned.anchor * found.parts.anchors / machines.ranks
+    if machines.anchors == "host" and machines.ranks == 1:  # sharded, it is mapped from its files
+        on_cpu["θ*"] = planned.anchor * found.parts.anchors
     return on_cpu
 
 
@@ -368,11 +437,15 @@ def _update(
     flops, bandwidth = _speeds(machines)
     share = planned.samples / machines.gpus  # samples per GPU
     again = constants["x_checkpointing"] if training.gradient_checkpointing else 1.0
-    target = again * share * passes.training / flops
+    # A GPU computes, or it waits for the CPU to launch its kernels.
+    launched = training.accumulate * _launching(found)
+    target = again * max(share * passes.training / flops, launched)
     update = {"forward and backward": target}
     update["on other data"] = target * _sum(costs, "trained") / (planned.samples * planned.length)
-    predicted = _sum(costs, "predicted") / planned.length / machines.gpus
-    update["pretrained model's predictions"] = predicted * passes.forward / flops
+    if predicted := _sum(costs, "predicted") / planned.length / machines.gpus:
+        update["pretrained model's predictions"] = max(
+            predicted * passes.forward / flops, constants["x_forward"] * launched
+        )
     step = 0.0
     for cost in costs:
         limits = constants["x_limit"].get(cost.kernel)
@@ -385,9 +458,9 @@ def _update(
         limit = limits.get("bfloat16" if planned.value < 4 else "float32", limits["float32"])
         step += cost.moved * limit * parts.trained / machines.ranks / bandwidth
     update["optimizer step"] = step
-    if machines.anchors == "host" and parts.anchors:
+    if machines.anchors == "host" and machines.ranks == 1 and parts.anchors:
         # Hidden behind the backward pass up to the measured rate.
-        fetched, host = planned.anchor * parts.anchors / machines.ranks, constants["host_anchors"]
+        fetched, host = planned.anchor * parts.anchors, constants["host_anchors"]
         late = max(0.0, fetched / host["bytes_per_s"] - target)
         update["fetching θ*"] = late + (host["x_update"] - 1) * target
     return update
@@ -397,16 +470,28 @@ def _before(
     found: Prepared, machines: Machines, planned: Planned, costs: list[Cost]
 ) -> dict[str, float]:
     """Seconds on all GPUs together, in the time that the training takes them."""
-    passes, flops = found.passes, _speeds(machines)[0]
+    passes, constants, flops = found.passes, measured(), _speeds(machines)[0]
     scale = GPUS[_MEASURED][1] / GPUS[machines.gpu][1]
-    drawn = measured()["draw_s_per_token_and_weight"] * found.parts.count * scale
+    drawn = constants["draw_s_per_token_and_weight"] * found.parts.count * scale
+    predicted, trained = (_sum(costs, f"before_{work}") for work in ("predicted", "trained"))
+    launched = _launching(found)
     return {
-        "predictions of the data": _sum(costs, "before_predicted")
-        / planned.length * passes.forward / flops / machines.gpus,
-        "gradients of samples": _sum(costs, "before_trained")
-        / planned.length * passes.training / flops,
+        "predictions": max(
+            predicted / planned.length * passes.forward / flops,
+            predicted / TOKENS * constants["x_forward"] * launched,
+        ) / machines.gpus,
+        "gradients of samples": trained / planned.length * max(
+            passes.training / flops, launched / _SAMPLES_BEFORE
+        ),
         "drawing texts": _sum(costs, "before_drawn") * drawn / machines.gpus,
     }  # fmt: skip
+
+
+def _launching(found: Prepared) -> float:
+    """Seconds in which the CPU launches the kernels of a forward and a backward pass."""
+    kind = "adapters" if found.recipe.trainable.keeps_base else "weights"
+    each: float = measured()["launch_s_per_layer"][kind]
+    return each * max(1, found.parts.blocks)
 
 
 def _speeds(machines: Machines) -> tuple[float, float]:
@@ -433,6 +518,9 @@ def _changes(training: Training, machines: Machines) -> Iterator[tuple[str, Trai
             yield f"{words} --gradient-checkpointing", both, machines
     if machines.gpus > 1 and not machines.shard:
         yield "--shard", training, replace(machines, shard=True)
+    if machines.anchors == "device":
+        elsewhere = replace(machines, anchors="host")
+        yield "--anchors host, in Python: reference=Reference.open(DIR)", training, elsewhere
     if machines.shard:
         for times in (2, 4, 8, 16):
             more = replace(machines, gpus=machines.gpus * times)

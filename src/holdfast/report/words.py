@@ -320,13 +320,15 @@ def gibibytes(size: float) -> str:
 
 
 def gigabytes(size: float) -> str:
-    """An amount of memory, in the unit in which makers of GPUs state it.
+    """An amount of memory, in the units in which makers of GPUs state it.
 
-    >>> gigabytes(789204992), gigabytes(80e9)
-    ('0.79 GB', '80.0 GB')
+    >>> gigabytes(80e9), gigabytes(789204992), gigabytes(2.5e6), gigabytes(400)
+    ('80.0 GB', '0.79 GB', '2.50 MB', 'below 0.01 MB')
     """
-    value = size / 1e9
-    return f"{digits(value, 2 if value < 10 else 1)} GB"
+    if 0 < size < 1e4:
+        return "below 0.01 MB"
+    value, unit = (size / 1e9, "GB") if size >= 1e7 else (size / 1e6, "MB")
+    return f"{digits(value, 2 if value < 10 else 1)} {unit}"
 
 
 def between(low: float | None, high: float | None, text: Callable[[float], str] = nats) -> str:
