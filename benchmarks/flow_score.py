@@ -5,9 +5,9 @@
 
 The naive version does what research code does: it pads every sample to the longest of the dataset,
 computes the logits of all positions in float32, and passes over the data twice, for τ and for the
-weights. All versions get the same batch size at the greatest length, so the same memory. The data
-is JSON lines with ``question`` and ``answer``; words and marks stand for tokens, the answers are
-the targets. Weights are random: they do not matter for time.
+weights. It and the epoch have ``--batch-size`` samples at a time; ``score`` chooses by itself. The
+data is JSON lines with ``question`` and ``answer``; words and marks stand for tokens, the answers
+are the targets. Weights are random: they do not matter for time.
 
 The limit is the forward pass over the batches that ``score`` makes, with the logits of the targets:
 no losses, and nothing kept.
@@ -34,6 +34,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdfast import score
 from holdfast.data import as_source, pad_collate
+from holdfast.scoring.scorer import TOKENS
 
 VOCABULARY = 49152
 MODELS = {
@@ -114,7 +115,7 @@ def forward_alone(model: nn.Module, rows: list[Row], device: torch.device) -> No
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     model.eval()
     source: Any = as_source(rows, pad_collate, 16)
-    source.tokens = 0 if device.type == "cpu" else 1 << 15
+    source.tokens = 0 if device.type == "cpu" else TOKENS
     for _, read in source:
         batch = to(read(), device)
         labels = batch.pop("labels")

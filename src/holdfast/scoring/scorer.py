@@ -50,7 +50,7 @@ from holdfast.scoring.scores import Scores
 
 Found = TypeVar("Found")
 _SAVE_SECONDS = 10.0
-_TOKENS = 1 << 15  # per batch on a GPU
+TOKENS = 1 << 15  # per batch on a GPU
 
 
 @named_settings
@@ -108,7 +108,7 @@ def score(
     scorer = Scorer(model, task, tokens, autocast)
     source = as_source(data, collate, batch_size or 16, pad_id_of(model))
     if batch_size is None and scorer.device.type != "cpu" and isinstance(source, IndexedSource):
-        source.tokens = _TOKENS  # small batches of a small model keep a GPU waiting
+        source.tokens = TOKENS  # small batches of a small model keep a GPU waiting
     options = {
         "task": task if isinstance(task, str) else content_fingerprint([task]),
         "tokens": tokens,
