@@ -39,6 +39,21 @@ def test_all_runs_are_made_once_and_a_failed_one_stops_none(tmp_path, capsys):
     assert set(jobs.records(tmp_path)) == set("acd")
 
 
+def test_a_process_waits_for_the_runs_that_others_have_claimed(tmp_path, monkeypatch):
+    jobs, waited = load("_jobs"), []
+    for name in "ab":
+        (tmp_path / f"{name}.claim").touch()
+    (tmp_path / "b.error").touch()  # another process has tried
+
+    def sleep(seconds):
+        waited.append(seconds)
+        (tmp_path / "a.json").touch()
+
+    monkeypatch.setattr(jobs.time, "sleep", sleep)
+    jobs.wait_for_others("abc", tmp_path)  # c is nobody's
+    assert len(waited) == 1
+
+
 def test_results_can_be_put_back_and_name_what_is_missing(tmp_path, capsys):
     jobs = load("_jobs")
     jobs.work({"a": lambda: {"figure": 1.5}}, tmp_path / "runs")

@@ -81,6 +81,22 @@ def test_further_seeds_look_at_seed_0_and_at_merged_models(setting):
     assert models.further_seeds(later, "smollm2") == wanted
 
 
+def test_a_setting_whose_first_stage_has_just_begun_is_collected(tmp_path, monkeypatch):
+    models, out = importlib.import_module("language_models"), tmp_path / "found.json"
+    given = ["", "--target", "mbpp", "--runs", str(tmp_path / "runs"), "--collect", str(out)]
+    monkeypatch.setattr(sys, "argv", given)
+    monkeypatch.setattr("torch.set_float32_matmul_precision", lambda precision: None)
+    (tmp_path / "runs").mkdir()
+    for run in (run_of("holdfast", 1.0, 1.01, 3.0, 0.698), run_of("pretrained", 2, 2, 3, 0.7)):
+        name = run["plan"] + ("-s0" if "seed" in run else "")
+        record = run | {"run": name, "made": {"device": "GPU"}}
+        (tmp_path / "runs" / f"{name}.json").write_text(json.dumps(record))
+        models.main()  # first without the pretrained model
+    found = json.loads(out.read_text())
+    assert [run["run"] for run in found["runs"]] == ["pretrained", "holdfast-s0"]
+    assert len(found["missing"]) == len(models.plans("smollm2", "mbpp")) - 1
+
+
 def test_dominance_and_equal_target(setting):
     measures, runs = setting
     ours = runs.point("holdfast")
@@ -92,6 +108,12 @@ def test_dominance_and_equal_target(setting):
     assert halfway == pytest.approx((plain[0].mean_kept + plain[1].mean_kept) / 2)
     assert measures.at_target(plain, 111) != measures.at_target(plain, 111)  # not a number
     assert measures.at_target(plain, 90) == plain[0].mean_kept
+    worse = [point._replace(mean_kept=point.mean_kept - 9) for point in plain]
+    for same in ([*plain, *worse], [*worse, *plain]):  # of equal targets, the best counts
+        assert measures.at_target(same, 105) == halfway
+        assert measures.at_target(same, 100) == plain[0].mean_kept
+    dominated = plain[1]._replace(target=105, mean_kept=plain[1].mean_kept - 1)
+    assert measures.at_target([*plain, dominated], 105) == halfway  # no user would choose it
 
 
 def test_written_programs_pass_fail_and_run_out_of_time(tmp_path):

@@ -514,6 +514,13 @@ def test_all_blocks_and_pictures(tmp_path, page):
     assert not (tmp_path / "proof-continual.svg").exists()
 
 
+def test_points_that_learn_more_than_the_picture_shows_are_counted(tmp_path, page):
+    runs = language_runs()
+    runs[3]["points"]["tuned"] = texts(0.8, 3.0)  # LoRA learns 120 %
+    told = page(write(tmp_path, smollm2_boolq=runs))["proof_all"]
+    assert told.endswith("Points outside the picture: 2.")
+
+
 def test_changed_results_make_the_verdict_stale(tmp_path):
     write(tmp_path, minilm_rte=encoder_runs())
     verdict = load("verdict")
@@ -521,6 +528,36 @@ def test_changed_results_make_the_verdict_stale(tmp_path):
     file = tmp_path / "minilm_rte.json"
     file.write_text(file.read_text().replace("2026-01-01", "2026-01-02"))
     assert verdict.stale(tmp_path)
+
+
+def test_changed_measures_make_the_verdict_stale(tmp_path, monkeypatch):
+    write(tmp_path, minilm_rte=encoder_runs())
+    verdict, changed = load("verdict"), tmp_path / "_measures.py"
+    changed.write_text((PROOF / "_measures.py").read_text() + "\n")
+    others = [file for file in verdict.CODE if file.name != changed.name]
+    monkeypatch.setattr(verdict, "CODE", [*others, changed])
+    assert len(others) == 3
+    assert verdict.stale(tmp_path)
+
+
+def test_an_encoder_whose_pairs_are_all_alike_keeps_nothing(tmp_path):
+    runs = encoder_runs()
+    points = runs[1]["points"]
+    points["tuned"]["samples"]["stsb"] = load("_samples").pack_numbers(np.full(20, 0.5))
+    points["tuned"]["stsb"] = points["wise-ft-0.5"]["stsb"] = math.nan
+    rows = by_point(write(tmp_path, minilm_rte=runs)["settings"]["minilm_rte"])
+    tuned, merged = rows["plain-0.0001", "tuned"], rows["plain-0.0001", "wise-ft-0.5"]
+    assert (tuned["mean_kept"], tuned["kept_interval"], tuned["dominates"]) == (0, [0, 0], "no")
+    assert merged["mean_kept"] == 0
+    assert merged["kept_interval"][0] < 0 < merged["kept_interval"][1] < 60
+
+
+def test_a_merge_that_not_all_seeds_have(tmp_path):
+    more = {"plan": "plain-x1", "seed": 1, "points": {"tuned": texts(1.0, 4.0)}}
+    setting = write(tmp_path, smollm2_boolq=[*language_runs(), more])["settings"]["smollm2_boolq"]
+    rows = by_point(setting)
+    assert [rows["plain-x1", merged]["seeds"] for merged in ("tuned", "wise-ft-0.5")] == [2, 1]
+    assert rows["plain-x1", "wise-ft-0.5"]["figures"]["report_nll"] == 1.5
 
 
 def test_a_share_is_not_rounded_up_to_a_goal():

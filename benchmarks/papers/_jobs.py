@@ -112,6 +112,17 @@ def _claimed(claim: Path) -> bool:
     return True
 
 
+def wait_for_others(names: Iterable[str], folder: Path) -> None:
+    """Wait until other processes have done, or tried in vain, what they claimed."""
+
+    def under_way(name: str) -> bool:
+        ends = (folder / f"{name}.json", folder / f"{name}.error")
+        return (folder / f"{name}.claim").exists() and not any(file.exists() for file in ends)
+
+    while any(map(under_way, names)):
+        time.sleep(1)
+
+
 def failed(folder: Path, names: Iterable[str]) -> list[str]:
     """Those that a process has tried in vain."""
     return [name for name in names if (folder / f"{name}.error").exists()]

@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import gzip
 import random
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,7 @@ def plans() -> dict[str, Plan]:
 class RatesBench(Bench):
     """The bench of language.py with other data and tests."""
 
-    alphas = (0.5, 0.7)
+    alphas: tuple[float, ...] = (0.5, 0.7)
 
     def tokens(self, name: str) -> list[int]:
         with gzip.open(self.folder / f"{name}.txt.gz", "rt", encoding="utf-8") as file:
@@ -122,24 +121,9 @@ def source(learned: bool) -> str:
     return "\n\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 
-def main() -> None:
-    parser = _jobs.Parser(__doc__)
-    parser.add_input("--model")
-    parser.add_input("--data")
-    parser.add_argument("--updates", type=int, default=200)
-    parser.add_argument(
-        "--limit", type=int, default=500, help="240 tokens of a text, or answers, of a test"
-    )
-    parser.set_defaults(lr=1.0)
-    args = parser.parse_args()
-    torch.set_float32_matmul_precision("high")
-    bench = RatesBench(args)
-    jobs: dict[str, Any] = {"rates-pretrained": bench.pretrained}
-    for name, plan in plans().items():
-        jobs[f"rates-{name}"] = functools.partial(bench.run, name, plan, 0)
-    jobs = _jobs.selected(jobs, args.only)
-    if args.collect is None:
-        sys.exit(1 if _jobs.work(jobs, args.runs, args.seconds) else 0)
+def run_jobs(bench: RatesBench, jobs: dict[str, Any], **protocol: Any) -> None:
+    """Run the jobs of a table and exit, or put the finished ones together and show them."""
+    args = bench.args
     protocol = {
         "model": "SmolLM2-135M-Instruct (Q4_1, dequantised)",
         "target": f"Python's standard library; tested on {', '.join(TESTED)}",
@@ -148,13 +132,35 @@ def main() -> None:
             "wikitext_valid": "WikiText-2, validation split",
             "gsm8k_train": "answers of GSM8K's training split, as chats",
         },
-        "updates": args.updates, "batch_size": BATCH, "window": WINDOW, "rows_a_test": args.limit,
-        "seed": 0,
+        **protocol,
+        "batch_size": BATCH, "window": WINDOW, "rows_a_test": args.limit, "seed": 0,
         "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1",
     }  # fmt: skip
-    _jobs.collect(args.runs, jobs, args.collect, protocol)
+    jobs = _jobs.work_or_collect(jobs, args, protocol)
     done = _jobs.records(args.runs)
     print(comparison(mean_points(done[name] for name in jobs if name in done), FIELDS))
+
+
+def make_parser(about: str | None) -> _jobs.Parser:
+    parser = _jobs.Parser(about)
+    parser.add_input("--model")
+    parser.add_input("--data")
+    parser.add_argument(
+        "--limit", type=int, default=500, help="240 tokens of a text, or answers, of a test"
+    )
+    return parser
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--updates", type=int, default=200)
+    parser.set_defaults(lr=1.0)
+    bench = RatesBench(parser.parse_args())
+    torch.set_float32_matmul_precision("high")
+    jobs: dict[str, Any] = {"rates-pretrained": bench.pretrained}
+    for name, plan in plans().items():
+        jobs[f"rates-{name}"] = functools.partial(bench.run, name, plan, 0)
+    run_jobs(bench, jobs, updates=bench.args.updates)
 
 
 if __name__ == "__main__":

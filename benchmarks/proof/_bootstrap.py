@@ -102,7 +102,7 @@ class Bootstrap:
         found = {}
         if whole:
             outcomes = [test.read(models[key]["samples"][test.samples]) for key in whole]
-            made = test.figures(counts, np.stack(outcomes, axis=1).astype(np.float32))
+            made = test.figures(counts, np.stack(outcomes, axis=1).astype(np.float64))
             found = dict(zip(whole, made.T, strict=True))
         for key, point in models.items():
             if key not in found:
@@ -120,7 +120,7 @@ class Bootstrap:
         drawn = self.random.integers(rows, size=(self.resamples, rows))
         drawn += np.arange(self.resamples)[:, None] * rows
         counts = np.bincount(drawn.ravel(), minlength=drawn.size)
-        return counts.reshape(drawn.shape).astype(np.float32)
+        return counts.reshape(drawn.shape).astype(np.float64)
 
 
 BASE = ("pretrained", "base", 0)
@@ -168,7 +168,7 @@ def sampled_test(setting: Setting, name: str) -> SampledTest:
         return (1 - value**2) / math.sqrt(rows - 1)
 
     if isinstance(rows, list):  # the tokens of each request of a text
-        tokens = np.array(rows, dtype=np.float32)
+        tokens = np.array(rows, dtype=np.float64)
         made = partial(losses, tokens)
         return SampledTest(samples, len(rows), partial(sums, tokens), made, _unknown_error)
     read = partial(unpack, n=rows)
@@ -218,7 +218,7 @@ def shares(counts: Array, right: Array) -> Array:
 
 def matthews(labels: Array, counts: Array, right: Array) -> Array:
     """Matthews' correlation of predictions with their labels; 0 if either is constant."""
-    yes = labels.astype(np.float32)[:, None]
+    yes = labels.astype(np.float64)[:, None]
     positive, said_no = counts @ (right * yes), counts @ ((1 - right) * yes)
     negative, said_yes = counts @ (right * (1 - yes)), counts @ ((1 - right) * (1 - yes))
     below = (positive + said_yes) * (positive + said_no)
@@ -229,7 +229,10 @@ def matthews(labels: Array, counts: Array, right: Array) -> Array:
 
 
 def correlations(labels: Array, counts: Array, values: Array) -> Array:
-    """Spearman's ρ of each column with the labels: the correlation of their ranks."""
+    """Spearman's ρ of each column with the labels: the correlation of their ranks.
+
+    It is 0 if either is constant.
+    """
     counts = np.ascontiguousarray(counts.T)
     other = centered_ranks(counts, labels)
     spread = (counts * other**2).sum(0)
@@ -237,7 +240,8 @@ def correlations(labels: Array, counts: Array, values: Array) -> Array:
     for column in values.T:
         own = centered_ranks(counts, column)
         weighted = counts * own
-        found.append((weighted * other).sum(0) / np.sqrt((weighted * own).sum(0) * spread))
+        below = np.sqrt((weighted * own).sum(0) * spread)
+        found.append((weighted * other).sum(0) / np.where(below > 0, below, 1))
     return np.stack(found, axis=1)
 
 

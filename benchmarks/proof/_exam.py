@@ -20,6 +20,7 @@ from _targets import Target
 from holdfast.io.encoding import Continuation
 
 WRITTEN = 512  # answers that are written side by side
+SHOWN = 4  # answers in a record, for a reader
 Record = dict[str, Any]
 
 
@@ -63,9 +64,9 @@ class Exam:
                 found |= share_figures(name, right)
                 samples[name] = pack(right)
         if whole and self.target.questions:
-            right = self._written(model)
+            texts, right = self._written(model)
             found |= share_figures("written", right)
-            samples["written"] = pack(right)
+            samples |= {"written": pack(right), "texts": texts[:SHOWN]}
         rounded: Record = {name: round(float(value), 6) for name, value in found.items()}
         return rounded | ({"samples": samples} if whole else {})
 
@@ -79,11 +80,11 @@ class Exam:
         }
         return found | {"written": len(self.target.questions)}
 
-    def _written(self, model: Any) -> Any:
-        """Whether each question is answered rightly."""
+    def _written(self, model: Any) -> tuple[list[str], Any]:
+        """The answers to all questions, and whether each is right."""
         target = self.target
         texts = written_texts(model, self.tokenizer, target.questions, target.most)
-        return np.array(target.right(texts))
+        return texts, np.array(target.right(texts))
 
 
 def written_texts(

@@ -89,16 +89,16 @@ def above_chance(figures: Mapping[str, float], chance: Mapping[str, float] = CHA
 
 
 def finite(point: Record) -> Record:
-    """A point whose losses are numbers.
+    """A point whose figures are numbers: a large loss, or no correlation at all.
 
-    >>> finite({"mbpp_nll": math.nan, "mbpp_nll_se": math.nan, "piqa": 0.5})
-    {'mbpp_nll': 100.0, 'mbpp_nll_se': 0.0, 'piqa': 0.5}
+    >>> finite({"mbpp_nll": math.nan, "mbpp_nll_se": math.nan, "stsb": math.nan, "piqa": 0.5})
+    {'mbpp_nll': 100.0, 'mbpp_nll_se': 0.0, 'stsb': 0.0, 'piqa': 0.5}
     """
 
     def made(name: str, value: Any) -> Any:
         if not isinstance(value, float) or math.isfinite(value):
             return value
-        return 0.0 if name.endswith("_se") else DIVERGED
+        return DIVERGED if name.endswith("_nll") else 0.0
 
     return {name: made(name, value) for name, value in point.items()}
 
@@ -153,8 +153,13 @@ class Setting:
         self.report = "report_nll" if is_loss else "target_report"
         self.plans = list(dict.fromkeys(plan for plan, _ in self.runs))
 
-    def seeds(self, plan: str) -> list[int]:
-        return sorted(seed for name, seed in self.runs if name == plan)
+    def seeds(self, plan: str, merged: str = TUNED) -> list[int]:
+        """The seeds of a plan that have a point."""
+        return sorted(
+            seed
+            for (name, seed), run in self.runs.items()
+            if name == plan and merged in run["points"]
+        )
 
     def figures(self, plan: str, merged: str, seed: int) -> Record:
         found: Record = self.runs[plan, seed]["points"][merged]
@@ -168,7 +173,7 @@ class Setting:
 
     def tests(self, plan: str, merged: str = TUNED) -> list[str]:
         """The retained tests of a point. Those that the base does not pass were not run."""
-        point = self.figures(plan, merged, self.seeds(plan)[0])
+        point = self.figures(plan, merged, self.seeds(plan, merged)[0])
         return [name for name in self.base if retained(name) and name in point]
 
     def gain(self, of: str, value: Any, base: Any = None) -> Any:
@@ -202,7 +207,7 @@ class Setting:
         }
 
     def point(self, plan: str, merged: str = TUNED) -> Point:
-        seeds = [s for s in self.seeds(plan) if merged in self.runs[plan, s]["points"]]
+        seeds = self.seeds(plan, merged)
         kept = [self.kept(plan, merged, seed) for seed in seeds]
         losses = [test for test in kept[0] if test not in self.chance]
 
@@ -244,14 +249,20 @@ def dominates(one: Point, other: Point) -> bool:
 
 
 def at_target(points: Iterable[Point], target: float) -> float:
-    """The mean kept at a target, between the two points next to it; NaN if none reaches it."""
-    ordered = sorted(points, key=lambda point: point.target)
-    above = [point for point in ordered if point.target >= target]
-    below = [point for point in ordered if point.target < target]
+    """The mean kept at a target; NaN if no point reaches it.
+
+    It lies between the two points next to the target, of those that no other point dominates: a
+    user would choose another point than a dominated one.
+    """
+    points = list(points)
+    front = [one for one in points if not any(dominates(other, one) for other in points)]
+    above = [point for point in front if point.target >= target]
+    below = [point for point in front if point.target < target]
     if not above:
         return math.nan
+    right = min(above, key=lambda point: point.target)
     if not below:
-        return above[0].mean_kept
-    left, right = below[-1], above[0]
+        return right.mean_kept
+    left = max(below, key=lambda point: point.target)
     share = (target - left.target) / (right.target - left.target)
     return left.mean_kept + share * (right.mean_kept - left.mean_kept)

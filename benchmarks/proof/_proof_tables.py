@@ -31,7 +31,7 @@ from _proof_text import (
     shown,
     without,
 )
-from proof_pictures import BOTTOM, CORNER, LEFT
+from proof_pictures import CORNER, is_shown
 from verdict import SETTINGS, opponents, ours_of, plain_of, rehearsals
 
 KINDS = {
@@ -86,10 +86,12 @@ _LEGEND = (
     "model's figure; a test counts as 100 % at most. In parentheses: 95 % intervals of a paired "
     "bootstrap over seeds and samples. *99/99*: both are at least 99 %, *strictly* if every test "
     "is. A point of another method *dominates* if it is at least as good in both figures and "
-    "better in one, *clearly* if the 95 % intervals of both differences exclude a loss. The points "
+    "better in one, *clearly* if the 95 % intervals of both differences exclude a loss. The "
+    "intervals of merged models are wide, as their samples are not recorded. The points "
     "of *rehearsal* are counted on their own: they are an upper bound, as rehearsal trains on real "
     "old data, which the other methods do not have. The "
-    "[protocol](../benchmarks/proof/PROTOCOL.md) was written before the runs."
+    "[protocol](../benchmarks/proof/PROTOCOL.md) was written before the runs; its end lists what "
+    "was changed since."
 )
 
 
@@ -155,7 +157,8 @@ def proof_all() -> str:
     if not settings:
         return ""
     points, upper = _points(settings, opponents), _points(settings, rehearsals)
-    outside = sum(row["target"] < LEFT or row["mean_kept"] < BOTTOM for row in points + upper)
+    every = [*points, *upper, *map(ours_of, settings.values())]
+    outside = sum(not is_shown(row) for row in every)
     also = f" and {_inside(upper)} of rehearsal with real old data" if upper else ""
     ours = sum(setting["reached"]["99"] != "no" for setting in settings.values())
     return shown(
@@ -207,8 +210,9 @@ def proof_equal_target() -> str:
         sentences.append(_at_equal_target(settings, "Rehearsal of real old data", {REHEARSAL}))
     return shown(
         "proof-equal-target", "Kept by each method at the target of holdfast",
-        "The methods are compared at the target that `holdfast` reaches, between their nearest "
-        f"points. {' '.join(sentences)}",
+        "The methods are compared at the target that `holdfast` reaches, between the nearest of "
+        "their points that no other point of the same method dominates. "
+        f"{' '.join(sentences)}",
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ Settings, opponents, seeds and measures are in PROTOCOL.md.
     cd benchmarks/proof
     python language_models.py --model SMOLLM2 --data DATA --target gsm8k --runs RUNS
     python language_models.py … --stage more      # further seeds, chosen by the first runs
+    python language_models.py … --stage both      # one after the other
     python language_models.py … --stage rewritten # targets rewritten by the base, for GSM8K
     python language_models.py … --collect results/smollm2_gsm8k.json
 
@@ -26,7 +27,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import _stages
 import torch
 from _exam import Exam
-from _jobs import Job, Parser, Record, failed, records, work_or_collect
+from _jobs import (
+    Job,
+    Parser,
+    Record,
+    failed,
+    records,
+    selected,
+    wait_for_others,
+    work,
+    work_or_collect,
+)
 from _lm_tests import LIMIT, load, make_tests
 from _lm_train import BATCH, body_and_head, head_loss
 from _loop import Batch, Loss
@@ -82,7 +93,7 @@ def plans(model: str, target: str) -> dict[str, Plan]:
     if (model, target) == SATURATED:
         add("plain", Recipe(), 0.2, 0.5, 1, 2)
         return found
-    add("plain", Recipe(), 0.2, 0.5, 1, 2, 4)
+    add("plain", Recipe(), 0.1, 0.2, 0.5, 1, 2, 4)
     lora = Recipe(trainable=LoRA(r=16))
     if model == "qwen-0.5b":
         add("lora", lora, 3, 6)
@@ -252,7 +263,7 @@ def main() -> None:
     parser.add_input("--data")
     parser.add_argument("--name", choices=MODELS, default="smollm2", help="of the model")
     parser.add_argument("--target", choices=MAKERS, required=True)
-    parser.add_argument("--stage", choices=("first", "more", "rewritten"), default="first")
+    parser.add_argument("--stage", choices=("first", "more", "both", "rewritten"), default="first")
     parser.add_argument("--samples", type=int, help="of the training data; default: all")
     parser.add_argument("--limit", type=int, default=10_000, help="rows of a test, for a trial")
     args = parser.parse_args()
@@ -260,14 +271,19 @@ def main() -> None:
         parser.error("--stage rewritten is for --target gsm8k, whose solutions end with a number")
     torch.set_float32_matmul_precision("high")
     bench, compared = Proof(args), plans(args.name, args.target)
+    if args.stage == "both" and args.collect is None:
+        jobs = selected(jobs_of(bench, compared), args.only)
+        work(jobs, args.runs, args.seconds)
+        wait_for_others(jobs, args.runs)
+        args.stage = "more"
     if args.stage == "more" or args.collect is not None:
-        done = records(args.runs)
-        tried = {*done, *failed(args.runs, [f"{name}-s0" for name in compared])}
-        missing = [name for name in compared if f"{name}-s0" not in tried]
+        done, first = records(args.runs), jobs_of(bench, compared)
+        tried = {*done} | {*failed(args.runs, first)} - {"pretrained"}  # which all runs need
+        missing = [name for name in first if name not in tried]
         if missing and args.collect is None:
             sys.exit(f"runs of the first stage are missing: {', '.join(missing)}")
         once = (args.name, args.target) == SATURATED
-        seeds = {} if once else further_seeds(done, args.name)
+        seeds = {} if once or missing else further_seeds(done, args.name)
         compared = {
             name: plan._replace(seeds=seeds.get(name, (0,))) for name, plan in compared.items()
         }

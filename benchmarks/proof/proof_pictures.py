@@ -20,8 +20,8 @@ from _drawing import BOTH, FLOW, OTHER, OURS, PLAIN, drawing, shows
 from _proof_text import TASKS, TITLES, name_of, plan_title
 
 CORNER = 99
-#: The smallest target and kept share that the map of all points shows, in percent.
-LEFT, BOTTOM = 70, 60
+#: The targets, and the smallest kept share, that the map of all points shows, in percent.
+LEFT, RIGHT, BOTTOM = 70, 106, 60
 LEAST = 40  # percent kept of a single test
 #: Colors and shapes of opponents; other ones are drawn like ``l2-sp``.
 LOOKS = {
@@ -40,6 +40,11 @@ def look(row: str) -> tuple[str, str, str]:
     return LOOKS.get(kind, LOOKS["l2-sp"])
 
 
+def is_shown(row: Verdict) -> bool:
+    """Whether a point is within the map of all points."""
+    return bool(LEFT <= row["target"] <= RIGHT and row["mean_kept"] >= BOTTOM)
+
+
 def legend(figure: Any, axes: Any, **where: Any) -> None:
     """A legend with each label once."""
     found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -49,7 +54,7 @@ def legend(figure: Any, axes: Any, **where: Any) -> None:
 def everything(plt: Any, settings: Verdict) -> Any:
     """The target and the mean kept of all points of all settings."""
     figure, axes = plt.subplots(figsize=(7.6, 5))
-    axes.fill_between([CORNER, 106], CORNER, 101, color=OURS, alpha=0.15, linewidth=0)
+    axes.fill_between([CORNER, RIGHT], CORNER, 101, color=OURS, alpha=0.15, linewidth=0)
     for setting in settings.values():
         for row in [*verdict.opponents(setting), *verdict.rehearsals(setting)]:
             color, marker, label = look(row["row"])
@@ -59,8 +64,8 @@ def everything(plt: Any, settings: Verdict) -> Any:
         ours = verdict.ours_of(setting)
         axes.plot(ours["target"], ours["mean_kept"], "o", color=OURS, markersize=9,
                   markeredgecolor="white", label="holdfast", linestyle="", zorder=4)  # fmt: skip
-    axes.set(xlim=(LEFT, 106), ylim=(BOTTOM, 101))
-    axes.annotate("99 / 99", (105.6, 100.7), ha="right", va="top", color=OURS, fontsize=10)
+    axes.set(xlim=(LEFT, RIGHT), ylim=(BOTTOM, 101))
+    axes.annotate("99 / 99", (RIGHT - 0.4, 100.7), ha="right", va="top", color=OURS, fontsize=10)
     axes.set_xlabel("target, % of the best of plain fine-tuning")
     axes.set_ylabel("kept, % of the pretrained model (mean of all tests)")
     legend(figure, axes, loc="lower center", bbox_to_anchor=(0.5, 0.88), ncols=3)

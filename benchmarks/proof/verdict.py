@@ -3,7 +3,7 @@
     python benchmarks/proof/verdict.py      # write results/verdict.json, and print it
 
 Only settings whose files name no missing runs are counted. ``benchmarks/pages.py`` calls this when
-results have changed.
+results or measures have changed.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ from _measures import (
 )
 
 RESULTS = Path(__file__).resolve().parent / "results"
+#: The files that compute the verdict.
+CODE = [Path(__file__).with_name(f"{name}.py")
+        for name in ("_bootstrap", "_measures", "_samples", "verdict")]  # fmt: skip
 #: The settings of the protocol: names of results, and titles of their models and targets. The
 #: third title says whether the setting was new, seen in development, or chose a default.
 SETTINGS: dict[str, tuple[str, str, str]] = SPEC["proof"]["settings"]
@@ -65,9 +68,10 @@ def records(folder: Path) -> dict[str, Record]:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """A checksum of each file of results."""
+    """A checksum of each file of results; if there are some, also of the code of the measures."""
     files = [file for file in sorted(folder.glob("*.json")) if file.stem != "verdict"]
-    return {file.stem: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files}
+    files += CODE if files else []
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files}
 
 
 def read(folder: Path = RESULTS) -> dict[str, Any]:
@@ -80,7 +84,7 @@ def read(folder: Path = RESULTS) -> dict[str, Any]:
 
 
 def stale(folder: Path = RESULTS) -> bool:
-    """Whether results have changed since the verdict was written."""
+    """Whether results or measures have changed since the verdict was written."""
     return bool(read(folder)["sources"] != digests(folder))
 
 
@@ -161,7 +165,8 @@ def abilities(record: Record) -> dict[str, Any]:
 
 def row_of(setting: Setting, point: Point) -> dict[str, Any]:
     """A point, and the figures behind it: medians over its seeds."""
-    found = [setting.figures(point.plan, point.merged, s) for s in setting.seeds(point.plan)]
+    plan, merged = point.plan, point.merged
+    found = [setting.figures(plan, merged, seed) for seed in setting.seeds(plan, merged)]
     names = figures(found[0])
     medians = {name: round(float(np.median([f[name] for f in found])), 6) for name in names}
     return {**point._asdict(), "worst": point.worst, "figures": medians}
