@@ -172,11 +172,13 @@ def _here(monkeypatch, tmp_path):
         lambda name, *more, **options: datasets.Dataset.from_list(PLAIN)
         if name == "owner/name" else load(name, *more, **options),
     )  # fmt: skip
+
     # A process per comparison would take most of the time.
-    monkeypatch.setattr(
-        scheduler, "_run_locally",
-        lambda plan, specs, out, *_: ((s, *scheduler.run_group(plan, [s], out)[0]) for s in specs),
-    )  # fmt: skip
+    def run_here(plan, specs, out, on_finished, *_):
+        for spec in specs:
+            on_finished(spec, *scheduler.run_group(plan, [spec], out)[0])
+
+    monkeypatch.setattr(scheduler, "_run_locally", run_here)
 
 
 def run(command, models, kind, data, options, capsys):

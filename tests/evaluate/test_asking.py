@@ -7,7 +7,6 @@ pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast.evaluate.asking import run_all
 from holdfast.evaluate.probes import Completions, MultipleChoice, Text
-from holdfast.evaluate.skills import Continued
 from holdfast.io.encoding import Continuation
 from holdfast.io.models import Loader
 from small import make_llama, make_tokenizer
@@ -64,13 +63,11 @@ def test_results_are_those_of_each_test_with_fewer_passes(monkeypatch):
 
 def test_a_run_of_its_own_is_kept_and_so_is_the_order():
     with opened(make_llama()) as loaded:
-        set_on_it = Continued("set on it", lambda loaded: [])
-        set_on_it.run = lambda loaded, *, progress: "set on it"
         text, _, choices = some_tests()
-        found = run_all([text, OneMore("own", TEXT), set_on_it, choices], loaded, progress=False)
-        assert found[1:3] == ["its own", "set on it"]
+        found = run_all([text, OneMore("own", TEXT), choices], loaded, progress=False)
+        assert found[1] == "its own"
         assert sum(found[0].counts) == sum(text.run(loaded, progress=False).counts)
-        assert found[3] == choices.run(loaded, progress=False)
+        assert found[2] == choices.run(loaded, progress=False)
         assert run_all([], loaded, progress=False) == []
 
 

@@ -54,7 +54,7 @@ def assert_rounded_once(found, exact):
     assert bool(((found.double() - exact).abs() <= room).all())
 
 
-SIZES = st.lists(st.sampled_from([1, 2, 15, 511, 512, 513, 1500]), min_size=1, max_size=3)
+SIZES = st.lists(st.sampled_from([1, 15, 511, 512, 513, 1024, 1025, 1500]), min_size=1, max_size=3)
 DTYPES = st.sampled_from([F32, BF16])
 ANCHORS = st.sampled_from([F32, BF16, F16])
 WEIGHTS = st.sampled_from([None, F32, BF16])

@@ -227,7 +227,7 @@ class SelfReplay(Recall):
             visits = len(data) if hasattr(data, "__len__") else MOST_TOKENS // self.length
         used, count = self._counts(visits, run.update_size, _mean_length(data))
         if count < used:
-            logger.warning(
+            _warn_once(
                 f"drawing {used} texts would take longer than the training: "
                 f"{count} are drawn, and each is replayed several times"
             )
