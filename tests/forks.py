@@ -4,6 +4,7 @@ A new interpreter takes seconds for the imports.
 """
 
 import os
+import traceback
 from multiprocessing import context
 
 PRELOADED = [
@@ -33,3 +34,26 @@ class Forks(context.ForkServerContext):
 
 FORKS = Forks()
 FORKS.set_forkserver_preload(PRELOADED)
+
+
+def start(function, *arguments, log, **environment):
+    """Call a function of a module in a new process, whose output goes into a file."""
+    process = FORKS.Process(target=_call, args=(function, arguments, log), environment=environment)
+    process.start()
+    return process
+
+
+def _call(function, arguments, log):
+    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(said, 1), os.dup2(said, 2)
+    status = 1
+    try:
+        import torch
+
+        torch.set_num_threads(1)
+        function(*arguments)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)  # gloo's threads may abort the interpreter's own shutdown

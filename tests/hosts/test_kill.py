@@ -4,23 +4,29 @@ A kill comes a fraction of a second after a random update. A run that will be ki
 its end, so that every kill hits a run that is still training.
 """
 
-import os
 import random
 import signal
-import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
-from holdfast import Recipe
-from holdfast.registry import methods
-
 pytest.importorskip("transformers", reason="the hf extra is not installed")
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 
-TESTS = Path(__file__).parents[1]
+import setting
+import test_hf
+import test_replay_in_hosts
+import transformers
+
+from forks import start
+from holdfast import Recipe
+from holdfast.registry import find, methods
+
 HOSTS = ["raw", "hf"]
 IDENTITIES = [type(method) for _, method in Recipe()]
 ALONE = [e for e in methods() if getattr(e.cls, "least_models", 1) == 1]
@@ -29,73 +35,72 @@ METHODS = [
 ]  # fmt: skip
 KILLS = 2  # of each method in each host
 UPDATES = 30
-SCRIPT = """
-import os, pathlib, sys, time, warnings
-sys.path[:0] = [{tests!r}, {hosts!r}, {contract!r}]
-import torch
-torch.set_num_threads(1)
-warnings.simplefilter("ignore")
-host, names, folder, killed = sys.argv[1:]
-import setting
-from holdfast.registry import find
-entries = [find(name) for name in names.split("+") if name != "standard"]
-recipe = setting.recipe_of(*map(setting.method_of, entries))
-def tell(update):
-    beside = pathlib.Path(folder, "beside")
-    beside.write_text(str(update))
-    os.replace(beside, pathlib.Path(folder, "update"))
-    if killed == "True":
-        time.sleep(0.02 if update < {updates} else 600)
-if host == "raw":
-    model = setting.train(
-        recipe, max_updates={updates}, checkpoint=folder + "/run.pt", save_every=1, log_every=1,
-        log=lambda values: tell(values["update"]),
-    )
-else:
-    import test_hf, test_replay_in_hosts, transformers
-    class Tell(transformers.TrainerCallback):
-        def on_step_end(self, args, state, *_, **__):
-            tell(state.global_step)
-    options = {{"save_strategy": "steps", "save_steps": 1, "save_total_limit": 3,
-               "per_device_train_batch_size": 4, "max_steps": {updates}, "logging_steps": 10}}
+
+
+class Teller(transformers.TrainerCallback):
+    """Writes the number of each update into a file."""
+
+    def __init__(self, folder, killed):
+        self.folder, self.killed = folder, killed
+
+    def tell(self, update):
+        beside = self.folder / "beside"
+        beside.write_text(str(update))
+        beside.replace(self.folder / "update")
+        if self.killed:
+            time.sleep(0.02 if update < UPDATES else 600)
+
+    def on_step_end(self, args, state, *_, **__):
+        self.tell(state.global_step)
+
+
+def train(host, names, folder, killed):
+    """Start or go on, and save the weights."""
+    warnings.simplefilter("ignore")
+    numpy.random.seed()  # a fork has the numbers of its server; a new process has others
+    entries = [find(name) for name in names.split("+") if name != "standard"]
+    recipe = setting.recipe_of(*map(setting.method_of, entries))
+    teller = Teller(folder, killed)
+    if host == "raw":
+        model = setting.train(
+            recipe, max_updates=UPDATES, checkpoint=folder / "run.pt", save_every=1, log_every=1,
+            log=lambda values: teller.tell(values["update"]),
+        )  # fmt: skip
+    else:
+        trainer = make_trainer(host, recipe, folder, setting.setting_of(*entries))
+        trainer.add_callback(teller)
+        trainer.train(resume_from_checkpoint=True)
+        model = trainer.model
+    torch.save(model.state_dict(), folder / "final.pt")
+
+
+def make_trainer(host, recipe, folder, kind):
+    options = {
+        "save_strategy": "steps", "save_steps": 1, "save_total_limit": 3, "max_steps": UPDATES,
+        "per_device_train_batch_size": 4, "logging_steps": 10,
+    }  # fmt: skip
     if host in ("dpo", "grpo"):
         import test_trl_losses
+
         # One epoch: TRL's sampler starts again with its first order when GRPO resumes.
-        trainer = test_trl_losses.MAKE[host](recipe, folder, repeat=8, **options)
-        trainer.add_callback(Tell())
-    elif setting.setting_of(*entries) is setting.Texts:
-        trainer = test_replay_in_hosts.make_trainer(recipe, folder, **options)
-        trainer.add_callback(Tell())
-    else:
-        trainer = test_hf.make_trainer(
-            recipe, folder, test_hf.make_model(torch.float32, 0.1), options=options,
-            callbacks=[Tell()], old_data=test_hf.make_data(8, seed=1),
-        )
-    trainer.train(resume_from_checkpoint=True)
-    model = trainer.model
-torch.save(model.state_dict(), folder + "/final.pt")
-"""
+        return test_trl_losses.MAKE[host](recipe, folder, repeat=8, **options)
+    if kind is setting.Texts:
+        return test_replay_in_hosts.make_trainer(recipe, folder, **options)
+    model, old = test_hf.make_model(torch.float32, 0.1), test_hf.make_data(8, seed=1)
+    return test_hf.make_trainer(recipe, folder, model, options=options, old_data=old)
 
 
-def start(host, names, folder, killed):
+def begun(host, names, folder, killed):
     folder.mkdir(exist_ok=True)
-    script = folder / "run.py"
-    folders = {"tests": TESTS, "hosts": TESTS / "hosts", "contract": TESTS / "contract"}
-    script.write_text(
-        SCRIPT.format(updates=UPDATES, **{name: str(path) for name, path in folders.items()})
-    )
-    with open(folder / "stderr.txt", "w") as errors:
-        return subprocess.Popen(
-            [sys.executable, script, host, names, folder, str(killed)],
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HOLDFAST_CACHE": str(folder / "cache")},
-        )
+    cache = str(folder / "cache")
+    log = folder / "said.txt"
+    return start(train, host, names, folder, killed, log=log, HOLDFAST_CACHE=cache)
 
 
 def finished(host, names, folder):
-    process = start(host, names, folder, killed=False)
-    assert process.wait() == 0, (folder / "stderr.txt").read_text()[-3000:]
+    process = begun(host, names, folder, killed=False)
+    process.join()
+    assert process.exitcode == 0, (folder / "said.txt").read_text()[-3000:]
     return torch.load(folder / "final.pt", weights_only=True)
 
 
@@ -103,15 +108,16 @@ def kill(host, names, folder, update, later):
     """Start or go on, and kill it ``later`` seconds after an update."""
     told = folder / "update"
     told.unlink(missing_ok=True)
-    process = start(host, names, folder, killed=True)
-    begun = time.monotonic()
+    process = begun(host, names, folder, killed=True)
+    until = time.monotonic() + 300
     while not told.exists() or int(told.read_text()) < update:
-        assert process.poll() is None, (folder / "stderr.txt").read_text()[-3000:]
-        assert time.monotonic() - begun < 300
+        assert process.exitcode is None, (folder / "said.txt").read_text()[-3000:]
+        assert time.monotonic() < until
         time.sleep(0.002)
     time.sleep(later)
-    process.send_signal(signal.SIGKILL)
-    return process.wait() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    return process.exitcode == -signal.SIGKILL
 
 
 def kill_and_resume(host, names, tmp_path):
