@@ -95,6 +95,14 @@ def selected(jobs: Mapping[str, Job], only: str) -> dict[str, Job]:
     return {name: job for name, job in jobs.items() if any(x in name for x in only.split(","))}
 
 
+def work_first(jobs: Mapping[str, Job], args: Any) -> None:
+    """Run the first of two stages, and wait for other processes; next is ``--stage more``."""
+    jobs = selected(jobs, args.only)
+    work(jobs, args.runs, args.seconds)
+    wait_for_others(jobs, args.runs)
+    args.stage = "more"
+
+
 def work_or_collect(jobs: Mapping[str, Job], args: Any, protocol: Record) -> dict[str, Job]:
     """Run the chosen jobs and exit, or put the finished runs together; returns the chosen jobs."""
     jobs = selected(jobs, args.only)

@@ -17,10 +17,10 @@ file into RUNS first, see _jobs.py.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import functools
 import gc
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -196,13 +196,15 @@ class Bench:
         self.folder: Any = args.data and args.data / "lm"
 
     def kept(self, name: str, make: Callable[[], Any]) -> Any:
-        """What this or another process has made."""
+        """What this process has made, or another one: then it is waited for."""
         file = self.prepared / f"{name}.json"
-        if not file.exists():
-            self.prepared.mkdir(parents=True, exist_ok=True)
-            part = file.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps(make()), encoding="utf-8")
-            part.rename(file)
+        self.prepared.mkdir(parents=True, exist_ok=True)
+        with file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the lock of a process that dies is released
+            if not file.exists():
+                part = file.with_suffix(".part")
+                part.write_text(json.dumps(make()), encoding="utf-8")
+                part.rename(file)
         return json.loads(file.read_text(encoding="utf-8"))
 
     @functools.cached_property

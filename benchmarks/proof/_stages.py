@@ -107,13 +107,16 @@ def further_seeds(found: Sequence[Choice]) -> dict[str, tuple[int, ...]]:
 
 def add_stage(parser: _jobs.Parser) -> None:
     parser.add_argument(
-        "--stage", choices=("first", "more"), default="first",
+        "--stage", choices=("first", "more", "both"), default="first",
         help="every plan with seed 0, or the further seeds that these runs choose",
     )  # fmt: skip
 
 
 def run(settings: Sequence[Stages], args: Any, protocol: Record) -> None:
-    """Run a stage of the settings, or collect both."""
+    """Run a stage of the settings, or one after the other, or collect both."""
+    if args.stage == "both" and args.collect is None:
+        first = {name: job for setting in settings for name, job in setting.first().items()}
+        _jobs.work_first(first, args)
     done = _jobs.records(args.runs)
     jobs: dict[str, Job] = {}
     for setting in settings:
