@@ -131,6 +131,7 @@ def test_compiled_steps_are_compiled_at_most_twice(path, lr_kind, wd):
     torch._dynamo.reset()
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 def test_the_real_compiler():
     """Through inductor, not a counting back end."""
