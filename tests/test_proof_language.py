@@ -162,3 +162,65 @@ def test_the_parts_of_a_target_share_no_row(tmp_path):
     assert target.right(["true"] * 1000).count(True) + target.right(["False."] * 1000).count(
         True
     ) == len(target.questions)
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """A model as the scripts load it."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers", reason="the hf extra is not installed")
+    from small import make_llama
+
+    make_llama(scale=0.5, num_key_value_heads=1, limit=128).save_pretrained(tmp_path)
+    return importlib.import_module("_lm_tests").load(tmp_path, torch.device("cpu"))
+
+
+PROMPTS = [[2, 5, 7, 9], [2, 8], [2, *range(4, 24)], [2, 11, 12]]
+
+
+def test_what_is_written_is_what_transformers_generates(writer):
+    import torch
+
+    found = importlib.import_module("_lm_write").write(writer, PROMPTS, 3, most=30)
+    with torch.no_grad():
+        for prompt, answer in zip(PROMPTS, found, strict=True):
+            ids = torch.tensor([prompt])
+            options = {"attention_mask": torch.ones_like(ids), "do_sample": False}
+            made = writer.generate(ids, max_new_tokens=30, **options)[0, len(prompt) :].tolist()
+            assert answer == (made[: made.index(3)] if 3 in made else made)
+    assert len({len(answer) for answer in found}) > 1  # some end
+
+
+def test_answers_are_confirmed_by_reading_them(writer):
+    import torch
+
+    exam = importlib.import_module("_exam")
+    with torch.no_grad():
+        answers = importlib.import_module("_lm_write").write(writer, PROMPTS, 3, most=30)
+        assert exam.confirmed(writer, PROMPTS, answers) == 1.0
+        wrong = [[*answers[0][:3], (answers[0][3] + 1) % 30, *answers[0][4:]], *answers[1:]]
+        assert exam.confirmed(writer, PROMPTS, wrong) < 1.0
+        assert exam.confirmed(writer, PROMPTS[:1], [[]]) == 1.0
+
+
+def test_answers_with_an_error_are_written_again_without_a_graph(writer, monkeypatch):
+    import torch
+
+    exam, targets = importlib.import_module("_exam"), importlib.import_module("_targets")
+    asked = targets.Target(1, [], [], [], PROMPTS, lambda texts: [], most=30)
+    right, graphs = exam.written, []
+
+    def with_error(*given, graph=True):
+        graphs.append(graph)
+        found = right(*given)
+        return [[(token + 1) % 30 for token in answer] for answer in found] if graph else found
+
+    monkeypatch.setattr(exam, "written", with_error)
+    tokenizer = Words()
+    tokenizer.eos_token_id = 3
+    sitting = exam.Exam(asked, [], tokenizer, torch.device("cpu"))
+    with torch.no_grad():
+        answers, share, first = sitting._written(writer)
+        assert answers == right(writer, tokenizer, PROMPTS, 30)
+    assert (graphs, share) == ([True, False], 1.0)
+    assert first < 0.5

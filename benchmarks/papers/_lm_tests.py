@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,9 @@ def load(folder: Path, device: torch.device) -> Any:
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation=attention_without_mask()
     )
-    for kind in {type(m) for m in model.modules() if type(m).__name__.endswith("RMSNorm")}:
-        kind.forward = rms_norm
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = MethodType(rms_norm, module)
     return model.to(device).eval()
 
 

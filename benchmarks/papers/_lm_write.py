@@ -41,8 +41,13 @@ class Cells:
 
 
 @torch.no_grad()
-def write(model: Any, prompts: list[list[int]], end: int, most: int = 200) -> list[list[int]]:
-    """What a model writes after each prompt, the likeliest token every time, up to ``end``."""
+def write(
+    model: Any, prompts: list[list[int]], end: int, most: int = 200, *, graph: bool = True
+) -> list[list[int]]:
+    """What a model writes after each prompt, the likeliest token every time, up to ``end``.
+
+    On a GPU the steps are replayed as a ``graph``, unless it is False.
+    """
     device = next(model.parameters()).device
     rows, before = len(prompts), max(map(len, prompts))
     ids = torch.full((rows, before), end)
@@ -91,9 +96,9 @@ def write(model: Any, prompts: list[list[int]], end: int, most: int = 200) -> li
         cells.place.add_(1)
         now.add_(1)
 
-    on_gpu = device.type == "cuda" and most > 2
-    again = _captured(go_on) if on_gpu else go_on
-    for count in range(2 if on_gpu else 1, most):
+    replayed = graph and device.type == "cuda" and most > 2
+    again = _captured(go_on) if replayed else go_on
+    for count in range(2 if replayed else 1, most):
         again()
         if count % 10 == 0 and bool(ended.all()):
             break

@@ -164,8 +164,8 @@ def _saturated(name: str, setting: Tested, missing: Missing) -> str:
     model, target = NAMES[name]
     base, plain, ours = setting["base"], plain_of(setting), ours_of(setting)
     before, after, own = (
-        f"{figure('report_nll', figures['report_nll'])} ({figure('written', figures['written'])} %)"
-        for figures in (base, plain["figures"], ours["figures"])
+        f"{figure('report_nll', found['report_nll'])} ({figure('written', found.get('written'))} %)"
+        for found in (base, plain["figures"], ours["figures"])
     )
     nothing = plain["figures"]["report_nll"] >= base["report_nll"]
     target_share = (

@@ -23,6 +23,7 @@ from _bootstrap import Bootstrap, Interval
 from _markdown import SPEC
 from _measures import (
     CHANCE,
+    CONFIRMED,
     GOALS,
     OURS,
     PLAIN,
@@ -166,18 +167,20 @@ def abilities(record: Record) -> dict[str, Any]:
 def row_of(setting: Setting, point: Point) -> dict[str, Any]:
     """A point, and the figures behind it: medians over its seeds."""
     plan, merged = point.plan, point.merged
-    found = [setting.figures(plan, merged, seed) for seed in setting.seeds(plan, merged)]
-    names = figures(found[0])
+    seeds = setting.seeds(plan, merged)
+    found = [figures(setting.figures(plan, merged, seed)) for seed in seeds]
+    names = [name for name in found[0] if all(name in one for one in found)]
     medians = {name: round(float(np.median([f[name] for f in found])), 6) for name in names}
     return {**point._asdict(), "worst": point.worst, "figures": medians}
 
 
 def figures(point: Record) -> dict[str, float]:
-    """The figures of a point, without standard errors."""
+    """The figures of a point, without standard errors and without answers not confirmed."""
+    out = {"samples", "sizes"}
+    if point.get("written_confirmed", 0.0) < CONFIRMED:
+        out.add("written")
     return {
-        name: value
-        for name, value in point.items()
-        if not name.endswith("_se") and name not in ("samples", "sizes")
+        name: value for name, value in point.items() if not name.endswith("_se") and name not in out
     }
 
 
