@@ -296,6 +296,33 @@ def test_experts_count_as_often_as_they_run(tmp_path):
     assert found.passes.forward == pytest.approx(2 * 16 * (others + experts / 4), rel=0.15)
 
 
+def test_a_model_that_skips_layers_by_chance(tmp_path):
+    config = transformers.OPTConfig(
+        hidden_size=16, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=50,
+        max_position_embeddings=64, word_embed_proj_dim=16, layerdrop=0.5,
+    )  # fmt: skip
+
+    def operations(layers):
+        config.num_hidden_layers = layers
+        folder = save_config(tmp_path, "OPTForCausalLM", config)
+        return prepared(folder, "standard").passes.forward
+
+    assert operations(4) > 1.3 * operations(2)  # no layer is skipped
+
+
+def test_a_quantized_checkpoint_is_named(tmp_path):
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=50, max_position_embeddings=64,
+    )  # fmt: skip
+    config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    folder = save_config(tmp_path, "LlamaForCausalLM", config)
+    found = forecast(folder, "standard", Recipe(), Training(max_length=8), Machines())
+    assert found.remarks == (
+        "The checkpoint is quantized. The sizes are those of a model with float32 weights.",
+    )
+
+
 def test_images_are_samples_of_one_token(tmp_path):
     config = transformers.ViTConfig(
         hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,

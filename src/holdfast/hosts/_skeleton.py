@@ -182,6 +182,11 @@ def _passes(run: Run, length: int, is_half: bool) -> Passes:
         _quiet(logging.getLogger("torch._subclasses.fake_tensor")),
     ):
         model.to_empty(device="cpu").train()
+        for part in model.modules():
+            if hasattr(
+                part, "layerdrop"
+            ):  # it skips layers by random numbers, which have no values
+                part.training = False
         sample = _samples(1, model, length)
         head = divisible_head(model, sample) if run.task == "causal_lm" else None
         last = None if head is None else head.layer

@@ -236,6 +236,11 @@ def forecast(
             f"is {training.max_length:,}."
         )
         training = replace(training, max_length=longest)
+    if getattr(getattr(bare, "config", None), "quantization_config", None):
+        remarks.append(
+            f"The checkpoint is quantized. The sizes are those of a model with {training.dtype} "
+            "weights."
+        )
 
     def prepared(recipe: Recipe) -> Prepared:
         return prepare(
