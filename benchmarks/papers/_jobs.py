@@ -97,10 +97,10 @@ def selected(jobs: Mapping[str, Job], only: str) -> dict[str, Job]:
 
 def work_first(jobs: Mapping[str, Job], args: Any) -> None:
     """Run the first of two stages, and wait for other processes; next is ``--stage more``."""
-    jobs = selected(jobs, args.only)
+    jobs, begin = selected(jobs, args.only), time.monotonic()
     work(jobs, args.runs, args.seconds)
     wait_for_others(jobs, args.runs)
-    args.stage = "more"
+    args.stage, args.seconds = "more", args.seconds - (time.monotonic() - begin)
 
 
 def work_or_collect(jobs: Mapping[str, Job], args: Any, protocol: Record) -> dict[str, Job]:
