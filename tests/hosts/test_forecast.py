@@ -23,6 +23,7 @@ from holdfast.hosts.job import Training
 from holdfast.io.models import Loader
 from holdfast.methods._base_model import Frozen
 from holdfast.registry import methods
+from holdfast.report.words import seconds
 from holdfast.stages import Planned
 from small import make_llama, save
 
@@ -533,7 +534,34 @@ def test_a_copy_of_the_pretrained_weights_that_stays_whole_may_not_fit(wide, cap
 def test_no_change_that_helps_is_said(folder, capsys):
     told = told_of(capsys, folder, "--recipe=lora", "--max-length=8", "--gpu-memory=0.00001")
     assert "It would fit" not in told
-    assert "take GPUs with more memory, a shorter --max-length or a smaller model" in told
+    assert "Take GPUs with more memory, a shorter --max-length or a smaller model" in told
+
+
+def test_weights_in_half_precision_may_help(wide, capsys):
+    told = told_of(capsys, wide, "--recipe=lora", "--max-length=8", "--gpu-memory=0.15")
+    assert "It would fit with --dtype bfloat16: 0.1" in told  # 0.18 GB of weights otherwise
+    assert "It would fit with --dtype bfloat16 --gradient-checkpointing" not in told
+
+
+def test_the_time_of_all_updates_is_told(folder, capsys):
+    sized = ("--max-length=8", "--recipe=flow", "--max-updates=100")
+    told = told_of(capsys, folder, *sized)
+    assert main(["plan", f"--model={folder}", "--batch-size=1", *sized, "--json"]) == 0
+    found = Forecast.from_json(capsys.readouterr().out)
+    assert found.updates == 100
+    assert f"All updates together take about {seconds(100 * found.needs.seconds)}, after" in told
+    assert "of preparation." not in told_of(capsys, folder, "--max-length=8", "--recipe=standard")
+
+
+def test_a_recipe_that_a_training_refuses_is_named(tmp_path, capsys):
+    config = transformers.BertConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=50, num_labels=3,
+    )  # fmt: skip
+    folder = save_config(tmp_path, "BertForSequenceClassification", config)
+    told = told_of(capsys, folder, "--recipe=self-replay", "--max-length=8")
+    assert "A training would refuse this recipe: SelfReplay draws texts from the model" in told
+    assert "would refuse" not in told_of(capsys, folder, "--recipe=features", "--max-length=8")
 
 
 def test_samples_are_as_long_as_the_model_takes(wide, capsys):

@@ -192,8 +192,8 @@ def crew_for(plan: Plan, jobs: int | None, per_gpu: PerGpu, *, works: bool = Tru
         jobs = jobs or 1  # the memory of devices such as xpu is not known
     if works and per_gpu != "auto" and not gpus:
         warnings.warn(
-            f"per_gpu={per_gpu} has no effect, because the runs use no CUDA GPU: set jobs, the "
-            "number of runs at a time",
+            f"per_gpu={per_gpu} (--per-gpu) has no effect, because the runs use no CUDA GPU: set "
+            "jobs (--jobs), the number of runs at a time",
             stacklevel=2,
         )
     parameters, need = None, None

@@ -88,6 +88,7 @@ class Prepared:
     Attributes:
         is_token: whether every token is a target.
         needs_old_data: whether it cannot be used without data of the old task.
+        refusal: why a training with this model would refuse it, or None.
     """
 
     recipe: Recipe
@@ -95,6 +96,7 @@ class Prepared:
     passes: Passes
     is_token: bool
     needs_old_data: bool
+    refusal: str | None
 
 
 class _UnloadedRun(Run):
@@ -123,10 +125,9 @@ def prepare(
     """
     run = _stage_1(skeleton().to(dtype), recipe)
     parts, is_token = _parts(run), run.task in TOKEN_TASKS
-    needs_old_data = any(
-        method.unfit(run.model, False) and not method.unfit(run.model, True)
-        for _, method in run.recipe
-    )
+    methods = [method for _, method in run.recipe]
+    refusal = next(filter(None, (method.unfit(run.model, True) for method in methods)), None)
+    needs_old_data = refusal is None and any(method.unfit(run.model, False) for method in methods)
     try:
         try:
             passes = _passes(run, length, is_half)
@@ -139,7 +140,7 @@ def prepare(
             f"({first_line(error)}): plan takes causal language models, and classifiers of texts "
             "and images"
         ) from error
-    return Prepared(run.recipe, parts, passes, is_token, needs_old_data)
+    return Prepared(run.recipe, parts, passes, is_token, needs_old_data, refusal)
 
 
 def _stage_1(model: nn.Module, recipe: Recipe) -> Run:

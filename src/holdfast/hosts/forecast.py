@@ -242,7 +242,7 @@ def forecast(
             "weights."
         )
 
-    def prepared(recipe: Recipe) -> Prepared:
+    def prepared(recipe: Recipe, training: Training = training) -> Prepared:
         return prepare(
             lambda: loader.skeleton(source, head), recipe, length=training.max_length,
             dtype=_DTYPES[training.dtype], is_half=training.precision != "float32",
@@ -257,9 +257,11 @@ def forecast(
     plain = needs_of(same, training, machines)
     if found.needs_old_data:
         remarks.append(
-            "The recipe needs old data (--old-data). Its samples take the place of others, so they "
-            "change neither the memory nor the number of updates."
+            "The recipe needs old data (--old-data). Its samples are trained on as well: an epoch "
+            "has more updates than are counted here, and an update needs the same memory."
         )
+    if found.refusal:
+        remarks.append(f"A training would refuse this recipe: {found.refusal}.")
     changes = {}
 
     def helps(changed: Needs) -> bool:
@@ -277,6 +279,16 @@ def forecast(
                 adapted = replace(found.recipe, trainable=Recipe.preset(adapters).trainable)
                 if helps(changed := needs_of(prepared(adapted), training, machines)):
                     changes[f"--recipe {name}+{adapters}"] = changed.bytes
+        if training.dtype == "float32":
+            half = replace(training, dtype="bfloat16")
+            in_half = prepared(found.recipe, half)
+            for words, other in (
+                ("", half),
+                (" --gradient-checkpointing", replace(half, gradient_checkpointing=True)),
+            ):
+                if helps(changed := needs_of(in_half, other, machines)):
+                    changes[f"--dtype bfloat16{words}"] = changed.bytes
+                    break
     constants = measured()
     return Forecast(
         source,

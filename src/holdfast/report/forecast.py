@@ -34,14 +34,16 @@ def forecast_document(found: Forecast) -> Document:
         f"{_count(found.trained)} are trained, in {updates}.",
         f"An update takes {_longer(found.x_time - 1)} plain fine-tuning, and the memory {per} is "
         f"{_larger(size - others.bytes)}.",
+        _duration(found),
         *([f"Once it is sharded, it needs {gigabytes(size)} {per}."] if is_later else ()),
         *(f"{would} fit with {c}: {gigabytes(b)}." for c, b in found.changes.items()),
         *([_before_sharding(found)] if early else ()),
     ]
     if not (found.fits or found.changes or early):
         sentences.append(
-            "Neither --gradient-checkpointing, --batch-size 1, more --gpus nor adapters make it "
-            "fit: take GPUs with more memory, a shorter --max-length or a smaller model."
+            "None of these makes it fit: --gradient-checkpointing, --batch-size 1, more --gpus, "
+            "adapters, --dtype bfloat16. Take GPUs with more memory, a shorter --max-length or a "
+            "smaller model."
         )
     tables = (
         _table(f"Memory {per}", needs.memory, others.memory, gigabytes),
@@ -54,6 +56,13 @@ def forecast_document(found: Forecast) -> Document:
     return Document(
         "forecast", Answer(headline, tuple(sentences)), said, tone, (found.model,), sections
     )
+
+
+def _duration(found: Forecast) -> str:
+    """How long the whole training takes."""
+    before = sum(found.needs.before.values())
+    said = f"All updates together take about {seconds(found.updates * found.needs.seconds)}"
+    return f"{said}, after about {seconds(before)} of preparation." if before else f"{said}."
 
 
 def _verdict(size: float, room: float) -> tuple[str, Tone]:
