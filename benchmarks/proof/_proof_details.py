@@ -97,7 +97,8 @@ def _points(setting: dict[str, Any]) -> str:
             ahead.append({"no": "", "yes": "dominates"}.get(row["dominates"], "clearly dominates"))
         body.append([*cells, *ahead])
     heads = ["", "learning rate; ×: times that of `holdfast`", "merged", "seeds", "learned, %",
-             "kept, %", "kept least, %", "learned more than `holdfast`, points", "kept more, points", ""]  # fmt: skip
+             "kept, %", "kept least, %", "learned more than `holdfast`, points",
+             "kept more, points", ""]  # fmt: skip
     return _noted(table(heads, body), [row["row"] for row in setting["points"]])
 
 
