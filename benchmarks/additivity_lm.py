@@ -38,6 +38,7 @@ from holdfast.losses import token_losses
 
 ALPHA = 0.5
 LENGTH = 512
+END = "<|im_end|>"  # of a turn; the tokenizer of a GGUF file may name another token as its end
 RECIPES = {
     "standard": Recipe(),
     "FLOW": Recipe(objective=Flow()),
@@ -58,11 +59,19 @@ def answers(tokenizer: Any, rows: Sequence[dict[str, str]]) -> list[dict[str, li
     """Questions and answers in the model's chat form; the answer is the target."""
     samples = []
     for row in rows:
-        question = f"<|im_start|>user\n{row['question']}<|im_end|>\n<|im_start|>assistant\n"
+        question = f"<|im_start|>user\n{row['question']}{END}\n<|im_start|>assistant\n"
         prompt = tokenizer(question)["input_ids"]
-        answer = tokenizer(f"{row['answer']}<|im_end|>\n")["input_ids"]
+        answer = tokenizer(f"{row['answer']}{END}\n")["input_ids"]
         samples.append({"input_ids": prompt + answer, "labels": [-100] * len(prompt) + answer})
     return [{k: v[:LENGTH] for k, v in sample.items()} for sample in samples]
+
+
+def end_of_answer(tokenizer: Any) -> int:
+    """The token that ends an answer."""
+    ids: list[int] = tokenizer(END, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        raise ValueError(f"{END} must be one token of the tokenizer, but it is {len(ids)}")
+    return ids[0]
 
 
 def windows(tokenizer: Any, path: Path) -> list[dict[str, list[int]]]:

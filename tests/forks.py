@@ -4,6 +4,7 @@ A new interpreter takes seconds for the imports.
 """
 
 import os
+import sys
 import traceback
 from multiprocessing import context
 
@@ -56,4 +57,5 @@ def _call(function, arguments, log):
     except BaseException:
         traceback.print_exc()
     finally:
+        sys.stdout.flush(), sys.stderr.flush()
         os._exit(status)  # gloo's threads may abort the interpreter's own shutdown

@@ -162,19 +162,20 @@ def test_an_own_solution_is_taken_if_its_last_number_is_right():
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory, tokenizer):
+def small(tmp_path_factory):
     """An untrained model with a chat template, and a few rows of the data."""
     folder = tmp_path_factory.mktemp("small")
     torch.manual_seed(0)
+    own = AutoTokenizer.from_pretrained(MODEL)
+    own.add_tokens(["<|im_end|>"], special_tokens=True)
+    own.chat_template = TEMPLATE
+    own.save_pretrained(folder / "model")
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        vocab_size=len(own), hidden_size=32, intermediate_size=64, num_hidden_layers=1,
         num_attention_heads=2, max_position_embeddings=1100, bos_token_id=0, eos_token_id=1,
         tie_word_embeddings=True,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder / "model")
-    own = AutoTokenizer.from_pretrained(MODEL)
-    own.chat_template = TEMPLATE
-    own.save_pretrained(folder / "model")
     data = folder / "data" / "lm"
     data.mkdir(parents=True)
     prose = gzip.decompress(RETAINED["prose"].read_bytes())

@@ -191,36 +191,33 @@ def test_what_is_written_is_what_transformers_generates(writer):
     assert len({len(answer) for answer in found}) > 1  # some end
 
 
-def test_answers_are_confirmed_by_reading_them(writer):
+def test_answers_are_written_up_to_the_end_that_was_trained(writer):
     import torch
 
-    exam = importlib.import_module("_exam")
+    exam, training = importlib.import_module("_exam"), importlib.import_module("additivity_lm")
+    asked = importlib.import_module("_targets").Target(
+        1, [], [], [], PROMPTS, lambda texts: [bool(text) for text in texts], most=30
+    )
+
+    class Chats:
+        """A tokenizer of a GGUF file, which names the beginning of a turn as its end."""
+
+        eos_token_id = 1
+
+        def __call__(self, text, **_):
+            return {"input_ids": [3] if text == training.END else [9]}
+
+        def batch_decode(self, answers, **_):
+            return [str(answer) for answer in answers]
+
+    sitting = exam.Exam(asked, [], Chats(), torch.device("cpu"))
+    sitting.pool.answered = lambda model: ([], [])
     with torch.no_grad():
+        found = sitting.take(writer)
         answers = importlib.import_module("_lm_write").write(writer, PROMPTS, 3, most=30)
-        assert exam.confirmed(writer, PROMPTS, answers) == 1.0
-        wrong = [[*answers[0][:3], (answers[0][3] + 1) % 30, *answers[0][4:]], *answers[1:]]
-        assert exam.confirmed(writer, PROMPTS, wrong) < 1.0
-        assert exam.confirmed(writer, PROMPTS[:1], [[]]) == 1.0
-
-
-def test_answers_with_an_error_are_written_again_without_a_graph(writer, monkeypatch):
-    import torch
-
-    exam, targets = importlib.import_module("_exam"), importlib.import_module("_targets")
-    asked = targets.Target(1, [], [], [], PROMPTS, lambda texts: [], most=30)
-    right, graphs = exam.written, []
-
-    def with_error(*given, graph=True):
-        graphs.append(graph)
-        found = right(*given)
-        return [[(token + 1) % 30 for token in answer] for answer in found] if graph else found
-
-    monkeypatch.setattr(exam, "written", with_error)
-    tokenizer = Words()
-    tokenizer.eos_token_id = 3
-    sitting = exam.Exam(asked, [], tokenizer, torch.device("cpu"))
-    with torch.no_grad():
-        answers, share, first = sitting._written(writer)
-        assert answers == right(writer, tokenizer, PROMPTS, 30)
-    assert (graphs, share) == ([True, False], 1.0)
-    assert first < 0.5
+    assert found["samples"]["texts"] == [str(answer) for answer in answers]
+    assert found["written_ended"] == sum(len(answer) < 30 for answer in answers) / 4 > 0
+    (sample,) = training.answers(Chats(), [{"question": "?", "answer": "!"}])
+    assert len(sample["labels"]) == 2
+    with pytest.raises(ValueError, match="must be one token of the tokenizer, but it is 0"):
+        training.end_of_answer(lambda *_, **__: {"input_ids": []})

@@ -463,7 +463,7 @@ def test_a_saturated_base_is_judged_and_not_counted(tmp_path, page):
     for run in runs:
         for merged, right in {"base": 0.6, "tuned": 0.625}.items():
             if merged in run["points"]:
-                run["points"][merged] |= {"written": right, "written_confirmed": 0.9}
+                run["points"][merged] |= {"written": right, "written_ended": 0.9}
         run["points"].pop("wise-ft-0.5", None)
     found = write(tmp_path, **{"qwen-0.5b_mbpp": runs})
     assert (found["settings"], found["unfinished"], found["missing"]) == ({}, {}, {})
@@ -478,7 +478,7 @@ def test_a_saturated_base_is_judged_and_not_counted(tmp_path, page):
     assert "keeps 99.7 % in the mean (WikiText-2 99.3 % least), the best of plain 87.5 %." in block
     assert "Points of plain fine-tuning that dominate `holdfast`: 0 of 2." in block
     assert "Qwen2.5-Coder-0.5B, MBPP: all tests and all points" in block
-    runs[-1]["points"]["tuned"]["written_confirmed"] = 0.1  # an error of the writing
+    del runs[-1]["points"]["tuned"]["written_ended"]  # they did not stop at the end
     block = page(write(tmp_path, **{"qwen-0.5b_mbpp": runs}))["proof_limits"]
     assert "1.000 (62.5 %) after plain fine-tuning × 1," in block
     assert "(— %) after `holdfast`" in block

@@ -72,6 +72,7 @@ def work(jobs: Mapping[str, Job], folder: Path, seconds: float = math.inf) -> li
         if done.exists() or not _claimed(claim):
             continue
         started = time.monotonic()
+        (folder / f"{name}.error").unlink(missing_ok=True)  # of an earlier attempt
         try:
             record = job()
         except Exception:

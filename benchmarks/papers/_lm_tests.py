@@ -25,7 +25,7 @@ from torch.nn import functional as F  # noqa: N812
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from additivity_lm import answers, read
+from additivity_lm import answers, end_of_answer, read
 from forgetting_lm import QUESTION, arc_rows, lambada_rows
 
 from holdfast.evaluate.kl import ContextFreeKL
@@ -289,7 +289,7 @@ class Tests:
         from _lm_write import write
 
         prompts = [split_answer(s).context for s in answers(self.tokenizer, self.questions)]
-        texts = self.tokenizer.batch_decode(write(model, prompts, self.tokenizer.eos_token_id))
+        texts = self.tokenizer.batch_decode(write(model, prompts, end_of_answer(self.tokenizer)))
         right = [final(t) == final(q["answer"]) for t, q in zip(texts, self.questions, strict=True)]
         return sum(right) / len(right)
 

@@ -41,13 +41,8 @@ class Cells:
 
 
 @torch.no_grad()
-def write(
-    model: Any, prompts: list[list[int]], end: int, most: int = 200, *, graph: bool = True
-) -> list[list[int]]:
-    """What a model writes after each prompt, the likeliest token every time, up to ``end``.
-
-    On a GPU the steps are replayed as a ``graph``, unless it is False.
-    """
+def write(model: Any, prompts: list[list[int]], end: int, most: int = 200) -> list[list[int]]:
+    """What a model writes after each prompt, the likeliest token every time, up to ``end``."""
     device = next(model.parameters()).device
     rows, before = len(prompts), max(map(len, prompts))
     ids = torch.full((rows, before), end)
@@ -96,9 +91,9 @@ def write(
         cells.place.add_(1)
         now.add_(1)
 
-    replayed = graph and device.type == "cuda" and most > 2
-    again = _captured(go_on) if replayed else go_on
-    for count in range(2 if replayed else 1, most):
+    on_gpu = device.type == "cuda" and most > 2
+    again = _captured(go_on) if on_gpu else go_on
+    for count in range(2 if on_gpu else 1, most):
         again()
         if count % 10 == 0 and bool(ended.all()):
             break

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from _lm_tests import Pool, Test, loss_figures, right_answers, share_figures
 from _lm_write import write
-from _measures import CONFIRMED
 from _samples import pack
 from _targets import Target
+from additivity_lm import end_of_answer
 
 from holdfast.io.encoding import Continuation
 
@@ -65,27 +65,14 @@ class Exam:
                 found |= share_figures(name, right)
                 samples[name] = pack(right)
         if whole and self.target.questions:
-            answers, share, first = self._written(model)
+            answers = written(model, self.tokenizer, self.target.questions, self.target.most)
             texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
             right = np.array(self.target.right(texts))
-            found |= share_figures("written", right) | {"written_confirmed": share}
-            samples |= {"written": pack(right), "texts": texts[:SHOWN], "graph_confirmed": first}
+            found |= share_figures("written", right)
+            found["written_ended"] = float(np.mean([len(a) < self.target.most for a in answers]))
+            samples |= {"written": pack(right), "texts": texts[:SHOWN]}
         rounded: Record = {name: round(float(value), 6) for name, value in found.items()}
         return rounded | ({"samples": samples} if whole else {})
-
-    def _written(self, model: Any) -> tuple[list[list[int]], float, float]:
-        """The answers to all questions, and the share of them that is confirmed.
-
-        If the share is small, they are written again without a CUDA graph. The third value is the
-        share of the answers that were written with one.
-        """
-        asked, most = self.target.questions, self.target.most
-        answers = written(model, self.tokenizer, asked, most)
-        first = share = confirmed(model, asked, answers)
-        if share < CONFIRMED:
-            answers = written(model, self.tokenizer, asked, most, graph=False)
-            share = confirmed(model, asked, answers)
-        return answers, share, first
 
     def sizes(self) -> Record:
         """The tokens of each request of a text, and the number of rows of the other tests."""
@@ -99,13 +86,12 @@ class Exam:
 
 
 def written(
-    model: Any, tokenizer: Any, prompts: Sequence[list[int]], most: int, *, graph: bool = True
-) -> list[list[int]]:
-    """The tokens that a model writes after prompts, at most so many."""
+    model: Any, tokenizer: Any, prompts: Sequence[list[int]], most: int
+) -> list[list[int]]:  # fmt: skip
+    """The tokens that a model writes after prompts, at most so many, up to the end of an answer."""
     found: list[list[int]] = []
     for i in range(0, len(prompts), WRITTEN):
-        some, end = [*prompts[i : i + WRITTEN]], tokenizer.eos_token_id
-        found += write(model, some, end, most, graph=graph)
+        found += write(model, [*prompts[i : i + WRITTEN]], end_of_answer(tokenizer), most)
     return found
 
 
@@ -116,22 +102,6 @@ def written_texts(
     tokens = written(model, tokenizer, prompts, most)
     texts: list[str] = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     return texts
-
-
-def confirmed(
-    model: Any, prompts: Sequence[list[int]], answers: Sequence[list[int]]
-) -> float:  # fmt: skip
-    """The share of answers whose tokens are all the likeliest ones in one pass over the answer.
-
-    Written token by token, they should be: but for rounding, all of them. A small share is an error
-    of the writing.
-    """
-    both = zip(prompts, answers, strict=True)
-    requests = [Continuation(prompt, answer) for prompt, answer in both if answer]
-    if not requests:
-        return 1.0
-    _, greedy = Pool(requests, next(model.parameters()).device).answered(model)
-    return float(greedy.mean())
 
 
 def rows_of(test: Test) -> int:

@@ -24,11 +24,9 @@ CHANCE = {
 }  # fmt: skip
 #: Nats per token in place of a loss that is not a number, as training diverged.
 DIVERGED = 100.0
-#: The least share of generated answers that the model must confirm, see _exam.py.
-CONFIRMED = 0.5
 #: Fields of a point that are not retained tests.
 OTHERS = {
-    "choose_nll", "report_nll", "target_choose", "target_report", "written", "written_confirmed",
+    "choose_nll", "report_nll", "target_choose", "target_report", "written", "written_ended",
     "samples", "sizes",
 }  # fmt: skip
 

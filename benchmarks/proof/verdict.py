@@ -23,7 +23,6 @@ from _bootstrap import Bootstrap, Interval
 from _markdown import SPEC
 from _measures import (
     CHANCE,
-    CONFIRMED,
     GOALS,
     OURS,
     PLAIN,
@@ -175,10 +174,12 @@ def row_of(setting: Setting, point: Point) -> dict[str, Any]:
 
 
 def figures(point: Record) -> dict[str, float]:
-    """The figures of a point, without standard errors and without answers not confirmed."""
-    out = {"samples", "sizes"}
-    if point.get("written_confirmed", 0.0) < CONFIRMED:
-        out.add("written")
+    """The figures of a point, without standard errors.
+
+    Records of generated answers that do not say how many of them ended are not reported: they did
+    not stop at the end of an answer.
+    """
+    out = {"samples", "sizes", *(["written"] if "written_ended" not in point else [])}
     return {
         name: value for name, value in point.items() if not name.endswith("_se") and name not in out
     }

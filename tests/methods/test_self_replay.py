@@ -12,6 +12,7 @@ from golden import self_replay as golden
 from holdfast import Flow, LoopSettings, LoRA, Recipe, Run, SelfReplay, SGDUpdate, finetune_loop
 from holdfast._torch import ride
 from holdfast.data import pad_collate
+from holdfast.methods import self_replay
 from loops import tune
 from small import make_llama, make_tokenizer, noisy
 
@@ -188,6 +189,7 @@ def test_a_length_above_the_models_is_said_once(caplog):
 
 
 def test_as_many_texts_are_drawn_as_the_run_uses(caplog):
+    self_replay._warn_once.cache_clear()
     long = [{"input_ids": [5] * 99, "labels": [5] * 99}] * 2
     used = {"visits": 1600, "update_size": 20}
     assert len(make_run(replay(fewest=1, share=0.1), data=long, **used).recall.pool) == 160

@@ -1,6 +1,7 @@
 """What a comparison consists of, and about how long it takes."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -47,8 +48,10 @@ def overview(plan: Plan, runs: Sequence[RunSpec], crew: Crew) -> Iterator[str]:
     if trained is not None and tests is not None and tests.other is not None:
         each = f"{seconds(trained / len(groups))} per training and {seconds(tests.other)} of tests"
         # Every process tests the base.
-        total = trained + len(runs) * tests.other + jobs * (tests.base or 0.0)
-        what += f", about {seconds(total / at_once)} and what recipes add ({each} per run)"
+        rounds = math.ceil(len(groups) / at_once) / len(groups)
+        total = rounds * (trained + len(runs) * tests.other)
+        total += math.ceil(jobs / at_once) * (tests.base or 0.0)
+        what += f", about {seconds(total)} and what recipes add ({each} per run)"
     yield what
     yield from _repeated(plan, runs)
     yield from str(tests).splitlines() if tests is not None else ()

@@ -41,9 +41,8 @@ def forecast_document(found: Forecast) -> Document:
     ]
     if not (found.fits or found.changes or early):
         sentences.append(
-            "None of these makes it fit: --gradient-checkpointing, --batch-size 1, more --gpus, "
-            "adapters, --dtype bfloat16. Take GPUs with more memory, a shorter --max-length or a "
-            "smaller model."
+            "No change that was tried makes it fit. Take GPUs with more memory, a shorter "
+            "--max-length or a smaller model."
         )
     tables = (
         _table(f"Memory {per}", needs.memory, others.memory, gigabytes),
