@@ -25,6 +25,7 @@ from holdfast._torch.adapters import adapter_parts, adapters_are_new, has_adapte
 from holdfast._torch.checks import at_least_zero, named_settings, natural_number
 from holdfast._torch.fingerprint import data_fingerprint, fingerprint, same_content
 from holdfast._torch.finite import check_weights
+from holdfast._torch.head_tap import agree_on_tap
 from holdfast._torch.layers import discriminative_groups, within
 from holdfast._torch.layout import gathered
 from holdfast._torch.names import shorten
@@ -188,6 +189,7 @@ class Run:
         for method in weighing:
             self.importance[method] = method.measure_importance(self)
         self.recipe.start.apply(self)
+        agree_on_tap(self.model)
 
     def make_optimizer(
         self, total_updates: int, groups: list[dict[str, Any]] | None = None

@@ -353,13 +353,13 @@ def in_the_trainer_on_ranks(kind, folder, out):
         torch.save(states, out)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("kind", ON_RANKS)
+@pytest.mark.parametrize("kind", sampled(ON_RANKS, ["fsdp2"]))
 def test_two_ranks_with_accelerate(kind, tmp_path):
+    """One rank draws the texts, which the other one reads: it learns later what the head does."""
     out = tmp_path / "out.pt"
     run_on_ranks(2, with_accelerate_on_ranks, kind, out, folder=tmp_path)
     for name, state in torch.load(out, weights_only=True).items():
-        assert furthest(state, whole_state(in_finetune_loop(RECIPES[name]))) <= 1e-9, name
+        assert furthest(state, whole_state(in_finetune_loop(RECIPES[name]))) <= 1e-8, name
 
 
 @pytest.mark.soak

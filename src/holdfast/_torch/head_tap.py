@@ -21,7 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from holdfast._torch.adapters import without_peft
 from holdfast._torch.batch import logits_and_auxiliary, logits_of, without_cache
 from holdfast._torch.dtypes import wide
-from holdfast._torch.layout import is_sharded
+from holdfast._torch.layout import gathered, is_sharded
 from holdfast._torch.lm_head import is_out_of_memory
 from holdfast._torch.replace import replaced
 from holdfast._torch.rng import preserve_rng
@@ -241,6 +241,18 @@ def tap_of(model: nn.Module, inputs: Mapping[str, Any]) -> Tap | None:
             if is_out_of_memory(error):
                 raise
     return tap
+
+
+def agree_on_tap(model: nn.Module) -> None:
+    """Forget the tap of a model unless all ranks have learned it. All ranks must call it.
+
+    Some ranks may have learned it in work that only they did, such as drawing texts that others
+    read. Later, when sharded weights are gathered in each call, all ranks must learn it together.
+    """
+    layer = output_layer(model)
+    tap = _TAPS.get(layer) if layer is not None else None
+    if not all(gathered(tap is not None and tap.is_learned)) and tap is not None:
+        del _TAPS[cast(nn.Module, layer)]
 
 
 def divisible_head(model: nn.Module, inputs: Mapping[str, Any]) -> Head | None:
