@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -41,8 +43,10 @@ def test_all_runs_are_made_once_and_a_failed_one_stops_none(tmp_path, capsys):
 
 def test_a_process_waits_for_the_runs_that_others_have_claimed(tmp_path, monkeypatch):
     jobs, waited = load("_jobs"), []
-    for name in "ab":
-        (tmp_path / f"{name}.claim").touch()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for name, process in {"a": os.getppid(), "b": os.getppid(), "d": gone.pid}.items():
+        (tmp_path / f"{name}.claim").write_text(str(process))
     (tmp_path / "b.error").touch()  # another process has tried
 
     def sleep(seconds):
@@ -50,7 +54,7 @@ def test_a_process_waits_for_the_runs_that_others_have_claimed(tmp_path, monkeyp
         (tmp_path / "a.json").touch()
 
     monkeypatch.setattr(jobs.time, "sleep", sleep)
-    jobs.wait_for_others("abc", tmp_path)  # c is nobody's
+    jobs.wait_for_others("abcd", tmp_path)  # c is nobody's, and the process of d has ended
     assert len(waited) == 1
 
 

@@ -247,7 +247,7 @@ def continual_runs():
 
 def test_ablations_and_tasks_in_a_row(tmp_path):
     found = write(
-        tmp_path, smollm2_mbpp=language_runs(), ablations=ablation_runs(),
+        tmp_path, smollm2_gsm8k=language_runs(), ablations=ablation_runs(),
         continual=continual_runs(),
     )  # fmt: skip
     (changed,) = found["ablations"]
@@ -290,7 +290,7 @@ def test_without_results_the_page_says_so_and_nothing_is_drawn(tmp_path, page):
 def test_incomplete_results_are_left_out_and_named(tmp_path, page):
     without = [run for run in language_runs() if run["plan"] != "holdfast"]
     found = write(
-        tmp_path, smollm2_gsm8k=without, smollm2_boolq=language_runs(), ablations=ablation_runs()
+        tmp_path, smollm2_mbpp=without, smollm2_boolq=language_runs(), ablations=ablation_runs()
     )
     assert [*found["settings"]] == ["smollm2_boolq"]
     blocks = page(found)
@@ -302,8 +302,8 @@ def test_incomplete_results_are_left_out_and_named(tmp_path, page):
         "of methods without old data: 1 of 4, 0 clearly; of rehearsal with real old data: 1 of 1, "
         "0 clearly." in told
     )
-    assert "missing runs: SmolLM2-135M, GSM8K (holdfast)." in told
-    assert "without results: SmolLM2-135M, MBPP; SmolLM2-135M, Shakespeare; " in told
+    assert "missing runs: SmolLM2-135M, MBPP (holdfast)." in told
+    assert "without results: SmolLM2-135M, GSM8K; SmolLM2-135M, Shakespeare; " in told
     learned = "100.0<br>(98.0&nbsp;to&nbsp;101.0)"
     assert f"| SmolLM2-135M, BoolQ | new | {learned} | 99.7" in told
     assert "| WikiText-2 99.3 | 87.5 | **99/99 strictly** | 1 of 4, 0 clearly | 1 of 1" in told
@@ -316,7 +316,7 @@ def test_incomplete_results_are_left_out_and_named(tmp_path, page):
     assert "keeps less than `holdfast` in 1 of 2 cases, by 12.2 points" in equal
     assert "old data does not reach this target at any learning rate in 0 of 1 cases" in equal
     assert blocks["proof_limits"] == ""
-    # The best of plain comes from MBPP's results, which are missing.
+    # The best of plain comes from GSM8K's results, which are missing.
     assert (blocks["proof_ablations"], blocks["proof_continual"]) == ("", "")
     assert (
         "| WikiText-2, nats per token | 3.000 | 4.000 | 3.020 | 75.0 | 99.3 | 36.8 | 98.0 |"
@@ -327,16 +327,16 @@ def test_incomplete_results_are_left_out_and_named(tmp_path, page):
 def test_unfinished_settings_are_shown_with_their_missing_runs_and_not_counted(tmp_path, page):
     write(tmp_path, minilm_rte=encoder_runs())
     found = write(
-        tmp_path, missing=["holdfast-s3", "top-8-s0"], smollm2_mbpp=language_runs(),
+        tmp_path, missing=["holdfast-s3", "top-8-s0"], smollm2_gsm8k=language_runs(),
         ablations=ablation_runs(), continual=continual_runs(),
     )  # fmt: skip
-    assert ([*found["settings"]], [*found["unfinished"]]) == (["minilm_rte"], ["smollm2_mbpp"])
+    assert ([*found["settings"]], [*found["unfinished"]]) == (["minilm_rte"], ["smollm2_gsm8k"])
     blocks = page(found)
     told = blocks["proof_verdict"]
     assert "in 0 of 1 settings**" in told
-    assert "with their missing runs: SmolLM2-135M, MBPP (holdfast-s3, top-8-s0)." in told
+    assert "with their missing runs: SmolLM2-135M, GSM8K (holdfast-s3, top-8-s0)." in told
     assert "| 87.5 | not finished |" in told
-    assert "SmolLM2-135M, MBPP (not finished): all tests" in blocks["proof_details"]
+    assert "SmolLM2-135M, GSM8K (not finished): all tests" in blocks["proof_details"]
     assert "commit abc. Missing runs: holdfast-s3, top-8-s0." in blocks["proof_details"]
     for block in ("proof_ablations", "proof_continual"):
         assert " Missing runs: holdfast-s3, top-8-s0." in blocks[block]
@@ -425,7 +425,8 @@ def test_the_block_of_abilities(tmp_path, page):
     assert "which are left out: ROT13 27.5 % (chance 25.0 %)." in block
     assert "513 to 1,024: `holdfast` 96.2 %, plain fine-tuning × 1 50.0 %." in block
     assert "| | pretrained, % | chance, % | holdfast | plain fine-tuning × 1 | LoRA × 6 |" in block
-    assert "| MBPP, learned | — | — | 90.0 | 100.0 | 50.0 |" in block
+    assert "SmolLM2-135M learns GSM8K" in block
+    assert "| GSM8K, learned | — | — | 90.0 | 100.0 | 50.0 |" in block
     assert (
         "| copy of random tokens | 100.0 | 0.0 | 90.0<br>(80.0&nbsp;to&nbsp;97.5) | 50.0" in block
     )
@@ -434,10 +435,6 @@ def test_the_block_of_abilities(tmp_path, page):
     assert "| harmful requests, refused | 80.0 | 80.0 | 40.0 | 60.0 |" in hidden
     assert "harmful" not in visible
     assert "poem" not in block  # no tuned model took this test
-    both = page(write(tmp_path, abilities_gsm8k=ability_runs()))["proof_limits"]
-    assert both.count("## What it does not protect") == 1
-    assert "SmolLM2-135M learns GSM8K" in both
-    assert "| GSM8K, learned |" in both
 
 
 def test_abilities_that_are_all_kept_or_all_at_chance(tmp_path, page):
@@ -494,7 +491,7 @@ def test_a_saturated_base_is_judged_and_not_counted(tmp_path, page):
 def test_all_blocks_and_pictures(tmp_path, page):
     pictures = load("proof_pictures")
     found = write(
-        tmp_path, smollm2_mbpp=language_runs(), minilm_rte=encoder_runs(),
+        tmp_path, smollm2_gsm8k=language_runs(), minilm_rte=encoder_runs(),
         ablations=[*ablation_runs(), language_runs()[-1] | {"plan": "default"}],
         continual=continual_runs(), abilities=ability_runs(),
     )  # fmt: skip

@@ -115,7 +115,8 @@ def work_or_collect(jobs: Mapping[str, Job], args: Any, protocol: Record) -> dic
 
 def _claimed(claim: Path) -> bool:
     try:
-        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        with claim.open("x", encoding="utf-8") as file:
+            file.write(str(os.getpid()))
     except FileExistsError:
         return False
     return True
@@ -126,10 +127,19 @@ def wait_for_others(names: Iterable[str], folder: Path) -> None:
 
     def under_way(name: str) -> bool:
         ends = (folder / f"{name}.json", folder / f"{name}.error")
-        return (folder / f"{name}.claim").exists() and not any(file.exists() for file in ends)
+        return not any(file.exists() for file in ends) and _is_worked_on(folder / f"{name}.claim")
 
     while any(map(under_way, names)):
         time.sleep(1)
+
+
+def _is_worked_on(claim: Path) -> bool:
+    """Whether the process that claimed a run still exists; all are on one machine."""
+    try:
+        os.kill(int(claim.read_text(encoding="utf-8")), 0)
+    except (FileNotFoundError, ValueError, ProcessLookupError):
+        return False
+    return True
 
 
 def failed(folder: Path, names: Iterable[str]) -> list[str]:

@@ -50,14 +50,32 @@ def attention_without_mask() -> str:
     SDPA is causal. So rows are padded on the right, or come with a mask of four dimensions.
     """
     from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    AttentionInterface.register(ATTENTION, sdpa_attention_forward)
+    AttentionInterface.register(ATTENTION, attention)
     return ATTENTION
 
 
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Causal without a mask. A single token per row reads the keys of its group once.
+
+    With a mask, SDPA would copy the keys and values for each query head of their group.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if attention_mask is None or query.shape[2] > 1:
+        found, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return found, None
+    grouped = query.to(key.dtype).view(len(query), key.shape[1], -1, query.shape[3])
+    scores = (grouped @ key.mT).float() * options["scaling"]
+    shares = scores.masked_fill(~attention_mask, -math.inf).softmax(-1).to(value.dtype)
+    return (shares @ value).view(len(query), 1, -1, query.shape[3]), None
+
+
 def load(folder: Path, device: torch.device) -> Any:
-    """The model in float32."""
+    """The model in float32, ready to be trained and tested; on a GPU its blocks are compiled."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -66,7 +84,18 @@ def load(folder: Path, device: torch.device) -> Any:
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = MethodType(rms_norm, module)
+    if device.type == "cuda":
+        for block in model.model.layers:  # all of them share the compiled code
+            block.compile(dynamic=True)
     return model.to(device).eval()
+
+
+def uncompiled() -> Any:
+    """A context in which compiled blocks run as they are written.
+
+    They are compiled for training and for tests by likelihood, not for caches of keys and values.
+    """
+    return torch.compiler.set_stance("force_eager")
 
 
 def rms_norm(module: Any, states: Tensor) -> Tensor:
@@ -296,7 +325,8 @@ class Tests:
 
 def draw(base: Any, tokenizer: Any, texts: int) -> list[list[int]]:
     """Texts that the base model writes without any context."""
-    return ContextFreeKL(texts, 64).draw(Loaded(base, "causal_lm", tokenizer, LIMIT))
+    with uncompiled():
+        return ContextFreeKL(texts, 64).draw(Loaded(base, "causal_lm", tokenizer, LIMIT))
 
 
 def final(text: str) -> float | None:

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from _jobs import Parser, Record, records, work_or_collect
 from _lm_replay import replayed
-from _lm_tests import ACCURACIES, Tests, draw, load, make_tests
+from _lm_tests import ACCURACIES, Tests, draw, load, make_tests, uncompiled
 from _lm_train import BATCH, loss_of, make_batches, own_loss_of, weights_of
 from _loop import Batch, Loss, train
 from _summary import LANGUAGE, comparison, goals, mean_points
@@ -192,7 +192,7 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.device = args, default_device()
-        self.prepared = args.runs / "prepared"
+        self.prepared = getattr(args, "prepared", None) or args.runs / "prepared"
         self.folder: Any = args.data and args.data / "lm"
 
     def kept(self, name: str, make: Callable[[], Any]) -> Any:
@@ -270,12 +270,13 @@ class Bench:
         lr = None if plan.lr is None else plan.lr * self.args.lr
         autocast = torch.bfloat16 if self.device.type == "cuda" else None
         torch.manual_seed(seed)
-        run = Run(
-            plan.recipe, load(self.args.model, self.device), self.samples, lr=lr,
-            collate=pad_collate, tokenizer=self.tokenizer if plan.chats else None,
-            visits=self.epochs * (len(self.samples) // BATCH * BATCH), cache=self.prepared,
-            progress=False, autocast=autocast, seed=seed,
-        )  # fmt: skip
+        with uncompiled():
+            run = Run(
+                plan.recipe, load(self.args.model, self.device), self.samples, lr=lr,
+                collate=pad_collate, tokenizer=self.tokenizer if plan.chats else None,
+                visits=self.epochs * (len(self.samples) // BATCH * BATCH), cache=self.prepared,
+                progress=False, autocast=autocast, seed=seed,
+            )  # fmt: skip
         lr, recipe = run.lr, run.recipe
         weights = weights_of(run)
         batches = [
@@ -287,12 +288,10 @@ class Bench:
         own = run.criterion.weighs_outputs or run.recall.uses_outputs
         terms = self.terms(plan, run, batches, seed)
         loss = own_loss_of(run) if own else loss_of(run.model, *terms)
-        # A graph cannot hold losses that wait for the GPU, nor parameters that become more.
-        graphs = not own and not isinstance(recipe.trainable, GradualUnfreezing)
         losses: list[Tensor] = []
         ready = time.monotonic()
         train(
-            run, batches, loss, schedule(updates), clip_norm=1.0, autocast=autocast, graphs=graphs,
+            run, batches, loss, schedule(updates), clip_norm=1.0, autocast=autocast, graphs=False,
             after_step=lambda _, loss: losses.append(loss.clone()),
         )  # fmt: skip
         last = float(torch.stack(losses[-20:]).mean())

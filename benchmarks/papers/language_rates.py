@@ -78,35 +78,52 @@ class RatesBench(Bench):
         with gzip.open(self.folder / f"{name}.txt.gz", "rt", encoding="utf-8") as file:
             return tokenize(self.tokenizer, file.read())
 
-    @functools.cached_property
+    @property
     def samples(self) -> list[dict[str, list[int]]]:
-        text = self.kept("python-learned", lambda: tokenize(self.tokenizer, source(learned=True)))
+        return self.python_windows
+
+    @functools.cached_property
+    def python_windows(self) -> list[dict[str, list[int]]]:
+        """Windows to learn, from all over the library."""
+        text = self.python(learned=True)
         generator = torch.Generator().manual_seed(0)
         places = torch.randperm(len(text) // WINDOW, generator=generator) * WINDOW
         rows = [text[place : place + WINDOW] for place in places.tolist()]
         return [{"input_ids": row, "labels": row} for row in rows[: self.args.updates * BATCH]]
 
+    def python(self, learned: bool) -> list[int]:
+        """Modules of the standard library: those to learn, or those to test."""
+        name = "python-learned" if learned else "python"
+        found: list[int] = self.kept(name, lambda: tokenize(self.tokenizer, source(learned)))
+        return found
+
     @functools.cached_property
     def tests(self) -> Tests:
         limit, model = self.args.limit, load(self.args.model, self.device)
-        first = Loaded(nn.Identity(), "causal_lm", self.tokenizer, WINDOW).first_token()
+        python = text_test(self, "python", self.python(learned=False))
+        drawn = self.drawn(model, min(64, limit))
+        return Tests([python, *retained(self)], drawn, model, self.tokenizer)
 
-        def test(name: str, tokens: list[int]) -> Test:
-            some = tokens[: 240 * limit]
-            return {"name": name, "kind": "text", "requests": windows(some, first, WINDOW)}
 
-        python = self.kept("python", lambda: tokenize(self.tokenizer, source(learned=False)))
-        shakespeare = self.kept("shakespeare", lambda: self.tokens("tinyshakespeare"))
-        wikitext = self.kept("wikitext2-valid", lambda: self.tokens("wikitext2-valid"))
-        rows = random.Random(0).sample(read(self.folder / "gsm8k-train.jsonl.gz"), limit)
-        solved = [split_answer(sample) for sample in answers(self.tokenizer, rows)]
-        tests = [
-            test("python", python),
-            test("shakespeare", shakespeare),
-            test("wikitext_valid", wikitext),
-            {"name": "gsm8k_train", "kind": "text", "requests": solved},
-        ]
-        return Tests(tests, self.drawn(model, min(64, limit)), model, self.tokenizer)
+def retained(bench: RatesBench) -> list[Test]:
+    """What the model should keep."""
+    limit = bench.args.limit
+    shakespeare = bench.kept("shakespeare", lambda: bench.tokens("tinyshakespeare"))
+    wikitext = bench.kept("wikitext2-valid", lambda: bench.tokens("wikitext2-valid"))
+    rows = random.Random(0).sample(read(bench.folder / "gsm8k-train.jsonl.gz"), limit)
+    solved = [split_answer(sample) for sample in answers(bench.tokenizer, rows)]
+    return [
+        text_test(bench, "shakespeare", shakespeare),
+        text_test(bench, "wikitext_valid", wikitext),
+        {"name": "gsm8k_train", "kind": "text", "requests": solved},
+    ]
+
+
+def text_test(bench: RatesBench, name: str, tokens: list[int]) -> Test:
+    """The beginning of a text, in windows."""
+    first = Loaded(nn.Identity(), "causal_lm", bench.tokenizer, WINDOW).first_token()
+    requests = windows(tokens[: 240 * bench.args.limit], first, WINDOW)
+    return {"name": name, "kind": "text", "requests": requests}
 
 
 def source(learned: bool) -> str:

@@ -20,7 +20,7 @@ from additivity_lm import end_of_answer
 
 from holdfast.io.encoding import Continuation
 
-WRITTEN = 512  # answers that are written side by side
+WRITTEN = 700  # answers that are written side by side
 SHOWN = 4  # answers in a record, for a reader
 Record = dict[str, Any]
 
@@ -49,8 +49,8 @@ class Exam:
         self.pool = Pool(requests, device)
 
     @torch.no_grad()
-    def take(self, model: Any, *, whole: bool = True) -> Record:
-        """The figures of a model. If ``whole``, also its answers in writing, and every sample."""
+    def take(self, model: Any, *, whole: bool = True, write: bool = True) -> Record:
+        """The figures of a model. If ``whole``, also every sample and, if ``write``, answers."""
         nll, greedy = self.pool.answered(model)
         found, samples = dict[str, float](), Record()
         start = 0
@@ -64,7 +64,7 @@ class Exam:
                 right = right_answers(test, nll[here], greedy[here])
                 found |= share_figures(name, right)
                 samples[name] = pack(right)
-        if whole and self.target.questions:
+        if whole and write and self.target.questions:
             answers = written(model, self.tokenizer, self.target.questions, self.target.most)
             texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
             right = np.array(self.target.right(texts))
@@ -89,9 +89,13 @@ def written(
     model: Any, tokenizer: Any, prompts: Sequence[list[int]], most: int
 ) -> list[list[int]]:  # fmt: skip
     """The tokens that a model writes after prompts, at most so many, up to the end of an answer."""
-    found: list[list[int]] = []
-    for i in range(0, len(prompts), WRITTEN):
-        found += write(model, [*prompts[i : i + WRITTEN]], end_of_answer(tokenizer), most)
+    found: list[list[int]] = [[]] * len(prompts)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    for begin in range(0, len(order), WRITTEN):
+        some = order[begin : begin + WRITTEN]
+        answers = write(model, [prompts[i] for i in some], end_of_answer(tokenizer), most)
+        for i, answer in zip(some, answers, strict=True):
+            found[i] = answer
     return found
 
 

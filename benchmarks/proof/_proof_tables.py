@@ -254,7 +254,7 @@ def proof_ablations() -> str:
     low = min(found.values(), key=lambda row: row["target"])
     lost = min(found.values(), key=lambda row: row["mean_kept"])
     text = (
-        f"SmolLM2 learns MBPP with one setting of self-replay changed at a time (one seed). "
+        f"SmolLM2 learns GSM8K with one setting of self-replay changed at a time (one seed). "
         f"The least learned is {percent(low['target'])} % ({_changed(low['plan'])}), the least "
         f"kept {percent(lost['mean_kept'])} % ({_changed(lost['plan'])})."
         + without(whole["missing"], "ablations")

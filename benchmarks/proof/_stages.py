@@ -98,9 +98,7 @@ def further_seeds(found: Sequence[Choice]) -> dict[str, tuple[int, ...]]:
     seeds: dict[str, tuple[int, ...]] = dict.fromkeys((choice.plan for choice in found), ())
     for row in dict.fromkeys(choice.row for choice in found):
         some = [choice for choice in found if choice.row == row]
-        best = max(some, key=lambda choice: choice.target)
-        balanced = max(some, key=lambda choice: choice.target + choice.kept)
-        seeds |= dict.fromkeys((best.plan, balanced.plan), THREE)
+        seeds[max(some, key=lambda choice: choice.target + choice.kept).plan] = THREE
     plain = max((choice for choice in found if is_plain(choice.row)), key=lambda c: c.target)
     return seeds | dict.fromkeys((plain.plan, OURS), FIVE)
 

@@ -19,6 +19,7 @@ from additivity_lm import answers, read
 
 from holdfast.io.encoding import Continuation, tokenize, windows
 
+GSM8K = 3000  # rows of its training split
 WINDOW = 256  # tokens of a text
 Sample = dict[str, list[int]]
 Rows = list[dict[str, str]]
@@ -66,7 +67,7 @@ def _asked(
 
 
 def gsm8k(tokenizer: Any, folder: Path, samples: int | None) -> Target:
-    train = read(folder / "gsm8k-train.jsonl.gz")[:samples]
+    train = read(folder / "gsm8k-train.jsonl.gz")[:GSM8K][:samples]
     test = read(folder / "gsm8k-test.jsonl.gz")
     numbers = [final(row["answer"]) for row in test]
 

@@ -1,6 +1,6 @@
 """What self-replay may not protect: abilities that the base does not show in the texts it draws.
 
-SmolLM2 learns MBPP (or GSM8K) by four plans. The base and each tuned model take four kinds of
+SmolLM2 learns GSM8K (or MBPP) by four plans. The base and each tuned model take four kinds of
 tests: tasks that are learned in context (``_in_context.py``), long contexts (``_long_context.py``),
 instructions that ask for a format (``_instructions.py``), and refusals (``_refusals.py``). The
 rules are in PROTOCOL.md; a test at which the base is not above chance is left out.
@@ -32,7 +32,7 @@ import _refusals
 import numpy as np
 import torch
 from _exam import Exam, written_texts
-from _jobs import Parser, Record, work_or_collect
+from _jobs import Record, work_or_collect
 from _lm_tests import Test, share_figures, split_answer
 from _measures import above_chance
 from _samples import pack, unpack
@@ -40,7 +40,7 @@ from _targets import Target
 from additivity_lm import answers
 from continual import PLANS
 from language import Plan
-from language_models import MODELS, Proof, jobs_of
+from language_models import MODELS, Proof, jobs_of, make_parser
 
 MOST = 160  # tokens of an answer
 
@@ -88,8 +88,8 @@ class AbilityExam(Exam):
         super().__init__(target, tests, tokenizer, device)
         self.written = written
 
-    def take(self, model: Any, *, whole: bool = True) -> Record:
-        found = super().take(model, whole=whole)
+    def take(self, model: Any, *, whole: bool = True, write: bool = True) -> Record:
+        found = super().take(model, whole=whole, write=write)
         for name, right in answered(model, self.tokenizer, self.written).items():
             figures = share_figures(name, np.array(right))
             found |= {figure: round(value, 6) for figure, value in figures.items()}
@@ -167,7 +167,7 @@ class Abilities(Proof):
             exam = self.whole_exam
             return exam.take(self.fresh()) | {"sizes": exam.sizes()}
 
-        found: Record = self.kept("base", take)
+        found: Record = self.kept(f"base-abilities-{self.args.target}", take)
         return found
 
     @functools.cached_property
@@ -181,7 +181,7 @@ class Abilities(Proof):
             return {name: round(sum(right) / len(right), 6) for name, right in found.items()}
 
         fixed = _in_context.CHANCE | _long_context.CHANCE | {"refusals": 0.5, "refusals_bare": 0.5}
-        found: dict[str, float] = fixed | self.kept("chance", measure)
+        found: dict[str, float] = fixed | self.kept("chance-abilities", measure)
         return found
 
     @property
@@ -211,13 +211,9 @@ class Abilities(Proof):
 
 
 def main() -> None:
-    parser = Parser(__doc__)
-    parser.add_input("--model")
-    parser.add_input("--data")
-    parser.add_argument("--name", choices=MODELS, default="smollm2", help="of the model")
-    parser.add_argument("--target", choices=("mbpp", "gsm8k"), default="mbpp")
-    parser.add_argument("--samples", type=int, help="of the training data; default: all")
-    parser.add_argument("--limit", type=int, default=10_000, help="rows of a test, for a trial")
+    parser = make_parser(__doc__)
+    parser.add_argument("--name", choices=MODELS, help="of the model; default: smollm2")
+    parser.add_argument("--target", choices=("gsm8k", "mbpp"), help="default: gsm8k")
     args: Any = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     bench = Abilities(args)

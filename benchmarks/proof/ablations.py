@@ -1,4 +1,4 @@
-"""Self-replay with one setting changed at a time: SmolLM2 learns MBPP. The list is in PROTOCOL.md.
+"""Self-replay with one setting changed at a time: SmolLM2 learns GSM8K, as in PROTOCOL.md.
 
     cd benchmarks/proof
     python ablations.py --model SMOLLM2 --data DATA --runs RUNS
@@ -11,6 +11,7 @@ file, so they are decoded and tokenized again; "texts" is the control, drawn as 
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -21,17 +22,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from _jobs import Parser, Record, work_or_collect
+from _jobs import Record, work_or_collect
 from _lm_replay import Replay
 from _lm_tests import load
 from _loop import Batch, Loss
+from _targets import Target
 from language import Plan
-from language_models import MODELS, Proof, jobs_of
+from language_models import MODELS, Proof, jobs_of, make_parser
 from torch import Tensor, nn
 
 from holdfast import Recipe, Run, SelfReplay
 from holdfast._torch.teachers import AllTokens
 from holdfast.comparison.default import MODEL
+from holdfast.methods.auto import default_lr
 from holdfast.scoring.pool import draw_pool
 from holdfast.scoring.starts import default_starts
 
@@ -43,7 +46,6 @@ DRAWN: dict[str, tuple[float, int, str, str]] = {
     "texts-hot": (1.3, TEXTS, "base", "both"),
     "texts-256": (1.0, 256, "base", "both"),
     "texts-1024": (1.0, 1024, "base", "both"),
-    "texts-8192": (1.0, 8192, "base", "both"),
     "texts-chats": (1.0, TEXTS, "base", "chats"),
     "texts-untrained": (1.0, TEXTS, "untrained", "both"),
     "texts-embedded": (1.0, TEXTS, "embedded", "both"),
@@ -52,8 +54,8 @@ CHANGED: dict[str, dict[str, Any]] = {
     "default": {},
     **{f"strength-{x:g}": {"strength": x} for x in (0.1, 0.3, 3.0, 10.0)},
     **{f"share-{x:g}": {"share": x} for x in (0.1, 0.25, 1.0)},
-    **{f"length-{x}": {"length": x} for x in (32, 64, 256)},
-    **{f"top-{x or 'all'}": {"top": x} for x in (8, 256, None)},
+    **{f"length-{x}": {"length": x} for x in (32, 256)},
+    **{f"top-{x or 'all'}": {"top": x} for x in (8, None)},
     "reversed": {"top": None},
 }
 
@@ -61,21 +63,28 @@ CHANGED: dict[str, dict[str, Any]] = {
 class Ablations(Proof):
     """The runs, and the texts that some of them replay."""
 
+    @functools.cached_property
+    def target(self) -> Target:
+        return super().target._replace(questions=[])
+
     def plans(self) -> dict[str, Plan]:
-        seed = (0,)
-        found = {
-            name: Plan(Recipe(recall=SelfReplay(**changed)), 1.0, seed)
-            for name, changed in CHANGED.items()
-        }
-        found["no-chats"] = Plan(Recipe(recall=SelfReplay()), 1.0, seed, chats=False)
-        found |= {
-            f"rate-x{lr:g}": Plan(Recipe(recall=SelfReplay()), lr, seed) for lr in (0.5, 2, 4)
-        }
+        own = self.own_rate() / self.args.lr
+
+        def plan(recall: SelfReplay, lr: float = 1.0, **more: Any) -> Plan:
+            return Plan(Recipe(recall=recall), lr * own, (0,), **more)
+
+        found = {name: plan(SelfReplay(**changed)) for name, changed in CHANGED.items()}
+        found["no-chats"] = plan(SelfReplay(), chats=False)
+        found |= {f"rate-x{lr:g}": plan(SelfReplay(), lr) for lr in (0.5, 2, 4)}
         files = {name: str(self.prepared / f"{name}.jsonl") for name in DRAWN}
-        return found | {
-            name: Plan(Recipe(recall=SelfReplay(texts=file)), 1.0, seed)
-            for name, file in files.items()
-        }
+        return found | {name: plan(SelfReplay(texts=file)) for name, file in files.items()}
+
+    def own_rate(self) -> float:
+        """The default of ``holdfast`` here."""
+        if self.args.collect is not None:  # only the names are needed
+            return 1.0
+        size = sum(p.numel() for p in self.fresh().parameters())
+        return default_lr(size, epochs=self.epochs)
 
     def run(self, name: str, plan: Plan, seed: int) -> Record:
         if name in DRAWN:
@@ -142,17 +151,12 @@ class Reversed(AllTokens):
 
 
 def main() -> None:
-    parser = Parser(__doc__)
-    parser.add_input("--model")
-    parser.add_input("--data")
-    parser.add_argument("--samples", type=int, help="of the training data; default: all")
-    parser.add_argument("--limit", type=int, default=10_000, help="rows of a test, for a trial")
-    parser.set_defaults(target="mbpp", name="smollm2")
+    parser = make_parser(__doc__)
     args: Any = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     bench = Ablations(args)
     protocol = {
-        "model": MODELS["smollm2"], "target": "mbpp", "rules": "benchmarks/proof/PROTOCOL.md",
+        "model": MODELS["smollm2"], "target": args.target, "rules": "benchmarks/proof/PROTOCOL.md",
         "drawn": {name: list(how) for name, how in DRAWN.items()}, "changed": CHANGED,
     }  # fmt: skip
     work_or_collect(jobs_of(bench, bench.plans()), args, protocol)

@@ -21,15 +21,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from _exam import Exam
-from _jobs import Parser, Record, work_or_collect
-from _lm_tests import load, make_tests
+from _jobs import Record, work_or_collect
+from _lm_tests import load
 from _measures import CHANCE, above_chance
 from _targets import Target, make_target
 from language import Bench, Plan
-from language_models import MODELS, MOST, jobs_of
+from language_models import MODELS, RATES, jobs_of, make_parser, retained_tests
 
 from holdfast import LoRA, Recipe
-from holdfast.methods.auto import default_lr
 
 ORDER = ("gsm8k", "mbpp", "boolq")
 PLANS = {
@@ -60,10 +59,7 @@ class Continual(Bench):
     @functools.cached_property
     def exam(self) -> Exam:
         """The retained tests that the base passes, and the report parts of all targets."""
-        limit = self.args.limit
-        most = {name: min(rows, 100 * limit) for name, rows in MOST.items()}
-        tests = make_tests(self.tokenizer, self.folder, limit, most)
-        tests = [test for test in tests if test["name"] not in ORDER]
+        tests = [t for t in retained_tests(self, "smollm2") if t["name"] not in ORDER]
         nothing = Target(0, [], [], [], [], lambda texts: [])
         learned = [
             {"name": f"learned_{name}", "kind": "text", "requests": target.report}
@@ -74,7 +70,7 @@ class Continual(Bench):
             exam = Exam(nothing, [*learned, *tests], self.tokenizer, self.device)
             return exam.take(load(self.args.model, self.device), whole=False)
 
-        self.base_figures: Record = self.kept("base", take)
+        self.base_figures: Record = self.kept("base-continual", take)
         passed = above_chance(self.base_figures)
         kept = [test for test in tests if test["name"] not in CHANCE or test["name"] in passed]
         return Exam(nothing, [*learned, *kept], self.tokenizer, self.device)
@@ -86,9 +82,7 @@ class Continual(Bench):
     def run(self, name: str, plan: Plan, seed: int) -> Record:
         """Train on one target after the other, and examine the model after each of them."""
         exam, first = self.exam, self.args.model
-        self.args.lr = default_lr(
-            sum(p.numel() for p in load(first, torch.device("cpu")).parameters())
-        )
+        self.args.lr = RATES["smollm2"]
         points, stages = {}, []
         last = self.prepared / f"stage-{name}-{seed}"
         try:
@@ -108,11 +102,7 @@ class Continual(Bench):
 
 
 def main() -> None:
-    parser = Parser(__doc__)
-    parser.add_input("--model")
-    parser.add_input("--data")
-    parser.add_argument("--samples", type=int, help="of the training data; default: all")
-    parser.add_argument("--limit", type=int, default=10_000, help="rows of a test, for a trial")
+    parser = make_parser(__doc__)
     args: Any = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     bench = Continual(args)

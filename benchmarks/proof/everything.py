@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-FEWER = "--samples=3000"  # of GSM8K, for the models of Qwen
-#: Runs beyond these settings of language models, which need the results of ``smollm2_mbpp``.
+#: Runs beyond the settings of language models, which need the results of ``smollm2_gsm8k``.
 FURTHER = ("ablations", "abilities", "continual")
 
 
@@ -35,24 +34,28 @@ class Setting(NamedTuple):
     always: Sequence[str] = ()
 
 
-def settings(models: Path, data: Path) -> Iterator[Setting]:
+def settings(models: Path, data: Path, runs: Path) -> Iterator[Setting]:
     """All settings, in their order."""
 
-    def language(name: str, target: str, *more: str) -> Setting:
-        runs = [f"--model={models / name}", f"--data={data}", "--stage=both"]
+    def common(name: str) -> list[str]:
+        return [
+            f"--model={models / name}", f"--data={data}", f"--prepared={runs / f'prepared-{name}'}"
+        ]  # fmt: skip
+
+    def language(name: str, target: str) -> Setting:
         return Setting(
-            f"{name}_{target}", "language_models", runs,
-            [f"--name={name}", f"--target={target}", *more],
+            f"{name}_{target}", "language_models", [*common(name), "--stage=both"],
+            [f"--name={name}", f"--target={target}"],
         )  # fmt: skip
 
     for target in ("gsm8k", "mbpp", "boolq", "shakespeare"):
         yield language("smollm2", target)
-    yield language("qwen-0.5b", "gsm8k", FEWER)
+    yield language("qwen-0.5b", "gsm8k")
     yield language("qwen-0.5b", "shakespeare")
-    yield language("qwen-1.5b", "gsm8k", FEWER)
+    yield language("qwen-1.5b", "gsm8k")
     for target in ("rte", "sst2", "cola", "mrpc"):
-        runs = [f"--model={models / 'minilm'}", f"--data={data}", "--stage=both"]
-        yield Setting(f"minilm_{target}", "sentence_encoders", runs, [f"--only={target}-"])
+        given = [f"--model={models / 'minilm'}", f"--data={data}", "--stage=both"]
+        yield Setting(f"minilm_{target}", "sentence_encoders", given, [f"--only={target}-"])
     vision = data / "vision"
     images = [
         f"--weights={models / 'mobilenet_v2.pth'}", f"--efficientnet={models / 'efficientnet'}",
@@ -62,7 +65,7 @@ def settings(models: Path, data: Path) -> Iterator[Setting]:
     for model in ("mobilenet-v2", "efficientnet-lite0", "resnet-50"):
         yield Setting(f"{model}_flowers102", "image_models", images, [f"--only={model}-"])
     for script in FURTHER:
-        yield Setting(script, script, [f"--model={models / 'smollm2'}", f"--data={data}"])
+        yield Setting(script, script, common("smollm2"))
     yield language("qwen-0.5b", "mbpp")
 
 
@@ -99,7 +102,7 @@ def main() -> None:
     parser.add_argument("--collect", type=Path, metavar="FOLDER", help="only collect, into files")
     args = parser.parse_args()
     begin, failed = time.monotonic(), []
-    for setting in settings(args.models, args.data):
+    for setting in settings(args.models, args.data, args.runs):
         if not any(part in setting.name for part in args.only.split(",")):
             continue
         folder, left = args.runs / setting.name, args.seconds - (time.monotonic() - begin)

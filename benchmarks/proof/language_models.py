@@ -39,9 +39,9 @@ from _jobs import (
 from _lm_tests import LIMIT, load, make_tests
 from _lm_train import BATCH, body_and_head, head_loss
 from _loop import Batch, Loss
-from _measures import CHANCE, Setting, above_chance
+from _measures import CHANCE, OURS, Setting, above_chance, is_plain
 from _rewritten import rewrite
-from _targets import MAKERS, Target, make_target
+from _targets import GSM8K, MAKERS, Target, make_target
 from additivity_lm import answers, read
 from language import Bench, Plan
 from torch import Tensor
@@ -59,13 +59,18 @@ from holdfast import (
 )
 from holdfast._torch.teachers import DrawnTokens
 from holdfast.io.encoding import tokenize
-from holdfast.methods.auto import default_lr
 
-ALPHAS = (0.3, 0.5, 0.7, 0.85)
-LINES = (0.0, 0.2, 0.5)
+#: The learning rates that the plans are multiples of.
+RATES = {"smollm2": 5e-4, "qwen-0.5b": 1.8e-4, "qwen-1.5b": 7.2e-5}
+ALPHAS, LINES = (0.5, 0.7, 0.85), (0.2, 0.5)
+MERGED = [f"plain-x{lr:g}" for lr in (0.2, 0.5, 1, 2)]
 MERGED_SEEDS = (0, 1, 2)  # the rows of merged models have three seeds at most
 #: Rows of retained tests, where not all are used; tokens of WikiText-2.
 MOST = {"wikitext": 160 * LIMIT, "lambada": 2500, "mmlu": 4000}
+FEWER = {
+    "wikitext": 80 * LIMIT, "gsm8k": 660, "mbpp": 487, "lambada": 1500, "piqa": 1000,
+    "arc_easy": 1200, "arc_challenge": 600, "boolq": 1600, "winogrande": 1267, "mmlu": 2000,
+}  # fmt: skip
 OLD = 16, 128  # texts of rehearsal per update, and their tokens: as many as holdfast replays
 #: The base that is close to saturation: an ablation with plain fine-tuning and one seed.
 SATURATED = ("qwen-0.5b", "mbpp")
@@ -79,7 +84,7 @@ MODELS = {
 
 
 def plans(model: str, target: str) -> dict[str, Plan]:
-    """What is compared. Learning rates are multiples of the default of ``holdfast``."""
+    """What is compared. Learning rates are multiples of those in ``RATES``."""
     seed = (0,)
     found = {"holdfast": Plan(Recipe.preset("holdfast"), None, seed)}
 
@@ -92,19 +97,19 @@ def plans(model: str, target: str) -> dict[str, Plan]:
     if (model, target) == SATURATED:
         add("plain", Recipe(), 0.2, 0.5, 1, 2)
         return found
-    add("plain", Recipe(), 0.1, 0.2, 0.5, 1, 2, 4)
+    add("plain", Recipe(), 0.1, 0.2, 0.5, 1, 2)
     lora = Recipe(trainable=LoRA(r=16))
     if model == "qwen-0.5b":
         add("lora", lora, 3, 6)
-        add("rehearsal", Recipe(), 1, old=True)
+        add("rehearsal", Recipe(), 0.5, old=True)
         return found
     add("lora", lora, 1, 3, 6, 12)
     add("lora-mlp", Recipe(trainable=LoRA(r=16, target="mlp")), 1, 3, 6, 12)
-    add("l2-sp", Recipe(penalties=[L2SP()]), 1, 2)
-    add("recadam", Recipe(update=RecAdamUpdate()), 1, 2)
-    add("flow", Recipe(objective=Flow()), 1, 2)
-    add("mofo", Recipe(update=MoFOUpdate()), 1, 2)
-    add("rehearsal", Recipe(), 1, 2, old=True)
+    add("l2-sp", Recipe(penalties=[L2SP()]), 0.5, 1)
+    add("recadam", Recipe(update=RecAdamUpdate()), 0.5, 1)
+    add("flow", Recipe(objective=Flow()), 0.5, 1)
+    add("mofo", Recipe(update=MoFOUpdate()), 0.5, 1)
+    add("rehearsal", Recipe(), 0.5, 1, old=True)
     return found
 
 
@@ -115,9 +120,9 @@ class Proof(Bench):
 
     def __init__(self, args: Any) -> None:
         super().__init__(args)
+        args.lr = RATES[args.name]
         if args.collect is None:
             self.epochs = self.target.epochs
-            args.lr = default_lr(sum(p.numel() for p in self.fresh().parameters()))
 
     def fresh(self) -> Any:
         return load(self.args.model, self.device)
@@ -135,7 +140,7 @@ class Proof(Bench):
     @functools.cached_property
     def rewritten(self) -> tuple[list[dict[str, list[int]]], float]:
         """GSM8K's training data with the base's own solutions, and the share of these."""
-        given = read(self.folder / "gsm8k-train.jsonl.gz")[: self.args.samples]
+        given = read(self.folder / "gsm8k-train.jsonl.gz")[:GSM8K][: self.args.samples]
         rows = self.kept("rewritten", lambda: rewrite(self.fresh(), self.tokenizer, given))
         own = sum(row["answer"] != old["answer"] for row, old in zip(rows, given, strict=True))
         return answers(self.tokenizer, rows), own / len(rows)
@@ -148,15 +153,13 @@ class Proof(Bench):
             exam = Exam(self.target, self.all_tests, self.tokenizer, self.device)
             return exam.take(self.fresh()) | {"sizes": exam.sizes()}
 
-        found: Record = self.kept("base", take)
+        found: Record = self.kept(f"base-{self.args.target}", take)
         return found
 
     @functools.cached_property
     def all_tests(self) -> list[Any]:
         """The retained tests, also those at which the base is not above chance."""
-        limit = self.args.limit
-        most = {name: min(rows, 100 * limit) for name, rows in MOST.items()}
-        tests = make_tests(self.tokenizer, self.folder, limit, most)
+        tests = retained_tests(self, self.args.name)
         return [test for test in tests if test["name"] != self.args.target]
 
     @functools.cached_property
@@ -175,8 +178,9 @@ class Proof(Bench):
         model, about = self.trained(plan, seed)
         most = self.free()
         distance = self.base.distance(model)
-        points: dict[str, Record] = {"tuned": exam.take(model)}
-        if name.startswith("plain") and seed in MERGED_SEEDS:
+        write = seed == 0 or name == OURS or is_plain(name)
+        points: dict[str, Record] = {"tuned": exam.take(model, write=write)}
+        if name in MERGED and seed in MERGED_SEEDS:
             points |= self.merged(model)
         return {
             "plan": name, "seed": seed, **about, "points": points,
@@ -215,6 +219,17 @@ class Proof(Bench):
             ids = torch.tensor(tokenize(self.tokenizer, file.read()))
         length = OLD[1]
         return ids[: len(ids) // length * length].view(-1, length).to(self.device)
+
+
+def retained_tests(bench: Bench, model: str) -> list[Any]:
+    """The retained tests, tokenized once for all targets; of larger models, fewer rows."""
+    limit = bench.args.limit
+    limits = MOST if model == "smollm2" else FEWER
+    most = {name: min(rows, 100 * limit) for name, rows in limits.items()}
+    found: list[Any] = bench.kept(
+        f"tests-{limit}", lambda: make_tests(bench.tokenizer, bench.folder, limit, most)
+    )
+    return found
 
 
 def rehearsed(model: Any, texts: Tensor, batches: list[Batch], seed: int) -> Loss:
@@ -258,15 +273,27 @@ def jobs_of(bench: Any, compared: Mapping[str, Plan]) -> dict[str, Job]:
     return jobs
 
 
-def main() -> None:
-    parser = Parser(__doc__)
+def make_parser(about: str | None) -> Parser:
+    """What the scripts for language models have in common."""
+    parser = Parser(about)
     parser.add_input("--model")
     parser.add_input("--data")
-    parser.add_argument("--name", choices=MODELS, default="smollm2", help="of the model")
-    parser.add_argument("--target", choices=MAKERS, required=True)
-    parser.add_argument("--stage", choices=("first", "more", "both", "rewritten"), default="first")
+    parser.add_argument(
+        "--prepared", type=Path, metavar="DIR",
+        help="texts, tests and figures of the base, which all targets of a model share; default: "
+        "a folder in RUNS",
+    )  # fmt: skip
     parser.add_argument("--samples", type=int, help="of the training data; default: all")
     parser.add_argument("--limit", type=int, default=10_000, help="rows of a test, for a trial")
+    parser.set_defaults(name="smollm2", target="gsm8k")
+    return parser
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--name", choices=MODELS, help="of the model; default: smollm2")
+    parser.add_argument("--target", choices=MAKERS, required=True)
+    parser.add_argument("--stage", choices=("first", "more", "both", "rewritten"), default="first")
     args = parser.parse_args()
     if args.stage == "rewritten" and args.target != "gsm8k":
         parser.error("--stage rewritten is for --target gsm8k, whose solutions end with a number")
@@ -290,7 +317,8 @@ def main() -> None:
         compared = REWRITTEN
     protocol = {
         "model": MODELS[args.name], "target": args.target, "batch_size": BATCH,
-        "samples": args.samples or "all", "retained_rows": MOST,
+        "samples": args.samples or "all", "lr": RATES[args.name],
+        "retained_rows": MOST if args.name == "smollm2" else FEWER,
         "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1",
         "testing": "bfloat16 autocast, float32 logits", "rules": "benchmarks/proof/PROTOCOL.md",
     }  # fmt: skip

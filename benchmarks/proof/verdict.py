@@ -52,7 +52,7 @@ SETTINGS: dict[str, tuple[str, str, str]] = SPEC["proof"]["settings"]
 #: Further files, with titles as above: the base close to saturation, and the tests of abilities.
 SATURATED: dict[str, tuple[str, str]] = SPEC["proof"]["saturated"]
 ABILITIES: dict[str, tuple[str, str]] = SPEC["proof"]["abilities"]
-ABLATED = "smollm2_mbpp"  # its plain runs are also those of the ablations
+ABLATED = "smollm2_gsm8k"  # its plain runs are also those of the ablations
 Rows = list[dict[str, Any]]
 
 

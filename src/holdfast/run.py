@@ -64,6 +64,8 @@ class Run:
             a chat model should look like chats.
         visits: the number of samples that training will visit, counting each epoch; most hosts
             know it. If None, the number of samples in the data.
+        epochs: the number of epochs, for recipes that choose a learning rate. If None, the visits
+            per sample of the data, or 1 if these are not known.
         update_size: samples per update, over all ranks; most hosts know it.
         autocast: the dtype of autocast in training, such as ``torch.bfloat16``; most hosts know it.
             Methods that keep predictions of the pretrained model compute them in the same way.
@@ -97,6 +99,7 @@ class Run:
         old_head: PretrainedHead | None = None,
         tokenizer: Any = None,
         visits: int | None = None,
+        epochs: float | None = None,
         update_size: int | None = None,
         autocast: torch.dtype | None = None,
         seed: int = 0,
@@ -123,7 +126,13 @@ class Run:
         self.tokenizer, self.autocast = tokenizer, autocast
         self.visits, self.update_size = visits, update_size
         self.seed, self.cache, self.progress = natural_number("seed", seed), cache, progress
-        self.recipe, self.lr = resolved(recipe, model, lr, default_lr, new=self.new, task=task)
+        if epochs is None:
+            epochs = (
+                visits / len(data) if visits and hasattr(data, "__len__") and len(data) else 1.0
+            )
+        self.recipe, self.lr = resolved(
+            recipe, model, lr, default_lr, new=self.new, task=task, epochs=epochs
+        )
         is_given = lr is not None or recipe.update.lr is not None
         self._chose_lr = not is_given and self.lr != default_lr
         recipe = self.recipe
@@ -394,6 +403,7 @@ def resolved(
     *,
     new: Sequence[str] = (),
     task: Task | LossFunction | None = None,
+    epochs: float = 1.0,
 ) -> tuple[Recipe, float]:
     """The recipe for a model, and its learning rate; the arguments are those of :class:`Run`."""
     own = recipe.update.lr
@@ -401,7 +411,7 @@ def resolved(
         raise ValueError(
             f"lr is {own:g} in the recipe and {lr:g} in the trainer or loop: set it in one place"
         )
-    chosen = recipe.recall.resolve(recipe, model, new, task)
+    chosen = recipe.recall.resolve(recipe, model, new, task, epochs)
     if (fitting := chosen.fitting_head(new)) != chosen:
         chosen = fitting
         logger.info(f"the new head is fitted first, by {chosen.trainable}")

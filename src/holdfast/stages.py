@@ -514,7 +514,12 @@ class Recall(Method):
         return False
 
     def resolve(
-        self, recipe: Recipe, model: nn.Module, new: Sequence[str], task: Task | LossFunction | None
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        new: Sequence[str],
+        task: Task | LossFunction | None,
+        epochs: float,
     ) -> Recipe:
         """Return the recipe for a model; the default is the recipe itself.
 
@@ -522,7 +527,7 @@ class Recall(Method):
         either.
 
         Args:
-            model, new, task: see :class:`~holdfast.run.Run`.
+            model, new, task, epochs: see :class:`~holdfast.run.Run`.
         """
         return recipe
 

@@ -31,6 +31,7 @@ _RATES: dict[Kind, tuple[float, float]] = {
 }  # fmt: skip
 _SLOPE, _HIGHEST = 0.8, 1e-3
 _ADAPTERS = 6.0  # times the learning rate of full fine-tuning
+_EPOCHS: dict[Kind, float] = {"language": 0.0, "encoder": 0.0, "image": 0.0}  # power of the epochs
 _ONLY_HEAD = 1e-3  # the learning rate of a head on frozen features
 _FEATURES: dict[Kind, float] = {"encoder": 0.1, "image": 0.3}  # the strength of the recall
 _ALPHA = 0.7  # the share of the tuned weights of an image model
@@ -79,7 +80,12 @@ class Auto(Recall):
         return self.strength > 0
 
     def resolve(
-        self, recipe: Recipe, model: nn.Module, new: Sequence[str], task: Task | LossFunction | None
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        new: Sequence[str],
+        task: Task | LossFunction | None,
+        epochs: float,
     ) -> Recipe:
         model, adapters = without_peft(model), has_adapters(model) or recipe.trainable.keeps_base
         task = _task_of(model, task)
@@ -108,10 +114,13 @@ class Auto(Recall):
         others = [m for m in (chosen.trainable, chosen.merging) if m not in dict(recipe).values()]
         logger.info(f"the recipe was resolved to {', '.join(map(str, (recall, *others)))}")
         like: Kind = "language" if kind == "encoder" and _is_decoder(model) else kind
-        return _with_lr(chosen, default_lr(_size(model), adapters=adapters, kind=like))
+        lr = default_lr(_size(model), adapters=adapters, kind=like, epochs=epochs)
+        return _with_lr(chosen, lr)
 
 
-def default_lr(parameters: int, *, adapters: bool = False, kind: Kind = "language") -> float:
+def default_lr(
+    parameters: int, *, adapters: bool = False, kind: Kind = "language", epochs: float = 1.0
+) -> float:
     """The learning rate for a model, with two significant digits.
 
     5e-4 for a language model of 135 million parameters, 1e-4 for an encoder of 22.7 million, 5e-4
@@ -127,6 +136,7 @@ def default_lr(parameters: int, *, adapters: bool = False, kind: Kind = "languag
     rate, size = _RATES[kind]
     lr: float = min(_HIGHEST, rate * (size / max(1, parameters)) ** _SLOPE)
     lr *= _ADAPTERS if adapters else 1.0
+    lr /= max(1.0, epochs) ** _EPOCHS[kind]
     return round(lr, 1 - math.floor(math.log10(lr)))
 
 
