@@ -75,7 +75,7 @@ def gsm8k(tokenizer: Any, folder: Path, samples: int | None) -> Target:
         return [final(text) == number for text, number in zip(texts, numbers, strict=True)]
 
     return _asked(
-        tokenizer, train, test[::2], test[1::2], test, epochs=1, right=right, most=256
+        tokenizer, train, test[::2], test[1::2], test, epochs=1, right=right, most=200
     )  # fmt: skip
 
 

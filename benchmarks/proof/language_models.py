@@ -178,8 +178,7 @@ class Proof(Bench):
         model, about = self.trained(plan, seed)
         most = self.free()
         distance = self.base.distance(model)
-        write = seed == 0 or name == OURS or is_plain(name)
-        points: dict[str, Record] = {"tuned": exam.take(model, write=write)}
+        points = {"tuned": exam.take(model, write=name == OURS or is_plain(name))}
         if name in MERGED and seed in MERGED_SEEDS:
             points |= self.merged(model)
         return {
