@@ -59,9 +59,9 @@ def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Causal without a mask. A single token per row reads the keys of its group once.
+    """Causal without a mask. With one, the query heads of a group are rows of one head.
 
-    With a mask, SDPA would copy the keys and values for each query head of their group.
+    SDPA would otherwise copy the keys and values for each of them. This is for a single token.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -69,9 +69,9 @@ def attention(
         found, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return found, None
     grouped = query.to(key.dtype).view(len(query), key.shape[1], -1, query.shape[3])
-    scores = (grouped @ key.mT).float() * options["scaling"]
-    shares = scores.masked_fill(~attention_mask, -math.inf).softmax(-1).to(value.dtype)
-    return (shares @ value).view(len(query), 1, -1, query.shape[3]), None
+    mask = attention_mask.expand(-1, key.shape[1], grouped.shape[2], -1)
+    found = F.scaled_dot_product_attention(grouped, key, value, mask, scale=options["scaling"])
+    return found.reshape(len(query), 1, -1, query.shape[3]), None
 
 
 def load(folder: Path, device: torch.device) -> Any:

@@ -52,10 +52,11 @@ def write(model: Any, prompts: list[list[int]], end: int, most: int = 200) -> li
     begins = torch.tensor([before - len(prompt) for prompt in prompts])[:, None]
     real = torch.arange(before) >= begins  # not the padding, on the left
     place = torch.arange(before, device=device)
-    cells = Cells(model, rows, before + most, place)
+    length = -(-(before + most) // 8) * 8  # kernels of attention want masks of such lengths
+    cells = Cells(model, rows, length, place)
 
     # Padding looks at itself: a token that sees nothing would become no number.
-    sees = torch.zeros(rows, 1, before, before + most, dtype=torch.bool)
+    sees = torch.zeros(rows, 1, before, length, dtype=torch.bool)
     causal = torch.ones(before, before, dtype=torch.bool).tril()
     sees[:, 0, :, :before] = causal & (real[:, None] | torch.eye(before, dtype=torch.bool))
     positions = (real.cumsum(1) - 1).clamp(min=0)
@@ -85,7 +86,7 @@ def write(model: Any, prompts: list[list[int]], end: int, most: int = 200) -> li
     token = next_token(ids.to(device), positions.to(device), sees.to(device))
     cells.place = torch.full((1,), before, device=device)
     now = positions[:, -1:].to(device) + 1
-    seen = torch.zeros(rows, 1, 1, before + most, dtype=torch.bool)
+    seen = torch.zeros(rows, 1, 1, length, dtype=torch.bool)
     seen[:, 0, 0, :before] = real
     seen = seen.to(device)
 

