@@ -75,7 +75,7 @@ def attention(
 
 
 def load(folder: Path, device: torch.device) -> Any:
-    """The model in float32, ready to be trained and tested; on a GPU its blocks are compiled."""
+    """The model in float32."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -84,18 +84,7 @@ def load(folder: Path, device: torch.device) -> Any:
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = MethodType(rms_norm, module)
-    if device.type == "cuda":
-        for block in model.model.layers:  # all of them share the compiled code
-            block.compile(dynamic=True)
     return model.to(device).eval()
-
-
-def uncompiled() -> Any:
-    """A context in which compiled blocks run as they are written.
-
-    They are compiled for training and for tests by likelihood, not for caches of keys and values.
-    """
-    return torch.compiler.set_stance("force_eager")
 
 
 def rms_norm(module: Any, states: Tensor) -> Tensor:
@@ -325,8 +314,7 @@ class Tests:
 
 def draw(base: Any, tokenizer: Any, texts: int) -> list[list[int]]:
     """Texts that the base model writes without any context."""
-    with uncompiled():
-        return ContextFreeKL(texts, 64).draw(Loaded(base, "causal_lm", tokenizer, LIMIT))
+    return ContextFreeKL(texts, 64).draw(Loaded(base, "causal_lm", tokenizer, LIMIT))
 
 
 def final(text: str) -> float | None:

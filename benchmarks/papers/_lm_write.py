@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from _lm_tests import uncompiled
 from torch import Tensor
 
 
@@ -66,11 +65,8 @@ def write(model: Any, prompts: list[list[int]], end: int, most: int = 200) -> li
 
     def next_token(ids: Tensor, positions: Tensor, sees: Tensor) -> Tensor:
         # Without a cache of casts: those made while a graph is captured would belong to it.
-        with (
-            uncompiled(),
-            torch.autocast(
-                device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False
-            ),
+        with torch.autocast(
+            device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False
         ):
             states = model.model(
                 input_ids=ids, position_ids=positions, attention_mask=sees, past_key_values=cells,

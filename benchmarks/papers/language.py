@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from _jobs import Parser, Record, records, work_or_collect
 from _lm_replay import replayed
-from _lm_tests import ACCURACIES, Tests, draw, load, make_tests, uncompiled
+from _lm_tests import ACCURACIES, Tests, draw, load, make_tests
 from _lm_train import BATCH, loss_of, make_batches, own_loss_of, weights_of
 from _loop import Batch, Loss, train
 from _summary import LANGUAGE, comparison, goals, mean_points
@@ -270,13 +270,12 @@ class Bench:
         lr = None if plan.lr is None else plan.lr * self.args.lr
         autocast = torch.bfloat16 if self.device.type == "cuda" else None
         torch.manual_seed(seed)
-        with uncompiled():
-            run = Run(
-                plan.recipe, load(self.args.model, self.device), self.samples, lr=lr,
-                collate=pad_collate, tokenizer=self.tokenizer if plan.chats else None,
-                visits=self.epochs * (len(self.samples) // BATCH * BATCH), cache=self.prepared,
-                progress=False, autocast=autocast, seed=seed,
-            )  # fmt: skip
+        run = Run(
+            plan.recipe, load(self.args.model, self.device), self.samples, lr=lr,
+            collate=pad_collate, tokenizer=self.tokenizer if plan.chats else None,
+            visits=self.epochs * (len(self.samples) // BATCH * BATCH), cache=self.prepared,
+            progress=False, autocast=autocast, seed=seed,
+        )  # fmt: skip
         lr, recipe = run.lr, run.recipe
         weights = weights_of(run)
         batches = [

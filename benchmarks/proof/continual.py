@@ -26,7 +26,7 @@ from _lm_tests import load
 from _measures import CHANCE, above_chance
 from _targets import Target, make_target
 from language import Bench, Plan
-from language_models import MODELS, RATES, jobs_of, make_parser, retained_tests
+from language_models import MODELS, MOST, RATES, jobs_of, make_parser, retained_tests
 
 from holdfast import LoRA, Recipe
 
@@ -59,7 +59,7 @@ class Continual(Bench):
     @functools.cached_property
     def exam(self) -> Exam:
         """The retained tests that the base passes, and the report parts of all targets."""
-        tests = [t for t in retained_tests(self, "smollm2") if t["name"] not in ORDER]
+        tests = [t for t in retained_tests(self, MOST) if t["name"] not in ORDER]
         nothing = Target(0, [], [], [], [], lambda texts: [])
         learned = [
             {"name": f"learned_{name}", "kind": "text", "requests": target.report}
