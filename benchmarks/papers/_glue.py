@@ -47,6 +47,15 @@ class Samples(Dataset[Batch]):
         return {name: value[index] for name, value in self.rows.items()}
 
 
+def trimmed(rows: Batch) -> Batch:
+    """Rows without the padding that all of them have; on a GPU, graphs need one length."""
+    mask = rows["attention_mask"]
+    if mask.is_cuda:
+        return rows
+    longest = int(mask.sum(1).max())
+    return {name: value[:, :longest] if value.dim() > 1 else value for name, value in rows.items()}
+
+
 class Data:
     """A task's samples as tensors on a device, of a split at most ``most``, drawn at random."""
 
@@ -84,7 +93,7 @@ class Data:
             order = order_of(epoch, size, seed).to(rows["labels"].device)
             for begin in range(0, size - batch + 1, batch):
                 some = order[begin : begin + batch]
-                yield {name: value[some] for name, value in rows.items()}
+                yield trimmed({name: value[some] for name, value in rows.items()})
 
     @torch.no_grad()
     def predictions(self, model: nn.Module) -> np.ndarray[Any, Any]:
@@ -93,7 +102,7 @@ class Data:
         model.eval()
         said = []
         for begin in range(0, len(rows["input_ids"]), 512):
-            some = {name: value[begin : begin + 512] for name, value in rows.items()}
+            some = trimmed({name: value[begin : begin + 512] for name, value in rows.items()})
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 said.append(model(**some).logits.float())
         return torch.cat(said).cpu().numpy()

@@ -25,7 +25,7 @@ import _jobs
 import numpy as np
 import torch
 from _common import default_device
-from _glue import TASKS, Data, read
+from _glue import TASKS, Data, read, trimmed
 from _loop import Batch, Distance, counted, train
 from _summary import comparison, mean_points, over_tasks
 from glue import Lab as GlueLab
@@ -105,7 +105,7 @@ class Similarity:
     def _embeddings(self, encoder: nn.Module, side: Any) -> dict[str, Tensor]:
         found: dict[str, list[Tensor]] = {"kept": [], "kept_first_token": [], "kept_middle": []}
         for begin in range(0, len(self.labels), 512):
-            some = {name: value[begin : begin + 512] for name, value in side.items()}
+            some = trimmed({name: value[begin : begin + 512] for name, value in side.items()})
             mask = some["attention_mask"][..., None]
             layers = [x.float() for x in encoder(**some, output_hidden_states=True).hidden_states]
             middle, last = layers[len(layers) // 2], layers[-1]
