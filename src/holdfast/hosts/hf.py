@@ -100,6 +100,7 @@ class WithRecipe(Trainer):
             recipe, given["model"], lr=lr, default_lr=default, weight_decay=settings.weight_decay,
             task=task, new=new, reference=reference, old_data=old_data, old_head=old_head,
             seed=settings.seed, tokenizer=given.get("processing_class"),
+            epochs=_epochs(settings, given.get("train_dataset")),
             progress=not settings.disable_tqdm,
         )  # fmt: skip
         if lr is None and recipe.update.lr is None and self.run.lr != default:
@@ -434,6 +435,14 @@ def _parameters(cls: type) -> dict[str, inspect.Parameter]:
         if "model" in parameters:
             return dict(parameters)
     raise TypeError(f"{cls.__name__} is not a Trainer")
+
+
+def _epochs(settings: TrainingArguments, data: Any) -> float:
+    """How often the trainer visits a sample; 1 if nobody knows."""
+    if settings.max_steps <= 0:
+        return settings.num_train_epochs
+    size = settings.train_batch_size * settings.gradient_accumulation_steps * settings.world_size
+    return settings.max_steps * size / len(data) if hasattr(data, "__len__") and len(data) else 1.0
 
 
 def _default_arguments(cls: type) -> TrainingArguments:

@@ -168,6 +168,13 @@ class Training(NamedSettings):
         total = number_of_updates(rows, size, self.epochs, self.max_updates)
         return total, round(size * len(samples) / rows)
 
+    def epochs_on(self, samples: Callable[[], Sequence[Any]], processes: int = 1) -> float:
+        """How often each sample is visited; the samples are asked for only if they matter."""
+        if self.max_updates is None:
+            return self.epochs
+        found = samples()
+        return self.max_updates * self.amount(found, processes)[1] / len(found)
+
     def schedule(self, update: int, total: int) -> float:
         """The factor of the learning rate: linear warm-up, then linear decay to 0."""
         return warm_up_and_decay(update, total, warm_up=self.warmup)
@@ -287,12 +294,13 @@ def train(
     watching = watch(model, total) if watch else None
     torch.manual_seed(seed)
     lr = training.lr if recipe.update.lr is None else recipe.update.lr
+    epochs = training.epochs_on(lambda: samples, ranks)
     run = Run(
         recipe, model, source.data, collate=source.collate,
-        lr=lr, default_lr=default_lr(recipe, model, new) if lr is None else None,
+        lr=lr, default_lr=default_lr(recipe, model, new, epochs) if lr is None else None,
         weight_decay=training.weight_decay, old_data=old_data, new=new, tokenizer=tokenizer,
-        visits=total * update_size, update_size=update_size, autocast=autocast, seed=seed,
-        progress=show,
+        visits=total * update_size, epochs=epochs, update_size=update_size, autocast=autocast,
+        seed=seed, progress=show,
     )  # fmt: skip
     run.progress = False  # the caller shows the progress of the training itself
     if tracked and accelerator.is_main_process:
@@ -342,22 +350,26 @@ def _ready(model: nn.Module, training: Training) -> nn.Module:
     return model
 
 
-def default_lr(recipe: Recipe, model: nn.Module, new: Sequence[str]) -> float:
+def default_lr(
+    recipe: Recipe, model: nn.Module, new: Sequence[str], epochs: float = 1.0
+) -> float:  # fmt: skip
     """The learning rate that the default recipe would have with the trainable set of a recipe.
 
     2e-5 if it has none for the model, such as a model of an unknown kind.
     """
     # Without the settings of stage 1: they may not fit what the default recipe adds.
     default = replace(Recipe.preset(DEFAULT_RECIPE), trainable=type(recipe.trainable)())
-    return resolved_quietly(default, model, new)[1]
+    return resolved_quietly(default, model, new, epochs)[1]
 
 
-def resolved_quietly(recipe: Recipe, model: nn.Module, new: Sequence[str]) -> tuple[Recipe, float]:
+def resolved_quietly(
+    recipe: Recipe, model: nn.Module, new: Sequence[str], epochs: float = 1.0
+) -> tuple[Recipe, float]:
     """The recipe for a model and its learning rate, without a line in the log: none is trained."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        return resolved(recipe, model, default_lr=DEFAULT_LR, new=new)
+        return resolved(recipe, model, default_lr=DEFAULT_LR, new=new, epochs=epochs)
     finally:
         logging.disable(before)
 

@@ -91,10 +91,12 @@ def finetune_loop(
     source = as_samples(data, None, batch_size, model)
     size = source.batch_size * settings.accumulate
     total = number_of_updates(len(source.data), size, epochs, settings.max_updates)
+    if settings.max_updates is not None:
+        epochs = total * size / len(source.data)
     run = Run(
         recipe, model, source.data, lr=lr, task=task, collate=source.collate, new=new, seed=seed,
         tokenizer=tokenizer, visits=total * size, update_size=size, autocast=settings.autocast,
-        progress=progress,
+        epochs=epochs, progress=progress,
     )  # fmt: skip
     with plain_if_interrupted(run):
         train_loop(
