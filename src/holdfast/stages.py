@@ -32,7 +32,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -486,6 +486,19 @@ class Criterion:
         """Restore a saved state."""
 
 
+class TrainingSize(NamedTuple):
+    """How much a run trains on: its samples, None if they are not counted, and its epochs."""
+
+    samples: int | None = None
+    epochs: float = 1.0
+
+    @classmethod
+    def of(cls, data: Any, visits: float | None) -> TrainingSize:
+        """The size of a run that visits samples of some data, each epoch counted."""
+        samples = len(data) if hasattr(data, "__len__") else None
+        return cls(samples, visits / samples if visits and samples else 1.0)
+
+
 @dataclass(frozen=True)
 class Recall(Method):
     """Stage 2: which old knowledge does the loss preserve? Without overrides: none."""
@@ -519,7 +532,7 @@ class Recall(Method):
         model: nn.Module,
         new: Sequence[str],
         task: Task | LossFunction | None,
-        epochs: float,
+        size: TrainingSize,
     ) -> Recipe:
         """Return the recipe for a model; the default is the recipe itself.
 
@@ -527,7 +540,7 @@ class Recall(Method):
         either.
 
         Args:
-            model, new, task, epochs: see :class:`~holdfast.run.Run`.
+            model, new, task, size: see :class:`~holdfast.run.Run`.
         """
         return recipe
 

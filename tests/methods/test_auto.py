@@ -23,6 +23,7 @@ from holdfast import (
 from holdfast.methods import auto
 from holdfast.methods.auto import default_lr
 from holdfast.run import resolved
+from holdfast.stages import TrainingSize
 from small import make_llama
 
 CONFIG = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
@@ -51,8 +52,8 @@ def make_hf(name, **more):
     return getattr(transformers, name)(config)
 
 
-def of(model, names="holdfast", new=(), task=None):
-    return resolved(Recipe.preset(names), model, default_lr=0.5, new=new, task=task)
+def of(model, names="holdfast", new=(), task=None, size=TrainingSize()):  # noqa: B008
+    return resolved(Recipe.preset(names), model, default_lr=0.5, new=new, task=task, size=size)
 
 
 def test_a_language_model():
@@ -225,6 +226,53 @@ def test_learning_rates():
     assert default_lr(22_700_000, kind="encoder", adapters=True) == 6e-4
     assert default_lr(2_350_000, kind="image") == 5e-4
     assert default_lr(86_000_000, kind="image") == 2.8e-5
+
+
+def test_learning_rates_by_the_size_of_the_training():
+    def rate(samples, epochs, **more):
+        return default_lr(135_000_000, size=TrainingSize(samples, epochs), **more)
+
+    assert rate(3000, 1.0) == rate(10**6, 0.5) == rate(None, 1.0) == 5e-4
+    assert rate(3000, 2.0) == rate(750, 1.0) == 2.5e-4
+    assert rate(750, 2.0, adapters=True) == pytest.approx(6 * 1.25e-4, rel=0.05)
+    # No further than what was measured.
+    assert rate(10, 100.0) == rate(600, 6.0) == 3.7e-5
+    assert rate(600, 6.0, kind="encoder") == rate(3000, 1.0, kind="encoder")
+
+
+@pytest.mark.parametrize("visits", ["epochs", "updates"])
+def test_all_hosts_choose_the_same_learning_rate(visits, tmp_path):
+    """Of 12 samples, in updates of 4, for two epochs."""
+    pytest.importorskip("transformers", reason="the hf extra is not installed")
+    from transformers import TrainingArguments
+
+    from holdfast import LoopSettings, Run, pad_collate
+    from holdfast.hosts.hf import HoldfastTrainer
+    from holdfast.hosts.job import Training
+
+    rows = [{"input_ids": [2, 5, 7, n], "labels": [2, 5, 7, n]} for n in range(12)]
+    wanted = of(make_llama(vocab=30), size=TrainingSize(12, 2.0))[1]
+    assert wanted < of(make_llama(vocab=30))[1]
+    logged = []
+    settings = LoopSettings(max_updates=6 if visits == "updates" else None, schedule=lambda *_: 1.0)
+    epochs = 1.0 if visits == "updates" else 2.0
+    finetune_loop(
+        make_llama(vocab=30), "holdfast", rows, batch_size=4, epochs=epochs, settings=settings,
+        log=logged.append, progress=False,
+    )  # fmt: skip
+    amount = {"max_steps": 6} if visits == "updates" else {"num_train_epochs": 2.0}
+    args = TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=4, use_cpu=True, report_to=[], **amount
+    )
+    trainer = HoldfastTrainer(
+        model=make_llama(vocab=30), recipe="holdfast", args=args, train_dataset=rows,
+        data_collator=pad_collate,
+    )  # fmt: skip
+    amount = {"max_updates": 6} if visits == "updates" else {"epochs": 2.0}
+    run = Run("holdfast", make_llama(vocab=30), rows, visits=24, collate=pad_collate)
+    assert {row["lr"] for row in logged} == {wanted}
+    assert trainer.args.learning_rate == run.lr == wanted
+    assert Training(batch_size=4, **amount).size_on(rows) == (12, 2.0)
 
 
 def test_an_encoder_and_an_image_model_need_nothing_else():

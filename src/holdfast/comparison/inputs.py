@@ -75,8 +75,8 @@ def paths_of(plan: Plan) -> list[str]:
     return [plan.model, *rows, *filter(None, [tests.include_path]), *recipes]
 
 
-def check_inputs(plan: Plan, asked: Sequence[str] | None = None) -> None:
-    """Read all data and the model's configuration, but not its weights.
+def check_inputs(plan: Plan, asked: Sequence[str] | None = None) -> Sequence[Any]:
+    """Read all data and the model's configuration, but not its weights; return the samples.
 
     Raise the ValueError or OSError that would otherwise end every run. ``asked`` are the recipes
     that must fit; by default those of the plan.
@@ -92,7 +92,7 @@ def check_inputs(plan: Plan, asked: Sequence[str] | None = None) -> None:
     if asked is None:
         asked = () if plan.recipes == RECIPES and loader.bits is None else plan.recipes
     recipes = [read_recipe(name)[1] for name in asked]
-    encode(training, recipes, plan.training, plan.old_data)
+    samples, _ = encode(training, recipes, plan.training, plan.old_data)
     where, _ = loader.location(plan.model)
     if Path(where).is_dir():
         open_weights(plan.model)
@@ -105,6 +105,7 @@ def check_inputs(plan: Plan, asked: Sequence[str] | None = None) -> None:
             config = SimpleNamespace(**training.head.settings())
             for label in labels_of(probe.data, probe.name) or ():
                 target_of(config, label, probe.name)  # raises if the new head lacks the class
+    return samples
 
 
 def _half(source: str, half: int) -> Sequence[Any]:

@@ -36,13 +36,11 @@ def with_rates(plan: Plan) -> Plan:
     }
     if not lacking and not open_ones:
         return plan
-    check_inputs(plan)
+    size = plan.training.size_on(check_inputs(plan))
     # Only the names and sizes of the weights are used; the worker processes need the GPU.
     loader = Loader(device="cpu", dtype=torch.bfloat16, trust_remote_code=plan.trust_remote_code)
-    data = training_data(plan, loader)
-    model, new = data.load()
-    epochs = plan.training.epochs_on(lambda: data.samples(model, plan.training.max_length))
-    rates = {name: default_lr(recipe, model, new, epochs) for name, recipe in lacking.items()}
+    model, new = training_data(plan, loader).load()
+    rates = {name: default_lr(recipe, model, new, size) for name, recipe in lacking.items()}
     found = {
         name: _codec.encode(resolved_quietly(recipe, model, new)[0].to_dict())
         for name, recipe in open_ones.items()

@@ -550,12 +550,12 @@ class Search:
             return
         model, found = self.worker.load(), {}
         training = self.plan.training
-        epochs = training.epochs_on(lambda: self.worker.samples(model, training.max_length))
+        size = training.size_on(self.worker.samples(model, training.max_length))
         for name in self.names:
             recipe = read_recipe(name)[1]
             lr = training.lr if recipe.update.lr is None else recipe.update.lr
             if lr is None:
-                lr = default_lr(recipe, model, self.worker.new, epochs)
+                lr = default_lr(recipe, model, self.worker.new, size)
             chosen, _ = resolved(recipe, model, default_lr=lr, new=self.worker.new)
             recipe = replace(recipe, trainable=chosen.trainable, merging=chosen.merging)
             found[name] = {"lr": lr, "recipe": _codec.encode(recipe.to_dict())}

@@ -39,6 +39,7 @@ from holdfast.losses import count_all
 from holdfast.recipe import FILE, Recipe, as_recipe
 from holdfast.reference import Reference
 from holdfast.run import Run
+from holdfast.stages import TrainingSize
 
 require("transformers", extra="hf", what="The Hugging Face host")
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
@@ -100,7 +101,7 @@ class WithRecipe(Trainer):
             recipe, given["model"], lr=lr, default_lr=default, weight_decay=settings.weight_decay,
             task=task, new=new, reference=reference, old_data=old_data, old_head=old_head,
             seed=settings.seed, tokenizer=given.get("processing_class"),
-            epochs=_epochs(settings, given.get("train_dataset")),
+            size=_training_size(settings, given.get("train_dataset")),
             progress=not settings.disable_tqdm,
         )  # fmt: skip
         if lr is None and recipe.update.lr is None and self.run.lr != default:
@@ -437,12 +438,12 @@ def _parameters(cls: type) -> dict[str, inspect.Parameter]:
     raise TypeError(f"{cls.__name__} is not a Trainer")
 
 
-def _epochs(settings: TrainingArguments, data: Any) -> float:
-    """How often the trainer visits a sample; 1 if nobody knows."""
+def _training_size(settings: TrainingArguments, data: Any) -> TrainingSize:
+    """The number of samples of a trainer, and of its epochs."""
     if settings.max_steps <= 0:
-        return settings.num_train_epochs
+        return TrainingSize.of(data, None)._replace(epochs=settings.num_train_epochs)
     size = settings.train_batch_size * settings.gradient_accumulation_steps * settings.world_size
-    return settings.max_steps * size / len(data) if hasattr(data, "__len__") and len(data) else 1.0
+    return TrainingSize.of(data, settings.max_steps * size)
 
 
 def _default_arguments(cls: type) -> TrainingArguments:

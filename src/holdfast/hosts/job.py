@@ -41,6 +41,7 @@ from holdfast.io.rows import Sources, names_of
 from holdfast.losses import Task, infer_task
 from holdfast.recipe import DEFAULT_RECIPE, Recipe, preset_that
 from holdfast.run import Run, resolved
+from holdfast.stages import TrainingSize
 
 #: Called with the name of an activity, the amount done, and the total amount.
 ProgressCallback = Callable[[str, int, int], None]
@@ -168,12 +169,12 @@ class Training(NamedSettings):
         total = number_of_updates(rows, size, self.epochs, self.max_updates)
         return total, round(size * len(samples) / rows)
 
-    def epochs_on(self, samples: Callable[[], Sequence[Any]], processes: int = 1) -> float:
-        """How often each sample is visited; the samples are asked for only if they matter."""
-        if self.max_updates is None:
-            return self.epochs
-        found = samples()
-        return self.max_updates * self.amount(found, processes)[1] / len(found)
+    def size_on(self, samples: Sequence[Any], processes: int = 1) -> TrainingSize:
+        """The number of samples, and how often each of them is visited."""
+        epochs, updates = self.epochs, self.max_updates
+        if updates is not None:
+            epochs = updates * self.amount(samples, processes)[1] / len(samples)
+        return TrainingSize(len(samples), epochs)
 
     def schedule(self, update: int, total: int) -> float:
         """The factor of the learning rate: linear warm-up, then linear decay to 0."""
@@ -294,12 +295,12 @@ def train(
     watching = watch(model, total) if watch else None
     torch.manual_seed(seed)
     lr = training.lr if recipe.update.lr is None else recipe.update.lr
-    epochs = training.epochs_on(lambda: samples, ranks)
+    size = training.size_on(samples, ranks)
     run = Run(
         recipe, model, source.data, collate=source.collate,
-        lr=lr, default_lr=default_lr(recipe, model, new, epochs) if lr is None else None,
+        lr=lr, default_lr=default_lr(recipe, model, new, size) if lr is None else None,
         weight_decay=training.weight_decay, old_data=old_data, new=new, tokenizer=tokenizer,
-        visits=total * update_size, epochs=epochs, update_size=update_size, autocast=autocast,
+        visits=total * update_size, size=size, update_size=update_size, autocast=autocast,
         seed=seed, progress=show,
     )  # fmt: skip
     run.progress = False  # the caller shows the progress of the training itself
@@ -351,25 +352,31 @@ def _ready(model: nn.Module, training: Training) -> nn.Module:
 
 
 def default_lr(
-    recipe: Recipe, model: nn.Module, new: Sequence[str], epochs: float = 1.0
-) -> float:  # fmt: skip
+    recipe: Recipe,
+    model: nn.Module,
+    new: Sequence[str],
+    size: TrainingSize = TrainingSize(),  # noqa: B008 (immutable)
+) -> float:
     """The learning rate that the default recipe would have with the trainable set of a recipe.
 
     2e-5 if it has none for the model, such as a model of an unknown kind.
     """
     # Without the settings of stage 1: they may not fit what the default recipe adds.
     default = replace(Recipe.preset(DEFAULT_RECIPE), trainable=type(recipe.trainable)())
-    return resolved_quietly(default, model, new, epochs)[1]
+    return resolved_quietly(default, model, new, size)[1]
 
 
 def resolved_quietly(
-    recipe: Recipe, model: nn.Module, new: Sequence[str], epochs: float = 1.0
+    recipe: Recipe,
+    model: nn.Module,
+    new: Sequence[str],
+    size: TrainingSize = TrainingSize(),  # noqa: B008 (immutable)
 ) -> tuple[Recipe, float]:
     """The recipe for a model and its learning rate, without a line in the log: none is trained."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        return resolved(recipe, model, default_lr=DEFAULT_LR, new=new, epochs=epochs)
+        return resolved(recipe, model, default_lr=DEFAULT_LR, new=new, size=size)
     finally:
         logging.disable(before)
 

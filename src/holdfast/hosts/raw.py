@@ -26,6 +26,7 @@ from holdfast.hosts.watching import Observer
 from holdfast.losses import LossFunction, Task, count_all
 from holdfast.recipe import Recipe
 from holdfast.run import Run
+from holdfast.stages import TrainingSize
 
 
 @named_settings
@@ -96,7 +97,7 @@ def finetune_loop(
     run = Run(
         recipe, model, source.data, lr=lr, task=task, collate=source.collate, new=new, seed=seed,
         tokenizer=tokenizer, visits=total * size, update_size=size, autocast=settings.autocast,
-        epochs=epochs, progress=progress,
+        size=TrainingSize(len(source.data), epochs), progress=progress,
     )  # fmt: skip
     with plain_if_interrupted(run):
         train_loop(

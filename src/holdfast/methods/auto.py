@@ -20,7 +20,15 @@ from holdfast.methods.identity import Full, Keep, NoRecall
 from holdfast.methods.lp_ft import LPFT
 from holdfast.methods.self_replay import SelfReplay
 from holdfast.methods.wise_ft import WiseFT
-from holdfast.stages import Checks, MedianLoss, Recall, Recipe, SearchRange, SearchSpace
+from holdfast.stages import (
+    Checks,
+    MedianLoss,
+    Recall,
+    Recipe,
+    SearchRange,
+    SearchSpace,
+    TrainingSize,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +39,8 @@ _RATES: dict[Kind, tuple[float, float]] = {
 }  # fmt: skip
 _SLOPE, _HIGHEST = 0.8, 1e-3
 _ADAPTERS = 6.0  # times the learning rate of full fine-tuning
-_EPOCHS: dict[Kind, float] = {"language": 0.0, "encoder": 0.0, "image": 0.0}  # power of the epochs
+# The learning rate of a language model falls with fewer samples and with more epochs.
+_SAMPLES, _MOST_EPOCHS = (600, 3000), 6.0
 _ONLY_HEAD = 1e-3  # the learning rate of a head on frozen features
 _FEATURES: dict[Kind, float] = {"encoder": 0.1, "image": 0.3}  # the strength of the recall
 _ALPHA = 0.7  # the share of the tuned weights of an image model
@@ -53,7 +62,8 @@ class Auto(Recall):
     its features cannot move, and it needs no recall.
 
     It also chooses the learning rate (:func:`default_lr`, or 1e-3 for such a head) if neither the
-    recipe nor the trainer or loop sets one.
+    recipe nor the trainer or loop sets one. That of a language model depends on the number of
+    samples and epochs as well.
 
     Args:
         strength: the strength of the recall, relative to what is chosen for the model; 0 turns it
@@ -85,7 +95,7 @@ class Auto(Recall):
         model: nn.Module,
         new: Sequence[str],
         task: Task | LossFunction | None,
-        epochs: float,
+        size: TrainingSize,
     ) -> Recipe:
         model, adapters = without_peft(model), has_adapters(model) or recipe.trainable.keeps_base
         task = _task_of(model, task)
@@ -114,12 +124,16 @@ class Auto(Recall):
         others = [m for m in (chosen.trainable, chosen.merging) if m not in dict(recipe).values()]
         logger.info(f"the recipe was resolved to {', '.join(map(str, (recall, *others)))}")
         like: Kind = "language" if kind == "encoder" and _is_decoder(model) else kind
-        lr = default_lr(_size(model), adapters=adapters, kind=like, epochs=epochs)
+        lr = default_lr(_size(model), adapters=adapters, kind=like, size=size)
         return _with_lr(chosen, lr)
 
 
 def default_lr(
-    parameters: int, *, adapters: bool = False, kind: Kind = "language", epochs: float = 1.0
+    parameters: int,
+    *,
+    adapters: bool = False,
+    kind: Kind = "language",
+    size: TrainingSize = TrainingSize(),  # noqa: B008 (immutable)
 ) -> float:
     """The learning rate for a model, with two significant digits.
 
@@ -128,15 +142,23 @@ def default_lr(
     1e-3; six times as much for adapters of any of them. A decoder with a classification head counts
     as a language model.
 
+    That of a language model is divided by the number of epochs, up to 6. With fewer than 3,000
+    samples it falls with the square root of their number, down to 600.
+
     >>> default_lr(135_000_000), default_lr(135_000_000, adapters=True)
     (0.0005, 0.003)
+    >>> default_lr(135_000_000, size=TrainingSize(samples=750, epochs=2))
+    0.00013
     >>> default_lr(110_000_000, kind="encoder")
     2.8e-05
     """
-    rate, size = _RATES[kind]
-    lr: float = min(_HIGHEST, rate * (size / max(1, parameters)) ** _SLOPE)
+    rate, usual = _RATES[kind]
+    lr: float = min(_HIGHEST, rate * (usual / max(1, parameters)) ** _SLOPE)
     lr *= _ADAPTERS if adapters else 1.0
-    lr /= max(1.0, epochs) ** _EPOCHS[kind]
+    if kind == "language":
+        least, enough = _SAMPLES
+        samples = enough if size.samples is None else min(max(least, size.samples), enough)
+        lr *= math.sqrt(samples / enough) / min(max(1.0, size.epochs), _MOST_EPOCHS)
     return round(lr, 1 - math.floor(math.log10(lr)))
 
 
