@@ -88,7 +88,7 @@ def write(folder, missing=(), **results):
     """Files of results, all with these missing runs, and the verdict of them."""
     made = [{"device": "GPU", "versions": {"torch": "2", "commit": "abc"}, "date": "2026-01-01"}]
     for name, runs in results.items():
-        record = {"made": made, "missing": [*missing], "runs": runs}
+        record = {"protocol": {}, "made": made, "missing": [*missing], "runs": runs}
         (folder / f"{name.replace('__', '-')}.json").write_text(json.dumps(record))
     verdict = load("verdict")
     verdict.write(folder)
@@ -279,9 +279,9 @@ def test_without_results_the_page_says_so_and_nothing_is_drawn(tmp_path, page):
     verdict, pictures = load("verdict"), load("proof_pictures")
     assert not verdict.stale(tmp_path)
     found = verdict.read(tmp_path)
-    told, *others = page(found).values()
-    assert "not been run yet" in told
-    assert set(others) == {""}
+    blocks = page(found)
+    assert "not been run yet" in blocks.pop("proof_verdict")
+    assert set(blocks.values()) == {""}
     pictures.draw(found, tmp_path)
     assert not [*tmp_path.iterdir()]
     assert pictures.stale(found, tmp_path) == []
@@ -475,7 +475,9 @@ def test_a_saturated_base_is_judged_and_not_counted(tmp_path, page):
     assert "keeps 99.7 % in the mean (WikiText-2 99.3 % least), the best of plain 87.5 %." in block
     assert "Points of plain fine-tuning that dominate `holdfast`: 0 of 2." in block
     assert "Qwen2.5-Coder-0.5B, MBPP: all tests and all points" in block
-    del runs[-1]["points"]["tuned"]["written_ended"]  # they did not stop at the end
+    for run in runs:  # of no seed did they stop at the end
+        if run["plan"] == "holdfast":
+            del run["points"]["tuned"]["written_ended"]
     block = page(write(tmp_path, **{"qwen-0.5b_mbpp": runs}))["proof_limits"]
     assert "1.000 (62.5 %) after plain fine-tuning × 1," in block
     assert "(— %) after `holdfast`" in block
@@ -498,9 +500,11 @@ def test_all_blocks_and_pictures(tmp_path, page):
     blocks = page(found)
     assert all(blocks.values())
     assert "not reached in: MiniLM-L6, RTE (learned 75.0 %)" in blocks["proof_verdict"]
+    assert "in **1 of 2 settings**. It kept" in blocks["proof_headline"]
+    assert "(img/proof-headline.svg)" in blocks["proof_headline"]
     assert "The least learned is 90.0 % (strength 3)" in blocks["proof_ablations"]
     assert "learned of GSM8K: holdfast 75.0 % and 75.0 %" in blocks["proof_continual"]
-    assert len(pictures.stale(found, tmp_path)) == 5
+    assert len(pictures.stale(found, tmp_path)) == 6
     pictures.draw(found, tmp_path)
     assert pictures.stale(found, tmp_path) == []
     drawn = {name: (tmp_path / f"{name}.svg").read_text() for name in pictures.PICTURES}

@@ -175,7 +175,14 @@ def collect(folder: Path, names: Iterable[str], out: Path, protocol: Record) -> 
             if machine not in machines:
                 machines.append(machine)
             runs.append({**run, "made": machines.index(machine)})
-    record = {"protocol": protocol, "made": machines, "missing": missing, "runs": runs}
+    write_runs(out, protocol, machines, missing, runs)
+
+
+def write_runs(
+    out: Path, protocol: Record, made: list[Record], missing: list[str], runs: list[Record]
+) -> None:
+    """Write the runs of a table, with the machines that made them, into one file."""
+    record = {"protocol": protocol, "made": made, "missing": missing, "runs": runs}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(_readable(record), encoding="utf-8")
     print(f"{out}: {len(runs)} runs" + (f", {len(missing)} are missing" if missing else ""))

@@ -171,15 +171,18 @@ def sampled_test(setting: Setting, name: str) -> SampledTest:
         tokens = np.array(rows, dtype=np.float64)
         made = partial(losses, tokens)
         return SampledTest(samples, len(rows), partial(sums, tokens), made, _unknown_error)
-    read = partial(unpack, n=rows)
+    read, labels = partial(unpack, n=rows), about.get("labels", {}).get(name)
+    found = SampledTest(samples, rows, read, shares, of_share)
     if name == "stsb":
-        labels = unpack_numbers(about["labels"][name], 3)
-        rank = partial(correlations, labels)
-        return SampledTest(samples, rows, unpack_numbers, rank, of_correlation)
-    if name == setting.report and about.get("metric") == "matthews":
-        true = partial(matthews, read(about["labels"][name]))
-        return SampledTest(samples, rows, read, true, of_correlation)
-    return SampledTest(samples, rows, read, shares, of_share)
+        found = found._replace(read=unpack_numbers, error=of_correlation)
+        if labels is not None:
+            rank = partial(correlations, unpack_numbers(labels, 3))
+            found = found._replace(figures=rank)
+    elif name == setting.report and about.get("metric") == "matthews":
+        found = found._replace(error=of_correlation)
+        if labels is not None:
+            found = found._replace(figures=partial(matthews, read(labels)))
+    return found
 
 
 def _unknown_error(value: float) -> float:

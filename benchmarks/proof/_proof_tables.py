@@ -100,6 +100,11 @@ def _told(found: dict[str, Any]) -> list[str]:
     """The verdict in sentences."""
     settings, missing = found["settings"], found["missing"]
     said = _reached(settings) if settings else []
+    if earlier := [name_of(name) for name, setting in settings.items() if setting["earlier"]]:
+        said.append(
+            f"Shown with runs that were made before the protocol, with fewer opponents and seeds: "
+            f"{'; '.join(earlier)}."
+        )
     unfinished = [f"{name_of(n)} ({', '.join(missing[n])})" for n in SETTINGS if n in missing]
     if unfinished:
         said.append(
@@ -150,6 +155,30 @@ def _missed(settings: dict[str, Any], name: str) -> str:
            for field, title in (("target", "learned"), ("mean_kept", "kept"))
            if ours[field] < CORNER]  # fmt: skip
     return f"{name_of(name)} ({listed(low)})"
+
+
+def proof_headline(folder: str = "") -> str:
+    """The first picture, and what it says; ``folder`` is that of the page's pictures."""
+    settings = verdict.read()["settings"]
+    if not settings:
+        return ""
+    reached = [name for name, setting in settings.items() if setting["reached"]["99"] != "no"]
+    plain, ours = (
+        [row_of(setting)["mean_kept"] for setting in settings.values()]
+        for row_of in (plain_of, ours_of)
+    )
+    low = "; ".join(_missed(settings, name) for name in settings if name not in reached)
+    picture = f"{folder}img/proof-headline.svg"
+    return (
+        f"![What plain fine-tuning and holdfast keep in each setting]({picture})\n\n"
+        f"With nothing set, `holdfast` learned at least 99 % of what plain fine-tuning learns at "
+        f"its best learning rate, and kept at least 99 % of what the model knew, in "
+        f"**{len(reached)} of {len(settings)} settings**. It kept "
+        f"{percent(statistics.median(ours))} % in the median and {percent(min(ours))} % at least. "
+        f"Plain fine-tuning, at the learning rate that is best for the target, kept "
+        f"{percent(statistics.median(plain))} % in the median and {percent(min(plain))} % at least."
+        + (f" Where `holdfast` is below 99 %: {low}." if low else "")
+    )
 
 
 def proof_all() -> str:
@@ -315,6 +344,6 @@ def proof_continual() -> str:
 
 
 TABLES = (
-    proof_verdict, proof_all, proof_tests, proof_equal_target, proof_limits, proof_ablations,
-    proof_continual, proof_details,
+    proof_headline, proof_verdict, proof_all, proof_tests, proof_equal_target, proof_limits,
+    proof_ablations, proof_continual, proof_details,
 )  # fmt: skip

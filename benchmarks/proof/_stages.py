@@ -42,11 +42,20 @@ class Stages(NamedTuple):
         return once | {self._run(plan, 0): self._job(plan, 0) for plan in self.plans}
 
     def more(self, done: Mapping[str, Record]) -> dict[str, Job]:
-        """The runs of the second stage. The rule looks at those of the first that did not fail."""
+        """The runs of the second stage, and further ones that have been made.
+
+        The rule looks at those of the first that did not fail.
+        """
         base = done[f"{self.name}-pretrained"]
         runs = [done[name] for plan in self.plans if (name := self._run(plan, 0)) in done]
         seeds = further_seeds(choices(Setting([base, *runs])))
-        wanted = [(plan, seed) for seed in FIVE for plan in seeds if seed in seeds[plan]]
+        made = {(plan, seed) for plan in seeds for seed in FIVE if self._run(plan, seed) in done}
+        wanted = [
+            (plan, seed)
+            for seed in FIVE
+            for plan in seeds
+            if seed in seeds[plan] or (plan, seed) in made
+        ]
         return {self._run(plan, seed): self._job(plan, seed) for plan, seed in wanted}
 
     def missing(self, folder: Path, done: Mapping[str, Record]) -> list[str]:

@@ -281,6 +281,11 @@ def further_seeds(done: Mapping[str, Record], model: str) -> dict[str, tuple[int
     return dict.fromkeys(("holdfast", setting.best_plain), (0, 1, 2))
 
 
+def seeds_of(plan: str, done: Mapping[str, Record]) -> list[int]:
+    """The seeds of a plan that have been run, also those that the rule does not ask for."""
+    return [run["seed"] for run in done.values() if run["plan"] == plan]
+
+
 def jobs_of(bench: Any, compared: Mapping[str, Plan]) -> dict[str, Job]:
     """The pretrained model, and every plan with its seeds; those of seed 0 come first."""
     jobs: dict[str, Job] = {"pretrained": bench.pretrained}
@@ -328,7 +333,8 @@ def main() -> None:
         once = (args.name, args.target) == SATURATED
         seeds = {} if once or missing else further_seeds(done, args.name)
         compared = {
-            name: plan._replace(seeds=seeds.get(name, (0,))) for name, plan in compared.items()
+            name: plan._replace(seeds=sorted({*seeds.get(name, (0,)), *seeds_of(name, done)}))
+            for name, plan in compared.items()
         }
         compared |= {name: plan for name, plan in REWRITTEN.items() if f"{name}-s0" in done}
     if args.stage == "rewritten":

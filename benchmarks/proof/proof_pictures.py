@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import _drawing
 import verdict
 from _drawing import BOTH, FLOW, OTHER, OURS, PLAIN, drawing, shows
-from _proof_text import TASKS, TITLES, name_of, plan_title
+from _proof_text import TASKS, TITLES, name_of, percent, plan_title
 
 CORNER = 99
 #: The targets, and the smallest kept share, that the map of all points shows, in percent.
@@ -65,10 +65,34 @@ def everything(plt: Any, settings: Verdict) -> Any:
         axes.plot(ours["target"], ours["mean_kept"], "o", color=OURS, markersize=9,
                   markeredgecolor="white", label="holdfast", linestyle="", zorder=4)  # fmt: skip
     axes.set(xlim=(LEFT, RIGHT), ylim=(BOTTOM, 101))
-    axes.annotate("99 / 99", (RIGHT - 0.4, 100.7), ha="right", va="top", color=OURS, fontsize=10)
+    axes.annotate("99 / 99", (RIGHT - 0.2, 98.7), ha="right", va="top", color=OURS, fontsize=10)
     axes.set_xlabel("target, % of the best of plain fine-tuning")
     axes.set_ylabel("kept, % of the pretrained model (mean of all tests)")
     legend(figure, axes, loc="lower center", bbox_to_anchor=(0.5, 0.88), ncols=3)
+    return figure
+
+
+def headline(plt: Any, settings: Verdict) -> Any:
+    """What the best of plain and ``holdfast`` keep in each setting, and what the latter learns."""
+    figure, axes = plt.subplots(figsize=(7.6, 1.2 + 0.38 * len(settings)))
+    axes.axvspan(CORNER, 101, color=OURS, alpha=0.15, linewidth=0)
+    for place, setting in enumerate(settings.values()):
+        plain, ours = verdict.plain_of(setting), verdict.ours_of(setting)
+        axes.plot([plain["mean_kept"], ours["mean_kept"]], [place, place], color=PLAIN, alpha=0.4)
+        for row, color, label, size in (
+            (plain, PLAIN, "plain fine-tuning at its best learning rate", 7),
+            (ours, OURS, "holdfast, with nothing set", 9),
+        ):
+            axes.plot(row["mean_kept"], place, "o", color=color, markersize=size,
+                      markeredgecolor="white", label=label, linestyle="")  # fmt: skip
+        axes.annotate(f"{percent(ours['target'])} %", (1.01, place), va="center", fontsize=9,
+                      xycoords=("axes fraction", "data"), color=OURS)  # fmt: skip
+    axes.annotate("learned", (1.01, -0.75), xycoords=("axes fraction", "data"), va="center",
+                  fontsize=9, color=PLAIN)  # fmt: skip
+    axes.set_yticks(range(len(settings)), map(name_of, settings))
+    axes.set(xlim=(None, 101), ylim=(len(settings) - 0.4, -1))
+    axes.set_xlabel("kept of what the pretrained model knew, %")
+    legend(figure, axes, loc="lower center", bbox_to_anchor=(0.45, 0.9), ncols=2)
     return figure
 
 
@@ -173,6 +197,7 @@ def continual(plt: Any, rows: list[Verdict]) -> Any:
 
 #: The pictures: how each is drawn, and what it shows of the verdict.
 PICTURES: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "proof-headline": (headline, "settings"),
     "proof-all": (everything, "settings"),
     "proof-tests": (tests, "settings"),
     "proof-equal-target": (equal_target, "settings"),

@@ -139,7 +139,8 @@ def judge(record: Record) -> dict[str, Any]:
             }
         )  # fmt: skip
     return {
-        "made": record["made"], "best_plain": setting.best_plain, "base": figures(setting.base),
+        "made": record["made"], "earlier": "earlier" in record["protocol"],
+        "best_plain": setting.best_plain, "base": figures(setting.base),
         "reached": {str(goal): reached(ours, goal) for goal in GOALS},
         "equal_target": equal_target(points, ours), "points": rows,
     }  # fmt: skip
@@ -168,8 +169,11 @@ def row_of(setting: Setting, point: Point) -> dict[str, Any]:
     plan, merged = point.plan, point.merged
     seeds = setting.seeds(plan, merged)
     found = [figures(setting.figures(plan, merged, seed)) for seed in seeds]
-    names = [name for name in found[0] if all(name in one for one in found)]
-    medians = {name: round(float(np.median([f[name] for f in found])), 6) for name in names}
+    names = dict.fromkeys(name for one in found for name in one)  # some seeds answer in writing
+    medians = {
+        name: round(float(np.median([one[name] for one in found if name in one])), 6)
+        for name in names
+    }
     return {**point._asdict(), "worst": point.worst, "figures": medians}
 
 

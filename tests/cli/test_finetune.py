@@ -68,8 +68,8 @@ def test_without_a_recipe_it_is_holdfast(capsys):
     found = json.loads(told.out)
     assert found["recipe"] == "holdfast"
     assert found["resolved"]["recall"]["name"] == "self-replay"
-    assert found["resolved"]["update"]["lr"] == 1e-3  # of the model, not 2e-5
-    assert "note: learning rate 0.001, the default\n" in told.err
+    assert found["resolved"]["update"]["lr"] == 4.5e-4  # of the model, not 2e-5
+    assert "note: learning rate 0.00045, the default\n" in told.err
     assert "note: the recipe was resolved to SelfReplay(strength=1.0" in told.err
     assert "holdfast: 8 samples\n" in told.err
     assert "everything may change" not in told.err  # the recipe before it is resolved
@@ -87,8 +87,8 @@ def test_without_a_recipe_it_is_holdfast(capsys):
 def test_a_recipe_without_a_learning_rate_of_its_own(capsys):
     given = [f"--model={MODEL}", "--data=train.jsonl", "--out=out", "--max-updates=1"]
     assert main(["finetune", *given, "--recipe=standard"]) == 0
-    assert "note: learning rate 0.001, the default\n" in capsys.readouterr().err
-    assert recipe_beside("out").update.lr == 1e-3
+    assert "note: learning rate 0.00022, the default\n" in capsys.readouterr().err
+    assert recipe_beside("out").update.lr == 2.2e-4
     assert (
         main(
             ["finetune", *given[:2], "--out=again", *given[3:], "--recipe=out/holdfast_recipe.yaml"]

@@ -116,7 +116,7 @@ def test_a_result_says_what_auto_chose(tmp_path):
     assert standard.resolved == {**standard.settings, "update": standard.resolved["update"]}
     assert ours.settings["recall"] == {"name": "auto", "strength": 1.0}
     assert ours.resolved["recall"]["name"] == "self-replay"
-    assert [run.resolved["update"]["lr"] for run in results] == [1e-3, 1e-3]
+    assert [run.resolved["update"]["lr"] for run in results] == [4.5e-4, 4.5e-4]
     assert [run.trained_on for run in results] == [(), ("context-free",)]
     shown = Results(tuple(results)).to_markdown()
     assert "holdfast was resolved to self-replay." in shown
