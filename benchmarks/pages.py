@@ -33,6 +33,7 @@ from _markdown import SPEC, number, table
 from holdfast import Results, registry
 from holdfast.methods.auto import default_lr
 from holdfast.recipe import preset_words
+from holdfast.stages import TrainingSize
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -383,6 +384,21 @@ def learning_rates() -> str:
     return table(["parameters", *columns], rows)
 
 
+def learning_rate_shares() -> str:
+    """What is left of a language model's learning rate, by samples and epochs."""
+    heads = {"1 epoch": 1, "2 epochs": 2, "3 epochs": 3, "6 and more": 6}
+    rows = [
+        [name, *(_share(TrainingSize(samples, epochs)) for epochs in heads.values())]
+        for name, samples in {"600 and fewer": 600, "1,500": 1500, "3,000 and more": 3000}.items()
+    ]
+    return table(["samples", *heads], rows)
+
+
+def _share(size: TrainingSize) -> str:
+    parameters = 135_000_000
+    return f"{100 * default_lr(parameters, size=size) / default_lr(parameters):.0f} %"
+
+
 def gate() -> str:
     """What ``holdfast check`` found in models that were trained with several settings."""
     record = read("gate_h200")
@@ -502,8 +518,8 @@ TABLES: dict[str, Callable[..., str]] = {
     for made in (
         methods, stage, presets, modules, timings, targets, memory, speed, speed_notes,
         comparison,
-        recommendation, tune, digits, additivity, forgetting, ranks, learning_rates, budgets,
-        gate, real_models, growth, scale, scale_parts, forecasts,
+        recommendation, tune, digits, additivity, forgetting, ranks, learning_rates,
+        learning_rate_shares, budgets, gate, real_models, growth, scale, scale_parts, forecasts,
         *_tables.TABLES, *_proof_tables.TABLES,
     )
 }  # fmt: skip

@@ -6,6 +6,7 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
+import _epochs
 from _markdown import SPEC, number, signed, table
 from _summary import (
     CONTEXT_FREE,
@@ -296,6 +297,36 @@ def rates() -> str:
     return table(["", *fields.values()], rows)
 
 
+def epochs() -> str:
+    """What the learning rate by samples and epochs was chosen from, and the choice."""
+    record = read("language_epochs")
+    done = {run["run"]: run for run in record["runs"]}
+    (base,) = done["epochs-pretrained"]["points"].values()
+    curves, rows = _epochs.losses(done), []
+    root, power = _epochs.chosen(curves)
+    for case, curve in curves.items():
+        (task, samples, visits), cells = case, []
+        for factor in _epochs.FACTORS:
+            if factor not in curve:
+                cells.append("—")
+                continue
+            (point,) = done[_epochs.name_of(case, factor)]["points"].values()
+            learned = 100 * (1 + min(curve.values()) - curve[factor])
+            kept = min(100 * base[test] / point[test] for test in _epochs.KEPT)
+            cells.append(f"{number(learned, 1)} / {number(kept, 1)}")
+        rule = 5e-4 * (samples / _epochs.ENOUGH) ** root / visits**power
+        rows.append([_CASES[task], f"{samples:,}", str(visits), *cells, f"{rule:.1e}"])
+    heads = [f"{_epochs.LR * factor:g}" for factor in _epochs.FACTORS]
+    text = (
+        f"Columns are learning rates, cells are *learned / kept* in percent. The rule chose the "
+        f"root {root:g} and the power {power:g}."
+    )
+    return f"{table(['', 'samples', 'epochs', *heads, 'chosen'], rows)}\n\n{text}"
+
+
+_CASES = {"math": "MATH", "medmcqa": "MedMCQA"}
+
+
 #: Of a results file: where the points of its runs are, and the fields to be better in.
 COMPARED = {
     "encoders": ("points", ENCODER_FIELDS),
@@ -366,6 +397,6 @@ def headlines() -> str:
 #: What the pages use.
 TABLES = (
     glue_chosen, glue_settings, glue_coupled, vision, language, language_goals, accuracies,
-    encoders, images, rates, compared, flow_added, predictors, source, headlines, merges,
+    encoders, images, rates, epochs, compared, flow_added, predictors, source, headlines, merges,
     merges_at_target,
 )  # fmt: skip

