@@ -62,7 +62,8 @@ def test_a_comparison_and_once_more(tmp_path, capsys):
     assert main(["compare", "--config=out/config.yaml", "--json"]) == 0
     told = capsys.readouterr()
     assert json.loads(told.out) == json.loads(results.to_json())
-    assert "at a time" not in told.err  # nothing is left to do
+    assert "at a time" not in told.err
+    assert "All 2 runs are finished, nothing is left to run.\n" in told.err
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 

@@ -101,6 +101,8 @@ def run_all(plan: Plan, out: Place, options: argparse.Namespace) -> Results:
     finished_before, total = finished_runs(plan, out), len(plan.runs)
     if left := [spec for spec in plan.runs if spec.id not in finished_before]:
         check_inputs(plan)
+    else:
+        tell_line(f"All {total} runs are finished, nothing is left to run.", file=sys.stderr)
     works = bool(left) and options.engine == "local"
     crew = crew_for(plan, options.jobs, options.per_gpu, works=works)
     if works:

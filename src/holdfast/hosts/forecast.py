@@ -157,6 +157,7 @@ class Forecast(Shown):
         weights, trained: the number of weights, and of those that are trained.
         machines, training: the settings.
         needs, plain: of the recipe, and of plain fine-tuning.
+        fits: whether the recipe fits into the memory of a GPU, before and in training.
         changes: settings with which it would fit, and the bytes per GPU that it would then need.
             If the whole model does not fit before it is sharded, they are about training alone.
         source: where the constants come from.
@@ -175,15 +176,11 @@ class Forecast(Shown):
     training: dict[str, Any]
     needs: Needs
     plain: Needs
+    fits: bool
     changes: dict[str, float]
     source: str
     remarks: tuple[str, ...] = ()
     schema_version: int = field(default=1)
-
-    @property
-    def fits(self) -> bool:
-        """Whether it fits into the memory of a GPU, before and in training."""
-        return self.needs.fit(self.machines.memory)
 
     @property
     def x_time(self) -> float:
@@ -301,6 +298,7 @@ def forecast(
         {n: getattr(training, n) for n in TRAINING},
         needs,
         plain,
+        needs.fit(machines.memory),
         changes,
         f"{constants['device']}, {constants['date']}",
         tuple(remarks),
