@@ -1,5 +1,6 @@
 """The scripts that repeat the papers' experiments: job sharing, results, summaries."""
 
+import doctest
 import importlib
 import json
 import os
@@ -318,6 +319,20 @@ def test_sources_name_the_script_and_its_options(monkeypatch):
     for name, script in scripts.items():
         assert f"1 runs of `benchmarks/papers/{script};" in tables.source(name)
         assert (PAPERS / script.split()[0].strip("`")).exists()
+
+
+def test_the_default_learning_rate_is_the_one_that_the_rule_chose():
+    from holdfast.methods.auto import default_lr
+    from holdfast.stages import TrainingSize
+
+    rule = load("_epochs")
+    assert doctest.testmod(rule).failed == 0
+    record = json.loads((PAPERS / "results" / "language_epochs.json").read_text())
+    root, power = rule.chosen(rule.losses({run["run"]: run for run in record["runs"]}))
+    for _, samples, epochs in (*rule.CASES, ("", 9000, 4), ("", 1000, 2)):
+        wanted = rule.LR * rule.factor_of(samples, epochs, root, power)
+        found = default_lr(135_000_000, size=TrainingSize(samples, epochs))
+        assert found == pytest.approx(wanted, rel=0.05)  # it has two digits
 
 
 def test_tables_share_no_runs():

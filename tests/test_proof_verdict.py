@@ -275,6 +275,33 @@ def page(monkeypatch):
     return blocks
 
 
+def test_models_without_samples_vary_independently():
+    """Those of papers' runs have neither samples nor recorded errors, also not the base."""
+    runs = encoder_runs()
+    runs[0]["rows"] |= {"report": 1000, "stsb": 1000}
+    for run in runs:
+        for point in run["points"].values():
+            point.pop("samples", None)
+            point["stsb"] = 0.8
+    bootstrap = load("_bootstrap").Bootstrap(load("_measures").Setting(runs))
+    low, high = bootstrap.kept("holdfast")["stsb"]
+    # Both the base and the tuned model have the standard error 0.36 / √999, 1.4 % of 0.8.
+    assert high - low == pytest.approx(100 * 2 * 1.96 * math.sqrt(2) * 0.0114 / 0.8, rel=0.1)
+
+
+def test_the_best_of_plain_is_one_with_the_most_seeds():
+    runs = encoder_runs()
+    further = [
+        run | {"seed": seed} for run in runs if run["plan"] != "pretrained" for seed in (1, 2)
+    ]
+    (plain,) = (run for run in runs if run["plan"] == "plain-0.0001")
+    lucky = plain["points"]["tuned"] | {"target_choose": 1.0}
+    lucky = plain | {"plan": "plain-1e-05", "points": {"tuned": lucky}}
+    setting = load("_measures").Setting
+    assert setting([*runs, lucky]).best_plain == "plain-1e-05"
+    assert setting([*runs, *further, lucky]).best_plain == "plain-0.0001"
+
+
 def test_without_results_the_page_says_so_and_nothing_is_drawn(tmp_path, page):
     verdict, pictures = load("verdict"), load("proof_pictures")
     assert not verdict.stale(tmp_path)
@@ -502,6 +529,7 @@ def test_all_blocks_and_pictures(tmp_path, page):
     assert "not reached in: MiniLM-L6, RTE (learned 75.0 %)" in blocks["proof_verdict"]
     assert "in **1 of 2 settings**. It kept" in blocks["proof_headline"]
     assert "(img/proof-headline.svg)" in blocks["proof_headline"]
+    assert "These are 2 of the 14 settings of the protocol." in blocks["proof_headline"]
     assert "The least learned is 90.0 % (strength 3)" in blocks["proof_ablations"]
     assert "learned of GSM8K: holdfast 75.0 % and 75.0 %" in blocks["proof_continual"]
     assert len(pictures.stale(found, tmp_path)) == 6

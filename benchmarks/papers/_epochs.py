@@ -42,6 +42,16 @@ def losses(done: Mapping[str, Record]) -> Curves:
     return found
 
 
+def factor_of(samples: int, epochs: int, root: float, power: float) -> float:
+    """The rule: no more than 1, and no less than what was measured.
+
+    >>> [round(factor_of(600, epochs, 0.5, 1.0), 3) for epochs in (1, 3, 6)]
+    [0.447, 0.149, 0.1]
+    """
+    found: float = min(1.0, samples / ENOUGH) ** root / epochs**power
+    return max(FACTORS[0], found)
+
+
 def chosen(curves: Curves) -> tuple[float, float]:
     """The root of the samples and the power of the epochs with the least mean loss.
 
@@ -56,7 +66,7 @@ def chosen(curves: Curves) -> tuple[float, float]:
     def cost(root: float, power: float) -> float:
         found = []
         for (_, samples, epochs), curve in curves.items():
-            factor = min(1.0, samples / ENOUGH) ** root / epochs**power
+            factor = factor_of(samples, epochs, root, power)
             found.append(np.interp(math.log(factor), np.log([*curve]), [*curve.values()]))
         return float(np.mean(found))
 

@@ -114,11 +114,14 @@ def work_or_collect(jobs: Mapping[str, Job], args: Any, protocol: Record) -> dic
 
 
 def _claimed(claim: Path) -> bool:
+    own = claim.with_name(f"{claim.name}.{os.getpid()}")
+    own.write_text(str(os.getpid()), encoding="utf-8")
     try:
-        with claim.open("x", encoding="utf-8") as file:
-            file.write(str(os.getpid()))
+        os.link(own, claim)  # so that nobody reads an empty one
     except FileExistsError:
         return False
+    finally:
+        own.unlink()
     return True
 
 
@@ -137,8 +140,10 @@ def _is_worked_on(claim: Path) -> bool:
     """Whether the process that claimed a run still exists; all are on one machine."""
     try:
         os.kill(int(claim.read_text(encoding="utf-8")), 0)
-    except (FileNotFoundError, ValueError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError):
         return False
+    except PermissionError:  # it exists, and is somebody else's
+        return True
     return True
 
 

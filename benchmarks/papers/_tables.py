@@ -314,12 +314,19 @@ def epochs() -> str:
             learned = 100 * (1 + min(curve.values()) - curve[factor])
             kept = min(100 * base[test] / point[test] for test in _epochs.KEPT)
             cells.append(f"{number(learned, 1)} / {number(kept, 1)}")
-        rule = 5e-4 * (samples / _epochs.ENOUGH) ** root / visits**power
+        rule = _epochs.LR * _epochs.factor_of(samples, visits, root, power)
         rows.append([_CASES[task], f"{samples:,}", str(visits), *cells, f"{rule:.1e}"])
     heads = [f"{_epochs.LR * factor:g}" for factor in _epochs.FACTORS]
+    others = [
+        _epochs.chosen({case: curve for case, curve in curves.items() if case != left})
+        for left in curves
+    ]
+    same = sum(pair == (root, power) for pair in others)
     text = (
-        f"Columns are learning rates, cells are *learned / kept* in percent. The rule chose the "
-        f"root {root:g} and the power {power:g}."
+        f"Columns are learning rates, cells are *learned / kept* in percent, of one seed. The rule "
+        f"chose the root {root:g} and the power {power:g}. It is not very certain: without one of "
+        f"the cases it chooses the same in {same} of {len(others)}, and otherwise powers from "
+        f"{min(power for _, power in others):g} to {max(power for _, power in others):g}."
     )
     return f"{table(['', 'samples', 'epochs', *heads, 'chosen'], rows)}\n\n{text}"
 

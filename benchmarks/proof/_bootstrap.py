@@ -1,8 +1,8 @@
 """The paired bootstrap of PROTOCOL.md: intervals of the measures, and of their differences.
 
 A resample draws the samples of each test and the seeds of each plan with replacement, the same for
-all points of a setting. A point without samples (a merged model) varies by its standard errors
-instead, independently of the others.
+all points of a setting. A point without samples, such as a merged model, varies by its standard
+errors instead, independently of the others; its seeds vary together. Intervals are then too wide.
 """
 
 from __future__ import annotations
@@ -96,7 +96,6 @@ class Bootstrap:
         """Make the figures of a test, of all models at once."""
         setting, test = self.setting, sampled_test(self.setting, name)
         counts = self._counts(test.rows)
-        normal = self.random.standard_normal(self.resamples)
         models = {key: point for key, point in _models(setting) if name in point}
         whole = [key for key, point in models.items() if test.samples in point.get("samples", ())]
         found = {}
@@ -104,11 +103,14 @@ class Bootstrap:
             outcomes = [test.read(models[key]["samples"][test.samples]) for key in whole]
             made = test.figures(counts, np.stack(outcomes, axis=1).astype(np.float64))
             found = dict(zip(whole, made.T, strict=True))
+        noise: dict[tuple[str, str], Array] = {}
         for key, point in models.items():
             if key not in found:
                 recorded = point.get(f"{name}_se")
                 error = test.error(point[name]) if recorded is None else recorded
-                found[key] = point[name] + normal * error
+                if key[:2] not in noise:
+                    noise[key[:2]] = self.random.standard_normal(self.resamples)
+                found[key] = point[name] + noise[key[:2]] * error
         if BASE in found:
             self.base[name] = found.pop(BASE)[:, None]
         for plan, merged in dict.fromkeys((plan, merged) for plan, merged, _ in found):

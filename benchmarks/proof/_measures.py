@@ -185,10 +185,14 @@ class Setting:
 
     @property
     def best_plain(self) -> str:
-        """The plan of plain fine-tuning with the best target on the rows to choose on."""
+        """The plan of plain fine-tuning with the best target on the rows to choose on.
 
-        def chosen(plan: str) -> float:
-            return float(self.gain(self.choose, self._median(plan, self.choose)))
+        It is one of those with the most seeds, as the best of the first seed gets further ones.
+        """
+
+        def chosen(plan: str) -> tuple[int, float]:
+            best = float(self.gain(self.choose, self._median(plan, self.choose)))
+            return len(self.seeds(plan)), best
 
         return max((plan for plan in self.plans if is_plain(self.row(plan))), key=chosen)
 

@@ -96,7 +96,7 @@ def _points(setting: dict[str, Any]) -> str:
             ahead = [_between(row[field]) for field in ("target_ahead", "kept_ahead")]
             ahead.append({"no": "", "yes": "dominates"}.get(row["dominates"], "clearly dominates"))
         body.append([*cells, *ahead])
-    heads = ["", "learning rate; ×: times that of `holdfast`", "merged", "seeds", "learned, %",
+    heads = ["", "learning rate; ×: times the one of the protocol", "merged", "seeds", "learned, %",
              "kept, %", "kept least, %", "learned more than `holdfast`, points",
              "kept more, points", ""]  # fmt: skip
     return _noted(table(heads, body), [row["row"] for row in setting["points"]])

@@ -32,7 +32,7 @@ from _proof_text import (
     without,
 )
 from proof_pictures import CORNER, is_shown
-from verdict import SETTINGS, opponents, ours_of, plain_of, rehearsals
+from verdict import SETTINGS, careful_plain_of, opponents, ours_of, plain_of, rehearsals
 
 KINDS = {
     "new": "new settings", "seen": "settings that were seen during development",
@@ -105,6 +105,8 @@ def _told(found: dict[str, Any]) -> list[str]:
             f"Shown with runs that were made before the protocol, with fewer opponents and seeds: "
             f"{'; '.join(earlier)}."
         )
+    if other := _other_rates(settings):
+        said.append(other.strip())
     unfinished = [f"{name_of(n)} ({', '.join(missing[n])})" for n in SETTINGS if n in missing]
     if unfinished:
         said.append(
@@ -163,21 +165,43 @@ def proof_headline(folder: str = "") -> str:
     if not settings:
         return ""
     reached = [name for name, setting in settings.items() if setting["reached"]["99"] != "no"]
-    plain, ours = (
+    ours, plain, careful = (
         [row_of(setting)["mean_kept"] for setting in settings.values()]
-        for row_of in (plain_of, ours_of)
+        for row_of in (ours_of, plain_of, careful_plain_of)
     )
     low = "; ".join(_missed(settings, name) for name in settings if name not in reached)
+    new = sum(SETTINGS[name][2] == "new" for name in settings)
+    early = sum(setting["earlier"] for setting in settings.values())
     picture = f"{folder}img/proof-headline.svg"
     return (
         f"![What plain fine-tuning and holdfast keep in each setting]({picture})\n\n"
         f"With nothing set, `holdfast` learned at least 99 % of what plain fine-tuning learns at "
         f"its best learning rate, and kept at least 99 % of what the model knew, in "
-        f"**{len(reached)} of {len(settings)} settings**. It kept "
-        f"{percent(statistics.median(ours))} % in the median and {percent(min(ours))} % at least. "
-        f"Plain fine-tuning, at the learning rate that is best for the target, kept "
-        f"{percent(statistics.median(plain))} % in the median and {percent(min(plain))} % at least."
+        f"**{len(reached)} of {len(settings)} settings**. It kept {_middle(ours)}. Plain "
+        f"fine-tuning kept {_middle(plain)}, at the learning rate that is best for the target. Of "
+        f"its learning rates that learn at least 99 %, the one that keeps the most kept "
+        f"{_middle(careful)}; to find it, one needs old data."
         + (f" Where `holdfast` is below 99 %: {low}." if low else "")
+        + f"\n\nThese are {len(settings)} of the {len(SETTINGS)} settings of the protocol. "
+        f"{new or 'None'} of them {'is' if new < 2 else 'are'} new: "
+        f"{'the others' if new else 'all'} were seen before the defaults were fixed. {early} are "
+        f"shown with earlier runs, of fewer opponents and two or three seeds."
+        f"{_other_rates(settings)}"
+    )
+
+
+def _middle(shares: list[float]) -> str:
+    median, least = percent(statistics.median(shares)), percent(min(shares))
+    return f"{median} % in the median and {least} % at least"
+
+
+def _other_rates(settings: dict[str, Any]) -> str:
+    """A sentence about the settings that did not run at the present defaults."""
+    return "".join(
+        f" In {name_of(name)}, `holdfast` ran at the learning rate {was:g}, which was its default "
+        f"then; it is {now:g} now."
+        for name, (was, now) in TITLES["rates"].items()
+        if name in settings
     )
 
 

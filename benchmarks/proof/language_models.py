@@ -163,7 +163,7 @@ class Proof(Bench):
             exam = Exam(self.target, self.all_tests, self.tokenizer, self.device)
             return exam.take(self.fresh()) | {"sizes": exam.sizes()}
 
-        found: Record = self.kept(f"base-{self.args.target}", take)
+        found: Record = self.kept(f"base-{self.args.target}-{self.args.limit}", take)
         return found
 
     @functools.cached_property

@@ -79,12 +79,14 @@ def headline(plt: Any, settings: Verdict) -> Any:
     for place, setting in enumerate(settings.values()):
         plain, ours = verdict.plain_of(setting), verdict.ours_of(setting)
         axes.plot([plain["mean_kept"], ours["mean_kept"]], [place, place], color=PLAIN, alpha=0.4)
-        for row, color, label, size in (
-            (plain, PLAIN, "plain fine-tuning at its best learning rate", 7),
-            (ours, OURS, "holdfast, with nothing set", 9),
-        ):
-            axes.plot(row["mean_kept"], place, "o", color=color, markersize=size,
-                      markeredgecolor="white", label=label, linestyle="")  # fmt: skip
+        for row, face, edge, label, size in (
+            (plain, PLAIN, "white", "plain, at the learning rate that learns the most", 7),
+            (verdict.careful_plain_of(setting), "white", PLAIN,
+             "plain, at the one that learns 99 % and keeps the most", 6),
+            (ours, OURS, "white", "holdfast, with nothing set", 9),
+        ):  # fmt: skip
+            axes.plot(row["mean_kept"], place, "o", markerfacecolor=face, markersize=size,
+                      markeredgecolor=edge, label=label, linestyle="")  # fmt: skip
         axes.annotate(f"{percent(ours['target'])} %", (1.01, place), va="center", fontsize=9,
                       xycoords=("axes fraction", "data"), color=OURS)  # fmt: skip
     axes.annotate("learned", (1.01, -0.75), xycoords=("axes fraction", "data"), va="center",
@@ -92,7 +94,7 @@ def headline(plt: Any, settings: Verdict) -> Any:
     axes.set_yticks(range(len(settings)), map(name_of, settings))
     axes.set(xlim=(None, 101), ylim=(len(settings) - 0.4, -1))
     axes.set_xlabel("kept of what the pretrained model knew, %")
-    legend(figure, axes, loc="lower center", bbox_to_anchor=(0.45, 0.9), ncols=2)
+    legend(figure, axes, loc="lower center", bbox_to_anchor=(0.45, 0.9), ncols=1)
     return figure
 
 

@@ -273,6 +273,12 @@ def plain_of(setting: Record) -> dict[str, Any]:
     return next(row for row in setting["points"] if (row["plan"], row["merged"]) == best)
 
 
+def careful_plain_of(setting: Record) -> dict[str, Any]:
+    """Of plain fine-tuning that learns 99 %, the learning rate that keeps the most."""
+    points = (row for row in setting["points"] if is_plain(row["row"]) and row["merged"] == TUNED)
+    return max((p for p in points if p["target"] >= GOALS[0]), key=lambda p: float(p["mean_kept"]))
+
+
 def opponents(setting: Record) -> Rows:
     """The points of methods that need no old data."""
     return [row for row in setting["points"] if row["row"] not in (OURS, REHEARSAL)]

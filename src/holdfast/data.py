@@ -135,6 +135,15 @@ def as_source(
     return StreamSource(data)
 
 
+def number_of_samples(data: Any, collate: Collate | None = None) -> int | None:
+    """How many samples data has; None if that is not known, as of batches in a stream."""
+    try:
+        source = as_source(data, collate, 1)
+    except TypeError:  # what is wrong is said when the data is read, if it is
+        return None
+    return len(source.data) if isinstance(source, IndexedSource) else None
+
+
 def is_table(data: Any) -> bool:
     """Whether data is a ``datasets.Dataset`` without a transform, which may drop added columns."""
     return hasattr(data, "add_column") and data.format["type"] != "custom"

@@ -30,7 +30,7 @@ from holdfast._torch.layers import discriminative_groups, within
 from holdfast._torch.layout import gathered
 from holdfast._torch.names import shorten
 from holdfast._torch.pretrained_head import PretrainedHead
-from holdfast.data import Collate
+from holdfast.data import Collate, number_of_samples
 from holdfast.io.heads import mark_trained, new_in
 from holdfast.losses import LossFunction, Task, infer_task
 from holdfast.recipe import Recipe, as_recipe, difference
@@ -126,7 +126,7 @@ class Run:
         self.tokenizer, self.autocast = tokenizer, autocast
         self.visits, self.update_size = visits, update_size
         self.seed, self.cache, self.progress = natural_number("seed", seed), cache, progress
-        size = size or TrainingSize.of(data, visits)
+        size = size or TrainingSize.of(number_of_samples(data, collate), visits)
         self.recipe, self.lr = resolved(
             recipe, model, lr, default_lr, new=self.new, task=task, size=size
         )

@@ -493,10 +493,16 @@ class TrainingSize(NamedTuple):
     epochs: float = 1.0
 
     @classmethod
-    def of(cls, data: Any, visits: float | None) -> TrainingSize:
-        """The size of a run that visits samples of some data, each epoch counted."""
-        samples = len(data) if hasattr(data, "__len__") else None
-        return cls(samples, visits / samples if visits and samples else 1.0)
+    def of(cls, samples: int | None, visits: float | None) -> TrainingSize:
+        """The size of a run by its visits, each epoch counted; all samples of a stream differ."""
+        if samples and visits:
+            return cls(samples, visits / samples)
+        return cls(samples if visits is None else round(visits))
+
+    @property
+    def seen(self) -> float | None:
+        """The number of samples that are visited at least once; None if it is not known."""
+        return None if self.samples is None else self.samples * min(1.0, self.epochs)
 
 
 @dataclass(frozen=True)

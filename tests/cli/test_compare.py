@@ -71,13 +71,13 @@ def test_without_a_learning_rate_all_recipes_train_alike(tmp_path, capsys):
     recipes = ["--recipes", "standard", "holdfast", *FEW[3:]]
     assert main(["compare", "--out=out", "--lr=none", *recipes]) == 0
     told = capsys.readouterr()
-    assert "Default learning rates for this model: 0.00058 (standard and holdfast)." in " ".join(
+    assert "Default learning rates for this model: 0.00045 (standard and holdfast)." in " ".join(
         told.out.split()
     )
     assert "note:" not in told.err
     results = Results.load(tmp_path / "out" / "results.json")
-    assert results.plan["rates"] == {"standard": 5.8e-4, "holdfast": 5.8e-4}
-    assert [run.resolved["update"]["lr"] for run in results.runs] == [5.8e-4, 5.8e-4]
+    assert results.plan["rates"] == {"standard": 4.5e-4, "holdfast": 4.5e-4}
+    assert [run.resolved["update"]["lr"] for run in results.runs] == [4.5e-4, 4.5e-4]
     # The same command finds its results.
     assert main(["compare", "--config=out/config.yaml", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(results.to_json())

@@ -87,8 +87,8 @@ def test_without_a_recipe_it_is_holdfast(capsys):
 def test_a_recipe_without_a_learning_rate_of_its_own(capsys):
     given = [f"--model={MODEL}", "--data=train.jsonl", "--out=out", "--max-updates=1"]
     assert main(["finetune", *given, "--recipe=standard"]) == 0
-    assert "note: learning rate 0.00022, the default\n" in capsys.readouterr().err
-    assert recipe_beside("out").update.lr == 2.2e-4
+    assert "note: learning rate 0.00045, the default\n" in capsys.readouterr().err
+    assert recipe_beside("out").update.lr == 4.5e-4
     assert (
         main(
             ["finetune", *given[:2], "--out=again", *given[3:], "--recipe=out/holdfast_recipe.yaml"]

@@ -13,6 +13,7 @@ from comparison.tiny import save_images, save_resnet
 from holdfast import LoRA, Recipe
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.rates import default_lr, with_rates
+from holdfast.comparison.worker import Worker
 from holdfast.io.models import Loader
 
 RECIPES = ("standard", "holdfast", "recadam+wise-ft", "hft", "lora")
@@ -89,3 +90,17 @@ def test_settings_that_the_default_recipe_would_refuse(tmp_path):
     (rate,) = rates_of(with_rates(plan)).values()
     adapters = Recipe(trainable=LoRA(dora=True))
     assert default_lr(adapters, Loader().load(model), ()) == 6 * rate
+
+
+def test_runs_of_another_size_choose_their_own_rate(tmp_path):
+    """As ``finetune`` would: the rate of the plan is not that of six epochs."""
+    plan = make_plan(tmp_path, recipes=("standard",), seeds=(0,), updates=None)
+    plan = replace(plan, training=replace(plan.training, lr=None, epochs=1.0))
+    common = with_rates(replace(plan, options={"epochs": 6}))
+    assert common.rates == {"standard": 1e-4}  # a tenth of 1e-3 is the least
+    assert [spec.training.lr for spec in common.runs] == [1e-4]
+    grid = with_rates(replace(plan, grid={"epochs": (1, 6)}))
+    assert grid.rates == {"standard": 4.5e-4}
+    assert [spec.training.lr for spec in grid.runs] == [4.5e-4, None]
+    one, six = (Worker(grid, tmp_path / "runs")(spec).resolved["update"] for spec in grid.runs)
+    assert (one["lr"], six["lr"]) == (4.5e-4, 1e-4)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from holdfast import (
     LPFT,
@@ -235,14 +235,15 @@ def test_learning_rates_by_the_size_of_the_training():
     assert rate(3000, 1.0) == rate(10**6, 0.5) == rate(None, 1.0) == 5e-4
     assert rate(3000, 2.0) == rate(750, 1.0) == 2.5e-4
     assert rate(750, 2.0, adapters=True) == pytest.approx(6 * 1.25e-4, rel=0.05)
-    # No further than what was measured.
-    assert rate(10, 100.0) == rate(600, 6.0) == 3.7e-5
+    assert rate(10**6, 1e-3) == rate(1000, 1.0)  # only those that are visited count
+    # No lower than what was measured.
+    assert rate(10, 100.0) == rate(600, 6.0) == 5e-5
     assert rate(600, 6.0, kind="encoder") == rate(3000, 1.0, kind="encoder")
 
 
 @pytest.mark.parametrize("visits", ["epochs", "updates"])
 def test_all_hosts_choose_the_same_learning_rate(visits, tmp_path):
-    """Of 12 samples, in updates of 4, for two epochs."""
+    """Of 17 samples, in updates of 16 and of 1, for two epochs."""
     pytest.importorskip("transformers", reason="the hf extra is not installed")
     from transformers import TrainingArguments
 
@@ -250,29 +251,77 @@ def test_all_hosts_choose_the_same_learning_rate(visits, tmp_path):
     from holdfast.hosts.hf import HoldfastTrainer
     from holdfast.hosts.job import Training
 
-    rows = [{"input_ids": [2, 5, 7, n], "labels": [2, 5, 7, n]} for n in range(12)]
-    wanted = of(make_llama(vocab=30), size=TrainingSize(12, 2.0))[1]
-    assert wanted < of(make_llama(vocab=30))[1]
+    rows = [{"input_ids": [2, 5, 7, n], "labels": [2, 5, 7, n]} for n in range(17)]
+    wanted = 2.2e-4  # 1e-3 · √(600 / 3000) / 2
     logged = []
-    settings = LoopSettings(max_updates=6 if visits == "updates" else None, schedule=lambda *_: 1.0)
+    settings = LoopSettings(max_updates=4 if visits == "updates" else None, schedule=lambda *_: 1.0)
     epochs = 1.0 if visits == "updates" else 2.0
     finetune_loop(
-        make_llama(vocab=30), "holdfast", rows, batch_size=4, epochs=epochs, settings=settings,
+        make_llama(vocab=30), "holdfast", rows, batch_size=16, epochs=epochs, settings=settings,
         log=logged.append, progress=False,
     )  # fmt: skip
-    amount = {"max_steps": 6} if visits == "updates" else {"num_train_epochs": 2.0}
+    amount = {"max_steps": 4} if visits == "updates" else {"num_train_epochs": 2.0}
     args = TrainingArguments(
-        str(tmp_path), per_device_train_batch_size=4, use_cpu=True, report_to=[], **amount
+        str(tmp_path), per_device_train_batch_size=16, use_cpu=True, report_to=[], **amount
     )
     trainer = HoldfastTrainer(
         model=make_llama(vocab=30), recipe="holdfast", args=args, train_dataset=rows,
         data_collator=pad_collate,
     )  # fmt: skip
-    amount = {"max_updates": 6} if visits == "updates" else {"epochs": 2.0}
-    run = Run("holdfast", make_llama(vocab=30), rows, visits=24, collate=pad_collate)
+    amount = {"max_updates": 4} if visits == "updates" else {"epochs": 2.0}
+    run = Run("holdfast", make_llama(vocab=30), rows, visits=34, collate=pad_collate)
     assert {row["lr"] for row in logged} == {wanted}
     assert trainer.args.learning_rate == run.lr == wanted
-    assert Training(batch_size=4, **amount).size_on(rows) == (12, 2.0)
+    assert Training(batch_size=16, **amount).size_on(rows) == (17, 2.0)
+
+
+def test_samples_are_counted_in_every_kind_of_data():
+    from holdfast import Run, pad_collate
+
+    rows = [{"input_ids": [2, 5, 7, n % 30]} for n in range(700)]
+    loader = DataLoader(rows, batch_size=32, collate_fn=pad_collate)
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(rows)
+
+    def lr(data, visits=None, **options):
+        return Run("holdfast", make_llama(vocab=30), data, visits=visits, **options).lr
+
+    assert lr(rows, collate=pad_collate) == lr(loader) == 4.8e-4  # 1e-3 · √(700 / 3000)
+    assert lr(loader, visits=1400) == 2.4e-4
+    assert lr(loader, visits=350) == 4.5e-4  # as if they were 350
+    stream = DataLoader(Stream(), batch_size=32, collate_fn=pad_collate)
+    assert lr(stream) == 1e-3  # nobody knows
+    assert lr(stream, visits=1500) == 7.1e-4
+    assert lr([pad_collate(rows[:2])] * 9) == 1e-3  # batches
+    lightning = pytest.importorskip("holdfast.hosts.lightning", reason="no lightning")
+    callback = lightning.RecipeCallback("holdfast", make_llama(vocab=30), loader, visits=1400)
+    assert callback.run.lr == 2.4e-4
+    # Other recipes do not ask.
+    assert Run("recadam", nn.Linear(4, 2), stream, lr=0.1, task="classification").lr == 0.1
+
+
+def test_arguments_of_the_trainer_serve_again(tmp_path):
+    pytest.importorskip("transformers", reason="the hf extra is not installed")
+    from transformers import TrainingArguments
+
+    from holdfast import pad_collate
+    from holdfast.hosts.hf import HoldfastTrainer
+
+    args = TrainingArguments(str(tmp_path), num_train_epochs=1, use_cpu=True, report_to=[])
+    rows = [{"input_ids": [2, 5, 7, n % 30], "labels": [2, 5, 7, n % 30]} for n in range(900)]
+
+    def rate(data):
+        trainer = HoldfastTrainer(
+            model=make_llama(vocab=30), recipe="holdfast", args=args, train_dataset=data,
+            data_collator=pad_collate,
+        )  # fmt: skip
+        return trainer.args.learning_rate
+
+    assert [rate(rows[:600]), rate(rows), rate(rows[:600])] == [4.5e-4, 5.5e-4, 4.5e-4]
+    args.learning_rate = 3e-4
+    assert rate(rows) == 3e-4
 
 
 def test_an_encoder_and_an_image_model_need_nothing_else():

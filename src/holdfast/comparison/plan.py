@@ -207,13 +207,14 @@ class Plan(NamedSettings):
         ``recipe`` replaces the one with this name.
         """
         label, named = read_recipe(name)
-        recipe, training = recipe or named, self.training
+        recipe, training = recipe or named, self.common
         own: dict[str, Any] = {}  # of the recipe
         applied: dict[str, Any] = {}
         for key, value in {**self.options, **values}.items():
             if "." not in key:
-                _check_setting(key, vars(training))
-                training = replace(training, **{key: value})
+                if key in values:
+                    _check_setting(key, vars(training))
+                    training = replace(training, **{key: value})
                 if key == "lr" and own.get("update.lr", recipe.update.lr) is not None:
                     own["update.lr"] = value
             elif key in recipe.settings:
@@ -223,8 +224,9 @@ class Plan(NamedSettings):
             if key in values:
                 applied[key] = value
         settings = recipe.with_settings(own).to_dict()
-        if training.lr is None and settings["update"]["lr"] is None:
-            training = replace(training, lr=self.rates.get(label))
+        # The rates are for the size of the common training; another run chooses its own.
+        if settings["update"]["lr"] is None and training.extent == self.common.extent:
+            training = replace(training, lr=training.lr or self.rates.get(label))
         trained = {k: v for k, v in _codec.encode(training).items() if k != "save_seconds"}
         known = [
             self.model, names_of(self.data), self.old_data, self.target, self.columns, self.new,
@@ -233,6 +235,14 @@ class Plan(NamedSettings):
         ]  # fmt: skip
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
         return RunSpec(label, settings, seed, applied, training, f"{label}-{seed}-{digest}")
+
+    @functools.cached_property
+    def common(self) -> Training:
+        """The settings of the training before those of the grid."""
+        given: dict[str, Any] = {n: value for n, value in self.options.items() if "." not in n}
+        for name in given:
+            _check_setting(name, vars(self.training))
+        return replace(self.training, **given)
 
     @functools.cached_property
     def contents(self) -> list[str | None]:

@@ -549,7 +549,7 @@ class Search:
         if "resolved" in self.study.user_attrs:  # all processes must use the same
             return
         model, found = self.worker.load(), {}
-        training = self.plan.training
+        training = self.plan.common
         size = training.size_on(self.worker.samples(model, training.max_length))
         for name in self.names:
             recipe = read_recipe(name)[1]

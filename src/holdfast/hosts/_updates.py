@@ -74,6 +74,11 @@ def number_of_updates(samples: int, size: int, epochs: float, max_updates: int |
     return whole_number("the number of updates", updates, 1, MOST_UPDATES)
 
 
+def number_of_epochs(samples: int, size: int, epochs: float, max_updates: int | None) -> float:
+    """How often such a run visits each sample; the last update of an epoch may be a short one."""
+    return epochs if max_updates is None else max_updates / math.ceil(samples / size)
+
+
 def warm_up_and_decay(update: int, total: int, *, warm_up: float = WARM_UP) -> float:
     """A schedule: linear warm-up over a fraction of the updates, then linear decay to 0."""
     rising = max(1.0, warm_up * total)

@@ -33,7 +33,7 @@ from holdfast._torch.rng import seeded
 from holdfast.columns import keeping
 from holdfast.data import Collate
 from holdfast.hosts._checkpoints import STATE_FILE, load_run_state, run_state
-from holdfast.hosts._updates import WARM_UP, labels_of
+from holdfast.hosts._updates import WARM_UP, labels_of, number_of_epochs
 from holdfast.io.files import write_whole
 from holdfast.losses import count_all
 from holdfast.recipe import FILE, Recipe, as_recipe
@@ -47,6 +47,9 @@ from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E4
 __all__ = ["HoldfastTrainer", "WithRecipe"]
 
 logger = logging.getLogger(__name__)
+
+#: The attribute of training arguments with the learning rate that a recipe chose.
+_CHOSEN = "_chosen_by_holdfast"
 
 
 class WithRecipe(Trainer):
@@ -89,7 +92,7 @@ class WithRecipe(Trainer):
         if given.get("peft_config") is not None:  # before the recipe looks at the model
             given["model"] = _adapted(given["model"], given.pop("peft_config"), settings, recipe)
         default: Any = next(f.default for f in fields(settings) if f.name == "learning_rate")
-        is_set = settings.learning_rate != default
+        is_set = settings.learning_rate not in (default, vars(settings).get(_CHOSEN))
         # Rates that a recipe chooses are for the loss of labeled samples.
         other_loss = self._other_loss(given.get("compute_loss_func")) is not None
         keeps = is_set or (other_loss and recipe.update.lr is None)
@@ -109,6 +112,8 @@ class WithRecipe(Trainer):
                 f"learning_rate has its default value {default:g}, so the recipe's {self.run.lr:g} "
                 "is used. To train with another one, set learning_rate, or lr in the recipe"
             )
+        if not keeps:
+            setattr(settings, _CHOSEN, self.run.lr)  # another trainer may get the same arguments
         settings.learning_rate = self.run.lr
         given["model"] = self.run.model
         adapters = {*getattr(self.run.model, "peft_config", ())}
@@ -439,11 +444,13 @@ def _parameters(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def _training_size(settings: TrainingArguments, data: Any) -> TrainingSize:
-    """The number of samples of a trainer, and of its epochs."""
-    if settings.max_steps <= 0:
-        return TrainingSize.of(data, None)._replace(epochs=settings.num_train_epochs)
+    """The number of samples of a trainer, and of its epochs; rows that it packs later count."""
+    steps = settings.max_steps if settings.max_steps > 0 else None
     size = settings.train_batch_size * settings.gradient_accumulation_steps * settings.world_size
-    return TrainingSize.of(data, settings.max_steps * size)
+    if not hasattr(data, "__len__"):
+        return TrainingSize.of(None, steps and steps * size)
+    epochs = number_of_epochs(len(data), size, settings.num_train_epochs, steps)
+    return TrainingSize(len(data), epochs)
 
 
 def _default_arguments(cls: type) -> TrainingArguments:

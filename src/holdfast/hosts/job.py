@@ -29,7 +29,12 @@ from holdfast._torch.multimodal import freeze_other_parts
 from holdfast.hosts._driving import LoopSettings, drive
 from holdfast.hosts._early_stop import check_may_stop
 from holdfast.hosts._packing import Packed, check_packing
-from holdfast.hosts._updates import as_samples, number_of_updates, warm_up_and_decay
+from holdfast.hosts._updates import (
+    as_samples,
+    number_of_epochs,
+    number_of_updates,
+    warm_up_and_decay,
+)
 from holdfast.hosts.raw import plain_if_interrupted
 from holdfast.hosts.tracking import TrackedRun
 from holdfast.hosts.watching import Observer
@@ -164,17 +169,26 @@ class Training(NamedSettings):
 
     def amount(self, samples: Sequence[Any], processes: int = 1) -> tuple[int, int]:
         """The number of updates on some samples, and about how many samples each of them takes."""
-        size = self.batch_size * self.accumulate * processes
-        rows = len(Packed(samples, self.max_length)) if self.packing else len(samples)
+        size, rows = self.batch_size * self.accumulate * processes, self._rows(samples)
         total = number_of_updates(rows, size, self.epochs, self.max_updates)
         return total, round(size * len(samples) / rows)
 
     def size_on(self, samples: Sequence[Any], processes: int = 1) -> TrainingSize:
         """The number of samples, and how often each of them is visited."""
-        epochs, updates = self.epochs, self.max_updates
-        if updates is not None:
-            epochs = updates * self.amount(samples, processes)[1] / len(samples)
+        size = self.batch_size * self.accumulate * processes
+        epochs = number_of_epochs(self._rows(samples), size, self.epochs, self.max_updates)
         return TrainingSize(len(samples), epochs)
+
+    @property
+    def extent(self) -> tuple[Any, ...]:
+        """The settings that say how much is trained on some samples."""
+        return (
+            self.epochs, self.max_updates, self.batch_size, self.accumulate, self.packing,
+            self.max_length,
+        )  # fmt: skip
+
+    def _rows(self, samples: Sequence[Any]) -> int:
+        return len(Packed(samples, self.max_length)) if self.packing else len(samples)
 
     def schedule(self, update: int, total: int) -> float:
         """The factor of the learning rate: linear warm-up, then linear decay to 0."""

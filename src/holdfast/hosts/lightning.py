@@ -43,6 +43,7 @@ from holdfast.hosts._updates import (
 from holdfast.losses import count_all
 from holdfast.recipe import Recipe
 from holdfast.run import Run
+from holdfast.stages import TrainingSize
 
 require("lightning.pytorch", extra="lightning", what="The Lightning host")
 from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
@@ -90,7 +91,8 @@ class RecipeCallback(Callback):
         collate: Collate | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self._source = as_samples(data, collate, 16, model)
-        self.run = Run(recipe, model, **options)
+        size = TrainingSize.of(len(self._source.data), options.get("visits"))
+        self.run = Run(recipe, model, **{"size": size} | options)
         self._trainer: Trainer | None = None
         self._loader: ResumableLoader | None = None
         self._saved: dict[str, Any] = {}  # a loaded checkpoint, until training starts

@@ -18,6 +18,7 @@ from holdfast.hosts._updates import (
     Updates,
     as_samples,
     labels_of,
+    number_of_epochs,
     number_of_updates,
     schedule_for,
     source_of,
@@ -92,12 +93,11 @@ def finetune_loop(
     source = as_samples(data, None, batch_size, model)
     size = source.batch_size * settings.accumulate
     total = number_of_updates(len(source.data), size, epochs, settings.max_updates)
-    if settings.max_updates is not None:
-        epochs = total * size / len(source.data)
+    visited = number_of_epochs(len(source.data), size, epochs, settings.max_updates)
     run = Run(
         recipe, model, source.data, lr=lr, task=task, collate=source.collate, new=new, seed=seed,
         tokenizer=tokenizer, visits=total * size, update_size=size, autocast=settings.autocast,
-        size=TrainingSize(len(source.data), epochs), progress=progress,
+        size=TrainingSize(len(source.data), visited), progress=progress,
     )  # fmt: skip
     with plain_if_interrupted(run):
         train_loop(

@@ -40,7 +40,7 @@ _RATES: dict[Kind, tuple[float, float]] = {
 _SLOPE, _HIGHEST = 0.8, 1e-3
 _ADAPTERS = 6.0  # times the learning rate of full fine-tuning
 # The learning rate of a language model falls with fewer samples and with more epochs.
-_SAMPLES, _MOST_EPOCHS = (600, 3000), 6.0
+_SAMPLES, _LEAST = (600, 3000), 0.1
 _ONLY_HEAD = 1e-3  # the learning rate of a head on frozen features
 _FEATURES: dict[Kind, float] = {"encoder": 0.1, "image": 0.3}  # the strength of the recall
 _ALPHA = 0.7  # the share of the tuned weights of an image model
@@ -142,8 +142,8 @@ def default_lr(
     1e-3; six times as much for adapters of any of them. A decoder with a classification head counts
     as a language model.
 
-    That of a language model is divided by the number of epochs, up to 6. With fewer than 3,000
-    samples it falls with the square root of their number, down to 600.
+    That of a language model is divided by the number of epochs. With fewer than 3,000 samples it
+    falls with the square root of their number, down to 600. A tenth of it is the least.
 
     >>> default_lr(135_000_000), default_lr(135_000_000, adapters=True)
     (0.0005, 0.003)
@@ -157,8 +157,8 @@ def default_lr(
     lr *= _ADAPTERS if adapters else 1.0
     if kind == "language":
         least, enough = _SAMPLES
-        samples = enough if size.samples is None else min(max(least, size.samples), enough)
-        lr *= math.sqrt(samples / enough) / min(max(1.0, size.epochs), _MOST_EPOCHS)
+        samples = enough if size.seen is None else min(max(least, size.seen), enough)
+        lr *= max(_LEAST, math.sqrt(samples / enough) / max(1.0, size.epochs))
     return round(lr, 1 - math.floor(math.log10(lr)))
 
 
