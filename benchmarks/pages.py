@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path += [str(Path(__file__).resolve().parent / folder) for folder in ("papers", "proof")]
 
+import _epochs
 import _proof_tables
 import _tables
 import pictures
@@ -33,7 +34,6 @@ from _markdown import SPEC, number, table
 from holdfast import Results, registry
 from holdfast.methods.auto import default_lr
 from holdfast.recipe import preset_words
-from holdfast.stages import TrainingSize
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -386,17 +386,12 @@ def learning_rates() -> str:
 
 def learning_rate_shares() -> str:
     """What is left of a language model's learning rate, by samples and epochs."""
-    heads = {"1 epoch": 1, "2 epochs": 2, "3 epochs": 3, "6 and more": 6}
+    heads = {"1 epoch": 1, "2 epochs": 2, "3 epochs": 3, "6 epochs": 6, "10 and more": 10}
     rows = [
-        [name, *(_share(TrainingSize(samples, epochs)) for epochs in heads.values())]
+        [name, *(f"{100 * _epochs.factor_of(samples, n, 0.5, 1.0):.0f} %" for n in heads.values())]
         for name, samples in {"600 and fewer": 600, "1,500": 1500, "3,000 and more": 3000}.items()
     ]
     return table(["samples", *heads], rows)
-
-
-def _share(size: TrainingSize) -> str:
-    parameters = 135_000_000
-    return f"{100 * default_lr(parameters, size=size) / default_lr(parameters):.0f} %"
 
 
 def gate() -> str:

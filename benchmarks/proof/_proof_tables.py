@@ -18,6 +18,7 @@ from _markdown import number, table
 from _measures import GOALS, REHEARSAL
 from _proof_details import proof_details
 from _proof_limits import proof_limits
+from _proof_small import proof_small
 from _proof_text import (
     TASKS,
     TITLES,
@@ -177,7 +178,8 @@ def proof_headline(folder: str = "") -> str:
         f"![What plain fine-tuning and holdfast keep in each setting]({picture})\n\n"
         f"With nothing set, `holdfast` learned at least 99 % of what plain fine-tuning learns at "
         f"its best learning rate, and kept at least 99 % of what the model knew, in "
-        f"**{len(reached)} of {len(settings)} settings**. It kept {_middle(ours)}. Plain "
+        f"**{len(reached)} of {len(settings)} settings** (by the 95 % intervals it is certain in "
+        f"{_certain(settings)}). It kept {_middle(ours)}. Plain "
         f"fine-tuning kept {_middle(plain)}, at the learning rate that is best for the target. Of "
         f"its learning rates that learn at least 99 %, the one that keeps the most kept "
         f"{_middle(careful)}; to find it, one needs old data."
@@ -187,6 +189,14 @@ def proof_headline(folder: str = "") -> str:
         f"{'the others' if new else 'all'} were seen before the defaults were fixed. {early} are "
         f"shown with earlier runs, of fewer opponents and two or three seeds."
         f"{_other_rates(settings)}"
+    )
+
+
+def _certain(settings: dict[str, Any]) -> int:
+    """In how many settings the intervals of both figures are above 99 %."""
+    both = ("target_interval", "kept_interval")
+    return sum(
+        all(ours_of(setting)[field][0] >= CORNER for field in both) for setting in settings.values()
     )
 
 
@@ -283,8 +293,11 @@ def _at_equal_target(settings: dict[str, Any], who: str, rows: set[str]) -> str:
     by = f", by {percent(statistics.median(less))} points in the median" if less else ""
     return (
         f"{who} does not reach this target at any learning rate in {len(found) - len(reach)} of "
-        f"{len(found)} cases. Where it does, it keeps less than `holdfast` in {len(less)} of "
-        f"{len(reach)} cases{by}."
+        f"{len(found)} cases."
+    ) + (
+        f" Where it does, it keeps less than `holdfast` in {len(less)} of {len(reach)} cases{by}."
+        if reach
+        else ""
     )
 
 
@@ -369,5 +382,5 @@ def proof_continual() -> str:
 
 TABLES = (
     proof_headline, proof_verdict, proof_all, proof_tests, proof_equal_target, proof_limits,
-    proof_ablations, proof_continual, proof_details,
+    proof_small, proof_ablations, proof_continual, proof_details,
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """The state from which a run resumes: what every host saves, and the file ``run.pt``."""
 
+import contextlib
 import os
 import time
 from datetime import timedelta
@@ -98,6 +99,14 @@ def save(
     if rank_and_world()[0] == 0:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_whole(Path(path), lambda beside: torch.save(state, beside))
+
+
+def saved_lr(path: str | os.PathLike[str]) -> float | None:
+    """The learning rate of an unfinished run; None without one, or if its file is damaged."""
+    with contextlib.suppress(Exception):  # a damaged file makes torch raise many types
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return float(state["settings"]["lr"])
+    return None
 
 
 def load(

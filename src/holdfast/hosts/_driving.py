@@ -1,5 +1,6 @@
 """Drive a loop through its updates: clip, step, watch, log, save and resume."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from holdfast.hosts._early_stop import EarlyStop
 from holdfast.hosts._updates import CLIP_NORM, MOST_UPDATES, Schedule, Updates
 from holdfast.hosts.watching import Observer
 from holdfast.run import Run
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ def drive(
         "clip_norm": clip_norm, "patience": settings.patience,
     }  # fmt: skip
     loop.done = checkpoints.load(checkpoint, run, identity, early) if checkpoint else 0
+    if loop.done:
+        logger.info(f"continues after update {loop.done} of {total}")
 
     device = next(run.model.parameters()).device
     bar = progress_bar(total, "fine-tuning", shown=run.progress, unit="update")

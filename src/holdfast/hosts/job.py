@@ -26,6 +26,7 @@ from holdfast._torch.checks import (
 )
 from holdfast._torch.imports import require
 from holdfast._torch.multimodal import freeze_other_parts
+from holdfast.hosts._checkpoints import saved_lr
 from holdfast.hosts._driving import LoopSettings, drive
 from holdfast.hosts._early_stop import check_may_stop
 from holdfast.hosts._packing import Packed, check_packing
@@ -309,6 +310,8 @@ def train(
     watching = watch(model, total) if watch else None
     torch.manual_seed(seed)
     lr = training.lr if recipe.update.lr is None else recipe.update.lr
+    if lr is None:  # an unfinished run goes on with its own, also if the default has changed since
+        lr = saved_lr(folder / "run.pt")
     size = training.size_on(samples, ranks)
     run = Run(
         recipe, model, source.data, collate=source.collate,
