@@ -35,7 +35,7 @@ def proof_small() -> str:
         for name, some in runs.items()
     }
     rows = [
-        [factor, value, *(percent(share) for share in found[name]), *losses(runs[name])]
+        [factor, str(value), *(percent(share) for share in found[name]), *losses(runs[name])]
         for factor, values in TITLES["small"].items()
         for value, name in values.items()
         if name in found

@@ -186,9 +186,13 @@ def proof_headline(folder: str = "") -> str:
         + (f" Where `holdfast` is below 99 %: {low}." if low else "")
         + f"\n\nThese are {len(settings)} of the {len(SETTINGS)} settings of the protocol. "
         f"{new or 'None'} of them {'is' if new < 2 else 'are'} new: "
-        f"{'the others' if new else 'all'} were seen before the defaults were fixed. {early} are "
-        f"shown with earlier runs, of fewer opponents and two or three seeds."
-        f"{_other_rates(settings)}"
+        f"{'the others' if new else 'all'} were seen before the defaults were fixed."
+        + (
+            f" {early} are shown with earlier runs, of fewer opponents and two or three seeds."
+            if early
+            else ""
+        )
+        + _other_rates(settings)
     )
 
 
