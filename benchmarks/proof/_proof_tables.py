@@ -166,25 +166,31 @@ def proof_headline(folder: str = "") -> str:
     if not settings:
         return ""
     reached = [name for name, setting in settings.items() if setting["reached"]["99"] != "no"]
-    ours, plain, careful = (
-        [row_of(setting)["mean_kept"] for setting in settings.values()]
-        for row_of in (ours_of, plain_of, careful_plain_of)
-    )
     low = "; ".join(_missed(settings, name) for name in settings if name not in reached)
     new = sum(SETTINGS[name][2] == "new" for name in settings)
     early = sum(setting["earlier"] for setting in settings.values())
     picture = f"{folder}img/proof-headline.svg"
+    ways = {
+        "`holdfast`": ours_of,
+        "plain fine-tuning, at the learning rate that learns the most": plain_of,
+        "plain fine-tuning, at the one that keeps the most of those that learn 99 %; only old data "
+        "can tell which": careful_plain_of,
+    }
+    rows = [
+        [way, f"{percent(statistics.median(kept))} %", f"{percent(min(kept))} %"]
+        for way, row_of in ways.items()
+        for kept in [[row_of(setting)["mean_kept"] for setting in settings.values()]]
+    ]
+    shares = table(["", "kept in the median setting", "kept in the worst"], rows)
     return (
         f"![What plain fine-tuning and holdfast keep in each setting]({picture})\n\n"
         f"With nothing set, `holdfast` learned at least 99 % of what plain fine-tuning learns at "
         f"its best learning rate, and kept at least 99 % of what the model knew, in "
         f"**{len(reached)} of {len(settings)} settings** (by the 95 % intervals it is certain in "
-        f"{_certain(settings)}). It kept {_middle(ours)}. Plain "
-        f"fine-tuning kept {_middle(plain)}, at the learning rate that is best for the target. Of "
-        f"its learning rates that learn at least 99 %, the one that keeps the most kept "
-        f"{_middle(careful)}; to find it, one needs old data."
-        + (f" Where `holdfast` is below 99 %: {low}." if low else "")
-        + f"\n\nThese are {len(settings)} of the {len(SETTINGS)} settings of the protocol. "
+        f"{_certain(settings)})."
+        + (f" It is below 99 % in {low}." if low else "")
+        + f"\n\n{shares}\n\n"
+        f"These are {len(settings)} of the {len(SETTINGS)} settings of the protocol. "
         f"{new or 'None'} of them {'is' if new < 2 else 'are'} new: "
         f"{'the others' if new else 'all'} were seen before the defaults were fixed."
         + (
@@ -202,11 +208,6 @@ def _certain(settings: dict[str, Any]) -> int:
     return sum(
         all(ours_of(setting)[field][0] >= CORNER for field in both) for setting in settings.values()
     )
-
-
-def _middle(shares: list[float]) -> str:
-    median, least = percent(statistics.median(shares)), percent(min(shares))
-    return f"{median} % in the median and {least} % at least"
 
 
 def _other_rates(settings: dict[str, Any]) -> str:
