@@ -295,10 +295,11 @@ def test_self_replay_on_the_small_model(tmp_path, monkeypatch):
     record = {"runs": runs, "device": "CPU", "versions": {"torch": "2"}, "date": "2026-01-01"}
     (tmp_path / "small_model.json").write_text(json.dumps(record))
     block = small.proof_small()
-    assert "learns 100 % at its best learning rate (× 2) and keeps 50.0 %." in block
-    assert "with its defaults learns 90.0 % and keeps 95.2 %." in block
-    assert "With texts of an untrained model it learns 75.0 % and keeps 75.0 %" in block
-    assert "The most that any setting below keeps is 96.8 %. Medians of 3 seeds" in block
+    assert "its loss falls from 4.00 to 2.00 nats. Medians of 3 seeds" in block
+    assert "| plain fine-tuning, × 2, its best | 100.0 | 50.0 |" in block
+    assert "| self-replay, × 1, its default | 90.0 | 95.2 |" in block
+    assert "| – texts of an untrained model | 75.0 | 75.0 |" in block
+    assert "Plain fine-tuning is best at × 2, chosen on" in block
     assert "| strength | 1, the default | 90.0 | 95.2 | 2.200 | 3.150 |" in block
 
 

@@ -10,9 +10,7 @@ file, so they are decoded and tokenized again; "texts" is the control, drawn as 
 
 from __future__ import annotations
 
-import copy
 import functools
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,16 +25,15 @@ from _lm_replay import Replay
 from _lm_tests import load
 from _loop import Batch, Loss
 from _targets import Target
+from _texts import write_texts
 from language import Plan
 from language_models import MODELS, Proof, jobs_of, make_parser
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast import Recipe, Run, SelfReplay
 from holdfast._torch.teachers import AllTokens
 from holdfast.comparison.default import MODEL
 from holdfast.methods.auto import default_lr
-from holdfast.scoring.pool import draw_pool
-from holdfast.scoring.starts import default_starts
 from holdfast.stages import TrainingSize
 
 TEXTS = 4096
@@ -96,28 +93,12 @@ class Ablations(Proof):
     def draw(self, name: str) -> None:
         """Write a file of texts, one per line."""
         temperature, count, writer, kind = DRAWN[name]
-        file = self.prepared / f"{name}.jsonl"
-        if file.exists():
-            return
         model, tokenizer = self.writer(writer)
-        head: nn.Linear = copy.deepcopy(model.lm_head)
-        head.weight = nn.Parameter(head.weight.detach() / temperature)  # not that of the embedding
-        model.lm_head = head
-        starts = default_starts(model, tokenizer=tokenizer)
-        starts = [s for s in starts if kind == "both" or len(s.tokens) > 1]
-        pool = draw_pool(model, count, starts=starts, cache=False, progress=False, top=2)
-        # Special tokens of another tokenizer would be ordinary text.
-        own = tokenizer is self.tokenizer
-        rows = [
-            tokenizer.decode(tokens[1:length], skip_special_tokens=not own)
-            for tokens, length in zip(pool.tokens.tolist(), pool.lengths.tolist(), strict=True)
-        ]
-        self.prepared.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.write_text(
-            "".join(json.dumps({"text": text}) + "\n" for text in rows if text), encoding="utf-8"
-        )
-        part.rename(file)
+        write_texts(
+            self.prepared / f"{name}.jsonl", model, tokenizer, count, temperature,
+            only_chats=kind == "chats",
+            skip_special=tokenizer is not self.tokenizer,  # those of another are ordinary text
+        )  # fmt: skip
 
     def writer(self, name: str) -> tuple[Any, Any]:
         """A model that writes texts, and its tokenizer."""

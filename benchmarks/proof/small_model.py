@@ -3,7 +3,7 @@
 It has 2 million parameters, was pretrained on prose, verse and code, and learns GSM8K in one epoch.
 One setting of self-replay is changed at a time; plain fine-tuning runs at multiples of the learning
 rate that ``holdfast`` has. Texts at another temperature, of fewer numbers or of an untrained model
-are drawn first and passed as a file; "texts" is the control, drawn as by default. About 40 minutes
+are drawn first and passed as a file; "texts" is the control, drawn as by default. About 50 minutes
 on two cores; a stopped command goes on where it was.
 
     cd benchmarks/proof
@@ -25,15 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from _common import write_results
+from _texts import write_texts
 from comparisons import slim
-from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from holdfast import AdamWUpdate, Measuring, Plan, Recipe, SelfReplay, Training, compare
 from holdfast.comparison.default import DEV, MODEL, RETAINED, TRAIN
 from holdfast.methods.auto import default_lr
-from holdfast.scoring.pool import draw_pool
-from holdfast.scoring.starts import default_starts
 from holdfast.stages import TrainingSize
 
 TEXTS = 512
@@ -69,30 +67,11 @@ def recipes(folder: Path) -> dict[str, Recipe]:
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     for name, (temperature, count, untrained) in DRAWN.items():
         file = folder / f"{name}.jsonl"
-        if not file.exists():
-            write_texts(file, model, tokenizer, temperature, count, untrained=untrained)
+        torch.manual_seed(0)
+        writer = type(model)(model.config).eval() if untrained else copy.deepcopy(model)
+        write_texts(file, writer, tokenizer, count, temperature)
         found[name] = replay(texts=str(file))
     return found
-
-
-def write_texts(
-    file: Path, model: Any, tokenizer: Any, temperature: float, count: int, *, untrained: bool
-) -> None:
-    """Write a file of texts that a model draws, one per line."""
-    torch.manual_seed(0)
-    writer = type(model)(model.config).eval() if untrained else copy.deepcopy(model)
-    head: nn.Linear = copy.deepcopy(writer.lm_head)
-    head.weight = nn.Parameter(head.weight.detach() / temperature)  # not that of the embedding
-    writer.lm_head = head
-    starts = default_starts(writer, tokenizer=tokenizer)
-    pool = draw_pool(writer, count, starts=starts, cache=False, progress=False, top=2)
-    rows = [
-        tokenizer.decode(tokens[1:length])
-        for tokens, length in zip(pool.tokens.tolist(), pool.lengths.tolist(), strict=True)
-    ]
-    part = file.with_suffix(".part")
-    part.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows if row), "utf-8")
-    part.rename(file)
 
 
 def main() -> None:
