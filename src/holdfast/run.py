@@ -126,7 +126,9 @@ class Run:
         self.tokenizer, self.autocast = tokenizer, autocast
         self.visits, self.update_size = visits, update_size
         self.seed, self.cache, self.progress = natural_number("seed", seed), cache, progress
-        size = size or TrainingSize.of(number_of_samples(data, collate), visits)
+        if size is None:  # other recipes do not ask for it, and data[0] may be costly
+            asked = recipe.recall.depends_on_model
+            size = TrainingSize.of(number_of_samples(data, collate) if asked else None, visits)
         self.recipe, self.lr = resolved(
             recipe, model, lr, default_lr, new=self.new, task=task, size=size
         )

@@ -532,6 +532,11 @@ class Recall(Method):
         """
         return False
 
+    @property
+    def depends_on_model(self) -> bool:
+        """True if the method overrides :meth:`resolve`."""
+        return type(self).resolve is not Recall.resolve
+
     def resolve(
         self,
         recipe: Recipe,

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from holdfast import (
     LPFT,
@@ -298,8 +298,19 @@ def test_samples_are_counted_in_every_kind_of_data():
     lightning = pytest.importorskip("holdfast.hosts.lightning", reason="no lightning")
     callback = lightning.RecipeCallback("holdfast", make_llama(vocab=30), loader, visits=1400)
     assert callback.run.lr == 2.4e-4
-    # Other recipes do not ask.
-    assert Run("recadam", nn.Linear(4, 2), stream, lr=0.1, task="classification").lr == 0.1
+
+
+def test_other_recipes_do_not_read_the_data_for_a_learning_rate():
+    from holdfast import Run
+
+    class Untouched(Dataset):
+        def __len__(self):
+            raise AssertionError
+
+        def __getitem__(self, index):
+            raise AssertionError
+
+    assert Run("recadam", nn.Linear(4, 2), Untouched(), lr=0.1, task="classification").lr == 0.1
 
 
 def test_arguments_of_the_trainer_serve_again(tmp_path):

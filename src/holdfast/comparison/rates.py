@@ -15,7 +15,6 @@ from holdfast.hosts.job import default_lr, resolved_quietly
 from holdfast.io import codec as _codec
 from holdfast.io.models import Loader
 from holdfast.recipe import Recipe
-from holdfast.stages import Recall
 
 
 def with_rates(plan: Plan) -> Plan:
@@ -33,7 +32,7 @@ def with_rates(plan: Plan) -> Plan:
     open_ones = {
         name: recipe
         for name, recipe in recipes.items()
-        if type(recipe.recall).resolve is not Recall.resolve and name not in plan.resolved
+        if recipe.recall.depends_on_model and name not in plan.resolved
     }
     if not lacking and not open_ones:
         return plan

@@ -63,7 +63,7 @@ from holdfast.io.models import Loader
 from holdfast.recipe import Recipe, read_recipe
 from holdfast.run import Run, resolved
 from holdfast.scoring.scorer import score
-from holdfast.stages import Recall, Trainable
+from holdfast.stages import Trainable
 
 #: Rows per file, and characters per text, of the tests during training.
 LOOK_ROWS, LOOK_TEXT = 16, 4000
@@ -116,7 +116,7 @@ class Tuning(NamedSettings):
         labels = [label for label, _ in named]
         if twice := [label for label in labels if labels.count(label) > 1]:
             raise ValueError(f"recipes contains {twice[0]!r} twice")
-        fixed = all(type(r.recall).resolve is Recall.resolve for _, r in named)
+        fixed = not any(r.recall.depends_on_model for _, r in named)
         if fixed and ALL not in self.recipes:  # else the settings depend on the model
             # They depend neither on the learning rate nor on the data.
             contenders_of({n: (r, 1.0) for n, r in named}, lambda: 1.0, self.space)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from holdfast.comparison.plan import RunSpec
 from holdfast.io import codec as _codec
 from holdfast.recipe import Recipe
-from holdfast.stages import Recall
 
 
 def trainings(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:
@@ -33,7 +32,7 @@ def _training_of(spec: RunSpec) -> str:
 
 def _depends_on_model(spec: RunSpec) -> bool:
     """Whether the model decides on the methods: the choice may depend on the merging."""
-    return type(Recipe.from_dict(spec.settings).recall).resolve is not Recall.resolve
+    return Recipe.from_dict(spec.settings).recall.depends_on_model
 
 
 def _training_run(group: Sequence[RunSpec]) -> RunSpec:
