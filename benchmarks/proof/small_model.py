@@ -35,7 +35,7 @@ from holdfast.methods.auto import default_lr
 from holdfast.stages import TrainingSize
 
 TEXTS = 512
-RATES = (0.25, 0.5, 1.0, 2.0)
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
 #: Files of texts: the temperature, their number, and whether the model that writes is untrained.
 DRAWN = {
     "texts": (1.0, TEXTS, False), "texts-cool": (0.7, TEXTS, False),
