@@ -51,12 +51,12 @@ def proof_small() -> str:
     ]
     text = (
         f"The model that comes with holdfast has 2 million parameters and writes poor texts. It "
-        f"learns GSM8K, which is far from its prose, verse and code: its loss falls from "
+        f"learns 1,000 problems of GSM8K, far from its prose, verse and code: its loss falls from "
         f"{number(runs[best][0]['target']['before'], 2)} to {number(middle(after, runs[best]), 2)} "
         f"nats. Medians of {len(runs['default'])} seeds, at multiples of the default learning rate:"
     )
     ways = {
-        "plain fine-tuning, × 1": "plain-x1", "plain fine-tuning, × 2, its best": "plain-x2",
+        "plain fine-tuning, × 1": "plain-x1", f"plain fine-tuning, {_rate(best)}, its best": best,
         "self-replay, × 1, its default": "default", "self-replay, × 2": "rate-x2",
         "self-replay, × 1, texts of the base in a file": "texts",
         "– texts of an untrained model": "texts-untrained", "– 64 texts": "texts-64",

@@ -172,7 +172,7 @@ def proof_headline(folder: str = "") -> str:
     picture = f"{folder}img/proof-headline.svg"
     ways = {
         "`holdfast`": ours_of,
-        "plain fine-tuning, at the learning rate that learns the most": plain_of,
+        "plain fine-tuning, at the learning rate that is best for the target": plain_of,
         "plain fine-tuning, at the one that keeps the most of those that learn 99 %; only old data "
         "can tell which": careful_plain_of,
     }

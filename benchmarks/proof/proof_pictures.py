@@ -80,7 +80,7 @@ def headline(plt: Any, settings: Verdict) -> Any:
         plain, ours = verdict.plain_of(setting), verdict.ours_of(setting)
         axes.plot([plain["mean_kept"], ours["mean_kept"]], [place, place], color=PLAIN, alpha=0.4)
         for row, face, edge, label, size in (
-            (plain, PLAIN, "white", "plain, at the learning rate that learns the most", 7),
+            (plain, PLAIN, "white", "plain, at the learning rate that is best for the target", 7),
             (verdict.careful_plain_of(setting), "white", PLAIN,
              "plain, at the one that learns 99 % and keeps the most", 6),
             (ours, OURS, "white", "holdfast, with nothing set", 9),

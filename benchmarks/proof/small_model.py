@@ -17,7 +17,6 @@ import copy
 import gzip
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +99,8 @@ def main() -> None:
         ),
         training=Training(lr=None, batch_size=8, max_length=176, max_updates=args.max_updates),
     )  # fmt: skip
-    begin = time.monotonic()
     results = compare(plan, args.out / "runs", jobs=2)
-    protocol = {
-        "seconds": round(time.monotonic() - begin, 1), "drawn": DRAWN, "changed": CHANGED,
-        "rates": RATES,
-    }  # fmt: skip
+    protocol = {"drawn": DRAWN, "changed": CHANGED, "rates": RATES}
     write_results(args.json, torch.device("cpu"), protocol, **slim(json.loads(results.to_json())))
 
 

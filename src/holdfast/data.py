@@ -6,9 +6,9 @@ An :class:`IndexedSource` reads samples by index and batches them by length, to 
 
 import itertools
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -111,8 +111,7 @@ def as_source(
     The dataset of a DataLoader is read in order, without shuffling, and by index if possible.
     """
     if isinstance(data, DataLoader):
-        batched = data.batch_size is not None or data.batch_sampler is not None
-        if isinstance(data.dataset, IterableDataset) or not batched:
+        if not _reads_by_index(data):
             return StreamSource(data)
         return IndexedSource(
             data.dataset, collate or data.collate_fn, data.batch_size or batch_size
@@ -137,11 +136,17 @@ def as_source(
 
 def number_of_samples(data: Any, collate: Collate | None = None) -> int | None:
     """How many samples data has; None if that is not known, as of batches in a stream."""
-    try:
-        source = as_source(data, collate, 1)
-    except TypeError:  # what is wrong is said when the data is read, if it is
-        return None
+    if isinstance(data, DataLoader):
+        return len(cast(Sized, data.dataset)) if _reads_by_index(data) else None
+    if isinstance(data, Mapping) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        return None  # what is wrong with a mapping is said when it is read, if it is
+    source = as_source(data, collate, 1)
     return len(source.data) if isinstance(source, IndexedSource) else None
+
+
+def _reads_by_index(loader: DataLoader[Any]) -> bool:
+    batched = loader.batch_size is not None or loader.batch_sampler is not None
+    return batched and not isinstance(loader.dataset, IterableDataset)
 
 
 def is_table(data: Any) -> bool:

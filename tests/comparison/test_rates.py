@@ -99,8 +99,11 @@ def test_runs_of_another_size_choose_their_own_rate(tmp_path):
     common = with_rates(replace(plan, options={"epochs": 6}))
     assert common.rates == {"standard": 1e-4}  # a tenth of 1e-3 is the least
     assert [spec.training.lr for spec in common.runs] == [1e-4]
+    same = with_rates(replace(plan, training=replace(plan.training, epochs=6)))
+    assert same.rates == common.rates
     grid = with_rates(replace(plan, grid={"epochs": (1, 6)}))
-    assert grid.rates == {"standard": 4.5e-4}
-    assert [spec.training.lr for spec in grid.runs] == [4.5e-4, None]
+    assert grid.rates == {}
+    given = replace(plan, grid={"epochs": (1, 6)}, rates={"standard": 3e-4})
+    assert [spec.training.lr for spec in given.runs] == [3e-4, 3e-4]
     one, six = (Worker(grid, tmp_path / "runs")(spec).resolved["update"] for spec in grid.runs)
     assert (one["lr"], six["lr"]) == (4.5e-4, 1e-4)

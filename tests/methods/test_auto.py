@@ -295,6 +295,9 @@ def test_samples_are_counted_in_every_kind_of_data():
     assert lr(stream) == 1e-3  # nobody knows
     assert lr(stream, visits=1500) == 7.1e-4
     assert lr([pad_collate(rows[:2])] * 9) == 1e-3  # batches
+    batches = iter([pad_collate(rows[:2])] * 9)
+    assert lr(batches) == 1e-3
+    assert len(list(batches)) == 9  # none of them was read
     lightning = pytest.importorskip("holdfast.hosts.lightning", reason="no lightning")
     callback = lightning.RecipeCallback("holdfast", make_llama(vocab=30), loader, visits=1400)
     assert callback.run.lr == 2.4e-4
@@ -323,16 +326,19 @@ def test_arguments_of_the_trainer_serve_again(tmp_path):
     args = TrainingArguments(str(tmp_path), num_train_epochs=1, use_cpu=True, report_to=[])
     rows = [{"input_ids": [2, 5, 7, n % 30], "labels": [2, 5, 7, n % 30]} for n in range(900)]
 
-    def rate(data):
-        trainer = HoldfastTrainer(
-            model=make_llama(vocab=30), recipe="holdfast", args=args, train_dataset=data,
+    def trainer(recipe, data):
+        return HoldfastTrainer(
+            model=make_llama(vocab=30), recipe=recipe, args=args, train_dataset=data,
             data_collator=pad_collate,
         )  # fmt: skip
-        return trainer.args.learning_rate
 
-    assert [rate(rows[:600]), rate(rows), rate(rows[:600])] == [4.5e-4, 5.5e-4, 4.5e-4]
+    def rate(one):
+        return one.create_optimizer().param_groups[0]["lr"]
+
+    made = [trainer("holdfast", rows[:600]), trainer("holdfast", rows), trainer("standard", rows)]
+    assert [*map(rate, made)] == [4.5e-4, 5.5e-4, 5e-5]
     args.learning_rate = 3e-4
-    assert rate(rows) == 3e-4
+    assert rate(trainer("holdfast", rows)) == 3e-4
 
 
 def test_an_encoder_and_an_image_model_need_nothing_else():

@@ -103,7 +103,7 @@ def fitting(plan: Plan, asked: Sequence[str]) -> tuple[tuple[str, ...], dict[str
     for name in every_recipe():
         try:
             recipe = Recipe.preset(name)
-            check_fit(recipe, model, data, plan.training, has_old_data=plan.old_data is not None)
+            check_fit(recipe, model, data, plan.common, has_old_data=plan.old_data is not None)
             trained = resolved_quietly(recipe, model, new)[0]
         except ValueError as error:
             unfit[name] = str(error)

@@ -58,17 +58,17 @@ def samples_in(plan: Plan) -> float:
 
 def training_data(plan: Plan, loader: Loader | None = None) -> TrainingData:
     """Open the model's data; by default, the model is loaded as the plan trains it."""
-    own = plan.training.loader(plan.device, trust_remote_code=plan.trust_remote_code)
+    own = plan.common.loader(plan.device, trust_remote_code=plan.trust_remote_code)
     return TrainingData.open(
         plan.model, plan.data, loader or own, head=plan.head, new=plan.new, columns=plan.columns,
-        validation=plan.training.validation,
+        validation=plan.common.validation,
     )  # fmt: skip
 
 
 def paths_of(plan: Plan) -> list[str]:
     """All files and directories that a plan reads; names of the hub are among them."""
     tests = plan.measuring
-    given = filter(None, [plan.old_data, plan.training.validation_file])
+    given = filter(None, [plan.old_data, plan.common.validation_file])
     data = [plan.target, *given, *tests.text, *tests.data]
     rows = [name for source in (plan.data, *data, *tests.similarity) for name in names_of(source)]
     recipes = filter(is_recipe_file, plan.recipes)
@@ -92,7 +92,7 @@ def check_inputs(plan: Plan, asked: Sequence[str] | None = None) -> Sequence[Any
     if asked is None:
         asked = () if plan.recipes == RECIPES and loader.bits is None else plan.recipes
     recipes = [read_recipe(name)[1] for name in asked]
-    samples, _ = encode(training, recipes, plan.training, plan.old_data)
+    samples, _ = encode(training, recipes, plan.common, plan.old_data)
     where, _ = loader.location(plan.model)
     if Path(where).is_dir():
         open_weights(plan.model)

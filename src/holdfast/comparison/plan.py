@@ -224,9 +224,8 @@ class Plan(NamedSettings):
             if key in values:
                 applied[key] = value
         settings = recipe.with_settings(own).to_dict()
-        # The rates are for the size of the common training; another run chooses its own.
-        if settings["update"]["lr"] is None and training.extent == self.common.extent:
-            training = replace(training, lr=training.lr or self.rates.get(label))
+        if training.lr is None and settings["update"]["lr"] is None:
+            training = replace(training, lr=self.rates.get(label))
         trained = {k: v for k, v in _codec.encode(training).items() if k != "save_seconds"}
         known = [
             self.model, names_of(self.data), self.old_data, self.target, self.columns, self.new,

@@ -27,8 +27,9 @@ def with_rates(plan: Plan) -> Plan:
         spec.recipe: recipes[spec.recipe]
         for spec in plan.runs
         if spec.training.lr is None and spec.settings["update"]["lr"] is None
-        if spec.training.extent == plan.common.extent
     }
+    if len({spec.training.extent for spec in plan.runs}) > 1:
+        lacking = {}  # the rate depends on it: each run chooses its own
     open_ones = {
         name: recipe
         for name, recipe in recipes.items()
@@ -36,7 +37,7 @@ def with_rates(plan: Plan) -> Plan:
     }
     if not lacking and not open_ones:
         return plan
-    size = plan.common.size_on(check_inputs(plan))
+    size = plan.runs[0].training.size_on(check_inputs(plan))
     # Only the names and sizes of the weights are used; the worker processes need the GPU.
     loader = Loader(device="cpu", dtype=torch.bfloat16, trust_remote_code=plan.trust_remote_code)
     model, new = training_data(plan, loader).load()

@@ -566,7 +566,7 @@ class Search:
         if "median_loss" not in self.study.user_attrs:  # all processes must use the same number
             model, median = self.worker.load(), None
             if not self.worker.new:
-                samples = self.worker.samples(model, self.plan.training.max_length)
+                samples = self.worker.samples(model, self.plan.common.max_length)
                 scores = score(model, samples, progress=False)
                 median = float(np.median(scores.losses[scores.counts > 0].numpy()))
             self.study.set_user_attr("median_loss", median)

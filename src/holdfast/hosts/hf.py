@@ -11,6 +11,7 @@ The trainer may compute another loss than that of labeled samples, such as a los
 Recalls with data of their own, updates, penalties and merging work with any loss.
 """
 
+import copy
 import inspect
 import json
 import logging
@@ -48,9 +49,6 @@ __all__ = ["HoldfastTrainer", "WithRecipe"]
 
 logger = logging.getLogger(__name__)
 
-#: The attribute of training arguments with the learning rate that a recipe chose.
-_CHOSEN = "_chosen_by_holdfast"
-
 
 class WithRecipe(Trainer):
     """A mixin that adds a recipe to a Trainer; put it first in the list of base classes.
@@ -87,12 +85,13 @@ class WithRecipe(Trainer):
     ) -> None:
         given = dict(zip(_parameters(type(self)), args, strict=False)) | kwargs
         recipe = as_recipe(recipe)
-        settings = given["args"] = given.get("args") or _default_arguments(type(self))
+        # A copy, as the learning rate is set below: the user's may serve for another trainer.
+        settings = given["args"] = copy.copy(given.get("args") or _default_arguments(type(self)))
         _check_arguments(given, settings, recipe)
         if given.get("peft_config") is not None:  # before the recipe looks at the model
             given["model"] = _adapted(given["model"], given.pop("peft_config"), settings, recipe)
         default: Any = next(f.default for f in fields(settings) if f.name == "learning_rate")
-        is_set = settings.learning_rate not in (default, vars(settings).get(_CHOSEN))
+        is_set = settings.learning_rate != default
         # Rates that a recipe chooses are for the loss of labeled samples.
         other_loss = self._other_loss(given.get("compute_loss_func")) is not None
         keeps = is_set or (other_loss and recipe.update.lr is None)
@@ -112,8 +111,6 @@ class WithRecipe(Trainer):
                 f"learning_rate has its default value {default:g}, so the recipe's {self.run.lr:g} "
                 "is used. To train with another one, set learning_rate, or lr in the recipe"
             )
-        if not keeps:
-            setattr(settings, _CHOSEN, self.run.lr)  # another trainer may get the same arguments
         settings.learning_rate = self.run.lr
         given["model"] = self.run.model
         adapters = {*getattr(self.run.model, "peft_config", ())}
