@@ -21,7 +21,7 @@ digits: .venv/demo  ## fine-tune with AdamW and with RecAdam, see what each forg
 docs: .venv/docs  ## serve the documentation on http://127.0.0.1:8000
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-test: lint  ## lint, type-check and run the tests, in about 9 minutes on two cores
+test: lint  ## lint, type-check and run the tests, in about 8 minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL) --durations 15
 
 lint: .venv/dev  ## lint and type-check
