@@ -303,6 +303,16 @@ def test_self_replay_on_the_small_model(tmp_path, monkeypatch):
     assert "| strength | 1, the default | 90.0 | 95.2 | 2.200 | 3.150 |" in block
 
 
+def test_a_learning_rate_that_is_not_the_default_is_named(tmp_path, page):
+    for lr, told in ((9.1e-5, True), (5e-4, False)):
+        runs = [run | {"lr": lr} for run in language_runs()]
+        block = page(write(tmp_path, smollm2_gsm8k=runs))["proof_headline"]
+        said = (
+            "`holdfast` ran at the learning rate 9.1e-05, which was its default then; it is 0.0005"
+        )
+        assert (said in block) == told
+
+
 def test_models_without_samples_vary_independently():
     """Those of papers' runs have neither samples nor recorded errors, also not the base."""
     runs = encoder_runs()

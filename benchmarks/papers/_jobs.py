@@ -142,8 +142,8 @@ def _is_worked_on(claim: Path) -> bool:
         os.kill(int(claim.read_text(encoding="utf-8")), 0)
     except (FileNotFoundError, ProcessLookupError):
         return False
-    except PermissionError:  # it exists, and is somebody else's
-        return True
+    except PermissionError:
+        pass  # it exists, and is somebody else's
     return True
 
 

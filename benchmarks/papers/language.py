@@ -71,6 +71,7 @@ from holdfast import (
     pad_collate,
 )
 from holdfast.methods.auto import default_lr
+from holdfast.stages import TrainingSize
 
 SEEDS = (0, 1, 2)
 ALPHAS = (0.3, 0.5, 0.7, 0.85)
@@ -274,6 +275,7 @@ class Bench:
             plan.recipe, load(self.args.model, self.device), self.samples, lr=lr,
             collate=pad_collate, tokenizer=self.tokenizer if plan.chats else None,
             visits=self.epochs * (len(self.samples) // BATCH * BATCH), cache=self.prepared,
+            size=TrainingSize(len(self.samples), self.epochs),
             progress=False, autocast=autocast, seed=seed,
         )  # fmt: skip
         lr, recipe = run.lr, run.recipe

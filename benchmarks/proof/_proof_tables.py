@@ -35,6 +35,9 @@ from _proof_text import (
 from proof_pictures import CORNER, is_shown
 from verdict import SETTINGS, careful_plain_of, opponents, ours_of, plain_of, rehearsals
 
+from holdfast.methods.auto import default_lr
+from holdfast.stages import TrainingSize
+
 KINDS = {
     "new": "new settings", "seen": "settings that were seen during development",
     "chosen on": "settings whose data chose a default",
@@ -212,11 +215,15 @@ def _certain(settings: dict[str, Any]) -> int:
 
 def _other_rates(settings: dict[str, Any]) -> str:
     """A sentence about the settings that did not run at the present defaults."""
+    now = {
+        name: default_lr(parameters, size=TrainingSize(samples, epochs))
+        for name, (parameters, samples, epochs) in TITLES["sizes"].items()
+    }
     return "".join(
-        f" In {name_of(name)}, `holdfast` ran at the learning rate {was:g}, which was its default "
-        f"then; it is {now:g} now."
-        for name, (was, now) in TITLES["rates"].items()
-        if name in settings
+        f" In {name_of(name)}, `holdfast` ran at the learning rate {lr:g}, which was its default "
+        f"then; it is {now[name]:g} now."
+        for name, setting in settings.items()
+        if name in now and (lr := setting["lr"]) not in (None, now[name])
     )
 
 

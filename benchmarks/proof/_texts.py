@@ -17,9 +17,7 @@ def write_texts(
     file: Path, model: Any, tokenizer: Any, count: int, temperature: float = 1.0, *,
     only_chats: bool = False, skip_special: bool = False,
 ) -> None:  # fmt: skip
-    """Write texts, one per line, unless the file is there; the model's head is changed."""
-    if file.exists():
-        return
+    """Write texts, one per line. The model's head is changed."""
     head: nn.Linear = copy.deepcopy(model.lm_head)
     head.weight = nn.Parameter(head.weight.detach() / temperature)  # not that of the embedding
     model.lm_head = head

@@ -93,9 +93,12 @@ class Ablations(Proof):
     def draw(self, name: str) -> None:
         """Write a file of texts, one per line."""
         temperature, count, writer, kind = DRAWN[name]
+        file = self.prepared / f"{name}.jsonl"
+        if file.exists():
+            return
         model, tokenizer = self.writer(writer)
         write_texts(
-            self.prepared / f"{name}.jsonl", model, tokenizer, count, temperature,
+            file, model, tokenizer, count, temperature,
             only_chats=kind == "chats",
             skip_special=tokenizer is not self.tokenizer,  # those of another are ordinary text
         )  # fmt: skip

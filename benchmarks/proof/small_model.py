@@ -66,9 +66,10 @@ def recipes(folder: Path) -> dict[str, Recipe]:
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     for name, (temperature, count, untrained) in DRAWN.items():
         file = folder / f"{name}.jsonl"
-        torch.manual_seed(0)
-        writer = type(model)(model.config).eval() if untrained else copy.deepcopy(model)
-        write_texts(file, writer, tokenizer, count, temperature)
+        if not file.exists():
+            torch.manual_seed(0)
+            writer = type(model)(model.config).eval() if untrained else copy.deepcopy(model)
+            write_texts(file, writer, tokenizer, count, temperature)
         found[name] = replay(texts=str(file))
     return found
 

@@ -66,11 +66,7 @@ def test_what_an_annealing_stands_for_is_not_searched():
 @pytest.mark.parametrize(
     ("recipe", "lr", "centre"),
     [
-        (
-            "holdfast",
-            None,
-            3e-4,
-        ),  # 1e-3 for many samples; here are 12, each of them once and a half
+        ("holdfast", None, 3e-4),  # 1e-3 for many samples; here are 12, each of them 1.5 times
         ("holdfast", 1e-4, 1e-4),
         ("standard", None, 3e-4),
         ("lora", None, 1.8e-3),

@@ -441,7 +441,7 @@ def _parameters(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def _training_size(settings: TrainingArguments, data: Any) -> TrainingSize:
-    """The number of samples of a trainer, and of its epochs; rows that it packs later count."""
+    """The number of samples of a trainer, and of its epochs, before it packs any."""
     steps = settings.max_steps if settings.max_steps > 0 else None
     size = settings.train_batch_size * settings.gradient_accumulation_steps * settings.world_size
     if not hasattr(data, "__len__"):
