@@ -19,7 +19,8 @@ from holdfast._torch.teachers import DrawnTokens, Teacher
 
 BATCH = 32
 LENGTHS = (64, 128, 192, 256, 320, 384, 512)  # that batches are padded to: a CUDA graph for each
-PIECE = 1 << 13  # tokens that go through the model at a time: 9 GB of activations
+PIECE = 1 << 13  # tokens that go through SmolLM2-135M at a time: 9 GB of activations
+SMOLLM2 = 30 * 576  # layers times the hidden size
 ROWS = 1 << 11  # of logits at a time
 ROWS_OF_RECALL = 16  # of a batch at a time
 
@@ -73,12 +74,19 @@ def body_and_head(model: Any) -> tuple[Any, Tensor]:
     return inner.model, inner.lm_head.weight
 
 
+def tokens_at_a_time(config: Any) -> int:
+    """How many tokens go through a model: fewer of a larger one, for the memory."""
+    width = config.num_hidden_layers * config.hidden_size
+    return min(PIECE, PIECE * SMOLLM2 // width)
+
+
 def loss_of(model: Any, *more: Loss) -> Loss:
     """The training loss of a batch and more terms, without anything that waits for the GPU.
 
     All terms and pieces of a batch but the last leave their gradients at once.
     """
     body, head = body_and_head(model)
+    piece = tokens_at_a_time(body.config)
 
     def of_piece(ids: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         states = body(input_ids=ids, use_cache=False).last_hidden_state
@@ -87,7 +95,7 @@ def loss_of(model: Any, *more: Loss) -> Loss:
 
     def loss(batch: Batch) -> Tensor:
         ids, weights = batch["input_ids"], batch["weights"] / batch["targets"]
-        rows, done = max(1, PIECE // ids.shape[1]), torch.zeros((), device=ids.device)
+        rows, done = max(1, piece // ids.shape[1]), torch.zeros((), device=ids.device)
         parts = (t.split(rows) for t in (ids, batch["labels"], weights))
         terms = [partial(term, batch) for term in more]
         terms += [partial(of_piece, *piece) for piece in zip(*parts, strict=True)]
