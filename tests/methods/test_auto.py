@@ -1,5 +1,6 @@
 """What the preset holdfast becomes for each kind of model."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -226,6 +227,18 @@ def test_learning_rates():
     assert default_lr(22_700_000, kind="encoder", adapters=True) == 6e-4
     assert default_lr(2_350_000, kind="image") == 5e-4
     assert default_lr(86_000_000, kind="image") == 2.8e-5
+
+
+def test_learning_rates_of_larger_language_models():
+    lower, larger = auto._LARGER
+    assert default_lr(int(larger)) == lower
+    between = default_lr(int(math.sqrt(135e6 * larger)))
+    assert between == pytest.approx(math.sqrt(5e-4 * lower), rel=0.05)
+    assert default_lr(int(4 * larger)) == pytest.approx(lower / 2, rel=0.05)
+    # Adapters are not affected.
+    assert default_lr(int(larger), adapters=True) == pytest.approx(
+        6 * 5e-4 * (135e6 / larger) ** 0.8, rel=0.05
+    )
 
 
 def test_learning_rates_by_the_size_of_the_training():

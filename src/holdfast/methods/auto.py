@@ -38,6 +38,8 @@ _RATES: dict[Kind, tuple[float, float]] = {
     "language": (5e-4, 135e6), "encoder": (1e-4, 22.7e6), "image": (5e-4, 2.35e6),
 }  # fmt: skip
 _SLOPE, _HIGHEST = 0.8, 1e-3
+# That of a larger language model, and the slope beyond. It is not for adapters.
+_LARGER, _LARGER_SLOPE = (2.5e-5, 630e6), 0.5
 _ADAPTERS = 6.0  # times the learning rate of full fine-tuning
 # The learning rate of a language model falls with fewer samples and with more epochs.
 _SAMPLES, _LEAST = (600, 3000), 0.1
@@ -139,8 +141,9 @@ def default_lr(
 
     5e-4 for a language model of 135 million parameters, 1e-4 for an encoder of 22.7 million, 5e-4
     for an image model of 2.35 million; less for a larger one (size to the power of −0.8), at most
-    1e-3; six times as much for adapters of any of them. A decoder with a classification head counts
-    as a language model.
+    1e-3; six times as much for adapters of any of them. A larger language model needs still less
+    if all its weights are trained: 2.5e-5 for 630 million parameters, and beyond it falls with the
+    square root of the size. A decoder with a classification head counts as a language model.
 
     That of a language model is divided by the number of epochs. With fewer than 3,000 samples it
     falls with the square root of their number, down to 600. A tenth of it is the least.
@@ -152,14 +155,26 @@ def default_lr(
     >>> default_lr(110_000_000, kind="encoder")
     2.8e-05
     """
-    rate, usual = _RATES[kind]
-    lr: float = min(_HIGHEST, rate * (usual / max(1, parameters)) ** _SLOPE)
-    lr *= _ADAPTERS if adapters else 1.0
+    lr = _by_size(max(1, parameters), kind, adapters)
     if kind == "language":
         least, enough = _SAMPLES
         samples = enough if size.seen is None else min(max(least, size.seen), enough)
         lr *= max(_LEAST, math.sqrt(samples / enough) / max(1.0, size.epochs))
     return round(lr, 1 - math.floor(math.log10(lr)))
+
+
+def _by_size(parameters: int, kind: Kind, adapters: bool) -> float:
+    """The learning rate for many samples and one epoch."""
+    rate, usual = _RATES[kind]
+    found: float = min(_HIGHEST, rate * (usual / parameters) ** _SLOPE)
+    if adapters:
+        return _ADAPTERS * found
+    if kind != "language" or parameters <= usual:
+        return found
+    lower, larger = _LARGER
+    if parameters > larger:
+        return lower * (larger / parameters) ** _LARGER_SLOPE
+    return rate * (lower / rate) ** (math.log(parameters / usual) / math.log(larger / usual))
 
 
 def kind_of(model: nn.Module, new: Sequence[str], task: Task | LossFunction | None) -> Kind:
