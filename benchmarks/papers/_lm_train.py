@@ -76,7 +76,7 @@ def body_and_head(model: Any) -> tuple[Any, Tensor]:
 
 def tokens_at_a_time(config: Any) -> int:
     """How many tokens go through a model: fewer of a larger one, for the memory."""
-    width = config.num_hidden_layers * config.hidden_size
+    width: int = config.num_hidden_layers * config.hidden_size
     return min(PIECE, PIECE * SMOLLM2 // width)
 
 

@@ -31,21 +31,22 @@ def name_of(case: Case, rate: float) -> str:
 
 
 def figures(done: Mapping[str, Record], case: Case) -> dict[float, tuple[float, float]]:
-    """What the runs of a case learned, of what the best of them did, and kept; in percent."""
+    """What the runs of a case learned and kept, by their learning rates."""
+    names = {rate: name_of(case, rate) for rate in sorted(RATES)}
+    return {rate: of_run(done, case, name) for rate, name in names.items() if name in done}
+
+
+def of_run(done: Mapping[str, Record], case: Case, name: str) -> tuple[float, float]:
+    """What a run learned, of what the best of its case did, and what it kept; in percent."""
     base, field = done["sizes-pretrained"]["points"]["1"], f"{case[0]}_nll"
-    points = {
-        rate: done[name]["points"]["1"]
-        for rate in sorted(RATES)
-        if (name := name_of(case, rate)) in done
-    }
-    most = max((base[field] - point[field] for point in points.values()), default=1.0)
-    return {
-        rate: (
-            100 * (base[field] - point[field]) / most,
-            float(np.mean([min(100.0, 100 * base[test] / point[test]) for test in KEPT])),
-        )
-        for rate, point in points.items()
-    }
+
+    def gain(run: str) -> float:
+        return float(base[field] - done[run]["points"]["1"][field])
+
+    most = max(gain(run) for rate in RATES if (run := name_of(case, rate)) in done)
+    point = done[name]["points"]["1"]
+    kept = [min(100.0, 100 * base[test] / point[test]) for test in KEPT]
+    return 100 * gain(name) / most, float(np.mean(kept))
 
 
 def chosen(cases: Mapping[Case, Mapping[float, tuple[float, float]]]) -> float:

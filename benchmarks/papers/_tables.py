@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import _epochs
+import _sizes
+import numpy as np
 from _markdown import SPEC, number, signed, table
 from _summary import (
     CONTEXT_FREE,
@@ -331,6 +333,31 @@ def epochs() -> str:
     return f"{table(['', 'samples', 'epochs', *heads, 'chosen'], rows)}\n\n{text}"
 
 
+def sizes() -> str:
+    """What the learning rate of a larger language model was chosen from, and the choice."""
+    done = {run["run"]: run for run in read("language_sizes")["runs"]}
+    found = {case: _sizes.figures(done, case) for case in _sizes.CASES}
+    rates = sorted(_sizes.RATES)
+    rows = [
+        [_CASES[task], f"{samples:,}", str(visits),
+         *("{:.1f} / {:.1f}".format(*found[task, samples, visits][rate]) for rate in rates)]
+        for task, samples, visits in _sizes.CASES
+    ]  # fmt: skip
+    means = [np.mean([one[rate] for one in found.values()], axis=0) for rate in rates]
+    rows.append(["mean", "", "", *("{:.1f} / {:.1f}".format(*mean) for mean in means)])
+    heads = ["", "samples", "epochs", *(f"{rate:g}" for rate in rates)]
+    adapters = {run["lr"]: _sizes.of_run(done, _sizes.CASES[0], name) for name, run in done.items()
+                if name.startswith("sizes-lora")}  # fmt: skip
+    each = ", ".join("{:.1f} / {:.1f} at {:g}".format(*adapters[lr], lr) for lr in sorted(adapters))
+    text = (
+        "Columns are learning rates for 3,000 samples and one epoch; those of the other cases are "
+        "lower, by the rule above. Cells are *learned / kept* in percent, of one seed. Chosen: "
+        f"{_sizes.chosen(found):g}. LoRA (r = 16) with self-replay on the first case, in percent of "
+        f"the same gain: {each}."
+    )
+    return f"{table(heads, rows)}\n\n{text}"
+
+
 _CASES = {"math": "MATH", "medmcqa": "MedMCQA"}
 
 
@@ -404,6 +431,6 @@ def headlines() -> str:
 #: What the pages use.
 TABLES = (
     glue_chosen, glue_settings, glue_coupled, vision, language, language_goals, accuracies,
-    encoders, images, rates, epochs, compared, flow_added, predictors, source, headlines, merges,
+    encoders, images, rates, epochs, sizes, compared, flow_added, predictors, source, headlines, merges,
     merges_at_target,
 )  # fmt: skip

@@ -28,7 +28,7 @@ from language_rates import make_parser
 
 from holdfast import LoRA, Recipe, SelfReplay
 
-LORA_RATES = (8.7e-4, 3e-4, 1e-4)  # the first is the default
+LORA_RATES = (8.7e-4, 3e-4, 1e-4)
 
 
 def table(done: dict[str, _jobs.Record]) -> Iterable[str]:

@@ -325,22 +325,33 @@ def proof_ablations() -> str:
             if row := found.get(plan):
                 cells = [percent(row["target"]), percent(row["mean_kept"]), least(row)]
                 losses = [number(row["figures"].get(name), 3)
-                          for name in ("report_nll", "wikitext_nll", "gsm8k_nll")]  # fmt: skip
+                          for name in ("report_nll", "wikitext_nll", "mbpp_nll")]  # fmt: skip
                 rows.append([factor, value, *cells, *losses])
     heads = ["changed", "value", "learned, %", "kept, %", "kept least, %", "target loss",
-             "WikiText-2 loss", "GSM8K loss"]  # fmt: skip
+             "WikiText-2 loss", "MBPP loss"]  # fmt: skip
     low = min(found.values(), key=lambda row: row["target"])
     lost = min(found.values(), key=lambda row: row["mean_kept"])
     text = (
         f"SmolLM2 learns GSM8K with one setting of self-replay changed at a time (one seed). "
         f"The least learned is {percent(low['target'])} % ({_changed(low['plan'])}), the least "
         f"kept {percent(lost['mean_kept'])} % ({_changed(lost['plan'])})."
+        + _others(found)
         + without(whole["missing"], "ablations")
     )
     picture = shown("proof-ablations", "Target and kept for changed settings", text)
     return f"## One setting changed at a time\n\n{picture}\n\n" + folded(
         "All changed settings", table(heads, rows)
     )
+
+
+def _others(found: dict[str, Any]) -> str:
+    """A sentence about the changes that are not numbers, such as texts of another model."""
+    each = [
+        f"{value} {percent(found[plan]['target'])} / {percent(found[plan]['mean_kept'])}"
+        for value, plan in TITLES["ablations"]["others"].items()
+        if plan in found
+    ]
+    return f" Learned / kept, in percent: {', '.join(each)}." if each else ""
 
 
 def _changed(plan: str) -> str:

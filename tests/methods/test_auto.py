@@ -193,6 +193,12 @@ def test_parameters_that_deepspeed_has_emptied():
     assert default_lr(0) == 1e-3
 
 
+def test_an_output_layer_of_its_own_does_not_count():
+    shared, own = make_llama(vocab=30, tie_word_embeddings=True), make_llama(vocab=30)
+    assert len([*own.parameters()]) == len([*shared.parameters()]) + 1
+    assert auto._size(own) == auto._size(shared) == sum(p.numel() for p in shared.parameters())
+
+
 def test_parameters_in_four_bits(tmp_path):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")

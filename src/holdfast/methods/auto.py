@@ -12,6 +12,7 @@ from torch import nn
 
 from holdfast._torch.adapters import has_adapters, without_peft
 from holdfast._torch.checks import at_least_zero
+from holdfast._torch.head_tap import output_layer
 from holdfast._torch.layers import head_of, within
 from holdfast.losses import LossFunction, Task, infer_task
 from holdfast.methods._batch_norm import HoldsStatistics, statistics_of
@@ -39,7 +40,7 @@ _RATES: dict[Kind, tuple[float, float]] = {
 }  # fmt: skip
 _SLOPE, _HIGHEST = 0.8, 1e-3
 # That of a larger language model, and the slope beyond. It is not for adapters.
-_LARGER, _LARGER_SLOPE = (2.5e-5, 630e6), 0.5
+_LARGER, _LARGER_SLOPE = (2.5e-5, 494e6), 0.5
 _ADAPTERS = 6.0  # times the learning rate of full fine-tuning
 # The learning rate of a language model falls with fewer samples and with more epochs.
 _SAMPLES, _LEAST = (600, 3000), 0.1
@@ -141,8 +142,8 @@ def default_lr(
 
     5e-4 for a language model of 135 million parameters, 1e-4 for an encoder of 22.7 million, 5e-4
     for an image model of 2.35 million; less for a larger one (size to the power of −0.8), at most
-    1e-3; six times as much for adapters of any of them. A larger language model needs still less
-    if all its weights are trained: 2.5e-5 for 630 million parameters, and beyond it falls with the
+    1e-3; six times as much for adapters of any of them. A larger language model gets still less
+    if all its weights are trained: 2.5e-5 for 494 million parameters, and beyond it falls with the
     square root of the size. A decoder with a classification head counts as a language model.
 
     That of a language model is divided by the number of epochs. With fewer than 3,000 samples it
@@ -172,9 +173,10 @@ def _by_size(parameters: int, kind: Kind, adapters: bool) -> float:
     if kind != "language" or parameters <= usual:
         return found
     lower, larger = _LARGER
-    if parameters > larger:
-        return lower * (larger / parameters) ** _LARGER_SLOPE
-    return rate * (lower / rate) ** (math.log(parameters / usual) / math.log(larger / usual))
+    if parameters < larger:
+        slope = math.log(rate / lower) / math.log(larger / usual)
+        return float(rate * (usual / parameters) ** slope)
+    return float(lower * (larger / parameters) ** _LARGER_SLOPE)
 
 
 def kind_of(model: nn.Module, new: Sequence[str], task: Task | LossFunction | None) -> Kind:
@@ -230,13 +232,22 @@ def _is_decoder(model: nn.Module) -> bool:
 
 
 def _size(model: nn.Module) -> int:
-    """The number of parameters; DeepSpeed empties those that it shares among ranks."""
+    """The number of parameters, without those of an output layer that is not the embedding.
+
+    Some copies of a model share the two, and some do not. DeepSpeed empties the parameters that it
+    shares among ranks.
+    """
     if getattr(model, "is_quantized", False):  # several parameters may be packed into one number
         config = copy.deepcopy(cast(Any, model).config)
         del config.quantization_config
         with torch.device("meta"):
             model = type(model)(config)
-    return sum(cast(int, getattr(p, "ds_numel", p.numel())) for p in model.parameters())
+    head, own = output_layer(model), set[int]()
+    if head is not None:
+        embedding = cast(Any, model).get_input_embeddings()
+        own = {*map(id, head.parameters())} - {*map(id, embedding.parameters())}
+    counted = (p for p in model.parameters() if id(p) not in own)
+    return sum(cast(int, getattr(p, "ds_numel", p.numel())) for p in counted)
 
 
 def _for_images(
