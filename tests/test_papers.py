@@ -335,6 +335,21 @@ def test_the_default_learning_rate_is_the_one_that_the_rule_chose():
         assert found == pytest.approx(wanted, rel=0.05)  # it has two digits
 
 
+def test_the_learning_rate_of_a_larger_model_is_the_one_that_the_rule_chose():
+    from holdfast.methods.auto import default_lr
+    from holdfast.stages import TrainingSize
+
+    rule = load("_sizes")
+    assert doctest.testmod(rule).failed == 0
+    record = json.loads((PAPERS / "results" / "language_sizes.json").read_text())
+    done = {run["run"]: run for run in record["runs"]}
+    rate = rule.chosen({case: rule.figures(done, case) for case in rule.CASES})
+    for case in rule.CASES:
+        found = default_lr(494_032_768, size=TrainingSize(*case[1:]))
+        assert found == pytest.approx(rule.lr_of(case, rate), rel=0.05)  # it has two digits
+        assert done[rule.name_of(case, rate)]["lr"] == pytest.approx(rule.lr_of(case, rate))
+
+
 def test_tables_share_no_runs():
     """Data for choosing settings must not be reported."""
     pytest.importorskip("transformers")

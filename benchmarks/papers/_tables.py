@@ -352,8 +352,8 @@ def sizes() -> str:
     text = (
         "Columns are learning rates for 3,000 samples and one epoch; those of the other cases are "
         "lower, by the rule above. Cells are *learned / kept* in percent, of one seed. Chosen: "
-        f"{_sizes.chosen(found):g}. LoRA (r = 16) with self-replay on the first case, in percent of "
-        f"the same gain: {each}."
+        f"{_sizes.chosen(found):g}. LoRA (r = 16) with self-replay on the first case, in percent "
+        f"of the same gain: {each}."
     )
     return f"{table(heads, rows)}\n\n{text}"
 
@@ -431,6 +431,6 @@ def headlines() -> str:
 #: What the pages use.
 TABLES = (
     glue_chosen, glue_settings, glue_coupled, vision, language, language_goals, accuracies,
-    encoders, images, rates, epochs, sizes, compared, flow_added, predictors, source, headlines, merges,
-    merges_at_target,
+    encoders, images, rates, epochs, sizes, compared, flow_added, predictors, source, headlines,
+    merges, merges_at_target,
 )  # fmt: skip
