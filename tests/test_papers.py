@@ -136,6 +136,7 @@ def test_replay_of_fixed_shapes_is_the_librarys(settings, adapters):
     run.model.train()
     trained = [p for p in run.model.parameters() if p.requires_grad]
 
+    assert doctest.testmod(training).failed == 0
     batch = training._batch(samples, [1.0] * 4)
     replay = replaying.Replay(run, torch.device("cpu"))
     replay.add(batch, 3)

@@ -251,7 +251,7 @@ def test_all_blocks_and_pictures(tmp_path, page):
     blocks = page(found)
     assert all(blocks.values())
     assert "not reached in: MiniLM-L6, RTE (learned 75.0 %)" in blocks["proof_verdict"]
-    assert "in **1 of 2 settings** (by the 95 % intervals it is certain" in blocks["proof_headline"]
+    assert "in **1 of 2 settings** (by the 95 % intervals, it is certain" in blocks["proof_headline"]
     assert "(img/proof-headline.svg)" in blocks["proof_headline"]
     assert "These are 2 of the 14 settings of the protocol." in blocks["proof_headline"]
     assert "The least learned is 90.0 % (strength 3)" in blocks["proof_ablations"]

@@ -75,7 +75,12 @@ def body_and_head(model: Any) -> tuple[Any, Tensor]:
 
 
 def tokens_at_a_time(config: Any) -> int:
-    """How many tokens go through a model: fewer of a larger one, for the memory."""
+    """How many tokens go through a model: fewer of a larger one, for the memory.
+
+    >>> from types import SimpleNamespace as Config
+    >>> [tokens_at_a_time(Config(num_hidden_layers=30, hidden_size=x)) for x in (64, 576, 1152)]
+    [8192, 8192, 4096]
+    """
     width: int = config.num_hidden_layers * config.hidden_size
     return min(PIECE, PIECE * SMOLLM2 // width)
 
@@ -86,7 +91,7 @@ def loss_of(model: Any, *more: Loss) -> Loss:
     All terms and pieces of a batch but the last leave their gradients at once.
     """
     body, head = body_and_head(model)
-    piece = tokens_at_a_time(body.config)
+    most = tokens_at_a_time(body.config)
 
     def of_piece(ids: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         states = body(input_ids=ids, use_cache=False).last_hidden_state
@@ -95,7 +100,7 @@ def loss_of(model: Any, *more: Loss) -> Loss:
 
     def loss(batch: Batch) -> Tensor:
         ids, weights = batch["input_ids"], batch["weights"] / batch["targets"]
-        rows, done = max(1, piece // ids.shape[1]), torch.zeros((), device=ids.device)
+        rows, done = max(1, most // ids.shape[1]), torch.zeros((), device=ids.device)
         parts = (t.split(rows) for t in (ids, batch["labels"], weights))
         terms = [partial(term, batch) for term in more]
         terms += [partial(of_piece, *piece) for piece in zip(*parts, strict=True)]

@@ -1,4 +1,4 @@
-"""The learning rate of ``holdfast`` for a larger language model, on data that no table reports.
+"""The learning rate of ``holdfast`` for a larger language model, on tasks that no table reports.
 
 Qwen2.5-Coder-0.5B-Instruct learns solutions of MATH and letters of MedMCQA's answers, as SmolLM2
 does in language_epochs.py, with the same tests. The learning rate of a case follows from that for
@@ -38,7 +38,8 @@ def table(done: dict[str, _jobs.Record]) -> Iterable[str]:
     for case, rates in found.items():
         for rate, (learned, kept) in rates.items():
             yield f"{name_of(case, rate)} | {learned:.1f} | {kept:.1f}"
-    yield f"chosen: {chosen(found):g}"
+    if all(len(rates) == len(RATES) for rates in found.values()):
+        yield f"chosen: {chosen(found):g}"
 
 
 def main() -> None:

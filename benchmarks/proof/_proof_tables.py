@@ -189,15 +189,15 @@ def proof_headline(folder: str = "") -> str:
         f"![What plain fine-tuning and holdfast keep in each setting]({picture})\n\n"
         f"With nothing set, `holdfast` learned at least 99 % of what plain fine-tuning learns at "
         f"its best learning rate, and kept at least 99 % of what the model knew, in "
-        f"**{len(reached)} of {len(settings)} settings** (by the 95 % intervals it is certain in "
-        f"{_certain(settings)})."
+        f"**{len(reached)} of {len(settings)} settings** (by the 95 % intervals, it is certain in "
+        f"{_certain(settings) or 'none'} of them)."
         + (f" It is below 99 % in {low}." if low else "")
         + f"\n\n{shares}\n\n"
         f"These are {len(settings)} of the {len(SETTINGS)} settings of the protocol. "
         f"{new or 'None'} of them {'is' if new < 2 else 'are'} new: "
         f"{'the others' if new else 'all'} were seen before the defaults were fixed."
         + (
-            f" {early} are shown with earlier runs, of fewer opponents and two or three seeds."
+            f" {early} are shown with earlier runs, of fewer opponents and fewer seeds."
             if early
             else ""
         )

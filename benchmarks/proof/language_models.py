@@ -63,7 +63,11 @@ from holdfast.io.encoding import tokenize
 #: The learning rates that the plans are multiples of.
 RATES = {"smollm2": 5e-4, "qwen-0.5b": 1.8e-4, "qwen-1.5b": 7.2e-5}
 ALPHAS, LINES = (0.5, 0.7), (0.5,)
-MERGED = ("plain-x0.5", "plain-x1")
+#: By the beginning of a model's name.
+MERGED = {
+    "smollm2": ("plain-x0.5", "plain-x1"),
+    "qwen": ("plain-x0.1", "plain-x0.2", "plain-x0.5", "plain-x1"),
+}
 MERGED_SEEDS = (0, 1, 2)  # the rows of merged models have three seeds at most
 #: Rows of retained tests, where not all are used; tokens of WikiText-2.
 MOST = {
@@ -97,7 +101,7 @@ def plans(model: str, target: str) -> dict[str, Plan]:
         found.update({f"{family}-x{lr:g}": Plan(recipe, lr, seed, **more) for lr in rates})
 
     if model == "qwen-1.5b":
-        add("plain", Recipe(), 0.5, 1)
+        add("plain", Recipe(), 0.1, 0.2, 0.5)
         return found
     if (model, target) == SATURATED:
         add("plain", Recipe(), 0.2, 0.5, 1, 2)
@@ -106,7 +110,7 @@ def plans(model: str, target: str) -> dict[str, Plan]:
     lora = Recipe(trainable=LoRA(r=16))
     if model == "qwen-0.5b":
         add("lora", lora, 3, 6)
-        add("rehearsal", Recipe(), 0.5, old=True)
+        add("rehearsal", Recipe(), 0.5 if target == "gsm8k" else 0.1, old=True)  # that ran first
         return found
     is_first = target == "mbpp"
     rates = (1, 2) if is_first else (0.5,)
@@ -191,7 +195,7 @@ class Proof(Bench):
         # Of plain fine-tuning, the best learning rate is known once there are further seeds.
         write = seed == (0 if name == OURS else 1) and (name == OURS or is_plain(name))
         points = {"tuned": exam.take(model, write=write)}
-        if name in MERGED and seed in MERGED_SEEDS:
+        if name in MERGED[self.args.name.split("-")[0]] and seed in MERGED_SEEDS:
             points |= self.merged(model)
         return {
             "plan": name, "seed": seed, **about, "points": points,

@@ -199,6 +199,23 @@ def test_an_output_layer_of_its_own_does_not_count():
     assert auto._size(own) == auto._size(shared) == sum(p.numel() for p in shared.parameters())
 
 
+def test_a_model_that_does_not_tell_its_embedding_counts_as_a_whole():
+    model = make_llama(vocab=30)
+    wrapper = nn.Sequential(model)
+    wrapper.get_output_embeddings = model.get_output_embeddings
+    assert auto._size(wrapper) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("family", ["LLaVA", "Qwen2-VL", "Gemma 3, images"])
+def test_the_decoder_of_a_multimodal_model_counts(family, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
+    from families import save_family
+
+    model = transformers.AutoModelForImageTextToText.from_pretrained(save_family(family, tmp_path))
+    decoder = model.model.language_model
+    assert auto._size(model) == sum(p.numel() for p in decoder.parameters())
+
+
 def test_parameters_in_four_bits(tmp_path):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")

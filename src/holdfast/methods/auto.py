@@ -14,6 +14,7 @@ from holdfast._torch.adapters import has_adapters, without_peft
 from holdfast._torch.checks import at_least_zero
 from holdfast._torch.head_tap import output_layer
 from holdfast._torch.layers import head_of, within
+from holdfast._torch.multimodal import text_part
 from holdfast.losses import LossFunction, Task, infer_task
 from holdfast.methods._batch_norm import HoldsStatistics, statistics_of
 from holdfast.methods.features import Features, text_encoder
@@ -142,8 +143,8 @@ def default_lr(
 
     5e-4 for a language model of 135 million parameters, 1e-4 for an encoder of 22.7 million, 5e-4
     for an image model of 2.35 million; less for a larger one (size to the power of −0.8), at most
-    1e-3; six times as much for adapters of any of them. A larger language model gets still less
-    if all its weights are trained: 2.5e-5 for 494 million parameters, and beyond it falls with the
+    1e-3. Adapters of any of them get six times as much. If all weights of a larger language model
+    are trained, it gets still less: 2.5e-5 for 494 million parameters, and beyond it falls with the
     square root of the size. A decoder with a classification head counts as a language model.
 
     That of a language model is divided by the number of epochs. With fewer than 3,000 samples it
@@ -232,22 +233,31 @@ def _is_decoder(model: nn.Module) -> bool:
 
 
 def _size(model: nn.Module) -> int:
-    """The number of parameters, without those of an output layer that is not the embedding.
+    """The number of parameters of a model; of a multimodal one, those of its decoder.
 
-    Some copies of a model share the two, and some do not. DeepSpeed empties the parameters that it
-    shares among ranks.
+    An output layer that is not the embedding does not count: some copies of a model share the two,
+    and some do not. DeepSpeed empties the parameters that it shares among ranks.
     """
     if getattr(model, "is_quantized", False):  # several parameters may be packed into one number
         config = copy.deepcopy(cast(Any, model).config)
         del config.quantization_config
         with torch.device("meta"):
             model = type(model)(config)
-    head, own = output_layer(model), set[int]()
-    if head is not None:
-        embedding = cast(Any, model).get_input_embeddings()
-        own = {*map(id, head.parameters())} - {*map(id, embedding.parameters())}
-    counted = (p for p in model.parameters() if id(p) not in own)
+    own = _own_output_layer(model)
+    counted = (p for p in text_part(model).parameters() if id(p) not in own)
     return sum(cast(int, getattr(p, "ds_numel", p.numel())) for p in counted)
+
+
+def _own_output_layer(model: Any) -> set[int]:
+    """The ids of the parameters of an output layer that are not those of the embedding."""
+    head = output_layer(model)
+    try:
+        embedding = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):  # of other models
+        return set()
+    if head is None or embedding is None:
+        return set()
+    return {*map(id, head.parameters())} - {*map(id, embedding.parameters())}
 
 
 def _for_images(
