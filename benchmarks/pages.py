@@ -370,7 +370,7 @@ def budgets(name: str) -> str:
 def learning_rates() -> str:
     """The default learning rates of the preset holdfast, by the kind and the size of a model."""
     sizes = {"3 million": 3e6, "25 million": 2.5e7, "135 million": 1.35e8, "360 million": 3.6e8,
-             "1 billion": 1e9, "8 billion": 8e9}  # fmt: skip
+             "494 million": 4.94e8, "1.5 billion": 1.5e9, "8 billion": 8e9}  # fmt: skip
     columns: dict[str, Any] = {
         "language model": {"kind": "language"},
         "– with adapters": {"kind": "language", "adapters": True},

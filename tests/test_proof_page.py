@@ -112,7 +112,7 @@ def test_incomplete_results_are_left_out_and_named(tmp_path, page):
     assert "without results: SmolLM2-135M, GSM8K; SmolLM2-135M, Shakespeare; " in told
     learned = "100.0<br>(98.0&nbsp;to&nbsp;101.0)"
     assert f"| SmolLM2-135M, BoolQ | new | {learned} | 99.7" in told
-    assert "| WikiText-2 99.3 | 87.5 | **99/99 strictly** | 1 of 4, 0 clearly | 1 of 1" in told
+    assert "| WikiText-2 99.3 | 87.5 | **99/99 strictly** | — | 1 of 4, 0 clearly | 1 of 1" in told
     assert (
         "is there in 1 of 1 settings. So are 1 of 4 points of methods without old data and 1 of 1 "
         "of rehearsal with real old data. Points outside the picture: 1." in blocks["proof_all"]
@@ -205,6 +205,17 @@ def test_abilities_that_are_all_kept_or_all_at_chance(tmp_path, page):
     assert "left out: copy of random tokens 100.0 %" in block
 
 
+def test_right_answers_are_in_the_table(tmp_path, page):
+    runs = language_runs()
+    for run in runs:
+        right = {"pretrained": 0.1, "holdfast": 0.25}.get(run["plan"], 0.3)
+        for point in run["points"].values():
+            point |= {"written": right, "written_ended": 1.0}
+    told = page(write(tmp_path, smollm2_gsm8k=runs))["proof_verdict"]
+    assert " | 10.0 / 30.0 / 25.0 | " in told
+    assert "fewer than plain fine-tuning in 1 of 1 settings" in told
+
+
 def test_a_saturated_base_is_judged_and_not_counted(tmp_path, page):
     plans = ("pretrained", "plain-x1", "plain-x2", "holdfast")
     runs = [run for run in language_runs() if run["plan"] in plans]
@@ -250,8 +261,10 @@ def test_all_blocks_and_pictures(tmp_path, page):
     )  # fmt: skip
     blocks = page(found)
     assert all(blocks.values())
-    assert "not reached in: MiniLM-L6, RTE (learned 75.0 %)" in blocks["proof_verdict"]
-    assert "in **1 of 2 settings** (by the 95 % intervals, it is certain" in blocks["proof_headline"]
+    assert "below 99 % in MiniLM-L6, RTE (learned 75.0 %)." in blocks["proof_headline"]
+    assert (
+        "in **1 of 2 settings** (by the 95 % intervals, it is certain" in blocks["proof_headline"]
+    )
     assert "(img/proof-headline.svg)" in blocks["proof_headline"]
     assert "These are 2 of the 14 settings of the protocol." in blocks["proof_headline"]
     assert "The least learned is 90.0 % (strength 3)" in blocks["proof_ablations"]

@@ -42,6 +42,12 @@ KINDS = {
     "new": "new settings", "seen": "settings that were seen during development",
     "chosen on": "settings whose data chose a default",
 }  # fmt: skip
+FURTHER = {
+    "abilities": "tests of abilities that the texts hardly show",
+    "saturated": "a base close to saturation",
+    "continual": "three tasks in a row",
+}
+SAME_RATE = ("plain-x1", "tuned")  # plain at the learning rate of the ablations
 NOT_RUN = (
     "The settings of the protocol have not been run yet. All results so far are on the page "
     "[The papers' experiments and all methods](results-papers.md)."
@@ -61,12 +67,20 @@ def proof_verdict() -> str:
         rows.append([
             name_of(name), SETTINGS[name][2], percent(ours["target"], ours["target_interval"]),
             percent(ours["mean_kept"], ours["kept_interval"]), least(ours),
-            percent(plain["mean_kept"]), goal, dominance(opponents(setting)),
-            dominance(rehearsals(setting)),
+            percent(plain["mean_kept"]), goal, " / ".join(_right(setting)) or "—",
+            dominance(opponents(setting)), dominance(rehearsals(setting)),
         ])  # fmt: skip
     heads = ["setting", "was", "learned, %", "kept, %", "kept least, %", "plain keeps, %",
-             "reached", "points that dominate it", "of rehearsal with real old data"]  # fmt: skip
+             "reached", "right answers, %", "points that dominate it",
+             "of rehearsal with real old data"]  # fmt: skip
     return f"{told}\n\n{table(heads, rows)}\n\n{_LEGEND}" if rows else told
+
+
+def _right(setting: dict[str, Any]) -> list[str]:
+    """The right answers of the pretrained model, plain fine-tuning and ``holdfast``, if written."""
+    figures = setting["base"], plain_of(setting)["figures"], ours_of(setting)["figures"]
+    found = [some["written"] for some in figures if "written" in some]
+    return [number(100 * share, 1) for share in found] if len(found) == len(figures) else []
 
 
 def _goal(reached: dict[str, str]) -> str:
@@ -86,12 +100,14 @@ _LEGEND = (
     "Before the runs a setting was *new*, *seen* in reports during development, or *chosen on*, if "
     "its data chose a default. "
     "*Learned*: the gain on the target, in percent of the gain of plain fine-tuning at its best "
-    "learning rate. *Kept*: the mean over the retained tests of what is left of the pretrained "
-    "model's figure; a test counts as 100 % at most. Of an accuracy, the part above chance counts; "
-    "of a loss, the ratio of before and after. In parentheses: 95 % intervals of a paired "
-    "bootstrap over seeds and samples. *99/99*: both are at least 99 %, *strictly* if every test "
-    "is. A point of another method *dominates* if it is at least as good in both figures and "
-    "better in one, *clearly* if the 95 % intervals of both differences exclude a loss. The "
+    "learning rate; of language models it is the fall of the loss per token. *Plain keeps*: at "
+    "this learning rate. *Kept*: the mean over the retained tests of what is left of the "
+    "pretrained model's figure; a test counts as 100 % at most. Of an accuracy, the part above "
+    "chance counts; of a loss, the ratio of before and after. In parentheses: 95 % intervals of a "
+    "paired bootstrap over seeds and samples. *99/99*: both are at least 99 %, *strictly* if every "
+    "test is. *Right answers*, in writing, of one seed each: of the pretrained model / plain / "
+    "`holdfast`. A point of another method *dominates* if it is at least as good in both figures "
+    "and better in one, *clearly* if the 95 % intervals of both differences exclude a loss. The "
     "intervals of merged models are wide, as their samples are not recorded. The points "
     "of *rehearsal* are counted on their own: they are an upper bound, as rehearsal trains on real "
     "old data, which the other methods do not have. The "
@@ -119,6 +135,8 @@ def _told(found: dict[str, Any]) -> list[str]:
         )
     if left := [name_of(n) for n in SETTINGS if n not in settings and n not in missing]:
         said.append(f"Settings of the protocol without results: {'; '.join(left)}.")
+    if parts := [title for name, title in FURTHER.items() if not found[name]]:
+        said.append(f"Other parts of the protocol that have not been run: {listed(parts)}.")
     return said
 
 
@@ -141,8 +159,13 @@ def _reached(settings: dict[str, Any]) -> list[str]:
         if sum(by[99].values())
     ]
     said.append(f"99/99 is reached in {listed(parts)}.")
-    if missed := [name for name, setting in settings.items() if setting["reached"]["99"] == "no"]:
-        said.append(f"99/99 is not reached in: {'; '.join(_missed(settings, n) for n in missed)}.")
+    if right := [found for setting in settings.values() if (found := _right(setting))]:
+        fewer = sum(float(ours) < float(plain) for _, plain, ours in right)
+        said.append(
+            f"Right answers that the models write, with one seed each: `holdfast` has fewer than "
+            f"plain fine-tuning in {fewer} of {len(right)} settings, although their losses are "
+            "alike."
+        )
     better, upper = dominance(_points(settings, opponents)), _points(settings, rehearsals)
     also = f"; of rehearsal with real old data: {dominance(upper)}" if upper else ""
     said.append(f"Points that dominate it, of methods without old data: {better}{also}.")
@@ -165,7 +188,8 @@ def _missed(settings: dict[str, Any], name: str) -> str:
 
 def proof_headline(folder: str = "") -> str:
     """The first picture, and what it says; ``folder`` is that of the page's pictures."""
-    settings = verdict.read()["settings"]
+    whole = verdict.read()
+    settings = whole["settings"]
     if not settings:
         return ""
     reached = [name for name, setting in settings.items() if setting["reached"]["99"] != "no"]
@@ -176,8 +200,8 @@ def proof_headline(folder: str = "") -> str:
     ways = {
         "`holdfast`": ours_of,
         "plain fine-tuning, at the learning rate that is best for the target": plain_of,
-        "plain fine-tuning, at the one that keeps the most of those that learn 99 %; only old data "
-        "can tell which": careful_plain_of,
+        "plain fine-tuning, at the one that keeps the most of those that learn 99 %, or as much as "
+        "`holdfast`; only old data can tell which": careful_plain_of,
     }
     rows = [
         [way, f"{percent(statistics.median(kept))} %", f"{percent(min(kept))} %"]
@@ -191,8 +215,10 @@ def proof_headline(folder: str = "") -> str:
         f"its best learning rate, and kept at least 99 % of what the model knew, in "
         f"**{len(reached)} of {len(settings)} settings** (by the 95 % intervals, it is certain in "
         f"{_certain(settings) or 'none'} of them)."
-        + (f" It is below 99 % in {low}." if low else "")
-        + f"\n\n{shares}\n\n"
+        + (f"\n\nIt is below 99 % in {low}." if low else "")
+        + f"\n\n{shares}\n\n*Learned* is the fall of the loss on the new task, or the rise of "
+        "the accuracy above chance. *Kept* is the mean over tests that were not trained on: the "
+        "ratio of the losses before and after, or what is left of the accuracy above chance.\n\n"
         f"These are {len(settings)} of the {len(SETTINGS)} settings of the protocol. "
         f"{new or 'None'} of them {'is' if new < 2 else 'are'} new: "
         f"{'the others' if new else 'all'} were seen before the defaults were fixed."
@@ -200,6 +226,12 @@ def proof_headline(folder: str = "") -> str:
             f" {early} are shown with earlier runs, of fewer opponents and fewer seeds."
             if early
             else ""
+        )
+        + "".join(
+            f" {name_of(name)} is not finished and not counted (so far learned "
+            f"{percent(ours['target'])} % and kept {percent(ours['mean_kept'])} %)."
+            for name, setting in whole["unfinished"].items()
+            for ours in [ours_of(setting)]
         )
         + _other_rates(settings)
     )
@@ -335,12 +367,27 @@ def proof_ablations() -> str:
         f"SmolLM2 learns GSM8K with one setting of self-replay changed at a time (one seed). "
         f"The least learned is {percent(low['target'])} % ({_changed(low['plan'])}), the least "
         f"kept {percent(lost['mean_kept'])} % ({_changed(lost['plan'])})."
+        + _plain_at_the_same_rate(whole)
         + _others(found)
-        + without(whole["missing"], "ablations")
+        + " Texts in the pool, the temperature and texts of other models are changed by a file of "
+        "texts, which are tokenized again." + without(whole["missing"], "ablations")
     )
     picture = shown("proof-ablations", "Target and kept for changed settings", text)
     return f"## One setting changed at a time\n\n{picture}\n\n" + folded(
         "All changed settings", table(heads, rows)
+    )
+
+
+def _plain_at_the_same_rate(whole: dict[str, Any]) -> str:
+    """A sentence about training without self-replay."""
+    setting = whole["settings"].get(verdict.ABLATED)
+    if setting is None:
+        return ""
+    points = [row for row in setting["points"] if (row["plan"], row["merged"]) == SAME_RATE]
+    return "".join(
+        f" Plain fine-tuning at the same learning rate learns {percent(row['target'])} % and keeps "
+        f"{percent(row['mean_kept'])} %."
+        for row in points
     )
 
 
