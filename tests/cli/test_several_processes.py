@@ -88,12 +88,14 @@ def weights(folder):
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-def assert_same_as_one_process(folder, recipe, size, tolerance=1e-5):
+def assert_same_as_one_process(folder, recipe, size, tolerance=1e-5, rare=0.0):
+    """``rare`` is the share of entries of a weight that may differ by more."""
     assert main(command("one", recipe, size)) == 0
     found, wanted = weights(folder), weights("one")
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
-        assert (found[name] - tensor).abs().max() < tolerance, name
+        differ = (found[name] - tensor).abs() >= tolerance
+        assert differ.float().mean() <= rare, name
     base = weights(MODEL)
     moved = (tensor - base.get(name, 0) for name, tensor in found.items())
     assert any(change.abs().max() > 1e-3 for change in moved)
@@ -138,7 +140,8 @@ def test_gradient_checkpointing_with_parameters_that_have_no_gradient():
 def test_a_sharded_model_is_saved_whole(recipe):
     status, _, err = launch(command("two", recipe, 2), launcher=FSDP2, script=SHARDED)
     assert status == 0, err
-    assert_same_as_one_process("two", recipe, 4)
+    # MoFO updates the entries with the largest momentum: rounding decides between equal ones.
+    assert_same_as_one_process("two", recipe, 4, rare=2e-4 if recipe == "mofo" else 0.0)
     if recipe != "lora":
         ours, theirs = (json.loads(Path(out, "config.json").read_text()) for out in ("two", "one"))
         assert ours == theirs  # without a trace of the sharding

@@ -196,6 +196,8 @@ def test_patterns_match_as_those_of_peft():
     ("values", "words"),
     [
         ({"lora_alpha": "big"}, "lora_alpha must be a number, got 'big'"),
+        ({"lora_alpha": None}, "lora_alpha must be a number, got 'None'"),
+        ({"r": None}, "r must be a positive whole number, got 'None'"),
         ({"alpha_pattern": ["q_proj"]}, "alpha_pattern must be numbers by name"),
         ({"r": -1}, "r must be a positive whole number"),
         ({"r": 10**9}, "the rank 1000000000 is not the one of its matrices"),

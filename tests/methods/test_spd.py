@@ -99,7 +99,7 @@ def test_a_projection_stays_between_the_step_and_the_anchor(c, gamma, gamma_new,
         assert share == 0
     kept = (1 - share) * gamma_new  # the distance of the result
     if lam <= 1:
-        assert kept >= min(gamma, gamma_new) * (1 - 1e-12)
+        assert kept >= min(gamma, gamma_new) - 1e-12 * gamma_new  # as 1 − share is rounded
     if lam == 1 and c < 0:
         assert kept == pytest.approx(min(gamma, gamma_new), rel=1e-9, abs=1e-9)
 

@@ -99,10 +99,14 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read the settings of an adapter; check those that holdfast and PEFT use."""
     file = path / "adapter_config.json"
     config = read_object(file)
-    for key, (allowed, words) in _SETTINGS.items():
-        is_unset = key == "r" and config.get(key) == 0 and config.get("peft_type") != "LORA"
-        if (value := config.get(key)) is not None and not (allowed(value) or is_unset):
-            raise ValueError(f"{file}: {key} must be {words}, got {str(value)[:60]!r}")
+    is_lora = config.get("peft_type") == "LORA"
+    for key, value in config.items():
+        allowed, words = _SETTINGS.get(key, (None, ""))
+        is_unset = value is None or (key == "r" and value == 0)
+        may_be_unset = not (is_lora and key in ("r", "lora_alpha"))
+        if allowed is None or allowed(value) or (is_unset and may_be_unset):
+            continue
+        raise ValueError(f"{file}: {key} must be {words}, got {str(value)[:60]!r}")
     return config
 
 
