@@ -10,6 +10,8 @@ import torch
 
 pytest.importorskip("accelerate", reason="the hf extra is not installed")
 
+from accelerate import PartialState
+
 from holdfast import LoopSettings, Tracking, Watch, finetune_loop
 from tracked import figures_of, in_mlflow, in_tensorboard, in_wandb
 
@@ -22,6 +24,7 @@ def _offline(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("WANDB_MODE", "offline")
+    PartialState._reset_state()  # in a loop of one's own, nothing has made it
 
 
 def train(log, updates=6, **more):

@@ -16,6 +16,7 @@ from holdfast.hosts.tracking import Entry, State
 from holdfast.io.files import first_line
 
 require("accelerate", extra="tracking", what="Experiment tracking")
+from accelerate import PartialState  # noqa: E402
 from accelerate.tracking import (  # noqa: E402
     MLflowTracker,
     TensorBoardTracker,
@@ -107,6 +108,10 @@ class Wandb(WandBTracker):  # type: ignore[misc]
         project = entry.project or os.environ.get("WANDB_PROJECT", PROJECT)
         settings = wandb.Settings(console="off", silent=True)  # the terminal is ours
         super().__init__(project, id=self.id, name=entry.name, settings=settings, **options)
+
+    def start(self) -> None:
+        PartialState()  # without it, Accelerate refuses to log that the run has started
+        super().start()
 
     @staticmethod
     def check() -> None:
