@@ -52,6 +52,14 @@ def shared_data() -> Path:
     return DATA
 
 
+@pytest.fixture
+def proof_scripts(monkeypatch):
+    """The scripts of the proof, and those that they import, can be imported."""
+    benchmarks = Path(__file__).parents[1] / "benchmarks"
+    folders = [benchmarks / "proof", benchmarks / "papers", benchmarks]
+    monkeypatch.setattr(sys, "path", [*map(str, folders), *sys.path])
+
+
 @pytest.fixture(scope="module")
 def forked_workers():
     """The worker processes of comparisons start at once."""

@@ -4,7 +4,6 @@ import doctest
 import gzip
 import importlib
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace as Args
 
@@ -18,10 +17,7 @@ from holdfast import Reference
 PROOF = Path(__file__).parents[1] / "benchmarks" / "proof"
 
 
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch):
-    folders = [PROOF.parent / "papers", PROOF, PROOF.parent]
-    monkeypatch.setattr(sys, "path", [*map(str, folders), *sys.path])
+pytestmark = pytest.mark.usefixtures("proof_scripts")
 
 
 def load(name):

@@ -5,7 +5,6 @@ import importlib
 import itertools
 import json
 import random
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,10 +22,7 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch):
-    folders = [PROOF, PROOF.parent / "papers", PROOF.parent]
-    monkeypatch.setattr(sys, "path", [*map(str, folders), *sys.path])
+pytestmark = pytest.mark.usefixtures("proof_scripts")
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,7 @@ import pytest
 PROOF = Path(__file__).parents[1] / "benchmarks" / "proof"
 
 
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch):
-    folders = [PROOF, PROOF.parent / "papers", PROOF.parent]
-    monkeypatch.setattr(sys, "path", [*map(str, folders), *sys.path])
+pytestmark = pytest.mark.usefixtures("proof_scripts")
 
 
 def run_of(plan, choose, report, wikitext, piqa, seed=0):

@@ -3,12 +3,10 @@
 import doctest
 import json
 import math
-import sys
 
 import pytest
 
 from proof_runs import (
-    PROOF,
     ability_runs,
     ablation_runs,
     continual_runs,
@@ -19,11 +17,7 @@ from proof_runs import (
     write,
 )
 
-
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch):
-    folders = [PROOF, PROOF.parent / "papers", PROOF.parent]
-    monkeypatch.setattr(sys, "path", [*map(str, folders), *sys.path])
+pytestmark = pytest.mark.usefixtures("proof_scripts")
 
 
 @pytest.fixture

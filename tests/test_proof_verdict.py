@@ -1,7 +1,6 @@
 """The verdict of the proof: measures by hand, and the bootstrap by closed forms."""
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -20,11 +19,7 @@ from proof_runs import (
     write,
 )
 
-
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch):
-    folders = [PROOF, PROOF.parent / "papers", PROOF.parent]
-    monkeypatch.setattr(sys, "path", [*map(str, folders), *sys.path])
+pytestmark = pytest.mark.usefixtures("proof_scripts")
 
 
 def test_the_verdict_of_a_language_model(tmp_path):

@@ -74,6 +74,8 @@ from holdfast.methods.auto import default_lr
 from holdfast.stages import TrainingSize
 
 SEEDS = (0, 1, 2)
+#: What records say of the training, see :func:`schedule`.
+TRAINING = "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1"
 ALPHAS = (0.3, 0.5, 0.7, 0.85)
 PARAMETERS = 134_515_008  # of SmolLM2-135M
 LORA_LR = 3.0  # times the others': adapters want more
@@ -357,7 +359,7 @@ def main() -> None:
     protocol = {
         "model": "SmolLM2-135M-Instruct (Q4_1, dequantised)", "target": "GSM8K", "epochs": 1,
         "batch_size": BATCH, "lr": args.lr, "samples": args.samples, "rows_a_test": args.limit,
-        "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1",
+        "training": TRAINING,
         "testing": "bfloat16 autocast, float32 logits", "ewc_samples": EWC_SAMPLES,
     }  # fmt: skip
     jobs = work_or_collect(jobs, args, protocol)

@@ -28,7 +28,7 @@ from _epochs import CASES, FACTORS, KEPT, LR, chosen, losses, name_of
 from _lm_tests import Tests, load, split_answer
 from _lm_train import BATCH
 from additivity_lm import answers, read
-from language import Plan
+from language import TRAINING, Plan
 from language_rates import RatesBench, make_parser, retained
 
 from holdfast import Recipe
@@ -126,7 +126,7 @@ def main() -> None:
     protocol = {
         "model": "SmolLM2-135M-Instruct (Q4_1, dequantized)", "lr": LR, "batch_size": BATCH,
         "cases": CASES, "tested": TESTED, "kept": KEPT, "seed": 0,
-        "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1",
+        "training": TRAINING,
     }  # fmt: skip
     _jobs.work_or_collect(jobs, args, protocol)
     print("\n".join(table(_jobs.records(args.runs))))

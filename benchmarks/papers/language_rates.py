@@ -27,7 +27,7 @@ from _lm_tests import Test, Tests, load, split_answer
 from _lm_train import BATCH
 from _summary import comparison, mean_points
 from additivity_lm import answers, read
-from language import Bench, Plan
+from language import TRAINING, Bench, Plan
 from torch import nn
 
 from holdfast import LoRA, Recipe, SelfReplay
@@ -151,7 +151,7 @@ def run_jobs(bench: RatesBench, jobs: dict[str, Any], **protocol: Any) -> None:
         },
         **protocol,
         "batch_size": BATCH, "window": WINDOW, "rows_a_test": args.limit, "seed": 0,
-        "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1",
+        "training": TRAINING,
     }  # fmt: skip
     jobs = _jobs.work_or_collect(jobs, args, protocol)
     done = _jobs.records(args.runs)

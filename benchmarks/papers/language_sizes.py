@@ -22,7 +22,7 @@ import torch
 from _epochs import KEPT
 from _lm_train import BATCH
 from _sizes import CASES, RATES, chosen, figures, lr_of, name_of
-from language import Plan
+from language import TRAINING, Plan
 from language_epochs import TESTED, EpochsBench
 from language_rates import make_parser
 
@@ -61,7 +61,7 @@ def main() -> None:
     protocol = {
         "model": "Qwen2.5-Coder-0.5B-Instruct (Q4_K_M, dequantized)", "rates": RATES,
         "batch_size": BATCH, "cases": CASES, "tested": TESTED, "kept": KEPT, "seed": 0,
-        "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1",
+        "training": TRAINING,
     }  # fmt: skip
     _jobs.work_or_collect(jobs, args, protocol)
     print("\n".join(table(_jobs.records(args.runs))))

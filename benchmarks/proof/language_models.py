@@ -43,7 +43,7 @@ from _measures import CHANCE, OURS, Setting, above_chance, is_plain
 from _rewritten import rewrite
 from _targets import GSM8K, MAKERS, Target, make_target
 from additivity_lm import answers, read
-from language import Bench, Plan
+from language import TRAINING, Bench, Plan
 from torch import Tensor
 
 from holdfast import (
@@ -347,7 +347,7 @@ def main() -> None:
         "model": MODELS[args.name], "target": args.target, "batch_size": BATCH,
         "samples": args.samples or "all", "lr": RATES[args.name],
         "retained_rows": rows_of(args.name, args.target),
-        "training": "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1",
+        "training": TRAINING,
         "testing": "bfloat16 autocast, float32 logits", "rules": "benchmarks/proof/PROTOCOL.md",
     }  # fmt: skip
     work_or_collect(jobs_of(bench, compared), args, protocol)
