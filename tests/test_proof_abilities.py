@@ -252,5 +252,5 @@ def test_a_saturated_base_has_few_plans():
 def test_all_plans_have_titles():
     models, text = map(importlib.import_module, ("language_models", "_proof_text"))
     assert text.plan_title("sdft-x1") == "targets rewritten by the base × 1"
-    for plan in models.plans("smollm2", "gsm8k") | models.REWRITTEN:
+    for plan in models.plans("smollm2", "gsm8k") | models.REWRITTEN | models.FURTHER:
         assert text.plan_title(plan)
