@@ -30,11 +30,13 @@ class Stages(NamedTuple):
         name: the beginning of the names of its runs.
         once: runs without a seed, ``pretrained`` among them.
         plans: the functions that make a run of a plan with a seed.
+        final: the seeds beside 0 of ``holdfast`` and the best of plain.
     """
 
     name: str
     once: Mapping[str, Job]
     plans: Mapping[str, Callable[[int], Record]]
+    final: tuple[int, ...] = FIVE
 
     def first(self) -> dict[str, Job]:
         """The runs of the first stage."""
@@ -48,7 +50,7 @@ class Stages(NamedTuple):
         """
         base = done[f"{self.name}-pretrained"]
         runs = [done[name] for plan in self.plans if (name := self._run(plan, 0)) in done]
-        seeds = further_seeds(choices(Setting([base, *runs])))
+        seeds = further_seeds(choices(Setting([base, *runs])), self.final)
         made = {(plan, seed) for plan in seeds for seed in FIVE if self._run(plan, seed) in done}
         wanted = [
             (plan, seed)
@@ -92,7 +94,9 @@ def choices(setting: Setting) -> list[Choice]:
     ]  # fmt: skip
 
 
-def further_seeds(found: Sequence[Choice]) -> dict[str, tuple[int, ...]]:
+def further_seeds(
+    found: Sequence[Choice], final: tuple[int, ...] = FIVE
+) -> dict[str, tuple[int, ...]]:  # fmt: skip
     """The seeds of each plan beside 0, by the rule of the protocol; of equal plans the first wins.
 
     >>> rows = [
@@ -111,7 +115,7 @@ def further_seeds(found: Sequence[Choice]) -> dict[str, tuple[int, ...]]:
         some = [choice for choice in ahead if choice.row == row]
         seeds[max(some, key=lambda choice: choice.target + choice.kept).plan] = THREE
     plain = max((choice for choice in found if is_plain(choice.row)), key=lambda c: c.target)
-    return seeds | dict.fromkeys((plain.plan, OURS), FIVE)
+    return seeds | dict.fromkeys((plain.plan, OURS), final)
 
 
 def add_stage(parser: _jobs.Parser) -> None:

@@ -70,7 +70,7 @@ class Lab(vision.Lab):
             "pretrained": functools.partial(self.base_record, model),
             "probe": functools.partial(self.probe, model),
         }
-        return _stages.Stages(model, once, plans)
+        return _stages.Stages(model, once, plans, final=_stages.THREE)
 
     def base_record(self, name: str) -> _jobs.Record:
         """The pretrained model, and the figures of guessing."""
