@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 PAPERS = Path(__file__).parents[1] / "benchmarks" / "papers"
 
@@ -419,31 +417,3 @@ def test_a_graph_can_number_the_updates_of_variations():
         assert torch.equal(theirs, varied({"input_ids": ids}, 5, number)["input_ids"])
         seen.add(tuple(theirs.flatten().tolist()))
     assert len(seen) == 3
-
-
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "size"),
-    [(3, 1, (1, 1, 1, 1), (7, 9)), (3, 2, (0, 1, 0, 1), (8, 10)), (5, 2, (1, 2, 1, 2), (9, 8))],
-)
-def test_depthwise_convolutions_are_torchs(monkeypatch, kernel, stride, padding, size):
-    pytest.importorskip("triton", reason="needs Triton")
-    if not torch.cuda.is_available():
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-        monkeypatch.delitem(sys.modules, "_depthwise", raising=False)
-    device, channels = "cuda" if torch.cuda.is_available() else "cpu", 20
-    x = torch.randn(2, channels, *size, device=device, requires_grad=True)
-    conv = nn.Conv2d(channels, channels, kernel, stride, groups=channels, bias=False, device=device)
-    wanted = conv(nn.ZeroPad2d(padding)(x))
-    # As in the package of EfficientNet-Lite0.
-    conv.static_padding = nn.ZeroPad2d(padding)
-    model = load("_depthwise").use_kernels(nn.Sequential(conv))
-    found = model(x.to(memory_format=torch.channels_last))
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-    slope = torch.randn_like(wanted)
-    for y in (wanted, found):
-        y.backward(slope, inputs=[x, conv.weight])
-        if y is wanted:
-            expected = [x.grad, conv.weight.grad]
-            x.grad = conv.weight.grad = None
-    for grad, known in zip([x.grad, conv.weight.grad], expected, strict=True):
-        torch.testing.assert_close(grad, known, rtol=1e-5, atol=1e-4)

@@ -179,7 +179,7 @@ def test_all_rows_of_the_protocol_are_planned():
     assert len(texts.plans) == 1 + 5 + 4 * 2 + 4
     assert {"plain-0.0002", "recadam-5e-05", "lora-0.002"} < {*texts.plans}
     pictures = images.Lab.stages(Args(record=print, base_record=print, probe=print), "resnet-50")
-    assert len(pictures.plans) == 1 + 2 * 5 + 4 * 2 + 2
+    assert len(pictures.plans) == 1 + 2 * 5 + 4 + 1
     assert {*pictures.once} == {"pretrained", "probe"}
 
 

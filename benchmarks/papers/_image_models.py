@@ -208,17 +208,8 @@ def load(name: str, path: Path) -> Pretrained:
     """A model of ImageNet with its weights, read from a file or a folder."""
     if name == "mobilenet-v2":
         mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-        return Pretrained(fast(mobilenet_v2(path)), "classifier.1", mean, std)
+        return Pretrained(mobilenet_v2(path), "classifier.1", mean, std)
     if name == "efficientnet-lite0":
-        return Pretrained(fast(efficientnet_lite0(path)), "_fc", (0.498,) * 3, (0.502,) * 3)
+        return Pretrained(efficientnet_lite0(path), "_fc", (0.498,) * 3, (0.502,) * 3)
     mean = (123.68 / 255, 116.779 / 255, 103.939 / 255)
     return Pretrained(resnet_50(path), "head", mean, (1 / 255,) * 3)
-
-
-def fast(model: nn.Module) -> nn.Module:
-    """On a GPU, kernels compute the depthwise convolutions."""
-    if torch.cuda.is_available():
-        from _depthwise import use_kernels
-
-        use_kernels(model)
-    return model

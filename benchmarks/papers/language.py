@@ -293,8 +293,10 @@ class Bench:
         loss = own_loss_of(run) if own else loss_of(run.model, *terms)
         losses: list[Tensor] = []
         ready = time.monotonic()
+        # A graph cannot hold losses that wait for the GPU, nor parameters that become more.
+        graphs = not own and not isinstance(recipe.trainable, GradualUnfreezing)
         train(
-            run, batches, loss, schedule(updates), clip_norm=1.0, autocast=autocast, graphs=False,
+            run, batches, loss, schedule(updates), clip_norm=1.0, autocast=autocast, graphs=graphs,
             after_step=lambda _, loss: losses.append(loss.clone()),
         )  # fmt: skip
         last = float(torch.stack(losses[-20:]).mean())
