@@ -24,7 +24,7 @@ def load(name):
     return importlib.import_module(name)
 
 
-@pytest.mark.parametrize("name", ["_samples", "_stages", "_measures", "_bootstrap", "earlier"])
+@pytest.mark.parametrize("name", ["_samples", "_stages", "_measures", "_bootstrap"])
 def test_examples(name):
     assert doctest.testmod(load(name)).failed == 0
 
@@ -112,39 +112,6 @@ def test_seeds_that_the_rule_does_not_ask_for_are_collected_if_they_were_run(tmp
     found = json.loads(out.read_text())
     assert [r["seed"] for r in found["runs"] if r["plan"] == "plain-3"] == [0, 1]
     assert found["missing"] == []
-
-
-def test_earlier_runs_are_read_in_the_form_of_the_proof(tmp_path, monkeypatch):
-    earlier = load("earlier")
-    merged = {"0.5": {"target": 80.0, "imagenet": 71.0}, "1": {"target": 90.0, "imagenet": 50.0}}
-    probe = {"1": {"target": 60.0, "imagenet": 72.5}}
-    runs = [
-        {"model": "m", "recipe": "probe", "made": 1, "alpha": probe},
-        {"model": "m", "recipe": "standard-0.001-held", "made": 1, "seed": 2, "alpha": merged},
-        {"model": "m", "recipe": "holdfast", "made": 1, "seed": 2, "alpha": merged},
-        {"model": "other", "recipe": "holdfast", "made": 0, "seed": 2, "alpha": merged},
-    ]  # fmt: skip
-    source = {"protocol": {"task": "flowers"}, "made": ["A", "B"], "runs": runs}
-    (tmp_path / "results").mkdir()
-    (tmp_path / "vision_holdfast.json").write_text(json.dumps(source))
-    monkeypatch.setattr(earlier, "PAPERS", tmp_path)
-    monkeypatch.setattr(earlier, "HERE", tmp_path)
-    monkeypatch.setattr(earlier, "SETTINGS", {"m_flowers": earlier.image_model("m")})
-    earlier.main()
-    found = json.loads((tmp_path / "results" / "m_flowers.json").read_text())
-    assert found["protocol"]["earlier"].endswith("vision_holdfast.json")
-    assert (found["made"], found["missing"]) == (["B"], [])
-    base, probe, plain, ours = found["runs"]
-    assert base["points"]["base"]["imagenet"] == 0.725
-    assert (probe["plan"], plain["plan"], plain["family"]) == (
-        "probe",
-        "plain-held-0.001",
-        "plain-held",
-    )
-    assert plain["points"]["wise-ft-0.5"]["target_report"] == 0.8
-    assert [*ours["points"]] == ["tuned"]
-    point = load("_measures").Setting(found["runs"]).point("holdfast")
-    assert (point.target, round(point.mean_kept, 1)) == (100.0, 68.9)
 
 
 def test_a_plan_that_diverged_has_no_further_seeds(tmp_path, capsys):

@@ -99,8 +99,8 @@ def test_incomplete_results_are_left_out_and_named(tmp_path, page):
     assert "99/99 is reached in 1 of the 1 new settings." in told
     assert "not reached in" not in told
     assert (
-        "of methods without old data: 1 of 4, 0 clearly; of rehearsal with real old data: 1 of 1, "
-        "0 clearly." in told
+        "of methods without old data: 1 of 4, 0 clearly, in 1 of 1 settings; of rehearsal with "
+        "real old data: 1 of 1, 0 clearly, in 1 of 1 settings." in told
     )
     assert "missing runs: SmolLM2-135M, MBPP (holdfast)." in told
     assert "without results: SmolLM2-135M, GSM8K; SmolLM2-135M, Shakespeare; " in told
@@ -255,14 +255,16 @@ def test_all_blocks_and_pictures(tmp_path, page):
     )  # fmt: skip
     blocks = page(found)
     assert all(blocks.values())
-    assert "below 99 % in MiniLM-L6, RTE (learned 75.0 %)." in blocks["proof_headline"]
+    assert "At worst it learned 75.0 % (MiniLM-L6, RTE) and kept" in blocks["proof_headline"]
     assert (
-        "in **1 of 2 settings** (by the 95 % intervals, it is certain" in blocks["proof_headline"]
+        "in **1 of 2 settings**; by the 95 % intervals, it is certain" in blocks["proof_headline"]
     )
     assert "(img/proof-headline.svg)" in blocks["proof_headline"]
     assert "These are 2 of the 14 settings of the protocol." in blocks["proof_headline"]
     assert "The least learned is 90.0 % (strength 3)" in blocks["proof_ablations"]
-    assert "learned of GSM8K: holdfast 75.0 % and 75.0 %" in blocks["proof_continual"]
+    assert "| holdfast | 75.0 % | 75.0 % |" in blocks["proof_continual"]
+    edge = "learning rate of plain fine-tuning is the lowest that was run in SmolLM2-135M, GSM8K."
+    assert edge in blocks["proof_verdict"]
     assert len(pictures.stale(found, tmp_path)) == 6
     pictures.draw(found, tmp_path)
     assert pictures.stale(found, tmp_path) == []

@@ -19,6 +19,7 @@ from _proof_text import (
     NAMES,
     TITLES,
     dominance,
+    edge_of_rates,
     folded,
     least,
     name_of,
@@ -184,4 +185,9 @@ def _saturated(name: str, setting: Tested, missing: Missing) -> str:
         f"best of plain {percent(plain['mean_kept'])} %.",
         f"Points of plain fine-tuning that dominate `holdfast`: {dominance(opponents(setting))}.",
     ]
+    if edge := edge_of_rates(setting):
+        sentences.append(
+            f"The best learning rate of plain fine-tuning is the {edge} that was run. One beyond "
+            "it may be better still."
+        )
     return "\n".join(f"- {one}" for one in sentences) + "\n\n" + details(name, setting, missing)

@@ -23,6 +23,7 @@ from _proof_text import (
     TASKS,
     TITLES,
     dominance,
+    edge_of_rates,
     folded,
     least,
     listed,
@@ -47,6 +48,10 @@ FURTHER = {
     "saturated": "a base close to saturation",
     "continual": "three tasks in a row",
 }
+FIGURES = {"target": "learned", "mean_kept": "kept"}
+RowOf = Callable[[dict[str, Any]], dict[str, Any]]
+RowsOf = Callable[[dict[str, Any]], verdict.Rows]
+PICTURE = "proof-headline.svg"
 SAME_RATE = ("plain-x1", "tuned")  # plain at the learning rate of the ablations
 NOT_RUN = (
     "The settings of the protocol have not been run yet. All results so far are on the page "
@@ -120,11 +125,6 @@ def _told(found: dict[str, Any]) -> list[str]:
     """The verdict in sentences."""
     settings, missing = found["settings"], found["missing"]
     said = _reached(settings) if settings else []
-    if earlier := [name_of(name) for name, setting in settings.items() if setting["earlier"]]:
-        said.append(
-            f"Shown with runs that were made before the protocol, with fewer opponents and seeds: "
-            f"{'; '.join(earlier)}."
-        )
     if other := _other_rates(settings):
         said.append(other.strip())
     unfinished = [f"{name_of(n)} ({', '.join(missing[n])})" for n in SETTINGS if n in missing]
@@ -159,6 +159,15 @@ def _reached(settings: dict[str, Any]) -> list[str]:
         if sum(by[99].values())
     ]
     said.append(f"99/99 is reached in {listed(parts)}.")
+    for edge in ("lowest", "highest"):
+        where = [
+            name_of(name) for name, setting in settings.items() if edge_of_rates(setting) == edge
+        ]
+        if where:
+            said.append(
+                f"The best learning rate of plain fine-tuning is the {edge} that was run in "
+                f"{'; '.join(map(name_of, at_edge))}. One beyond it may be better still."
+            )
     if right := [found for setting in settings.values() if (found := _right(setting))]:
         fewer = sum(float(ours) < float(plain) for _, plain, ours in right)
         said.append(
@@ -166,24 +175,24 @@ def _reached(settings: dict[str, Any]) -> list[str]:
             f"plain fine-tuning in {fewer} of {len(right)} settings, although their losses are "
             "alike."
         )
-    better, upper = dominance(_points(settings, opponents)), _points(settings, rehearsals)
-    also = f"; of rehearsal with real old data: {dominance(upper)}" if upper else ""
-    said.append(f"Points that dominate it, of methods without old data: {better}{also}.")
+    ahead = _dominance(settings, opponents)
+    upper = _dominance(settings, rehearsals) if _points(settings, rehearsals) else ""
+    also = f"; of rehearsal with real old data: {upper}" if upper else ""
+    said.append(f"Points that dominate it, of methods without old data: {ahead}{also}.")
     return said
 
 
-def _points(
-    settings: dict[str, Any], rows_of: Callable[[dict[str, Any]], verdict.Rows]
-) -> verdict.Rows:
+def _dominance(settings: dict[str, Any], rows_of: RowsOf) -> str:
+    """How many points dominate ``holdfast``, and in how many settings."""
+    where = [setting for setting in settings.values() if any(
+        row["dominates"] != "no" for row in rows_of(setting)
+    )]  # fmt: skip
+    found = dominance(_points(settings, rows_of))
+    return f"{found}, in {len(where)} of {len(settings)} settings" if where else found
+
+
+def _points(settings: dict[str, Any], rows_of: RowsOf) -> verdict.Rows:
     return [row for setting in settings.values() for row in rows_of(setting)]
-
-
-def _missed(settings: dict[str, Any], name: str) -> str:
-    ours = ours_of(settings[name])
-    low = [f"{title} {percent(ours[field])} %"
-           for field, title in (("target", "learned"), ("mean_kept", "kept"))
-           if ours[field] < CORNER]  # fmt: skip
-    return f"{name_of(name)} ({listed(low)})"
 
 
 def proof_headline(folder: str = "") -> str:
@@ -193,10 +202,7 @@ def proof_headline(folder: str = "") -> str:
     if not settings:
         return ""
     reached = [name for name, setting in settings.items() if setting["reached"]["99"] != "no"]
-    low = "; ".join(_missed(settings, name) for name in settings if name not in reached)
     new = sum(SETTINGS[name][2] == "new" for name in settings)
-    early = sum(setting["earlier"] for setting in settings.values())
-    picture = f"{folder}img/proof-headline.svg"
     ways = {
         "`holdfast`": ours_of,
         "plain fine-tuning, at the learning rate that is best for the target": plain_of,
@@ -204,29 +210,32 @@ def proof_headline(folder: str = "") -> str:
         "`holdfast`; only old data can tell which": careful_plain_of,
     }
     rows = [
-        [way, f"{percent(statistics.median(kept))} %", f"{percent(min(kept))} %"]
+        [way, *(cell for field in FIGURES for cell in _middle_and_least(settings, row_of, field))]
         for way, row_of in ways.items()
-        for kept in [[row_of(setting)["mean_kept"] for setting in settings.values()]]
     ]
-    shares = table(["", "kept in the median setting", "kept in the worst"], rows)
+    heads = [f"{title} in {where}" for title in FIGURES.values()
+             for where in ("the median setting", "the worst")]  # fmt: skip
+    counted = (
+        f"These are all {len(SETTINGS)} settings"
+        if len(settings) == len(SETTINGS)
+        else f"These are {len(settings)} of the {len(SETTINGS)} settings"
+    )
+    picture = f"![What plain fine-tuning and holdfast keep in each setting]({folder}img/{PICTURE})"
+    learned, kept = (_middle_and_least(settings, ours_of, field)[0] for field in FIGURES)
+    of_plain, _ = _middle_and_least(settings, plain_of, "mean_kept")
     return (
-        f"![What plain fine-tuning and holdfast keep in each setting]({picture})\n\n"
-        f"With nothing set, `holdfast` learned at least 99 % of what plain fine-tuning learns at "
-        f"its best learning rate, and kept at least 99 % of what the model knew, in "
-        f"**{len(reached)} of {len(settings)} settings** (by the 95 % intervals, it is certain in "
-        f"{_certain(settings) or 'none'} of them)."
-        + (f"\n\nIt is below 99 % in {low}." if low else "")
-        + f"\n\n{shares}\n\n*Learned* is the fall of the loss on the new task, or the rise of "
+        f"{picture}\n\nWith nothing set, `holdfast` learned {learned} of what plain fine-tuning "
+        f"learns at its best learning rate, and kept {kept} of what the model knew; plain "
+        f"fine-tuning kept {of_plain} (medians of {len(settings)} settings). `holdfast` reached at "
+        f"least 99 % of both in **{len(reached)} of {len(settings)} settings**; by the 95 % "
+        f"intervals, it is certain in {_certain(settings) or 'none'} of them. {_least(settings)}"
+        f"\n\n{table(['', *heads], rows)}"
+        "\n\n*Learned* is the fall of the loss on the new task, or the rise of "
         "the accuracy above chance. *Kept* is the mean over tests that were not trained on: the "
         "ratio of the losses before and after, or what is left of the accuracy above chance.\n\n"
-        f"These are {len(settings)} of the {len(SETTINGS)} settings of the protocol. "
+        f"{counted} of the protocol. "
         f"{new or 'None'} of them {'is' if new < 2 else 'are'} new: "
         f"{'the others' if new else 'all'} were seen before the defaults were fixed."
-        + (
-            f" {early} are shown with earlier runs, of fewer opponents and fewer seeds."
-            if early
-            else ""
-        )
         + "".join(
             f" {name_of(name)} is not finished and not counted (so far learned "
             f"{percent(ours['target'])} % and kept {percent(ours['mean_kept'])} %)."
@@ -235,6 +244,21 @@ def proof_headline(folder: str = "") -> str:
         )
         + _other_rates(settings)
     )
+
+
+def _middle_and_least(settings: dict[str, Any], row_of: RowOf, field: str) -> tuple[str, str]:
+    """A figure of a row per setting: the median and the least."""
+    values = [row_of(setting)[field] for setting in settings.values()]
+    return f"{percent(statistics.median(values))} %", f"{percent(min(values))} %"
+
+
+def _least(settings: dict[str, Any]) -> str:
+    """Where ``holdfast`` learned and kept the least."""
+    ends = []
+    for field, title in FIGURES.items():
+        value, name = min((ours_of(setting)[field], name) for name, setting in settings.items())
+        ends.append(f"{title} {percent(value)} % ({name_of(name)})")
+    return f"At worst it {listed(ends)}."
 
 
 def _certain(settings: dict[str, Any]) -> int:
@@ -428,9 +452,8 @@ def proof_continual() -> str:
         ]
         title, last = plan_title(row["plan"]), row["stages"][-1]
         rows.append([title, str(row["seeds"]), *cells])
-        ends.append(
-            f"{title} {percent(last['mean_kept'])} % and {percent(last['tasks'][tasks[0]])} %"
-        )
+        left = [last["mean_kept"], *(last["tasks"][task] for task in tasks[:-1])]
+        ends.append([title, *(f"{percent(share)} %" for share in left)])
     names = [TASKS[task] for task in tasks]
     heads = [f"pretrained kept after {name}, %" for name in names]
     heads += [f"{name} loss" for name in names]
@@ -438,13 +461,16 @@ def proof_continual() -> str:
         f"{one} kept after {other}, %" for i, one in enumerate(names) for other in names[i + 1 :]
     ]
     text = (
-        f"SmolLM2 learns {listed(names)}, one after the other. In the end, this is left of the "
-        f"pretrained model and of what was learned of {names[0]}: {listed(ends)} (medians over "
-        "seeds)." + without(whole["missing"], "continual")
+        f"SmolLM2 learns {listed(names)}, one after the other."
+        + without(whole["missing"], "continual")
+        + " This is left at the end (medians over seeds; less than 0 % of a task: its loss is "
+        "higher than before it was learned):\n\n"
     )
+    heads_of_ends = ["", *(f"of {what}" for what in ("the pretrained model", *names[:-1]))]
     picture = shown(
-        "proof-continual", "Kept of the base and of the first task after each task", text
-    )
+        "proof-continual", "Kept of the base and of the first task after each task",
+        text + table(heads_of_ends, ends),
+    )  # fmt: skip
     return f"## Three tasks in a row\n\n{picture}\n\n" + folded(
         "All stages", table(["", "seeds", *heads], rows)
     )

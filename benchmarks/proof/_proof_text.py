@@ -56,6 +56,24 @@ def dominance(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(better)} of {len(rows):,}{clearly}" if rows else "—"
 
 
+def edge_of_rates(setting: Mapping[str, Any]) -> str:
+    """Whether the best learning rate of plain fine-tuning is the lowest or the highest of its row.
+
+    >>> points = [{"row": "plain", "plan": f"plain-x{x}", "merged": "tuned"} for x in (0.1, 1)]
+    >>> edge_of_rates({"best_plain": "plain-x0.1", "points": points})
+    'lowest'
+    """
+    best = setting["best_plain"]
+    row = next(point["row"] for point in setting["points"] if point["plan"] == best)
+
+    def rate_of(plan: str) -> float:
+        return float(plan.removeprefix(f"{row}-").lstrip("x"))
+
+    rates = [rate_of(point["plan"]) for point in setting["points"] if point["row"] == row]
+    ends = {min(rates): "lowest", max(rates): "highest"} if len({*rates}) > 1 else {}
+    return ends.get(rate_of(best), "")
+
+
 def notes(rows: Iterable[str]) -> str:
     """What is to be known of some of these rows."""
     said = {row: TITLES["notes"][row] for row in dict.fromkeys(rows) if row in TITLES["notes"]}

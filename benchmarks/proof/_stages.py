@@ -127,6 +127,7 @@ def add_stage(parser: _jobs.Parser) -> None:
 
 def run(settings: Sequence[Stages], args: Any, protocol: Record) -> None:
     """Run a stage of the settings, or one after the other, or collect both."""
+    settings = [setting for setting in settings if _jobs.selected(setting.first(), args.only)]
     if args.stage == "both" and args.collect is None:
         first = {name: job for setting in settings for name, job in setting.first().items()}
         _jobs.work_first(first, args)

@@ -139,7 +139,7 @@ def judge(record: Record) -> dict[str, Any]:
             }
         )  # fmt: skip
     return {
-        "made": record["made"], "earlier": "earlier" in record["protocol"],
+        "made": record["made"],
         "lr": next(run.get("lr") for run in record["runs"] if run["plan"] == OURS),
         "best_plain": setting.best_plain, "base": figures(setting.base),
         "reached": {str(goal): reached(ours, goal) for goal in GOALS},
