@@ -160,10 +160,8 @@ def _reached(settings: dict[str, Any]) -> list[str]:
     ]
     said.append(f"99/99 is reached in {listed(parts)}.")
     for edge in ("lowest", "highest"):
-        where = [
-            name_of(name) for name, setting in settings.items() if edge_of_rates(setting) == edge
-        ]
-        if where:
+        at_edge = [name for name, setting in settings.items() if edge_of_rates(setting) == edge]
+        if at_edge:
             said.append(
                 f"The best learning rate of plain fine-tuning is the {edge} that was run in "
                 f"{'; '.join(map(name_of, at_edge))}. One beyond it may be better still."
