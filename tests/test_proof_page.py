@@ -57,10 +57,11 @@ def test_self_replay_on_the_small_model(tmp_path, monkeypatch):
     record = {"runs": runs, "device": "CPU", "versions": {"torch": "2"}, "date": "2026-01-01"}
     (tmp_path / "small_model.json").write_text(json.dumps(record))
     block = small.proof_small()
-    assert "its loss falls from 4.00 to 2.00 nats. Medians of 3 seeds" in block
-    assert "| plain fine-tuning, × 2, its best | 100.0 | 50.0 |" in block
-    assert "| self-replay, × 1, its default | 90.0 | 95.2 |" in block
-    assert "| – texts of an untrained model | 75.0 | 75.0 |" in block
+    assert "its loss falls from 4.00 to 2.00 nats. Learned / kept, in percent" in block
+    assert "(medians of 3 seeds)" in block
+    assert "; plain fine-tuning, × 2, its best 100.0 / 50.0; " in block
+    assert "; self-replay, × 1, its default 90.0 / 95.2; " in block
+    assert "; texts of an untrained model 75.0 / 75.0.\n" in block
     assert "Plain fine-tuning is best at × 2, chosen on" in block
     assert "| strength | 1, the default | 90.0 | 95.2 | 2.200 | 3.150 |" in block
 
@@ -262,7 +263,9 @@ def test_all_blocks_and_pictures(tmp_path, page):
     assert "(img/proof-headline.svg)" in blocks["proof_headline"]
     assert "These are 2 of the 14 settings of the protocol." in blocks["proof_headline"]
     assert "The least learned is 90.0 % (strength 3)" in blocks["proof_ablations"]
-    assert "| holdfast | 75.0 % | 75.0 % |" in blocks["proof_continual"]
+    left = "model / of GSM8K, in percent (medians over seeds): holdfast 75.0 / 75.0."
+    assert left in blocks["proof_continual"]
+    assert "| `holdfast` | 87.5 % | 75.0 % |" in blocks["proof_medians"]
     edge = "learning rate of plain fine-tuning is the lowest that was run in SmolLM2-135M, GSM8K."
     assert edge in blocks["proof_verdict"]
     assert len(pictures.stale(found, tmp_path)) == 6

@@ -56,16 +56,19 @@ def _abilities(name: str, tested: Tested, missing: Missing) -> str:
     """What is kept of the tests after one target."""
     model, target = NAMES[name]
     answered = [test for test in ours_of(tested)["kept"] if test in tested["chance"]]
-    sentences = [*_protected(tested, answered), *_left_out(tested), _by_position(tested)]
+    sentences = [
+        *_protected(tested, answered), _means(tested), *_left_out(tested), _by_position(tested),
+    ]  # fmt: skip
     told = "\n".join(f"- {sentence}" for sentence in sentences)
-    parts = [f"{model} learns {target}, with one seed:\n\n{told}"]
+    parts = []
     if answered:
         learned = [percent(row["target"]) for row in tested["points"]]
         rows = [[f"{target}, learned", "—", "—", *learned], *_kept(tested, answered)]
         heads = _heads(tested, "pretrained, %", "chance, %")
         parts += [table(heads, rows), _LEGEND]
-    parts.append(folded(f"{name_of(name)}: losses, and shares by part", _rest(tested)))
-    return "\n\n".join([*parts, source_of(name, tested, missing)])
+    parts += [_rest(tested), source_of(name, tested, missing)]
+    rest = folded(f"{name_of(name)}: all tests, and shares by part", "\n\n".join(parts))
+    return f"{model} learns {target}, with one seed:\n\n{told}\n\n{rest}"
 
 
 _LEGEND = (
@@ -98,6 +101,15 @@ def _protected(tested: Tested, tests: list[str]) -> list[str]:
             f"{LEAST} % in {surely} of {len(less)} cases."
         )
     return said
+
+
+def _means(tested: Tested) -> str:
+    """What every plan has learned, and kept in the mean."""
+    each = (
+        f"{plan_title(row['plan'])} {percent(row['target'])} / {percent(row['mean_kept'])}"
+        for row in tested["points"]
+    )
+    return f"Learned / kept in the mean of these tests and losses, in percent: {', '.join(each)}."
 
 
 def _left_out(tested: Tested) -> list[str]:

@@ -53,15 +53,20 @@ def proof_small() -> str:
         f"The model that comes with holdfast has 2 million parameters and writes poor texts. It "
         f"learns 1,000 problems of GSM8K, far from its prose, verse and code: its loss falls from "
         f"{number(runs[best][0]['target']['before'], 2)} to {number(middle(after, runs[best]), 2)} "
-        f"nats. Medians of {len(runs['default'])} seeds, at multiples of the default learning rate:"
+        f"nats. Learned / kept, in percent, at multiples of the default learning rate (medians of "
+        f"{len(runs['default'])} seeds): "
     )
     ways = {
         "plain fine-tuning, × 1": "plain-x1", f"plain fine-tuning, {_rate(best)}, its best": best,
         "self-replay, × 1, its default": "default", "self-replay, × 2": "rate-x2",
-        "self-replay, × 1, texts of the base in a file": "texts",
-        "– texts of an untrained model": "texts-untrained", "– 64 texts": "texts-64",
+        "texts of the base in a file": "texts", "texts of an untrained model": "texts-untrained",
+        "64 texts": "texts-64",
     }  # fmt: skip
-    few = [[way, *map(percent, found[name])] for way, name in ways.items() if name in found]
+    few = [
+        f"{way} {' / '.join(map(percent, found[name]))}"
+        for way, name in ways.items()
+        if name in found
+    ]
     more = (
         f"99 % of both is not reached with any of the settings. Texts of the base keep more than "
         f"meaningless ones, but those keep more than none. The strength trades the target against "
@@ -78,8 +83,7 @@ def proof_small() -> str:
         "One setting of self-replay changed at a time, on this model",
         f"{table(heads, rows)}\n\n{source}",
     )
-    shares = table(["", "learned, %", "kept, %"], few)
-    return f"## A base that writes poor texts\n\n{text}\n\n{shares}\n\n{more}\n\n{rest}"
+    return f"## A base that writes poor texts\n\n{text}{'; '.join(few)}.\n\n{more}\n\n{rest}"
 
 
 def _rate(plan: str) -> str:

@@ -78,7 +78,8 @@ def proof_verdict() -> str:
     heads = ["setting", "was", "learned, %", "kept, %", "kept least, %", "plain keeps, %",
              "reached", "right answers, %", "points that dominate it",
              "of rehearsal with real old data"]  # fmt: skip
-    return f"{told}\n\n{table(heads, rows)}\n\n{_LEGEND}" if rows else told
+    legend = folded("What the columns mean", _LEGEND)
+    return f"{told}\n\n{table(heads, rows)}\n\n{legend}" if rows else told
 
 
 def _right(setting: dict[str, Any]) -> list[str]:
@@ -201,18 +202,6 @@ def proof_headline(folder: str = "") -> str:
         return ""
     reached = [name for name, setting in settings.items() if setting["reached"]["99"] != "no"]
     new = sum(SETTINGS[name][2] == "new" for name in settings)
-    ways = {
-        "`holdfast`": ours_of,
-        "plain fine-tuning, at the learning rate that is best for the target": plain_of,
-        "plain fine-tuning, at the one that keeps the most of those that learn 99 %, or as much as "
-        "`holdfast`; only old data can tell which": careful_plain_of,
-    }
-    rows = [
-        [way, *(cell for field in FIGURES for cell in _middle_and_least(settings, row_of, field))]
-        for way, row_of in ways.items()
-    ]
-    heads = [f"{title} in {where}" for title in FIGURES.values()
-             for where in ("the median setting", "the worst")]  # fmt: skip
     counted = (
         f"These are all {len(SETTINGS)} settings"
         if len(settings) == len(SETTINGS)
@@ -227,7 +216,6 @@ def proof_headline(folder: str = "") -> str:
         f"fine-tuning kept {of_plain} (medians of {len(settings)} settings). `holdfast` reached at "
         f"least 99 % of both in **{len(reached)} of {len(settings)} settings**; by the 95 % "
         f"intervals, it is certain in {_certain(settings) or 'none'} of them. {_least(settings)}"
-        f"\n\n{table(['', *heads], rows)}"
         "\n\n*Learned* is the fall of the loss on the new task, or the rise of "
         "the accuracy above chance. *Kept* is the mean over tests that were not trained on: the "
         "ratio of the losses before and after, or what is left of the accuracy above chance.\n\n"
@@ -242,6 +230,26 @@ def proof_headline(folder: str = "") -> str:
         )
         + _other_rates(settings)
     )
+
+
+def proof_medians() -> str:
+    """What is learned and kept in the median setting and in the worst."""
+    settings = verdict.read()["settings"]
+    if not settings:
+        return ""
+    ways = {
+        "`holdfast`": ours_of,
+        "plain fine-tuning, at the learning rate that is best for the target": plain_of,
+        "plain fine-tuning, at the one that keeps the most of those that learn 99 %, or as much as "
+        "`holdfast`; only old data can tell which": careful_plain_of,
+    }
+    rows = [
+        [way, *(cell for field in FIGURES for cell in _middle_and_least(settings, row_of, field))]
+        for way, row_of in ways.items()
+    ]
+    heads = [f"{title} in {where}" for title in FIGURES.values()
+             for where in ("the median setting", "the worst")]  # fmt: skip
+    return table(["", *heads], rows)
 
 
 def _middle_and_least(settings: dict[str, Any], row_of: RowOf, field: str) -> tuple[str, str]:
@@ -326,7 +334,8 @@ def proof_tests() -> str:
             f"{len(kept)} are below {CORNER} %."
         )
     about = "Kept per retained test, plain fine-tuning beside holdfast"
-    return shown("proof-tests", about, "Each point is a setting. " + " ".join(sentences))
+    picture = shown("proof-tests", about, "Each point is a setting. " + " ".join(sentences))
+    return folded("Every retained test", picture)
 
 
 def proof_equal_target() -> str:
@@ -451,7 +460,7 @@ def proof_continual() -> str:
         title, last = plan_title(row["plan"]), row["stages"][-1]
         rows.append([title, str(row["seeds"]), *cells])
         left = [last["mean_kept"], *(last["tasks"][task] for task in tasks[:-1])]
-        ends.append([title, *(f"{percent(share)} %" for share in left)])
+        ends.append(f"{title} {' / '.join(map(percent, left))}")
     names = [TASKS[task] for task in tasks]
     heads = [f"pretrained kept after {name}, %" for name in names]
     heads += [f"{name} loss" for name in names]
@@ -461,20 +470,19 @@ def proof_continual() -> str:
     text = (
         f"SmolLM2 learns {listed(names)}, one after the other."
         + without(whole["missing"], "continual")
-        + " This is left at the end (medians over seeds; less than 0 % of a task: its loss is "
-        "higher than before it was learned):\n\n"
+        + f" Left at the end of the pretrained model / of {' / of '.join(names[:-1])}, in percent "
+        f"(medians over seeds): {'; '.join(ends)}. Less than 0 % of a task: its loss is higher "
+        "than before it was learned."
     )
-    heads_of_ends = ["", *(f"of {what}" for what in ("the pretrained model", *names[:-1]))]
     picture = shown(
-        "proof-continual", "Kept of the base and of the first task after each task",
-        text + table(heads_of_ends, ends),
-    )  # fmt: skip
+        "proof-continual", "Kept of the base and of the first task after each task", text
+    )
     return f"## Three tasks in a row\n\n{picture}\n\n" + folded(
         "All stages", table(["", "seeds", *heads], rows)
     )
 
 
 TABLES = (
-    proof_headline, proof_verdict, proof_all, proof_tests, proof_equal_target, proof_limits,
-    proof_small, proof_ablations, proof_continual, proof_details,
+    proof_headline, proof_medians, proof_verdict, proof_all, proof_tests, proof_equal_target,
+    proof_limits, proof_small, proof_ablations, proof_continual, proof_details,
 )  # fmt: skip
