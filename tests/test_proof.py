@@ -146,8 +146,12 @@ def test_all_rows_of_the_protocol_are_planned():
     assert len(texts.plans) == 1 + 5 + 4 * 2 + 4
     assert {"plain-0.0002", "recadam-5e-05", "lora-0.002"} < {*texts.plans}
     pictures = images.Lab.stages(Args(record=print, base_record=print, probe=print), "resnet-50")
-    assert len(pictures.plans) == 1 + 2 * 5 + 4 + 1
+    rates = ("0.0001", "0.0002", "0.0005", "0.001", "0.002")
+    plain = [f"{row}-{rate}" for row in ("plain", "plain-held") for rate in rates]
+    others = [f"{row}-0.0005" for row in ("l2-sp", "recadam", "flow", "mofo")]
+    assert [*pictures.plans] == ["holdfast", *plain, *others, "sgd-0.01"]
     assert {*pictures.once} == {"pretrained", "probe"}
+    assert (texts.final, pictures.final) == ((1, 2, 3, 4), (1, 2))
 
 
 def test_weights_of_tensorflow_js_may_cross_shards(tmp_path):

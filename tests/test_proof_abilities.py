@@ -148,15 +148,6 @@ def test_parts_of_a_window_and_far_requests():
         assert moved.target == request.target
 
 
-def test_an_own_solution_is_taken_if_its_last_number_is_right():
-    rewritten = importlib.import_module("_rewritten")
-    given = "He has 1,000 + 10 = <<1000+10=1010>>1010 coins.\n#### 1010"
-    assert rewritten.chosen(given, "1000 and 10 are 1,010.") == "1000 and 10 are 1,010.\n#### 1010"
-    assert rewritten.chosen(given, "1010 less 10 is 1000.") == given
-    assert rewritten.chosen(given, "I do not know.") == given
-    assert rewritten.chosen(given, "#### 1010") == "1010\n#### 1010"
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """An untrained model with a chat template, and a few rows of the data."""
@@ -251,6 +242,5 @@ def test_a_saturated_base_has_few_plans():
 
 def test_all_plans_have_titles():
     models, text = map(importlib.import_module, ("language_models", "_proof_text"))
-    assert text.plan_title("sdft-x1") == "targets rewritten by the base × 1"
-    for plan in models.plans("smollm2", "gsm8k") | models.REWRITTEN | models.FURTHER:
+    for plan in models.plans("smollm2", "gsm8k"):
         assert text.plan_title(plan)

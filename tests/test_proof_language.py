@@ -218,3 +218,30 @@ def test_answers_are_written_up_to_the_end_that_was_trained(writer):
     assert len(sample["labels"]) == 2
     with pytest.raises(ValueError, match="must be one token of the tokenizer, but it is 0"):
         training.end_of_answer(lambda *_, **__: {"input_ids": []})
+
+
+#: What PROTOCOL.md says of merges that were not made.
+UNMERGED = {
+    ("qwen-0.5b_gsm8k", "plain-x0.1", 1), ("qwen-0.5b_gsm8k", "plain-x0.1", 2),
+    ("qwen-0.5b_gsm8k", "plain-x0.2", 0), ("qwen-0.5b_shakespeare", "plain-x0.1", 0),
+    ("qwen-0.5b_shakespeare", "plain-x0.2", 0),
+}  # fmt: skip
+
+
+def test_the_committed_results_have_all_planned_runs_and_merges():
+    models, missing = importlib.import_module("language_models"), set()
+    for name in models.RATES:
+        for file in sorted((PROOF / "results").glob(f"{name}_*.json")):
+            target = file.stem.removeprefix(f"{name}_")
+            runs = {(r["plan"], r.get("seed", 0)): r for r in json.loads(file.read_text())["runs"]}
+            assert {(plan, 0) for plan in models.plans(name, target)} <= {*runs}
+            if target == "mbpp":  # which was run first, with other merges, or is saturated
+                continue
+            merged = models.MERGED[name.split("-")[0]]
+            missing |= {
+                (file.stem, *run)
+                for run in runs
+                if run[0] in merged and run[1] in models.MERGED_SEEDS
+                if len(runs[run]["points"]) == 1
+            }
+    assert missing == UNMERGED

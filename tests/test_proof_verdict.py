@@ -192,7 +192,22 @@ def test_the_best_of_plain_is_one_with_the_most_seeds():
     lucky = plain | {"plan": "plain-1e-05", "points": {"tuned": lucky}}
     setting = load("_measures").Setting
     assert setting([*runs, lucky]).best_plain == "plain-1e-05"
-    assert setting([*runs, *further, lucky]).best_plain == "plain-0.0001"
+    found = setting([*runs, *further, lucky])
+    assert (found.best_plain, found.best_plain_of_any_seeds) == ("plain-0.0001", "plain-1e-05")
+    equal = {**plain, "plan": "plain-0.0005"}
+    assert setting([*runs, equal]).best_plain == "plain-0.0001"  # the first, and so the lowest
+
+
+def test_figures_by_the_first_rule_are_those_beside_the_best_of_any_seeds(tmp_path):
+    runs = language_runs()
+    better = {"plan": "plain-x0.5", "seed": 0, "points": {"tuned": texts(0.8, 3.1)}}
+    twice = runs[1] | {"seed": 1}
+    found = write(tmp_path, smollm2_boolq=[*runs, better, twice])["settings"]["smollm2_boolq"]
+    assert found["best_plain"] == "plain-x1"
+    rule = found["of_any_seeds"]
+    assert (rule["best_plain"], rule["reached"]) == ("plain-x0.5", "no")
+    assert rule["target"] == pytest.approx(100 / 1.2)  # holdfast learns 1 nat, this one 1.2
+    assert rule["plain_kept"] == pytest.approx((300 / 3.1 + 100) / 2)
 
 
 def test_the_tests_of_abilities(tmp_path):
@@ -247,6 +262,12 @@ def test_an_encoder_whose_pairs_are_all_alike_keeps_nothing(tmp_path):
 def test_a_merge_that_not_all_seeds_have(tmp_path):
     more = {"plan": "plain-x1", "seed": 1, "points": {"tuned": texts(1.0, 4.0)}}
     setting = write(tmp_path, smollm2_boolq=[*language_runs(), more])["settings"]["smollm2_boolq"]
+    rows = by_point(setting)
+    assert [rows["plain-x1", merged]["seeds"] for merged in ("tuned", "wise-ft-0.5")] == [2, 1]
+    first, later = language_runs()[1], {**language_runs()[1], "seed": 1}
+    bare = {**first, "points": {"tuned": first["points"]["tuned"]}}
+    others = [run for run in language_runs() if run["plan"] != "plain-x1"]
+    setting = write(tmp_path, smollm2_boolq=[*others, bare, later])["settings"]["smollm2_boolq"]
     rows = by_point(setting)
     assert [rows["plain-x1", merged]["seeds"] for merged in ("tuned", "wise-ft-0.5")] == [2, 1]
     assert rows["plain-x1", "wise-ft-0.5"]["figures"]["report_nll"] == 1.5

@@ -86,8 +86,7 @@ class Plan(NamedTuple):
     """A recipe, its learning rate as a multiple of the others', and how often it is run.
 
     If ``lr`` is None, the recipe has a default. Without ``chats``, the model draws no texts that
-    begin as chats do. With ``old``, texts of the old data are in the loss, and with ``rewritten``
-    the base rewrites the training data, see benchmarks/proof.
+    begin as chats do. With ``old``, texts of the old data are in the loss, see benchmarks/proof.
     """
 
     recipe: Recipe
@@ -95,7 +94,6 @@ class Plan(NamedTuple):
     seeds: Sequence[int] = SEEDS
     chats: bool = True
     old: bool = False
-    rewritten: bool = False
 
 
 def recadam(t0: float, width: float, **stages: Any) -> Recipe:

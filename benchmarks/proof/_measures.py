@@ -177,6 +177,11 @@ class Setting:
         point = self.figures(plan, merged, self.seeds(plan, merged)[0])
         return [name for name in self.base if retained(name) and name in point]
 
+    def lr(self, plan: str) -> float | None:
+        """The learning rate of a plan, if its runs recorded it."""
+        found: float | None = self.runs[plan, self.seeds(plan)[0]].get("lr")
+        return found
+
     def gain(self, of: str, value: Any, base: Any = None) -> Any:
         """How much better the target is than the base, or for an accuracy than chance."""
         if of in self.chance:
@@ -188,20 +193,31 @@ class Setting:
         """The plan of plain fine-tuning with the best target on the rows to choose on.
 
         It is one of those with the most seeds, as the best of the first seed gets further ones.
+        Of equally good ones it is the first, which has the lowest learning rate.
         """
+        most = max(len(self.seeds(plan)) for plan in self._plain)
+        return self._best(plan for plan in self._plain if len(self.seeds(plan)) == most)
 
-        def chosen(plan: str) -> tuple[int, float]:
-            best = float(self.gain(self.choose, self._median(plan, self.choose)))
-            return len(self.seeds(plan)), best
+    @property
+    def best_plain_of_any_seeds(self) -> str:
+        """The same by the rule as it was first written, however many seeds a plan has."""
+        return self._best(self._plain)
 
-        return max((plan for plan in self.plans if is_plain(self.row(plan))), key=chosen)
+    @property
+    def _plain(self) -> list[str]:
+        return [plan for plan in self.plans if is_plain(self.row(plan))]
 
-    def target(self, plan: str, merged: str, seed: int, of: str | None = None) -> float:
+    def _best(self, plans: Iterable[str]) -> str:
+        return max(plans, key=lambda p: self.gain(self.choose, self._median(p, self.choose)))
+
+    def target(
+        self, plan: str, merged: str, seed: int, of: str | None = None, best: str | None = None
+    ) -> float:  # fmt: skip
         """Percent of what the best of plain learned, on the rows to report or to choose on."""
         of = of or self.report
-        best = self.gain(of, self._median(self.best_plain, of))
+        most = self.gain(of, self._median(best or self.best_plain, of))
         gain = self.gain(of, self.figures(plan, merged, seed)[of])
-        return round(float(learned_share(gain, best)), 6)
+        return round(float(learned_share(gain, most)), 6)
 
     def kept(self, plan: str, merged: str, seed: int) -> dict[str, float]:
         """Percent kept, per retained test."""
@@ -211,7 +227,8 @@ class Setting:
             for test in self.tests(plan, merged)
         }
 
-    def point(self, plan: str, merged: str = TUNED) -> Point:
+    def point(self, plan: str, merged: str = TUNED, best: str | None = None) -> Point:
+        """The measures of a point; ``best`` is another plan than the best of plain."""
         seeds = self.seeds(plan, merged)
         kept = [self.kept(plan, merged, seed) for seed in seeds]
         losses = [test for test in kept[0] if test not in self.chance]
@@ -224,16 +241,17 @@ class Setting:
 
         return Point(
             plan, merged, self.row(plan, merged), len(seeds),
-            median(self.target(plan, merged, seed) for seed in seeds),
+            median(self.target(plan, merged, seed, best=best) for seed in seeds),
             median(map(mean_kept, kept)),
             {test: median(one[test] for one in kept) for test in kept[0]},
             {test: median(ratio(test, seed) for seed in seeds) for test in losses},
         )  # fmt: skip
 
     def points(self) -> Iterator[Point]:
-        """Every point of every plan."""
+        """Every point of every plan, also of merges that only some seeds have."""
         for plan in self.plans:
-            for merged in self.runs[plan, self.seeds(plan)[0]]["points"]:
+            runs = [run for (name, _), run in sorted(self.runs.items()) if name == plan]
+            for merged in dict.fromkeys(name for run in runs for name in run["points"]):
                 yield self.point(plan, merged)
 
     def _median(self, plan: str, of: str) -> float:

@@ -18,6 +18,7 @@ from _proof_details import details, figure, source_of
 from _proof_text import (
     NAMES,
     TITLES,
+    beyond,
     dominance,
     edge_of_rates,
     folded,
@@ -83,12 +84,13 @@ def _protected(tested: Tested, tests: list[str]) -> list[str]:
     if not tests:
         return []
     ours, plain = ours_of(tested), plain_of(tested)
-    less, plain_less = ([t for t in tests if row["kept"][t] < LEAST] for row in (ours, plain))
+    less = [test for test in tests if ours["kept"][test] < LEAST]
     other = plan_title(plain["plan"])
-    said = [
-        f"`holdfast` keeps at least {LEAST} % of {len(tests) - len(less)} of {len(tests)} tests, "
-        f"{other} of {len(tests) - len(plain_less)}."
-    ]
+    enough = (
+        f"{plan_title(row['plan'])} {sum(row['kept'][test] >= LEAST for test in tests)}"
+        for row in tested["points"]
+    )
+    said = [f"Of {len(tests)} tests, so many are kept to {LEAST} % or more: {', '.join(enough)}."]
     if less:
         each = "; ".join(
             f"{TITLES['tests'][t]} {percent(ours['kept'][t])} % ({other}: "
@@ -186,6 +188,13 @@ def _saturated(name: str, setting: Tested, missing: Missing) -> str:
         if nothing
         else f"`holdfast` learns {percent(ours['target'])} % of the gain of the best of plain."
     )
+    if edge := edge_of_rates(setting):
+        rates = (
+            f" It is {setting['plain_lr']:.2g}; `holdfast` ran at {setting['lr']:.2g}."
+            if setting["lr"] and setting["plain_lr"]
+            else ""
+        )
+        target_share += f" {beyond(edge)}{rates}"
     sentences = [
         f"{model} learns {target}, with one seed. This setting is not one of the "
         f"{len(TITLES['settings'])} of the claim, and is not counted.{without(missing, name)}",
@@ -197,9 +206,4 @@ def _saturated(name: str, setting: Tested, missing: Missing) -> str:
         f"best of plain {percent(plain['mean_kept'])} %.",
         f"Points of plain fine-tuning that dominate `holdfast`: {dominance(opponents(setting))}.",
     ]
-    if edge := edge_of_rates(setting):
-        sentences.append(
-            f"The best learning rate of plain fine-tuning is the {edge} that was run. One beyond "
-            "it may be better still."
-        )
     return "\n".join(f"- {one}" for one in sentences) + "\n\n" + details(name, setting, missing)

@@ -67,13 +67,7 @@ def proof_small() -> str:
         for way, name in ways.items()
         if name in found
     ]
-    more = (
-        f"99 % of both is not reached with any of the settings. Texts of the base keep more than "
-        f"meaningless ones, but those keep more than none. The strength trades the target against "
-        f"what is kept; the number of tokens whose probabilities are stored hardly matters. An "
-        f"update has 8 samples, and 8 texts are the least, so that shares of up to 1 are the same. "
-        f"Plain fine-tuning is best at {_rate(best)}, chosen on the rows that are reported."
-    )
+    more = f"Plain fine-tuning is best at {_rate(best)}, chosen on the rows that are reported."
     source = (
         f"[small_model.json](../benchmarks/proof/results/small_model.json): "
         f"`benchmarks/proof/small_model.py`; {record['device']}; torch "

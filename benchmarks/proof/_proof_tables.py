@@ -5,6 +5,7 @@ All of them show the verdict, and are empty where its results are missing.
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Callable
@@ -16,12 +17,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import verdict
 from _markdown import number, table
 from _measures import GOALS, REHEARSAL
+from _proof_ablations import proof_ablations
+from _proof_continual import proof_continual
 from _proof_details import proof_details
 from _proof_limits import proof_limits
 from _proof_small import proof_small
 from _proof_text import (
-    TASKS,
     TITLES,
+    beyond,
     dominance,
     edge_of_rates,
     folded,
@@ -29,9 +32,7 @@ from _proof_text import (
     listed,
     name_of,
     percent,
-    plan_title,
     shown,
-    without,
 )
 from proof_pictures import CORNER, is_shown
 from verdict import SETTINGS, careful_plain_of, opponents, ours_of, plain_of, rehearsals
@@ -52,7 +53,6 @@ FIGURES = {"target": "learned", "mean_kept": "kept"}
 RowOf = Callable[[dict[str, Any]], dict[str, Any]]
 RowsOf = Callable[[dict[str, Any]], verdict.Rows]
 PICTURE = "proof-headline.svg"
-SAME_RATE = ("plain-x1", "tuned")  # plain at the learning rate of the ablations
 NOT_RUN = (
     "The settings of the protocol have not been run yet. All results so far are on the page "
     "[The papers' experiments and all methods](results-papers.md)."
@@ -73,11 +73,10 @@ def proof_verdict() -> str:
             name_of(name), SETTINGS[name][2], percent(ours["target"], ours["target_interval"]),
             percent(ours["mean_kept"], ours["kept_interval"]), least(ours),
             percent(plain["mean_kept"]), goal, " / ".join(_right(setting)) or "—",
-            dominance(opponents(setting)), dominance(rehearsals(setting)),
+            dominance(opponents(setting)),
         ])  # fmt: skip
     heads = ["setting", "was", "learned, %", "kept, %", "kept least, %", "plain keeps, %",
-             "reached", "right answers, %", "points that dominate it",
-             "of rehearsal with real old data"]  # fmt: skip
+             "reached", "right answers, %", "points that dominate it"]  # fmt: skip
     legend = folded("What the columns mean", _LEGEND)
     return f"{told}\n\n{table(heads, rows)}\n\n{legend}" if rows else told
 
@@ -114,9 +113,10 @@ _LEGEND = (
     "test is. *Right answers*, in writing, of one seed each: of the pretrained model / plain / "
     "`holdfast`. A point of another method *dominates* if it is at least as good in both figures "
     "and better in one, *clearly* if the 95 % intervals of both differences exclude a loss. The "
-    "intervals of merged models are wide, as their samples are not recorded. The points "
-    "of *rehearsal* are counted on their own: they are an upper bound, as rehearsal trains on real "
-    "old data, which the other methods do not have. The "
+    "intervals of merged models are wide, as their samples are not recorded; those of one seed do "
+    "not show how seeds differ. As a test counts as 100 % at most, an interval of *kept* "
+    "may lie lower than its figure. The points of *rehearsal*, which trains on real old data, are "
+    "counted on their own. The "
     "[protocol](../benchmarks/proof/PROTOCOL.md) was written before the runs; its end lists what "
     "was changed since."
 )
@@ -151,7 +151,8 @@ def _reached(settings: dict[str, Any]) -> list[str]:
     strict = sum(by[99]["strictly"] for by in counts.values())
     said = [
         f"**`holdfast` reaches 99 % of both in {both[99]} of {len(settings)} settings** "
-        f"({strict} strictly), and 98 % of both in {both[98]}."
+        f"({strict} strictly), and 98 % of both in {both[98]}. In the others the claim of the "
+        "protocol does not hold."
     ]
     parts = [
         f"{sum(n for how, n in by[99].items() if how != 'no')} of the {sum(by[99].values())} "
@@ -160,34 +161,77 @@ def _reached(settings: dict[str, Any]) -> list[str]:
         if sum(by[99].values())
     ]
     said.append(f"99/99 is reached in {listed(parts)}.")
+    said.append(
+        "A method without old data dominates it (at least as good in both figures, better in one) "
+        + _dominance(settings, opponents)
+    )
+    if _points(settings, rehearsals):
+        said.append("Rehearsal of real old data does so " + _dominance(settings, rehearsals))
+    careful = sum(
+        careful_plain_of(setting)["mean_kept"] >= ours_of(setting)["mean_kept"]
+        for setting in settings.values()
+    )
+    said.append(
+        "At the learning rate that keeps the most, of those that learn 99 % or as much as "
+        f"`holdfast`, plain fine-tuning keeps at least as much as `holdfast` in {careful} of "
+        f"{len(settings)} settings. Only old data can tell which learning rate that is."
+    )
+    said.append(_other_rule(settings))
     for edge in ("lowest", "highest"):
         at_edge = [name for name, setting in settings.items() if edge_of_rates(setting) == edge]
         if at_edge:
-            said.append(
-                f"The best learning rate of plain fine-tuning is the {edge} that was run in "
-                f"{'; '.join(map(name_of, at_edge))}. One beyond it may be better still."
-            )
-    if right := [found for setting in settings.values() if (found := _right(setting))]:
-        fewer = sum(float(ours) < float(plain) for _, plain, ours in right)
-        said.append(
-            f"Right answers that the models write, with one seed each: `holdfast` has fewer than "
-            f"plain fine-tuning in {fewer} of {len(right)} settings, although their losses are "
-            "alike."
-        )
-    ahead = _dominance(settings, opponents)
-    upper = _dominance(settings, rehearsals) if _points(settings, rehearsals) else ""
-    also = f"; of rehearsal with real old data: {upper}" if upper else ""
-    said.append(f"Points that dominate it, of methods without old data: {ahead}{also}.")
-    return said
+            said.append(beyond(edge, f" in {'; '.join(map(name_of, at_edge))}"))
+    return [*said, *_fewer_right(settings)]
 
 
 def _dominance(settings: dict[str, Any], rows_of: RowsOf) -> str:
-    """How many points dominate ``holdfast``, and in how many settings."""
-    where = [setting for setting in settings.values() if any(
-        row["dominates"] != "no" for row in rows_of(setting)
-    )]  # fmt: skip
-    found = dominance(_points(settings, rows_of))
-    return f"{found}, in {len(where)} of {len(settings)} settings" if where else found
+    """In how many settings points of some methods dominate ``holdfast``, and how many points."""
+    points = _points(settings, rows_of)
+    better = [row["dominates"] for row in points if row["dominates"] != "no"]
+    where = sum(any(r["dominates"] != "no" for r in rows_of(one)) for one in settings.values())
+    return (
+        f"in {where} of {len(settings)} settings, with {len(better)} of {len(points):,} points, "
+        f"{better.count('clearly')} clearly."
+    )
+
+
+def _other_rule(settings: dict[str, Any]) -> str:
+    """What changes if the best of plain may be a learning rate with one seed."""
+    found = [setting["of_any_seeds"] for setting in settings.values()]
+    learned, kept = (
+        percent(statistics.median(one[field] for one in found))
+        for field in ("target", "plain_kept")
+    )
+    return (
+        "The best of plain is one of its learning rates with the most seeds. By the rule as first "
+        f"written, with any number of seeds, `holdfast` learns {learned} % and plain fine-tuning "
+        f"keeps {kept} % (medians), and 99/99 is reached in "
+        f"{sum(one['reached'] != 'no' for one in found)} of {len(found)}."
+    )
+
+
+def _fewer_right(settings: dict[str, Any]) -> list[str]:
+    """A sentence about the right answers that the models write."""
+    both = {
+        name: [one["figures"] for one in (ours_of(setting), plain_of(setting))]
+        for name, setting in settings.items()
+        if _right(setting)
+    }
+    if not both:
+        return []
+    fewer = [name for name, (ours, plain) in both.items() if ours["written"] < plain["written"]]
+    surely = [name_of(name) for name in fewer if _is_certain(*both[name])]
+    return [
+        f"After `holdfast` a model writes fewer right answers than after plain fine-tuning in "
+        f"{len(fewer)} of {len(both)} settings (one seed each). The difference is more than two "
+        f"standard errors in {'; '.join(surely) or 'none'}."
+    ]
+
+
+def _is_certain(one: dict[str, float], other: dict[str, float]) -> bool:
+    """Whether two shares of right answers differ by more than two standard errors."""
+    error = math.hypot(one.get("written_se", 0.0), other.get("written_se", 0.0))
+    return abs(one["written"] - other["written"]) > 2 * error
 
 
 def _points(settings: dict[str, Any], rows_of: RowsOf) -> verdict.Rows:
@@ -207,21 +251,30 @@ def proof_headline(folder: str = "") -> str:
         if len(settings) == len(SETTINGS)
         else f"These are {len(settings)} of the {len(SETTINGS)} settings"
     )
+    of_new = sum(SETTINGS[name][2] == "new" for name in reached) or "none"
     picture = f"![What plain fine-tuning and holdfast keep in each setting]({folder}img/{PICTURE})"
     learned, kept = (_middle_and_least(settings, ours_of, field)[0] for field in FIGURES)
-    of_plain, _ = _middle_and_least(settings, plain_of, "mean_kept")
+    of_plain, of_careful = (
+        _middle_and_least(settings, row_of, "mean_kept")[0]
+        for row_of in (plain_of, careful_plain_of)
+    )
     return (
         f"{picture}\n\nWith nothing set, `holdfast` learned {learned} of what plain fine-tuning "
-        f"learns at its best learning rate, and kept {kept} of what the model knew; plain "
-        f"fine-tuning kept {of_plain} (medians of {len(settings)} settings). `holdfast` reached at "
+        f"learns at its best learning rate, and kept {kept} of what the model knew. Plain "
+        f"fine-tuning kept {of_plain}, and {of_careful} at its most careful learning rate, which "
+        f"only old data can tell (medians of {len(settings)} settings). `holdfast` reached at "
         f"least 99 % of both in **{len(reached)} of {len(settings)} settings**; by the 95 % "
         f"intervals, it is certain in {_certain(settings) or 'none'} of them. {_least(settings)}"
         "\n\n*Learned* is the fall of the loss on the new task, or the rise of "
         "the accuracy above chance. *Kept* is the mean over tests that were not trained on: the "
         "ratio of the losses before and after, or what is left of the accuracy above chance.\n\n"
         f"{counted} of the protocol. "
-        f"{new or 'None'} of them {'is' if new < 2 else 'are'} new: "
-        f"{'the others' if new else 'all'} were seen before the defaults were fixed."
+        + (
+            f"{new} of them {'is' if new < 2 else 'are'} new; `holdfast` reached 99 % of both in "
+            f"{of_new} of these. The others were seen before the defaults were fixed."
+            if new
+            else "All of them were seen before the defaults were fixed."
+        )
         + "".join(
             f" {name_of(name)} is not finished and not counted (so far learned "
             f"{percent(ours['target'])} % and kept {percent(ours['mean_kept'])} %)."
@@ -240,8 +293,8 @@ def proof_medians() -> str:
     ways = {
         "`holdfast`": ours_of,
         "plain fine-tuning, at the learning rate that is best for the target": plain_of,
-        "plain fine-tuning, at the one that keeps the most of those that learn 99 %, or as much as "
-        "`holdfast`; only old data can tell which": careful_plain_of,
+        "plain fine-tuning, at the one that keeps the most (of those that learn 99 %, or as much "
+        "as `holdfast`); only old data can tell which": careful_plain_of,
     }
     rows = [
         [way, *(cell for field in FIGURES for cell in _middle_and_least(settings, row_of, field))]
@@ -358,128 +411,23 @@ def proof_equal_target() -> str:
 def _at_equal_target(settings: dict[str, Any], who: str, rows: set[str]) -> str:
     """How often some rows reach the target of ``holdfast``, and keep less at it."""
     found = [
-        (kept, ours_of(setting)["mean_kept"])
+        (kept, ours_of(setting)["mean_kept"], [p["row"] for p in setting["points"]].count(row))
         for setting in settings.values()
         for row, kept in setting["equal_target"].items()
         if row in rows
     ]
-    reach = [(kept, ours) for kept, ours in found if kept is not None]
-    less = [ours - kept for kept, ours in reach if kept < ours]
-    by = f", by {percent(statistics.median(less))} points in the median" if less else ""
-    return (
-        f"{who} does not reach this target at any learning rate in {len(found) - len(reach)} of "
-        f"{len(found)} cases."
-    ) + (
-        f" Where it does, it keeps less than `holdfast` in {len(less)} of {len(reach)} cases{by}."
-        if reach
-        else ""
-    )
-
-
-def proof_ablations() -> str:
-    """The picture of changed settings, and all figures."""
-    whole = verdict.read()
-    found = {row["plan"]: row for row in whole["ablations"]}
-    if not found:
-        return ""
-    rows = []
-    for factor, values in TITLES["ablations"].items():
-        for value, plan in values.items():
-            if row := found.get(plan):
-                cells = [percent(row["target"]), percent(row["mean_kept"]), least(row)]
-                losses = [number(row["figures"].get(name), 3)
-                          for name in ("report_nll", "wikitext_nll", "mbpp_nll")]  # fmt: skip
-                rows.append([factor, value, *cells, *losses])
-    heads = ["changed", "value", "learned, %", "kept, %", "kept least, %", "target loss",
-             "WikiText-2 loss", "MBPP loss"]  # fmt: skip
-    low = min(found.values(), key=lambda row: row["target"])
-    lost = min(found.values(), key=lambda row: row["mean_kept"])
-    text = (
-        f"SmolLM2 learns GSM8K with one setting of self-replay changed at a time (one seed). "
-        f"The least learned is {percent(low['target'])} % ({_changed(low['plan'])}), the least "
-        f"kept {percent(lost['mean_kept'])} % ({_changed(lost['plan'])})."
-        + _plain_at_the_same_rate(whole)
-        + _others(found)
-        + " Texts in the pool, the temperature and texts of other models are changed by a file of "
-        "texts, which are tokenized again." + without(whole["missing"], "ablations")
-    )
-    picture = shown("proof-ablations", "Target and kept for changed settings", text)
-    return f"## One setting changed at a time\n\n{picture}\n\n" + folded(
-        "All changed settings", table(heads, rows)
-    )
-
-
-def _plain_at_the_same_rate(whole: dict[str, Any]) -> str:
-    """A sentence about training without self-replay."""
-    setting = whole["settings"].get(verdict.ABLATED)
-    if setting is None:
-        return ""
-    points = [row for row in setting["points"] if (row["plan"], row["merged"]) == SAME_RATE]
-    return "".join(
-        f" Plain fine-tuning at the same learning rate learns {percent(row['target'])} % and keeps "
-        f"{percent(row['mean_kept'])} %."
-        for row in points
-    )
-
-
-def _others(found: dict[str, Any]) -> str:
-    """A sentence about the changes that are not numbers, such as texts of another model."""
-    each = [
-        f"{value} {percent(found[plan]['target'])} / {percent(found[plan]['mean_kept'])}"
-        for value, plan in TITLES["ablations"]["others"].items()
-        if plan in found
-    ]
-    return f" Learned / kept, in percent: {', '.join(each)}." if each else ""
-
-
-def _changed(plan: str) -> str:
-    """How the table of ablations calls a run."""
-    for factor, values in TITLES["ablations"].items():
-        for value, name in values.items():
-            if name == plan and plan != "default":
-                return value if factor == "others" else f"{factor} {value}"
-    return plan
-
-
-def proof_continual() -> str:
-    """The picture of three tasks in a row, and all figures."""
-    whole = verdict.read()
-    found = whole["continual"]
-    if not found:
-        return ""
-    tasks = [stage["task"] for stage in found[0]["stages"]]
-    rows, ends = [], []
-    for row in found:
-        cells = [percent(stage["mean_kept"]) for stage in row["stages"]]
-        cells += [number(stage["loss"], 3) for stage in row["stages"]]
-        cells += [
-            percent(stage["tasks"][task])
-            for i, task in enumerate(tasks)
-            for stage in row["stages"][i + 1 :]
-        ]
-        title, last = plan_title(row["plan"]), row["stages"][-1]
-        rows.append([title, str(row["seeds"]), *cells])
-        left = [last["mean_kept"], *(last["tasks"][task] for task in tasks[:-1])]
-        ends.append(f"{title} {' / '.join(map(percent, left))}")
-    names = [TASKS[task] for task in tasks]
-    heads = [f"pretrained kept after {name}, %" for name in names]
-    heads += [f"{name} loss" for name in names]
-    heads += [
-        f"{one} kept after {other}, %" for i, one in enumerate(names) for other in names[i + 1 :]
-    ]
-    text = (
-        f"SmolLM2 learns {listed(names)}, one after the other."
-        + without(whole["missing"], "continual")
-        + f" Left at the end of the pretrained model / of {' / of '.join(names[:-1])}, in percent "
-        f"(medians over seeds): {'; '.join(ends)}. Less than 0 % of a task: its loss is higher "
-        "than before it was learned."
-    )
-    picture = shown(
-        "proof-continual", "Kept of the base and of the first task after each task", text
-    )
-    return f"## Three tasks in a row\n\n{picture}\n\n" + folded(
-        "All stages", table(["", "seeds", *heads], rows)
-    )
+    once = sum(kept is None and points == 1 for kept, _, points in found)
+    less = [ours - kept for kept, ours, _ in found if kept is not None]
+    said = f"{who} reaches this target in {len(less)} of {len(found)} cases."
+    if once:
+        said += f" Of the others, {once} have a single point."
+    if less:
+        median = percent(statistics.median(less)).replace("-", "−")
+        said += (
+            f" Where it does, it keeps less than `holdfast` in {sum(x > 0 for x in less)} of "
+            f"{len(less)} cases, and {median} points less in the median of all these cases."
+        )
+    return said
 
 
 TABLES = (

@@ -56,6 +56,14 @@ def dominance(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(better)} of {len(rows):,}{clearly}" if rows else "—"
 
 
+def beyond(edge: str, where: str = "") -> str:
+    """A sentence about plain fine-tuning whose best learning rate is at an edge."""
+    return (
+        f"The best learning rate of plain fine-tuning is the {edge} that was run{where}. One "
+        "beyond it may be better still."
+    )
+
+
 def edge_of_rates(setting: Mapping[str, Any]) -> str:
     """Whether the best learning rate of plain fine-tuning is the lowest or the highest of its row.
 

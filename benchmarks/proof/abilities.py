@@ -1,7 +1,7 @@
 """What self-replay may not protect: abilities that the base does not show in the texts it draws.
 
-SmolLM2 or Qwen learns GSM8K (or MBPP) by four plans. The base and each tuned model take four kinds
-of tests: tasks that are learned in context (``_in_context.py``), long contexts
+SmolLM2 learns GSM8K by the four plans of the continual setting. The base and each tuned model take
+four kinds of tests: tasks that are learned in context (``_in_context.py``), long contexts
 (``_long_context.py``), instructions that ask for a format (``_instructions.py``), and refusals
 (``_refusals.py``). The rules are in PROTOCOL.md; a test at which the base is not above chance is
 left out.
@@ -41,10 +41,9 @@ from _targets import Target
 from additivity_lm import answers
 from continual import PLANS
 from language import Plan
-from language_models import MODELS, Proof, jobs_of, make_parser, plans
+from language_models import MODELS, Proof, jobs_of, make_parser
 
 MOST = 160  # tokens of an answer
-OF_QWEN = ("holdfast", "plain-x0.1", "plain-x0.5", "lora-x3")
 
 
 class WrittenTest(NamedTuple):
@@ -212,21 +211,12 @@ class Abilities(Proof):
         return {}
 
 
-def plans_of(model: str) -> dict[str, Plan]:
-    """Four plans: those of the continual setting; of Qwen, with the learning rates that fit it."""
-    if model == "smollm2":
-        return PLANS
-    return {name: plans(model, "gsm8k")[name] for name in OF_QWEN}
-
-
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--name", choices=MODELS, help="of the model; default: smollm2")
-    parser.add_argument("--target", choices=("gsm8k", "mbpp"), help="default: gsm8k")
     args: Any = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     bench = Abilities(args)
-    once = {name: plan._replace(seeds=(0,)) for name, plan in plans_of(args.name).items()}
+    once = {name: plan._replace(seeds=(0,)) for name, plan in PLANS.items()}
     protocol = {
         "model": MODELS[args.name], "target": args.target, "rules": "benchmarks/proof/PROTOCOL.md",
         "training": "as in language_models.py", "most_written_tokens": MOST,

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 #: Runs beyond the settings of language models, which need the results of ``smollm2_gsm8k``.
-FURTHER = ("ablations", "abilities", "continual")
+BEYOND = ("ablations", "abilities", "continual")
 
 
 class Setting(NamedTuple):
@@ -64,9 +64,8 @@ def settings(models: Path, data: Path, runs: Path) -> Iterator[Setting]:
     ]  # fmt: skip
     for model in ("mobilenet-v2", "efficientnet-lite0", "resnet-50"):
         yield Setting(f"{model}_flowers102", "image_models", images, [f"--only={model}-"])
-    for script in FURTHER:
+    for script in BEYOND:
         yield Setting(script, script, common("smollm2"))
-    yield Setting("abilities_qwen", "abilities", common("qwen-0.5b"), ["--name=qwen-0.5b"])
     yield language("qwen-0.5b", "mbpp")
 
 

@@ -37,17 +37,17 @@ import holdfast as hf
 
 MODELS = ("mobilenet-v2", "efficientnet-lite0", "resnet-50")
 ALPHAS = (0.3, 0.5, 0.7, 0.85)
-RATES, OTHERS, SGD_RATE = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3), 5e-4, 0.01
+RATES, OTHERS_RATE, SGD_RATE = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3), 5e-4, 0.01
 CHANCE = {f"target_{part}": 1 / CLASSES for part in PARTS} | {"imagenet": 1 / 1000}
 #: The rows of the protocol, all with a fitted head.
 ROWS: dict[str, list[Plan]] = {
     "holdfast": [Plan(hf.Recipe.preset("holdfast"), None, careful=True)],
     "plain": [careful(False, lr) for lr in RATES],
     "plain-held": [careful(True, lr) for lr in RATES],
-    "l2-sp": [careful(False, OTHERS, penalties=hf.L2SP())],
-    "recadam": [careful(False, OTHERS, update=hf.RecAdamUpdate())],
-    "flow": [careful(False, OTHERS, objective=hf.Flow())],
-    "mofo": [careful(False, OTHERS, update=hf.MoFOUpdate())],
+    "l2-sp": [careful(False, OTHERS_RATE, penalties=hf.L2SP())],
+    "recadam": [careful(False, OTHERS_RATE, update=hf.RecAdamUpdate())],
+    "flow": [careful(False, OTHERS_RATE, objective=hf.Flow())],
+    "mofo": [careful(False, OTHERS_RATE, update=hf.MoFOUpdate())],
     "sgd": [careful(False, SGD_RATE, update=hf.SGDUpdate())],
 }
 

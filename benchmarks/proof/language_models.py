@@ -6,7 +6,6 @@ Settings, opponents, seeds and measures are in PROTOCOL.md.
     python language_models.py --model SMOLLM2 --data DATA --target gsm8k --runs RUNS
     python language_models.py … --stage more      # further seeds, chosen by the first runs
     python language_models.py … --stage both      # one after the other
-    python language_models.py … --stage further   # opponents that are run if there is time
     python language_models.py … --collect results/smollm2_gsm8k.json
 
 SMOLLM2 is a directory that transformers reads, DATA holds lm/*.gz. RUNS is a folder of this model
@@ -40,9 +39,7 @@ from _lm_tests import LIMIT, load, make_tests
 from _lm_train import BATCH, body_and_head, head_loss
 from _loop import Batch, Loss
 from _measures import CHANCE, OURS, Setting, above_chance, is_plain
-from _rewritten import rewrite
-from _targets import GSM8K, MAKERS, Target, make_target
-from additivity_lm import answers, read
+from _targets import MAKERS, Target, make_target
 from language import TRAINING, Bench, Plan
 from torch import Tensor
 
@@ -55,7 +52,6 @@ from holdfast import (
     RecAdamUpdate,
     Recipe,
     Run,
-    SPDUpdate,
     WiseFT,
 )
 from holdfast._torch.teachers import DrawnTokens
@@ -84,13 +80,6 @@ FEWER = {
 OLD = 16, 128  # texts of rehearsal per update, and their tokens: as many as holdfast replays
 #: The base that is close to saturation: an ablation with plain fine-tuning and one seed.
 SATURATED = ("qwen-0.5b", "mbpp")
-#: Opponents that are run if there is time. The base rewrites solutions that end with a number.
-REWRITTEN = {"sdft-x1": Plan(Recipe(), 1.0, (0,), rewritten=True)}
-FURTHER = {
-    "spd-x0.5": Plan(Recipe(update=SPDUpdate()), 0.5, (0,)),
-    "spd-x1": Plan(Recipe(update=SPDUpdate()), 1.0, (0,)),
-    "holdfast-lora": Plan(Recipe.preset("holdfast+lora"), None, (0,)),
-}
 MODELS = {
     "smollm2": "SmolLM2-135M-Instruct (Q4_1, dequantized)",
     "qwen-0.5b": "Qwen2.5-Coder-0.5B-Instruct (Q4_K_M, dequantized)",
@@ -137,8 +126,6 @@ def plans(model: str, target: str) -> dict[str, Plan]:
 class Proof(Bench):
     """One model and one target, with everything that its runs share."""
 
-    rewrites = False  # whether the base rewrites the training data of the run
-
     def __init__(self, args: Any) -> None:
         super().__init__(args)
         args.lr = RATES[args.name]
@@ -156,15 +143,7 @@ class Proof(Bench):
 
     @property
     def samples(self) -> list[dict[str, list[int]]]:
-        return self.rewritten[0] if self.rewrites else self.target.train
-
-    @functools.cached_property
-    def rewritten(self) -> tuple[list[dict[str, list[int]]], float]:
-        """GSM8K's training data with the base's own solutions, and the share of these."""
-        given = read(self.folder / "gsm8k-train.jsonl.gz")[:GSM8K][: self.args.samples]
-        rows = self.kept("rewritten", lambda: rewrite(self.fresh(), self.tokenizer, given))
-        own = sum(row["answer"] != old["answer"] for row, old in zip(rows, given, strict=True))
-        return answers(self.tokenizer, rows), own / len(rows)
+        return self.target.train
 
     @functools.cached_property
     def base_figures(self) -> Record:
@@ -210,11 +189,6 @@ class Proof(Bench):
             "relative_distance": round(distance.relative, 6),
             "gigabytes": max(most, self.free()),
         }  # fmt: skip
-
-    def trained(self, plan: Plan, seed: int) -> tuple[Any, Record]:
-        self.rewrites = plan.rewritten
-        model, about = super().trained(plan, seed)
-        return model, about | ({"rewritten": self.rewritten[1]} if plan.rewritten else {})
 
     def merged(self, model: Any) -> dict[str, Record]:
         """The figures of a model that is merged with its base, by the way and its α."""
@@ -327,11 +301,10 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--name", choices=MODELS, help="of the model; default: smollm2")
     parser.add_argument("--target", choices=MAKERS, required=True)
-    parser.add_argument("--stage", choices=("first", "more", "both", "further"), default="first")
+    parser.add_argument("--stage", choices=("first", "more", "both"), default="first")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     bench, compared = Proof(args), plans(args.name, args.target)
-    further = FURTHER | (REWRITTEN if args.target == "gsm8k" else {})
     if args.stage == "both" and args.collect is None:
         work_first(jobs_of(bench, compared), args)
     if args.stage == "more" or args.collect is not None:
@@ -340,15 +313,12 @@ def main() -> None:
         missing = [name for name in first if name not in tried]
         if missing and args.collect is None:
             sys.exit(f"runs of the first stage are missing: {', '.join(missing)}")
-        compared |= {name: plan for name, plan in further.items() if f"{name}-s0" in done}
         once = (args.name, args.target) == SATURATED
         seeds = {} if once or missing else further_seeds(done, args.name)
         compared = {
             name: plan._replace(seeds=sorted({*seeds.get(name, (0,)), *seeds_of(name, done)}))
             for name, plan in compared.items()
         }
-    if args.stage == "further":
-        compared = further
     protocol = {
         "model": MODELS[args.name], "target": args.target, "batch_size": BATCH,
         "samples": args.samples or "all", "lr": RATES[args.name],

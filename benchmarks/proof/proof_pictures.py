@@ -192,7 +192,8 @@ def continual(plt: Any, rows: list[Verdict]) -> Any:
         right.plot(stages, [max(0, stage["tasks"][first]) for stage in after], "o-", color=color,
                    linewidth=wide, markersize=4)  # fmt: skip
     left.set_title("kept of the pretrained model, %", fontsize=10)
-    right.set_title(f"kept of what was learned of {TASKS[first]}, % (below 0: 0)", fontsize=10)
+    right.set_title(f"kept of what was learned of {TASKS[first]}, %", fontsize=10)
+    right.set_ylabel("less than 0 is drawn at 0", fontsize=8)
     for axes in (left, right):
         axes.set_xlabel("after learning")
     left.legend(frameon=False, fontsize=9)

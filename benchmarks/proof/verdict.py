@@ -140,10 +140,21 @@ def judge(record: Record) -> dict[str, Any]:
         )  # fmt: skip
     return {
         "made": record["made"],
-        "lr": next(run.get("lr") for run in record["runs"] if run["plan"] == OURS),
+        "lr": setting.lr(OURS), "plain_lr": setting.lr(setting.best_plain),
         "best_plain": setting.best_plain, "base": figures(setting.base),
         "reached": {str(goal): reached(ours, goal) for goal in GOALS},
+        "of_any_seeds": of_any_seeds(setting),
         "equal_target": equal_target(points, ours), "points": rows,
+    }  # fmt: skip
+
+
+def of_any_seeds(setting: Setting) -> dict[str, Any]:
+    """The main figures if the best of plain may have fewer seeds than others."""
+    best = setting.best_plain_of_any_seeds
+    ours = setting.point(OURS, best=best)
+    return {
+        "best_plain": best, "target": ours.target, "reached": reached(ours, GOALS[0]),
+        "plain_kept": setting.point(best).mean_kept,
     }  # fmt: skip
 
 
@@ -179,14 +190,17 @@ def row_of(setting: Setting, point: Point) -> dict[str, Any]:
 
 
 def figures(point: Record) -> dict[str, float]:
-    """The figures of a point, without standard errors.
+    """The figures of a point, without standard errors but that of generated answers.
 
     Records of generated answers that do not say how many of them ended are not reported: they did
     not stop at the end of an answer.
     """
-    out = {"samples", "sizes", *(["written"] if "written_ended" not in point else [])}
+    written = {"written", "written_se"}
+    out = {"samples", "sizes", *(written if "written_ended" not in point else ())}
     return {
-        name: value for name, value in point.items() if not name.endswith("_se") and name not in out
+        name: value
+        for name, value in point.items()
+        if name not in out and (name in written or not name.endswith("_se"))
     }
 
 
