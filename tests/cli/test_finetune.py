@@ -82,6 +82,12 @@ def test_without_a_recipe_it_is_holdfast(capsys):
     assert main(["measure", "llama", "out", "--context-free=2", "--no-drift"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "own texts was a training signal: it is no evidence of retention." in said
+    Path("out/holdfast_recipe.yaml").unlink()  # as after a loop in Python
+    for given, told in (([], False), (["--recipe=holdfast"], True)):
+        assert main(["measure", "llama", "out", "--context-free=2", "--no-drift", *given]) == 0
+        assert (
+            "own texts was a training signal" in " ".join(capsys.readouterr().out.split())
+        ) == told
 
 
 def test_a_recipe_without_a_learning_rate_of_its_own(capsys):

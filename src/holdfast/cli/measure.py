@@ -33,18 +33,20 @@ from holdfast.io.models import Loader
 from holdfast.io.outputs import claim, output_name
 from holdfast.io.rows import names_of
 from holdfast.io.storage import Place
+from holdfast.recipe import read_recipe
 
 FILES = ("report.json", "report.md", "report.html")
 
 
 def add_options(parser: Parser) -> None:
     parser.describe(__doc__, "BASE TUNED [options]")
-    add_models(parser)
+    recipe = "of TUNED, if it has no holdfast_recipe.yaml: preset names joined by +, or a YAML file"
+    add_models(parser).add_argument("--recipe", metavar="RECIPE", help=recipe)
     add_tests(parser)
     add(parser.add_argument_group("output"), "out", "model_card", "json")
 
 
-def add_models(parser: Parser, *, several: bool = False, **more: Any) -> None:
+def add_models(parser: Parser, *, several: bool = False, **more: Any) -> Any:
     models = parser.add_argument_group("models")
     base = "pretrained model: a directory or a hub name"
     models.add_argument("base", metavar="BASE", help=base, **more)
@@ -53,6 +55,7 @@ def add_models(parser: Parser, *, several: bool = False, **more: Any) -> None:
         "tuned", metavar="TUNED", help="fine-tuned model, or adapter", **given, **more
     )
     add(models, "allow_pickle", "trust_remote_code")
+    return models
 
 
 def add_tests(parser: argparse.ArgumentParser, title: str = "tests") -> None:
@@ -99,8 +102,11 @@ def run(options: argparse.Namespace) -> None:
     if out is not None:
         check_page()
     check_card(options, inputs_of(options))
+    recipe = None if options.recipe is None else read_recipe(options.recipe)[1]
     with claim(out, "measure", inputs_of(options), files=FILES):
-        report = measure(options.base, options.tuned, **measure_arguments(options))
+        report = measure(
+            options.base, options.tuned, recipe=recipe, **measure_arguments(options)
+        )  # fmt: skip
         show(report, options, out, *FILES)
         update_card(options, report)
 
