@@ -9,7 +9,10 @@ examples:
   holdfast measure BASE TUNED --text wiki.txt --model-card TUNED/README.md
 
 BASE and TUNED are directories, hub names or GGUF files of transformers models; TUNED may be a LoRA
-adapter. --retained and --target take rows (JSON lines, CSV, Parquet, Arrow), a directory written by
+adapter. If it has no holdfast_recipe.yaml, --recipe says how it was trained, so that the report can
+tell which figures were a training signal.
+
+--retained and --target take rows (JSON lines, CSV, Parquet, Arrow), a directory written by
 datasets.save_to_disk (DIR:SPLIT), a folder of images, or a hub dataset (NAME:SPLIT,
 NAME:CONFIGURATION:SPLIT). Their columns decide the test: question, choices and label (multiple
 choice), messages, prompt and completion, text or image and label, or text. --columns
@@ -40,8 +43,7 @@ FILES = ("report.json", "report.md", "report.html")
 
 def add_options(parser: Parser) -> None:
     parser.describe(__doc__, "BASE TUNED [options]")
-    recipe = "of TUNED, if it has no holdfast_recipe.yaml: preset names joined by +, or a YAML file"
-    add_models(parser).add_argument("--recipe", metavar="RECIPE", help=recipe)
+    add(add_models(parser), "recipe")
     add_tests(parser)
     add(parser.add_argument_group("output"), "out", "model_card", "json")
 
