@@ -143,13 +143,14 @@ def test_all_rows_of_the_protocol_are_planned():
     pytest.importorskip("transformers")
     encoders, images = load("sentence_encoders"), load("image_models")
     texts = encoders.Lab.stages(Args(record=print, base_record=print), "rte")
-    assert len(texts.plans) == 1 + 5 + 4 * 2 + 4
+    assert len(texts.plans) == 1 + 5 + 4 * 2 + 4 + 3
     assert {"plain-0.0002", "recadam-5e-05", "lora-0.002"} < {*texts.plans}
     pictures = images.Lab.stages(Args(record=print, base_record=print, probe=print), "resnet-50")
-    rates = ("0.0001", "0.0002", "0.0005", "0.001", "0.002")
+    ours = [f"rate-x{times}" for times in ("0.5", "2", "4")]
+    rates = ("2e-05", "5e-05", "0.0001", "0.0002", "0.0005", "0.001", "0.002")
     plain = [f"{row}-{rate}" for row in ("plain", "plain-held") for rate in rates]
     others = [f"{row}-0.0005" for row in ("l2-sp", "recadam", "flow", "mofo")]
-    assert [*pictures.plans] == ["holdfast", *plain, *others, "sgd-0.01"]
+    assert [*pictures.plans] == ["holdfast", *plain, *others, "sgd-0.01", *ours]
     assert {*pictures.once} == {"pretrained", "probe"}
     assert (texts.final, pictures.final) == ((1, 2, 3, 4), (1, 2))
 

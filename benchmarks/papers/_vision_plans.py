@@ -12,13 +12,14 @@ import holdfast as hf
 class Plan(NamedTuple):
     """What is trained: a recipe, the peak learning rate, the weight decay.
 
-    If ``lr`` is None, the recipe has a default.
+    If ``lr`` is None, the recipe has a default; with ``own``, ``lr`` is a multiple of that.
     """
 
     recipe: hf.Recipe
     lr: float | None
     weight_decay: float = 0.0
     careful: bool = False  # 5 % warm-up, gradients clipped to 1
+    own: bool = False
 
 
 FITTED, HELD = hf.LPFT(), hf.LPFT(hold_statistics=True)  # held: BatchNorm in its eval mode

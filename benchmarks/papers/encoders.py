@@ -35,6 +35,7 @@ from torch.utils.data import default_collate
 
 from holdfast import Features, Recipe, Reference, Run, WiseFT
 from holdfast.hosts._updates import warm_up_and_decay
+from holdfast.run import resolved
 
 ALPHAS = (1.0, 0.75, 0.5, 0.25)
 RATES = (1e-5, 2e-5, 5e-5, 1e-4)
@@ -46,10 +47,14 @@ FIELDS = ("target", "kept")
 
 
 class Plan(NamedTuple):
-    """A recipe and its learning rate; None is the recipe's default."""
+    """A recipe and its learning rate; None is the recipe's default.
+
+    With ``own``, ``lr`` is a multiple of this default.
+    """
 
     recipe: Recipe
     lr: float | None
+    own: bool = False
 
 
 class Table(NamedTuple):
@@ -193,8 +198,11 @@ class Lab(GlueLab):
         data, updates = self.task(task), self.args.updates or UPDATES[task]
         model = self.model(data.classes, seed)
         theta, distance = Reference.of(model, without="classifier"), Distance(model)
+        lr = plan.lr
+        if lr is not None and plan.own:
+            lr *= resolved(plan.recipe, model, new=("classifier",), task="classification")[1]
         run = Run(
-            plan.recipe, model, data.train, lr=plan.lr,
+            plan.recipe, model, data.train, lr=lr,
             weight_decay=self.weight_decay, new="classifier", task="classification",
             collate=default_collate, seed=seed, cache=False, progress=False,
         )  # fmt: skip

@@ -71,9 +71,11 @@ from holdfast import (
     pad_collate,
 )
 from holdfast.methods.auto import default_lr
+from holdfast.run import resolved
 from holdfast.stages import TrainingSize
 
 SEEDS = (0, 1, 2)
+HOLDFAST = Recipe.preset("holdfast")
 #: What records say of the training, see :func:`schedule`.
 TRAINING = "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1"
 ALPHAS = (0.3, 0.5, 0.7, 0.85)
@@ -85,15 +87,19 @@ EWC_SAMPLES = 128  # of the default 1000, for time
 class Plan(NamedTuple):
     """A recipe, its learning rate as a multiple of the others', and how often it is run.
 
-    If ``lr`` is None, the recipe has a default. Without ``chats``, the model draws no texts that
-    begin as chats do. With ``old``, texts of the old data are in the loss, see benchmarks/proof.
+    If ``lr`` is None, the recipe has a default. With ``own``, ``lr`` is a multiple of that of
+    ``holdfast``. Without ``chats``, the model draws no texts that begin as chats do. With ``old``,
+    texts of the old data are in the loss, and with ``rewritten`` the base rewrites the training
+    data, see benchmarks/proof.
     """
 
     recipe: Recipe
     lr: float | None = 1.0
     seeds: Sequence[int] = SEEDS
+    own: bool = False
     chats: bool = True
     old: bool = False
+    rewritten: bool = False
 
 
 def recadam(t0: float, width: float, **stages: Any) -> Recipe:
@@ -268,14 +274,16 @@ class Bench:
     def trained(self, plan: Plan, seed: int) -> tuple[Any, Record]:
         """The model of a recipe, with plain weights, and how it was trained."""
         begin = time.monotonic()
-        lr = None if plan.lr is None else plan.lr * self.args.lr
+        base, samples = load(self.args.model, self.device), self.samples_of(plan)
+        size, lr = TrainingSize(len(samples), self.epochs), plan.lr
+        if lr is not None:
+            lr *= resolved(HOLDFAST, base, size=size)[1] if plan.own else self.args.lr
         autocast = torch.bfloat16 if self.device.type == "cuda" else None
         torch.manual_seed(seed)
         run = Run(
-            plan.recipe, load(self.args.model, self.device), self.samples, lr=lr,
-            collate=pad_collate, tokenizer=self.tokenizer if plan.chats else None,
-            visits=self.epochs * (len(self.samples) // BATCH * BATCH), cache=self.prepared,
-            size=TrainingSize(len(self.samples), self.epochs),
+            plan.recipe, base, samples, lr=lr, size=size, collate=pad_collate,
+            tokenizer=self.tokenizer if plan.chats else None,
+            visits=self.epochs * (len(samples) // BATCH * BATCH), cache=self.prepared,
             progress=False, autocast=autocast, seed=seed,
         )  # fmt: skip
         lr, recipe = run.lr, run.recipe
@@ -283,7 +291,7 @@ class Bench:
         batches = [
             batch
             for epoch in range(self.epochs)
-            for batch in make_batches(self.samples, weights, seed + 1000 * epoch, self.device)
+            for batch in make_batches(samples, weights, seed + 1000 * epoch, self.device)
         ]
         updates = len(batches)
         own = run.criterion.weighs_outputs or run.recall.uses_outputs
@@ -307,6 +315,10 @@ class Bench:
             "train_loss": round(last, 5), "prepare_seconds": round(ready - begin, 1),
             "train_seconds": round(time.monotonic() - ready, 1),
         }  # fmt: skip
+
+    def samples_of(self, plan: Plan) -> list[dict[str, list[int]]]:
+        """What a plan trains on."""
+        return self.samples
 
     def terms(self, plan: Plan, run: Run, batches: list[Batch], seed: int) -> list[Loss]:
         """What is added to the loss of the batches."""

@@ -234,7 +234,10 @@ class Lab:
         torch.manual_seed(seed)
         model, train = copy.deepcopy(start.model), self.images["train"]
         task: Any = "classification"
-        recipe, lr = resolved(plan.recipe, model, plan.lr, new=(start.head,), task=task)
+        given = None if plan.own else plan.lr
+        recipe, lr = resolved(plan.recipe, model, given, new=(start.head,), task=task)
+        if plan.lr is not None and plan.own:
+            lr *= plan.lr
         settings = recipe.to_dict()
         if isinstance(recipe.trainable, hf.LPFT):
             recipe = replace(recipe, trainable=Fitted(**asdict(recipe.trainable)))

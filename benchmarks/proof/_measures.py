@@ -16,6 +16,7 @@ import numpy as np
 Record = Mapping[str, Any]
 OURS, PLAIN, TUNED = "holdfast", "plain", "tuned"
 REHEARSAL = "rehearsal"  # the row that trains on real old data: an upper bound
+RATES_OF_OURS = "rate"  # the row of ``holdfast`` at multiples of its default learning rate
 GOALS = (99, 98)  # percent of both measures
 #: The accuracy of guessing, of language models.
 CHANCE = {

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
 
 import _jobs
 from _jobs import Job, Record
-from _measures import OURS, Setting, is_plain, mean_kept
+from _measures import OURS, RATES_OF_OURS, Setting, is_plain, mean_kept
 
 THREE, FIVE = (1, 2), (1, 2, 3, 4)  # the seeds beside 0
 
@@ -82,14 +82,17 @@ class Choice(NamedTuple):
 
 
 def choices(setting: Setting) -> list[Choice]:
-    """The points with seed 0, in percent; the target is that of the rows to choose on."""
+    """The points with seed 0 but those of ours at other learning rates, in percent.
+
+    The target is that of the rows to choose on.
+    """
     return [
         Choice(
             setting.row(plan, merged), plan, setting.target(plan, merged, 0, setting.choose),
             float(mean_kept(setting.kept(plan, merged, 0))),
         )
         for (plan, seed), run in setting.runs.items()
-        if seed == 0
+        if seed == 0 and setting.row(plan) != RATES_OF_OURS
         for merged in run["points"]
     ]  # fmt: skip
 

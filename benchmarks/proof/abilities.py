@@ -1,7 +1,7 @@
 """What self-replay may not protect: abilities that the base does not show in the texts it draws.
 
-SmolLM2 learns GSM8K by the four plans of the continual setting. The base and each tuned model take
-four kinds of tests: tasks that are learned in context (``_in_context.py``), long contexts
+SmolLM2 or Qwen learns GSM8K by four plans. The base and each tuned model take four kinds of tests:
+tasks that are learned in context (``_in_context.py``), long contexts
 (``_long_context.py``), instructions that ask for a format (``_instructions.py``), and refusals
 (``_refusals.py``). The rules are in PROTOCOL.md; a test at which the base is not above chance is
 left out.
@@ -41,9 +41,11 @@ from _targets import Target
 from additivity_lm import answers
 from continual import PLANS
 from language import Plan
-from language_models import MODELS, Proof, jobs_of, make_parser
+from language_models import MODELS, Proof, jobs_of, make_parser, plans
 
 MOST = 160  # tokens of an answer
+#: The plans of another model than that of the continual setting, at learning rates that fit it.
+OF_QWEN = ("holdfast", "plain-x0.1", "plain-x0.5", "lora-x3")
 
 
 class WrittenTest(NamedTuple):
@@ -211,12 +213,21 @@ class Abilities(Proof):
         return {}
 
 
+def plans_of(model: str) -> dict[str, Plan]:
+    """Four plans: of SmolLM2 those of the continual setting."""
+    if model == "smollm2":
+        return PLANS
+    compared = plans(model, "gsm8k")
+    return {name: compared[name] for name in OF_QWEN}
+
+
 def main() -> None:
     parser = make_parser(__doc__)
+    parser.add_argument("--name", choices=("smollm2", "qwen-0.5b"), help="default: smollm2")
     args: Any = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     bench = Abilities(args)
-    once = {name: plan._replace(seeds=(0,)) for name, plan in PLANS.items()}
+    once = {name: plan._replace(seeds=(0,)) for name, plan in plans_of(args.name).items()}
     protocol = {
         "model": MODELS[args.name], "target": args.target, "rules": "benchmarks/proof/PROTOCOL.md",
         "training": "as in language_models.py", "most_written_tokens": MOST,

@@ -33,8 +33,6 @@ from torch import Tensor
 from holdfast import Recipe, Run, SelfReplay
 from holdfast._torch.teachers import AllTokens
 from holdfast.comparison.default import MODEL
-from holdfast.methods.auto import default_lr
-from holdfast.stages import TrainingSize
 
 TEXTS = 4096
 #: Files of texts: the temperature, the number, the model that writes them, and the starts.
@@ -66,23 +64,14 @@ class Ablations(Proof):
         return super().target._replace(questions=[])
 
     def plans(self) -> dict[str, Plan]:
-        own = self.own_rate() / self.args.lr
-
         def plan(recall: SelfReplay, lr: float = 1.0, **more: Any) -> Plan:
-            return Plan(Recipe(recall=recall), lr * own, (0,), **more)
+            return Plan(Recipe(recall=recall), lr, (0,), own=True, **more)
 
         found = {name: plan(SelfReplay(**changed)) for name, changed in CHANGED.items()}
         found["no-chats"] = plan(SelfReplay(), chats=False)
         found |= {f"rate-x{lr:g}": plan(SelfReplay(), lr) for lr in (0.5, 2, 4)}
         files = {name: str(self.prepared / f"{name}.jsonl") for name in DRAWN}
         return found | {name: plan(SelfReplay(texts=file)) for name, file in files.items()}
-
-    def own_rate(self) -> float:
-        """The default of ``holdfast`` here."""
-        if self.args.collect is not None:  # only the names are needed
-            return 1.0
-        size = sum(p.numel() for p in self.fresh().parameters())
-        return default_lr(size, size=TrainingSize(len(self.samples), self.epochs))
 
     def run(self, name: str, plan: Plan, seed: int) -> Record:
         if name in DRAWN:

@@ -66,6 +66,7 @@ def settings(models: Path, data: Path, runs: Path) -> Iterator[Setting]:
         yield Setting(f"{model}_flowers102", "image_models", images, [f"--only={model}-"])
     for script in BEYOND:
         yield Setting(script, script, common("smollm2"))
+    yield Setting("abilities_qwen", "abilities", common("qwen-0.5b"), ["--name=qwen-0.5b"])
     yield language("qwen-0.5b", "mbpp")
 
 

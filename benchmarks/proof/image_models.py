@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
 import _jobs
 import _stages
 import vision
-from _measures import is_plain
+from _measures import RATES_OF_OURS, is_plain
 from _samples import PARTS, pack
 from _vision_plans import Plan, careful
 from torch import Tensor, nn
@@ -37,11 +37,13 @@ import holdfast as hf
 
 MODELS = ("mobilenet-v2", "efficientnet-lite0", "resnet-50")
 ALPHAS = (0.3, 0.5, 0.7, 0.85)
-RATES, OTHERS_RATE, SGD_RATE = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3), 5e-4, 0.01
+RATES, OTHERS_RATE, SGD_RATE = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3), 5e-4, 0.01
+TIMES = (0.5, 2, 4)  # the default learning rate of ``holdfast``
 CHANCE = {f"target_{part}": 1 / CLASSES for part in PARTS} | {"imagenet": 1 / 1000}
+HOLDFAST = hf.Recipe.preset("holdfast")
 #: The rows of the protocol, all with a fitted head.
 ROWS: dict[str, list[Plan]] = {
-    "holdfast": [Plan(hf.Recipe.preset("holdfast"), None, careful=True)],
+    "holdfast": [Plan(HOLDFAST, None, careful=True)],
     "plain": [careful(False, lr) for lr in RATES],
     "plain-held": [careful(True, lr) for lr in RATES],
     "l2-sp": [careful(False, OTHERS_RATE, penalties=hf.L2SP())],
@@ -49,6 +51,7 @@ ROWS: dict[str, list[Plan]] = {
     "flow": [careful(False, OTHERS_RATE, objective=hf.Flow())],
     "mofo": [careful(False, OTHERS_RATE, update=hf.MoFOUpdate())],
     "sgd": [careful(False, SGD_RATE, update=hf.SGDUpdate())],
+    RATES_OF_OURS: [Plan(HOLDFAST, times, careful=True, own=True) for times in TIMES],
 }
 
 
@@ -64,7 +67,8 @@ class Lab(vision.Lab):
         plans = {}
         for family, some in ROWS.items():
             for plan in some:
-                name = family if plan.lr is None else f"{family}-{plan.lr:g}"
+                times = "x" if plan.own else ""
+                name = family if plan.lr is None else f"{family}-{times}{plan.lr:g}"
                 plans[name] = functools.partial(self.record, model, family, name, plan)
         once = {
             "pretrained": functools.partial(self.base_record, model),

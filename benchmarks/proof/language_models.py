@@ -38,9 +38,11 @@ from _jobs import (
 from _lm_tests import LIMIT, load, make_tests
 from _lm_train import BATCH, body_and_head, head_loss
 from _loop import Batch, Loss
-from _measures import CHANCE, OURS, Setting, above_chance, is_plain
-from _targets import MAKERS, Target, make_target
-from language import TRAINING, Bench, Plan
+from _measures import CHANCE, OURS, RATES_OF_OURS, Setting, above_chance, is_plain
+from _rewritten import rewrite
+from _targets import GSM8K, MAKERS, Target, make_target
+from additivity_lm import answers, read
+from language import HOLDFAST, TRAINING, Bench, Plan
 from torch import Tensor
 
 from holdfast import (
@@ -52,6 +54,7 @@ from holdfast import (
     RecAdamUpdate,
     Recipe,
     Run,
+    SPDUpdate,
     WiseFT,
 )
 from holdfast._torch.teachers import DrawnTokens
@@ -63,7 +66,7 @@ ALPHAS, LINES = (0.5, 0.7), (0.5,)
 #: By the beginning of a model's name.
 MERGED = {
     "smollm2": ("plain-x0.5", "plain-x1"),
-    "qwen": ("plain-x0.1", "plain-x0.2", "plain-x0.5", "plain-x1"),
+    "qwen": ("plain-x0.05", "plain-x0.1", "plain-x0.2", "plain-x0.5", "plain-x1"),
 }
 MERGED_SEEDS = (0, 1, 2)  # the rows of merged models have three seeds at most
 #: Rows of retained tests, where not all are used; tokens of WikiText-2.
@@ -80,6 +83,14 @@ FEWER = {
 OLD = 16, 128  # texts of rehearsal per update, and their tokens: as many as holdfast replays
 #: The base that is close to saturation: an ablation with plain fine-tuning and one seed.
 SATURATED = ("qwen-0.5b", "mbpp")
+#: The setting of ``ablations.py``, which has the runs at other learning rates.
+ABLATED = ("smollm2", "gsm8k")
+TIMES = (0.5, 2, 4)  # the default learning rate of ``holdfast``
+OTHERS = {
+    "l2-sp": Recipe(penalties=[L2SP()]), "recadam": Recipe(update=RecAdamUpdate()),
+    "flow": Recipe(objective=Flow()), "mofo": Recipe(update=MoFOUpdate()),
+}  # fmt: skip
+OTHERS_RATES = {"gsm8k": (0.5, 1), "mbpp": (1, 2), "boolq": (0.2, 0.5), "shakespeare": (0.5, 1)}
 MODELS = {
     "smollm2": "SmolLM2-135M-Instruct (Q4_1, dequantized)",
     "qwen-0.5b": "Qwen2.5-Coder-0.5B-Instruct (Q4_K_M, dequantized)",
@@ -88,9 +99,9 @@ MODELS = {
 
 
 def plans(model: str, target: str) -> dict[str, Plan]:
-    """What is compared. Learning rates are multiples of those in ``RATES``."""
+    """What is compared. Learning rates are multiples of those in ``RATES``, or of the default."""
     seed = (0,)
-    found = {"holdfast": Plan(Recipe.preset("holdfast"), None, seed)}
+    found = {"holdfast": Plan(HOLDFAST, None, seed)}
 
     def add(family: str, recipe: Recipe, *rates: float, **more: Any) -> None:
         found.update({f"{family}-x{lr:g}": Plan(recipe, lr, seed, **more) for lr in rates})
@@ -99,27 +110,28 @@ def plans(model: str, target: str) -> dict[str, Plan]:
         add("plain", Recipe(), 0.1, 0.2, 0.5)
         return found
     if (model, target) == SATURATED:
-        add("plain", Recipe(), 0.2, 0.5, 1, 2)
+        add("plain", Recipe(), 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
         return found
-    add("plain", Recipe(), 0.1, 0.2, 0.5, 1, 2)
     lora = Recipe(trainable=LoRA(r=16))
     if model == "qwen-0.5b":
-        add("lora", lora, 3, 6)
-        # GSM8K ran first, at a rate that turned out to be too high.
-        add("rehearsal", Recipe(), *((0.1, 0.5) if target == "gsm8k" else (0.1,)), old=True)
-        return found
-    is_first = target == "mbpp"
-    rates = (1, 2) if is_first else (0.5,)
-    if is_first:
-        add("plain", Recipe(), 4)
-    add("lora", lora, 1, 3, 6, 12)
-    mlp = Recipe(trainable=LoRA(r=16, target="mlp"))
-    add("lora-mlp", mlp, *((1, 3, 6, 12) if is_first else (3, 6)))
-    add("l2-sp", Recipe(penalties=[L2SP()]), *rates)
-    add("recadam", Recipe(update=RecAdamUpdate()), *rates)
-    add("flow", Recipe(objective=Flow()), *rates)
-    add("mofo", Recipe(update=MoFOUpdate()), *rates)
-    add("rehearsal", Recipe(), *rates, old=True)
+        add("plain", Recipe(), *((0.05,) if target == "gsm8k" else ()), 0.1, 0.2, 0.5, 1, 2)
+        add("lora", lora, 1, 3, 6)
+        add("rehearsal", Recipe(), 0.1, 0.5 if target == "gsm8k" else 0.2, old=True)
+    else:
+        add("plain", Recipe(), 0.1, 0.2, 0.5, 1, 2, *((4,) if target == "mbpp" else ()))
+        add("lora", lora, 1, 3, 6, 12)
+        mlp = Recipe(trainable=LoRA(r=16, target="mlp"))
+        add("lora-mlp", mlp, *((1, 3, 6, 12) if target == "mbpp" else (3, 6)))
+        rates = OTHERS_RATES[target]
+        for family, recipe in OTHERS.items():
+            add(family, recipe, *rates)
+        add("spd", Recipe(update=SPDUpdate()), *((0.2, 0.5) if target == "mbpp" else (0.5, 1)))
+        add("rehearsal", Recipe(), *rates, *((0.2,) if target == "shakespeare" else ()), old=True)
+        if target == "gsm8k":  # whose answers end with a number that can be checked
+            add("rewritten", Recipe(), 0.5, 1, rewritten=True)
+        found["holdfast-lora"] = Plan(Recipe.preset("holdfast+lora"), None, seed)
+    if (model, target) != ABLATED:
+        add(RATES_OF_OURS, HOLDFAST, *TIMES, own=True)
     return found
 
 
@@ -144,6 +156,17 @@ class Proof(Bench):
     @property
     def samples(self) -> list[dict[str, list[int]]]:
         return self.target.train
+
+    def samples_of(self, plan: Plan) -> list[dict[str, list[int]]]:
+        return answers(self.tokenizer, self.rewritten[0]) if plan.rewritten else self.samples
+
+    @functools.cached_property
+    def rewritten(self) -> tuple[list[dict[str, str]], float]:
+        """GSM8K's training data with the base's own solutions, and the share of these."""
+        given = read(self.folder / "gsm8k-train.jsonl.gz")[:GSM8K][: self.args.samples]
+        rows = self.kept("rewritten", lambda: rewrite(self.fresh(), self.tokenizer, given))
+        own = sum(row["answer"] != old["answer"] for row, old in zip(rows, given, strict=True))
+        return rows, own / len(rows)
 
     @functools.cached_property
     def base_figures(self) -> Record:
@@ -179,12 +202,14 @@ class Proof(Bench):
         most = self.free()
         distance = self.base.distance(model)
         # Of plain fine-tuning, the best learning rate is known once there are further seeds.
-        write = seed == (0 if name == OURS else 1) and (name == OURS or is_plain(name))
+        once = name == OURS or (self.args.name, self.args.target) == SATURATED
+        write = seed == (0 if once else 1) and (name == OURS or is_plain(name))
         points = {"tuned": exam.take(model, write=write)}
         if name in MERGED[self.args.name.split("-")[0]] and seed in MERGED_SEEDS:
             points |= self.merged(model)
         return {
             "plan": name, "seed": seed, **about, "points": points,
+            **({"rewritten": round(self.rewritten[1], 4)} if plan.rewritten else {}),
             "distance": round(distance.total, 4),
             "relative_distance": round(distance.relative, 6),
             "gigabytes": max(most, self.free()),

@@ -28,6 +28,7 @@ import _stages
 import encoders
 import torch
 from _glue import Data, score
+from _measures import RATES_OF_OURS
 from _samples import PARTS, pack, pack_numbers
 from encoders import BATCH, MOST_ROWS, UPDATES, Plan, spearman
 from torch import nn
@@ -41,6 +42,7 @@ ALPHAS = (0.25, 0.5, 0.75)
 RATES, PENALTY_RATES, LORA_RATES = (
     (1e-5, 2e-5, 5e-5, 1e-4, 2e-4), (5e-5, 1e-4), (2e-4, 5e-4, 1e-3, 2e-3),
 )  # fmt: skip
+HOLDFAST, TIMES = Recipe.preset("holdfast"), (0.5, 2, 4)  # its default learning rate
 #: The rows of the protocol: a recipe and its learning rates.
 ROWS: dict[str, tuple[Recipe, tuple[float, ...]]] = {
     "plain": (Recipe(), RATES),
@@ -58,11 +60,14 @@ class Lab(encoders.Lab):
     def stages(self, target: str) -> _stages.Stages:
         """All runs of a target."""
         make = functools.partial(functools.partial, self.record, target)
-        plans = {"holdfast": make("holdfast", "holdfast", Plan(Recipe.preset("holdfast"), None))}
+        plans = {"holdfast": make("holdfast", "holdfast", Plan(HOLDFAST, None))}
         for family, (recipe, rates) in ROWS.items():
             for lr in rates:
                 name = f"{family}-{lr:g}"
                 plans[name] = make(family, name, Plan(recipe, lr))
+        for times in TIMES:
+            name = f"{RATES_OF_OURS}-x{times:g}"
+            plans[name] = make(RATES_OF_OURS, name, Plan(HOLDFAST, times, own=True))
         once = {"pretrained": functools.partial(self.base_record, target)}
         return _stages.Stages(target, once, plans)
 

@@ -26,6 +26,7 @@ from _measures import (
     GOALS,
     OURS,
     PLAIN,
+    RATES_OF_OURS,
     REHEARSAL,
     TUNED,
     Point,
@@ -212,7 +213,7 @@ def equal_target(points: Iterable[Point], ours: Point) -> dict[str, float | None
     """The mean kept of each opponent at the target of ``holdfast``; None is not reached."""
     rows: dict[str, list[Point]] = {}
     for point in points:
-        if point.row != OURS:
+        if point.row not in (OURS, RATES_OF_OURS):
             rows.setdefault(point.row, []).append(point)
     found = {row: at_target(some, ours.target) for row, some in rows.items()}
     return {row: None if np.isnan(kept) else round(kept, 4) for row, kept in found.items()}
@@ -297,7 +298,8 @@ def careful_plain_of(setting: Record) -> dict[str, Any]:
 
 def opponents(setting: Record) -> Rows:
     """The points of methods that need no old data."""
-    return [row for row in setting["points"] if row["row"] not in (OURS, REHEARSAL)]
+    others = OURS, RATES_OF_OURS, REHEARSAL
+    return [row for row in setting["points"] if row["row"] not in others]
 
 
 def rehearsals(setting: Record) -> Rows:
