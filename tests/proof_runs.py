@@ -41,6 +41,12 @@ def language_runs():
     ]
 
 
+def rate_run(times, report, wikitext):
+    """``holdfast`` at a multiple of its default learning rate."""
+    points = {"tuned": texts(report, wikitext)}
+    return {"plan": f"rate-x{times:g}", "seed": 0, "points": points}
+
+
 def encoder_runs():
     """Chance is 50 %; plain learns to 90 %, and ``holdfast`` to 80 %."""
     pack, numbers = load("_samples").pack, load("_samples").pack_numbers

@@ -15,6 +15,7 @@ from proof_runs import (
     encoder_runs,
     language_runs,
     load,
+    rate_run,
     texts,
     write,
 )
@@ -253,7 +254,9 @@ def test_all_blocks_and_pictures(tmp_path, page):
     pictures = load("proof_pictures")
     found = write(
         tmp_path, smollm2_gsm8k=language_runs(), minilm_rte=encoder_runs(),
-        ablations=[*ablation_runs(), language_runs()[-1] | {"plan": "default"}],
+        ablations=[
+            *ablation_runs(), language_runs()[-1] | {"plan": "default"}, rate_run(2, 1.0, 3.0)
+        ],
         continual=continual_runs(), abilities=ability_runs(),
     )  # fmt: skip
     blocks = page(found)

@@ -21,6 +21,7 @@ from _proof_ablations import proof_ablations
 from _proof_continual import proof_continual
 from _proof_details import proof_details
 from _proof_limits import proof_limits
+from _proof_rates import proof_rates
 from _proof_small import proof_small
 from _proof_text import (
     TITLES,
@@ -432,5 +433,5 @@ def _at_equal_target(settings: dict[str, Any], who: str, rows: set[str]) -> str:
 
 TABLES = (
     proof_headline, proof_medians, proof_verdict, proof_all, proof_tests, proof_equal_target,
-    proof_limits, proof_small, proof_ablations, proof_continual, proof_details,
+    proof_limits, proof_small, proof_ablations, proof_rates, proof_continual, proof_details,
 )  # fmt: skip
