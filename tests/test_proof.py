@@ -199,8 +199,10 @@ def test_a_record_of_texts_has_both_parts_and_every_sample(tmp_path):
     base = toy.once["pretrained"]()
     assert base["rows"] == {"choose": 4, "report": 3, "stsb": 6}
     assert samples.unpack(base["labels"]["target_report"], 3).tolist() == [False, True, False]
-    for plan in ("plain-0.0002", "flow-0.0001", "lora-0.002", "holdfast"):
+    rates = {}
+    for plan in ("plain-0.0002", "flow-0.0001", "lora-0.002", "holdfast", "rate-x0.5"):
         run = toy.plans[plan](0)
+        rates[plan] = run["lr"]
         tuned, *merged = run["points"].values()
         right = samples.unpack(tuned["samples"]["target_report"], 3)
         assert tuned["target_report"] == pytest.approx(right.mean(), abs=1e-6)
@@ -208,6 +210,7 @@ def test_a_record_of_texts_has_both_parts_and_every_sample(tmp_path):
         assert len(merged) == (3 if plan.startswith("plain") else 0)
         assert not any("samples" in point for point in merged)
         assert run["distance"] > 0  # also of adapters, which are merged
+    assert rates["rate-x0.5"] == rates["holdfast"] / 2
 
 
 class Small(nn.Module):
@@ -256,7 +259,10 @@ def test_a_record_of_images_has_both_parts_and_every_sample(monkeypatch, tmp_pat
     assert ours["settings"]["merging"] == {"name": "wise-ft", "alpha": 0.7} | {
         "statistics": "interpolate"
     }
-    assert stages_accept(base, [plain, ours])
+    twice = toy.plans["rate-x2"](0)
+    assert twice["lr"] == 2 * ours["lr"]
+    assert twice["settings"] == ours["settings"]
+    assert stages_accept(base, [plain, ours, twice])
     # Nothing has changed the model that all runs start from.
     start = lab.start("mobilenet-v2")
     assert start.theta.distance(start.model).total == 0

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from holdfast import Recipe
 from holdfast.comparison.default import MODEL, RETAINED
 
 PROOF = Path(__file__).parents[1] / "benchmarks" / "proof"
@@ -148,6 +149,15 @@ def test_parts_of_a_window_and_far_requests():
         assert moved.target == request.target
 
 
+def test_an_own_solution_is_taken_if_its_last_number_is_right():
+    rewritten = importlib.import_module("_rewritten")
+    given = "He has 1,000 + 10 = <<1000+10=1010>>1010 coins.\n#### 1010"
+    assert rewritten.chosen(given, "1000 and 10 are 1,010.") == "1000 and 10 are 1,010.\n#### 1010"
+    assert rewritten.chosen(given, "1010 less 10 is 1000.") == given
+    assert rewritten.chosen(given, "I do not know.") == given
+    assert rewritten.chosen(given, "#### 1010") == "1010\n#### 1010"
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """An untrained model with a chat template, and a few rows of the data."""
@@ -216,6 +226,20 @@ def test_the_base_and_a_tuned_model_take_the_tests(small, tmp_path, monkeypatch)
     assert found["shares"]["refusals"] == {"harmful": 0.0, "harmless": 1.0}
 
 
+def test_a_multiple_of_the_learning_rate_that_holdfast_has(small, tmp_path):
+    models, language = map(importlib.import_module, ("language_models", "language"))
+    args = SimpleNamespace(
+        model=small / "model", data=small / "data", runs=tmp_path, collect=None, target="mbpp",
+        name="smollm2", samples=32, limit=2,
+    )  # fmt: skip
+    bench = models.Proof(args)
+    own = language.default_lr(1, size=language.TrainingSize(32, 3))
+    _, about = bench.trained(language.Plan(Recipe(), 2.0, own=True), 0)
+    assert about["lr"] == 2 * own
+    _, about = bench.trained(language.Plan(Recipe(), 2.0), 0)
+    assert about["lr"] == 2 * models.RATES["smollm2"]
+
+
 def test_texts_of_the_embedded_model_are_those_of_its_own_tokenizer(small, tmp_path, monkeypatch):
     ablations = importlib.import_module("ablations")
     monkeypatch.setitem(ablations.DRAWN, "texts-embedded", (1.0, 4, "embedded", "both"))
@@ -242,5 +266,6 @@ def test_a_saturated_base_has_few_plans():
 
 def test_all_plans_have_titles():
     models, text = map(importlib.import_module, ("language_models", "_proof_text"))
-    for plan in models.plans("smollm2", "gsm8k"):
+    for plan in [*models.plans("smollm2", "gsm8k"), *models.plans("qwen-0.5b", "shakespeare")]:
         assert text.plan_title(plan)
+    assert text.plan_title("rate-x2") == "holdfast at another learning rate × 2"

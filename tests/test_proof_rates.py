@@ -57,9 +57,9 @@ def test_all_multiples_of_each_setting_are_shown_and_counted(tmp_path, block):
     text = block(found)
     assert text.startswith("## Is it the method or its learning rate?\n\n`holdfast` also ran at ")
     assert "at 0.5, 2 and 4 times its default learning rate, with one seed, in 2 of 3 set" in text
-    assert "In 2 of 2, another multiple dominates the default (at least as good" in text
-    assert "In 1 of 2, another multiple reaches 99/99 where the default does not: " in text
-    assert "not: MiniLM-L6, RTE (× 2 and × 4). In 0 of 2, the default is closer to 99/99" in text
+    assert "In 1 of 2, one of these multiples reaches 99/99 where the default does not: " in text
+    assert "not: MiniLM-L6, RTE (× 2 and × 4). In 1 of 2, another multiple is more than" in text
+    assert "at most): MiniLM-L6, RTE at × 2 100.0 instead of 75.0. There the default" in text
     assert (
         "| SmolLM2-135M, BoolQ | 0.00022 | 98.0 / 100.0 | 100.0 / 99.7 | 102.0 / 100.0 | — |"
         in (text)
@@ -75,8 +75,9 @@ def test_the_setting_of_the_ablations_has_their_runs_and_its_own_default(tmp_pat
     text = block(write(tmp_path, ablations=ablations, **settings))
     assert "with one seed, in 1 of 2 settings." in text  # not those of BoolQ
     assert "| SmolLM2-135M, GSM8K | — | 98.0 / 100.0 | 100.0 / 99.7 | — | 110.0 / 75.0 |" in text
-    assert "In 0 of 1, another multiple dominates" in text
-    assert "In 0 of 1, another multiple reaches 99/99 where the default does not. In 1 of" in text
+    assert "In 0 of 1, one of these multiples reaches 99/99 where the default does not. In" in text
+    assert "In 0 of 1, another multiple is more than a point closer" in text
+    assert "100 at most). The multiples are chosen" in text
 
 
 def test_other_multiples_that_reach_the_goal_count_if_the_default_does_not():
@@ -85,11 +86,12 @@ def test_other_multiples_that_reach_the_goal_count_if_the_default_does_not():
     assert others(points(half=(100, 100), default=(99, 99))) == []
 
 
-def test_the_closest_has_the_highest_of_its_lower_shares():
-    is_closest = load("_proof_rates").default_is_closest
-    assert is_closest(points(half=(96, 100), default=(97, 97), twice=(120, 96)))
-    assert not is_closest(points(half=(97.1, 98), default=(97, 100)))
-    assert not is_closest(points(default=(101, 100), twice=(104, 100)))  # equally close
+def test_a_multiple_is_much_closer_if_its_lower_share_is_a_point_higher():
+    much_closer = load("_proof_rates").much_closer
+    assert much_closer(points(half=(98.5, 100), default=(97, 99), twice=(99, 98.2))) == "× 0.5"
+    assert much_closer(points(half=(96, 100), default=(97, 97), twice=(120, 96))) == ""
+    assert much_closer(points(half=(98, 98), default=(97, 100))) == ""  # by no more than a point
+    assert much_closer(points(default=(101, 100), twice=(104, 100))) == ""  # equally close
 
 
 def test_these_points_are_listed_with_their_multiple_and_a_note(tmp_path):

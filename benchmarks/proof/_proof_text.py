@@ -32,11 +32,11 @@ def name_of(setting: str) -> str:
 def plan_title(plan: str) -> str:
     """The title of a language model's plan: that of its row, and its learning rate.
 
-    >>> plan_title("plain-x0.2"), plan_title("holdfast")
-    ('plain fine-tuning × 0.2', 'holdfast')
+    >>> plan_title("plain-x0.2"), plan_title("holdfast-lora")
+    ('plain fine-tuning × 0.2', 'holdfast with LoRA')
     """
     family, _, rate = plan.partition("-x")
-    title: str = TITLES["rows"][family].strip("`")
+    title: str = TITLES["rows"][family].replace("`", "")
     return f"{title} × {rate}" if rate else title
 
 
