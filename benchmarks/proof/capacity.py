@@ -108,16 +108,14 @@ class Bench:
 
     @functools.cached_property
     def tests(self) -> dict[str, Tensor]:
+        """The target's two halves, to choose on and to report, and what is retained."""
         names = {"wikitext": "wikitext2-test.txt.gz", "gsm8k": "gsm8k-test.jsonl.gz"}
         texts = {test: text_of(self.args.data / "lm" / name) for test, name in names.items()}
+        choose, report = self.target[1].chunk(2)
         return {
-            test: text[: self.args.tested]
-            for test, text in {"target": self.target[1], **texts}.items()
+            f"{test}_nll": text[: self.args.tested]
+            for test, text in {"choose": choose, "report": report, **texts}.items()
         }
-
-    @functools.cache  # noqa: B019 (there is one bench)
-    def before(self, tokens: float) -> dict[str, float]:
-        return self.losses(self.base(tokens))
 
     def base(self, tokens: float) -> Any:
         return AutoModelForCausalLM.from_pretrained(self.folder / f"{tokens:g}")
@@ -137,23 +135,23 @@ class Bench:
         seen = updates * BATCH * CONTEXT
         return {
             "base": tokens, "plan": "pretrained", "parameters": size, "tokens": seen,
-            "updates": updates, "before": self.losses(model),
+            "updates": updates, "points": {"base": self.losses(model)},
         }  # fmt: skip
 
-    def tune(self, tokens: float, plan: str, times: float, seed: int) -> Record:
-        """Fine-tune a base on the target by a plan, at a multiple of the learning rate."""
-        model, updates, (recipe, batch) = self.base(tokens), self.args.updates, PLANS[plan]
+    def tune(self, tokens: float, row: str, times: float, seed: int) -> Record:
+        """Fine-tune a base on the target, at a multiple of the learning rate."""
+        updates, (recipe, batch) = self.args.updates, PLANS[row]
         torch.manual_seed(seed)
         run = Run(
-            recipe, model, samples(self.target[0]), lr=times * LR, seed=seed, progress=False,
-            old_data=samples(*self.old) if plan == "rehearsal" else None, update_size=batch,
-            visits=updates * batch, cache=self.args.runs / "cache",
+            recipe, self.base(tokens), samples(self.target[0]), lr=times * LR, seed=seed,
+            old_data=samples(*self.old) if row == "rehearsal" else None, update_size=batch,
+            visits=updates * batch, cache=self.args.runs / "cache", progress=False,
         )  # fmt: skip
         settings = LoopSettings(max_updates=updates, schedule=learning_rate, clip_norm=1.0)
         train_loop(run, batch_size=batch, settings=settings)
         return {
-            "base": tokens, "plan": plan, "times": times, "lr": times * LR, "seed": seed,
-            "before": self.before(tokens), "after": self.losses(run.finish()),
+            "base": tokens, "plan": f"{row}-x{times:g}", "seed": seed, "lr": times * LR,
+            "points": {"tuned": self.losses(run.finish())},
         }  # fmt: skip
 
 
@@ -164,9 +162,9 @@ def jobs_of(bench: Bench) -> dict[str, Job]:
         for tokens in bench.args.bases:
             found[f"{tokens:g}-pretrained"] = functools.partial(bench.pretrain, tokens)
             for times in RATES:
-                for plan in PLANS:
-                    name = f"{tokens:g}-{plan}-x{times:g}-s{seed}"
-                    found[name] = functools.partial(bench.tune, tokens, plan, times, seed)
+                for row in PLANS:
+                    name = f"{tokens:g}-{row}-x{times:g}-s{seed}"
+                    found[name] = functools.partial(bench.tune, tokens, row, times, seed)
     return found
 
 
@@ -175,7 +173,7 @@ def main() -> None:
     parser.add_input("--data")
     parser.add_argument("--bases", type=float, nargs="+", default=BASES, metavar="TOKENS",
                         help="tokens per parameter")  # fmt: skip
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--hidden", type=int, default=HIDDEN, help="a multiple of 32")
     parser.add_argument("--updates", type=int, default=UPDATES, help="of fine-tuning")
     parser.add_argument("--tested", type=int, default=TESTED, help="bytes of a test")
@@ -185,9 +183,9 @@ def main() -> None:
         "model": f"Llama, {LAYERS} layers, hidden {args.hidden}, tokens are bytes",
         "context": CONTEXT, "batch_rows": BATCH, "pretraining_lr": LR, "rates": RATES,
         "pretraining": "wikitext2-valid and gsm8k-train, in equal parts",
-        "target": "the first 90 % of tinyshakespeare", "updates": args.updates,
-        "schedule": "5 % warm-up, cosine to 0", "tested_bytes": args.tested,
-        "losses": "nats per byte", "self_replay": "defaults",
+        "target": "the first 90 % of tinyshakespeare; half of the rest to choose on, half reported",
+        "updates": args.updates, "schedule": "5 % warm-up, cosine to 0",
+        "tested_bytes": args.tested, "losses": "nats per byte", "self_replay": "defaults",
         "rehearsal": "ratio 0.25, in batches with as many rows of the target",
     }  # fmt: skip
     work_or_collect(jobs_of(Bench(args)), args, protocol)
