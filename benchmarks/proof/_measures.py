@@ -197,26 +197,27 @@ class Setting:
         Of equally good ones it is the first, which has the lowest learning rate.
         """
         most = max(len(self.seeds(plan)) for plan in self._plain)
-        return self._best(plan for plan in self._plain if len(self.seeds(plan)) == most)
+        return self.best(plan for plan in self._plain if len(self.seeds(plan)) == most)
 
     @property
     def best_plain_of_any_seeds(self) -> str:
         """The same by the rule as it was first written, however many seeds a plan has."""
-        return self._best(self._plain)
+        return self.best(self._plain)
 
     @property
     def _plain(self) -> list[str]:
         return [plan for plan in self.plans if is_plain(self.row(plan))]
 
-    def _best(self, plans: Iterable[str]) -> str:
-        return max(plans, key=lambda p: self.gain(self.choose, self._median(p, self.choose)))
+    def best(self, plans: Iterable[str]) -> str:
+        """The plan with the best target on the rows to choose on."""
+        return max(plans, key=lambda p: self.gain(self.choose, self.median(p, self.choose)))
 
     def target(
         self, plan: str, merged: str, seed: int, of: str | None = None, best: str | None = None
     ) -> float:  # fmt: skip
         """Percent of what the best of plain learned, on the rows to report or to choose on."""
         of = of or self.report
-        most = self.gain(of, self._median(best or self.best_plain, of))
+        most = self.gain(of, self.median(best or self.best_plain, of))
         gain = self.gain(of, self.figures(plan, merged, seed)[of])
         return round(float(learned_share(gain, most)), 6)
 
@@ -255,7 +256,8 @@ class Setting:
             for merged in dict.fromkeys(name for run in runs for name in run["points"]):
                 yield self.point(plan, merged)
 
-    def _median(self, plan: str, of: str) -> float:
+    def median(self, plan: str, of: str) -> float:
+        """Over the seeds of a plan."""
         return float(np.median([self.figures(plan, TUNED, s)[of] for s in self.seeds(plan)]))
 
 

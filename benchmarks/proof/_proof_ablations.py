@@ -42,7 +42,7 @@ def proof_ablations() -> str:
         + " Texts in the pool, the temperature and texts of other models are changed by a file of "
         "texts, which are tokenized again." + without(whole["missing"], "ablations")
     )
-    picture = shown("proof-ablations", "Target and kept for changed settings", text)
+    picture = shown("proof-ablations", "Learned and kept for changed settings", text)
     return f"## One setting changed at a time\n\n{picture}\n\n" + folded(
         "All changed settings", table(heads, rows)
     )

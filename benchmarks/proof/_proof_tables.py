@@ -1,6 +1,7 @@
 """The blocks of docs/results.md, one function per block; benchmarks/pages.py calls them.
 
-All of them show the verdict, and are empty where its results are missing.
+All but those of capacity.py and small_model.py show the verdict. They are empty where results are
+missing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import verdict
 from _markdown import number, table
 from _measures import GOALS, REHEARSAL
 from _proof_ablations import proof_ablations
+from _proof_capacity import proof_capacity
 from _proof_continual import proof_continual
 from _proof_details import proof_details
 from _proof_limits import proof_limits
@@ -354,7 +356,7 @@ def proof_all() -> str:
     also = f" and {_inside(upper)} of rehearsal with real old data" if upper else ""
     ours = sum(setting["reached"]["99"] != "no" for setting in settings.values())
     return shown(
-        "proof-all", "Target against kept, of all methods in all settings",
+        "proof-all", "Learned against kept, of all methods in all settings",
         f"Each point is a method at one learning rate in one setting. The shaded corner is 99/99: "
         f"`holdfast` is there in {ours} of {len(settings)} settings. So are "
         f"{_inside(points)} points of methods without old data{also}. Points outside the "
@@ -433,5 +435,6 @@ def _at_equal_target(settings: dict[str, Any], who: str, rows: set[str]) -> str:
 
 TABLES = (
     proof_headline, proof_medians, proof_verdict, proof_all, proof_tests, proof_equal_target,
-    proof_limits, proof_small, proof_ablations, proof_rates, proof_continual, proof_details,
+    proof_limits, proof_capacity, proof_small, proof_ablations, proof_rates, proof_continual,
+    proof_details,
 )  # fmt: skip

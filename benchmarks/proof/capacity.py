@@ -5,8 +5,9 @@ https://arxiv.org/abs/2605.26097, expect that a model that was trained far beyon
 parameter has no capacity left, and must forget to learn. Llamas of 0.1 million parameters, whose
 tokens are bytes, are pretrained on WikiText-2 and GSM8K on 20, 100 and 500 tokens per parameter.
 Each of them learns Shakespeare in as many updates, by plain fine-tuning, by self-replay and by
-rehearsal of the pretraining text, at multiples of the learning rate of pretraining. About 35
-minutes on one core; a stopped command goes on where it was.
+rehearsal of the pretraining text, at multiples of the learning rate of pretraining. About an hour
+on two cores, with a command for ``--bases 500`` beside one for the others; a stopped command goes
+on where it was.
 
     cd benchmarks/proof
     python capacity.py --data DATA --runs RUNS
@@ -87,6 +88,13 @@ def samples(*streams: Tensor) -> Rows:
     return [{"input_ids": row, "labels": row} for row in rows]
 
 
+def in_equal_parts(streams: list[Tensor]) -> Rows:
+    """As many samples of each stream, evenly over the longer ones."""
+    rows = [samples(stream) for stream in streams]
+    fewest = min(map(len, rows))
+    return [some[i * len(some) // fewest] for some in rows for i in range(fewest)]
+
+
 class Bench:
     """The texts, the bases, and what is done with them."""
 
@@ -138,19 +146,29 @@ class Bench:
             "updates": updates, "points": {"base": self.losses(model)},
         }  # fmt: skip
 
+    def seen(self, tokens: float) -> Record:
+        """The losses on what a base was pretrained on, which tell whether it knows it by heart."""
+        model = self.base(tokens)
+        losses = {
+            name: round(held_out_loss(model, text[: self.args.tested]), 5)
+            for name, text in zip(("wikitext_nll", "gsm8k_nll"), self.old, strict=True)
+        }
+        return {"base": tokens, "plan": "seen", "points": {"base": losses}}
+
     def tune(self, tokens: float, row: str, times: float, seed: int) -> Record:
         """Fine-tune a base on the target, at a multiple of the learning rate."""
         updates, (recipe, batch) = self.args.updates, PLANS[row]
         torch.manual_seed(seed)
         run = Run(
             recipe, self.base(tokens), samples(self.target[0]), lr=times * LR, seed=seed,
-            old_data=samples(*self.old) if row == "rehearsal" else None, update_size=batch,
+            old_data=in_equal_parts(self.old) if row == "rehearsal" else None, update_size=batch,
             visits=updates * batch, cache=self.args.runs / "cache", progress=False,
         )  # fmt: skip
         settings = LoopSettings(max_updates=updates, schedule=learning_rate, clip_norm=1.0)
         train_loop(run, batch_size=batch, settings=settings)
         return {
             "base": tokens, "plan": f"{row}-x{times:g}", "seed": seed, "lr": times * LR,
+            "settings": run.recipe.to_dict(), "updates": updates,
             "points": {"tuned": self.losses(run.finish())},
         }  # fmt: skip
 
@@ -161,6 +179,7 @@ def jobs_of(bench: Bench) -> dict[str, Job]:
     for seed in bench.args.seeds:
         for tokens in bench.args.bases:
             found[f"{tokens:g}-pretrained"] = functools.partial(bench.pretrain, tokens)
+            found[f"{tokens:g}-seen"] = functools.partial(bench.seen, tokens)
             for times in RATES:
                 for row in PLANS:
                     name = f"{tokens:g}-{row}-x{times:g}-s{seed}"
@@ -186,7 +205,7 @@ def main() -> None:
         "target": "the first 90 % of tinyshakespeare; half of the rest to choose on, half reported",
         "updates": args.updates, "schedule": "5 % warm-up, cosine to 0",
         "tested_bytes": args.tested, "losses": "nats per byte", "self_replay": "defaults",
-        "rehearsal": "ratio 0.25, in batches with as many rows of the target",
+        "rehearsal": "ratio 0.25 of equal parts of both texts, as many rows of the target",
     }  # fmt: skip
     work_or_collect(jobs_of(Bench(args)), args, protocol)
 

@@ -66,7 +66,7 @@ def everything(plt: Any, settings: Verdict) -> Any:
                   markeredgecolor="white", label="holdfast", linestyle="", zorder=4)  # fmt: skip
     axes.set(xlim=(LEFT, RIGHT), ylim=(BOTTOM, 101))
     axes.annotate("99 / 99", (RIGHT - 0.2, 98.7), ha="right", va="top", color=OURS, fontsize=10)
-    axes.set_xlabel("target, % of the best of plain fine-tuning")
+    axes.set_xlabel("learned, % of the best of plain fine-tuning")
     axes.set_ylabel("kept, % of the pretrained model (mean of all tests)")
     legend(figure, axes, loc="lower center", bbox_to_anchor=(0.5, 0.88), ncols=3)
     return figure
@@ -145,7 +145,7 @@ def equal_target(plt: Any, settings: Verdict) -> Any:
 
 
 def ablations(plt: Any, rows: list[Verdict]) -> Any:
-    """Target and kept, one factor at a time."""
+    """Learned and kept, one factor at a time."""
     found = {row["plan"]: row for row in rows}
     factors = {name: {value: plan for value, plan in values.items() if plan in found}
                for name, values in TITLES["ablations"].items() if name != "others"}  # fmt: skip
@@ -158,7 +158,7 @@ def ablations(plt: Any, rows: list[Verdict]) -> Any:
     for axes in grid.flat[len(factors) :]:
         axes.set_axis_off()
     for axes, (name, values) in zip(grid.flat, factors.items(), strict=False):
-        for field, color, label in (("target", PLAIN, "target"), ("mean_kept", OURS, "kept")):
+        for field, color, label in (("target", PLAIN, "learned"), ("mean_kept", OURS, "kept")):
             axes.plot([*values], [found[plan][field] for plan in values.values()], "o-",
                       color=color, markersize=4, linewidth=1.3, label=label)  # fmt: skip
         axes.axhline(CORNER, color="black", linewidth=0.8, dashes=(4, 3))
