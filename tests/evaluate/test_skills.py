@@ -41,9 +41,13 @@ def test_a_model_forgets_none_of_its_own_skills_and_a_noisy_one_does():
     assert all(score.change.low is not None and score.change.n == 8 for score in drawn)
 
 
-def test_without_a_chat_template_there_are_no_chats():
-    report = measured(make_llama(limit=128), make_llama(limit=128), make_tokenizer(), texts=8)
+def test_without_a_chat_template_chats_are_left_out_with_the_reason(capsys):
+    model, loader = make_llama(limit=128), Loader(tokenizer=make_tokenizer(), device="cpu")
+    probes = skills(texts=8, tokens=8)
+    report = measure(model, model, probes=probes, context_free=0, loader=loader, progress=True)
     assert "chats" not in {score.name for score in report.scores}
+    assert report.notes == ("No test of chats: the tokenizer has no chat template.",)
+    assert "6 tests, at least" in capsys.readouterr().err
 
 
 def test_the_same_seed_draws_the_same_texts():

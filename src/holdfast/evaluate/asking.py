@@ -26,6 +26,10 @@ class Asking:
         """Return the result, given the likelihoods of the requests."""
         raise NotImplementedError(f"{type(self).__name__} does not grade likelihoods")
 
+    def unfit(self, loaded: Loaded) -> str:
+        """Return why the base cannot take the test, which is then left out; empty if it can."""
+        return ""
+
     def run(self, loaded: Loaded, *, progress: bool) -> Any:
         """Test one model: first the base, then the tuned model."""
         if loaded.kind != "causal_lm":

@@ -20,7 +20,7 @@ from torch import nn
 from holdfast._torch.checks import named_settings
 from holdfast._torch.version import __version__
 from holdfast.evaluate.amount import Amount, amount_of, limited
-from holdfast.evaluate.asking import run_all
+from holdfast.evaluate.asking import Asking, run_all
 from holdfast.evaluate.classify import Classification, HeadAgreement
 from holdfast.evaluate.drift import drift as measure_drift
 from holdfast.evaluate.kl import KL, ContextFreeKL
@@ -187,13 +187,17 @@ class Examination:
         self.before = run_all(self.tests, loaded, progress=self.progress)
 
     def prepare(self, loaded: Loaded, head: NewHead | None = None) -> None:
-        """Limit the tests, and choose the divergences that suit the base."""
+        """Limit the tests, and choose those and the divergences that suit the base."""
         if head is not None:
             tested = f"It was tested with a new, untrained head ({head})."
             self.notes.append(f"The base has no head for this task. {tested}")
         within = {id(test): limited(test, loaded, *self.limits) for test in self.tests}
         self.tests = [within[id(test)] for test in self.tests]
         self.targets = [within[id(test)] for test in self.targets]
+        for test in [test for test in self.tests if isinstance(test, Asking)]:
+            if reason := test.unfit(loaded):
+                self.tests = [other for other in self.tests if other is not test]
+                self.notes.append(f"No test of {test.name}: {reason}.")
         if self.free and loaded.kind == "causal_lm":
             self.kls.append(self.free)
         elif self.free:

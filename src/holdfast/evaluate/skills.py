@@ -64,7 +64,8 @@ def skills(texts: int = 16, tokens: int = 48, *, seed: int = 0) -> list[Probe]:
     whole_number("texts", texts, 1), whole_number("tokens", tokens, 1)
     drawn = partial(Continued, texts=texts, tokens=tokens, seed=seed)
     languages = [drawn(name, partial(_openings, some)) for name, some in _LANGUAGES.items()]
-    code, chats = drawn("code", partial(_openings, _CODE)), drawn("chats", _chats)
+    code = drawn("code", partial(_openings, _CODE))
+    chats = Chats("chats", _chats, texts, tokens, seed)
     return [Sums("arithmetic", sums(4 * texts, seed)), code, *languages, chats]
 
 
@@ -115,8 +116,6 @@ class Continued(Asking):
 
     def _draw(self, loaded: Loaded) -> list[encoding.Continuation]:
         openings = self.openings(loaded)
-        if not openings:
-            return []
         starts = [openings[i % len(openings)] for i in range(self.texts)]
         length = min(max(map(len, starts)) + self.tokens, loaded.limit)
         drawn = draw_texts(loaded.model, starts, length, seed=self.seed)
@@ -135,6 +134,14 @@ class Continued(Asking):
         return [score(before, after, transform=np.exp)]
 
 
+class Chats(Continued):
+    """The perplexity of the base model's answers, for tokenizers with a chat template."""
+
+    def unfit(self, loaded: Loaded) -> str:
+        template = getattr(loaded.need_tokenizer("testing skills"), "chat_template", None)
+        return "" if template else "the tokenizer has no chat template"
+
+
 def _openings(words: Sequence[str], loaded: Loaded) -> list[list[int]]:
     tokenizer = loaded.need_tokenizer("testing skills")
     first = loaded.first_token()
@@ -143,10 +150,8 @@ def _openings(words: Sequence[str], loaded: Loaded) -> list[list[int]]:
 
 
 def _chats(loaded: Loaded) -> list[list[int]]:
-    """Requests up to the answer; none if the tokenizer has no chat template."""
+    """Requests up to the answer."""
     tokenizer: Any = loaded.need_tokenizer("testing skills")
-    if not getattr(tokenizer, "chat_template", None):
-        return []
     return [
         list(
             tokenizer.apply_chat_template(
