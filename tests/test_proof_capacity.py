@@ -47,12 +47,12 @@ def test_every_method_tunes_the_base_of_its_saturation(capacity, data, tmp_path,
     first, second = (
         {run["plan"]: run for run in found["runs"] if run["base"] == base} for base in (1, 2)
     )
-    assert [*first] == ["pretrained", "plain-x0.5", "self-replay-x0.5", "rehearsal-x0.5"]
+    assert [*first] == ["pretrained", "seen", "plain-x0.5", "self-replay-x0.5", "rehearsal-x0.5"]
     # Twice the tokens are twice the updates, and each base is tuned from its own weights.
     assert second["pretrained"]["updates"] == 2 * first["pretrained"]["updates"]
     for runs in (first, second):
         base = runs["pretrained"]["points"]["base"]
-        losses = [runs[plan]["points"]["tuned"]["report_nll"] for plan in [*runs][1:]]
+        losses = [runs[plan]["points"]["tuned"]["report_nll"] for plan in [*runs][2:]]
         assert len(set(losses)) == 3
         assert max(losses) < base["report_nll"]
     assert len({str(run["points"]) for run in found["runs"]}) == len(found["runs"])
@@ -84,18 +84,21 @@ def test_the_block_shows_each_base(tmp_path, monkeypatch):
         run_of(500, "self-replay-x1", 2.5, 2.5, 2.0), run_of(500, "rehearsal-x1", 2.4, 2.4, 1.0),
     ]  # fmt: skip
     made = {"device": "CPU", "versions": {"torch": "2", "commit": "abc"}, "date": "2026-01-01"}
-    record = {"protocol": {"updates": 300}, "made": [made], "missing": [], "runs": runs}
+    runs.insert(1, run_of(20, "seen", 3.0, 3.0, 1.5) | {"points": {"base": {"wikitext_nll": 1.5}}})
+    runs.append(run_of(900, "pretrained", 3.0, 3.0, 1.0))  # which nothing has tuned yet
+    missing = ["900-plain-x1-s0"]
+    record = {"protocol": {"updates": 300}, "made": [made], "missing": missing, "runs": runs}
     (tmp_path / "capacity.json").write_text(json.dumps(record))
     found = block.proof_capacity()
     assert "Models of one shape (1,000 parameters, whose tokens are bytes)" in found
     assert "learn Shakespeare in 300 updates" in found
     assert (
-        "| 20 | 2.000 | 1.000 | 100.0 / 75.0 (× 1) | 90.0 / 90.0 (× 3) | 80.0 / 100.0 (× 1) |"
-        in found
+        "| 20 | 2.000 (1.500) | 1.000 (—) | 100.0 / 75.0 (× 1) | 90.0 / 90.0 (× 3) | "
+        "80.0 / 100.0 (× 1) |" in found
     )
     assert (
-        "| 500 | 1.000 | 1.000 | 100.0 / 62.5 (× 1) | 100.0 / 75.0 (× 1) | 120.0 / 100.0 (× 1) |"
-        in found
+        "| 500 | 1.000 (—) | 1.000 (—) | 100.0 / 62.5 (× 1) | 100.0 / 75.0 (× 1) | "
+        "120.0 / 100.0 (× 1) |" in found
     )
     assert (
         "20 tokens per parameter: self-replay 90.0 %, plain fine-tuning 75.0 %, rehearsal of the "
@@ -103,4 +106,5 @@ def test_the_block_shows_each_base(tmp_path, monkeypatch):
         "plain fine-tuning 62.5 %, rehearsal of the pretraining text 100.0 %." in found
     )
     assert "| 20 | plain fine-tuning | × 3 | 110.0 | 62.5 | 1.900 | 8.000 | 1.000 |" in found
-    assert "CPU; torch 2; 2026-01-01; commit abc." in found
+    assert "| 900 |" not in found
+    assert "CPU; torch 2; 2026-01-01; commit abc. Missing runs: 900-plain-x1-s0." in found

@@ -152,6 +152,19 @@ def test_unfinished_settings_are_shown_with_their_missing_runs_and_not_counted(t
     assert told.startswith("- Settings that are not finished")
 
 
+def test_missing_runs_of_opponents_are_named_and_the_setting_counts(tmp_path, page):
+    write(tmp_path, minilm_rte=encoder_runs())
+    found = write(tmp_path, missing=["lora-x1-s1", "plain-x2-s1"], smollm2_gsm8k=language_runs())
+    assert {*found["settings"]} == {"minilm_rte", "smollm2_gsm8k"}
+    blocks = page(found)
+    told = blocks["proof_verdict"]
+    assert "in 1 of 2 settings**" in told
+    assert "are missing: SmolLM2-135M, GSM8K (lora-x1-s1, plain-x2-s1)." in told
+    assert "would not be counted, and 99/99 would be reached in 0 of 1." in told
+    assert "not finished" not in told + blocks["proof_details"]
+    assert "commit abc. Missing runs: lora-x1-s1, plain-x2-s1." in blocks["proof_details"]
+
+
 def test_rehearsal_is_shown_with_a_note(tmp_path, page):
     details = page(write(tmp_path, smollm2_gsm8k=language_runs()))["proof_details"]
     # Below the table at equal target, and below that of points.
@@ -255,7 +268,7 @@ def test_all_blocks_and_pictures(tmp_path, page):
     found = write(
         tmp_path, smollm2_gsm8k=language_runs(), minilm_rte=encoder_runs(),
         ablations=[
-            *ablation_runs(), language_runs()[-1] | {"plan": "default"}, rate_run(2, 1.0, 3.0)
+            *ablation_runs(), language_runs()[5] | {"plan": "default"}, rate_run(2, 1.0, 3.0)
         ],
         continual=continual_runs(), abilities=ability_runs(),
     )  # fmt: skip
@@ -271,6 +284,10 @@ def test_all_blocks_and_pictures(tmp_path, page):
     left = "had learned of GSM8K (medians over seeds): holdfast 75.0 % (75.0 %). Nothing means"
     assert left in blocks["proof_continual"]
     assert "| `holdfast` | 87.5 % | 75.0 % |" in blocks["proof_medians"]
+    assert blocks["proof_medians"].splitlines()[2].endswith("| 1 of 2 |")  # RTE has one seed
+    missed = blocks["proof_misses"]
+    assert "In 1 of 2 settings `holdfast` misses 99/99: in 1 it learns less, in 0" in missed
+    assert "| MiniLM-L6, RTE | 75.0 / 100.0 | — | Mostly noise: 138 rows" in missed
     edge = "learning rate of plain fine-tuning is the lowest that was run in SmolLM2-135M, GSM8K."
     assert edge in blocks["proof_verdict"]
     assert len(pictures.stale(found, tmp_path)) == 6
@@ -301,7 +318,7 @@ def test_the_other_rule_and_both_edges_are_told(tmp_path, page):
         "choose_nll": 0.9
     }  # plain × 2 is better on the rows to choose on
     told = page(write(tmp_path, smollm2_gsm8k=[*runs, runs[1] | {"seed": 1}]))["proof_verdict"]
-    assert "`holdfast` learns 125.0 % and plain fine-tuning keeps 70.0 % (medians)" in told
+    assert "plain fine-tuning keeps 70.0 % in the median, `holdfast` learns 125.0 %, and" in told
     assert "is the lowest that was run in SmolLM2-135M, GSM8K." in told
     told = page(write(tmp_path, smollm2_gsm8k=runs))["proof_verdict"]
     assert "is the highest that was run in SmolLM2-135M, GSM8K." in told

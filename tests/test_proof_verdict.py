@@ -1,5 +1,6 @@
 """The verdict of the proof: measures by hand, and the bootstrap by closed forms."""
 
+import doctest
 import math
 
 import numpy as np
@@ -20,6 +21,10 @@ from proof_runs import (
 )
 
 pytestmark = pytest.mark.usefixtures("proof_scripts")
+
+
+def test_examples():
+    assert doctest.testmod(load("verdict")).failed == 0
 
 
 def test_the_verdict_of_a_language_model(tmp_path):

@@ -15,8 +15,9 @@ import numpy as np
 
 Record = Mapping[str, Any]
 OURS, PLAIN, TUNED = "holdfast", "plain", "tuned"
-REHEARSAL = "rehearsal"  # the row that trains on real old data: an upper bound
+REHEARSAL = "rehearsal"  # the row that trains on real old data
 RATES_OF_OURS = "rate"  # the row of ``holdfast`` at multiples of its default learning rate
+TIMES = (0.5, 2, 4)  # multiples of the default learning rate of ``holdfast``
 GOALS = (99, 98)  # percent of both measures
 #: The accuracy of guessing, of language models.
 CHANCE = {
@@ -257,7 +258,7 @@ class Setting:
                 yield self.point(plan, merged)
 
     def median(self, plan: str, of: str) -> float:
-        """Over the seeds of a plan."""
+        """The median of a figure over the seeds of a plan."""
         return float(np.median([self.figures(plan, TUNED, s)[of] for s in self.seeds(plan)]))
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from _markdown import number, table
 from _measures import PLAIN, REHEARSAL, Point, Setting, at_target
+from _proof_details import source_of
 from _proof_text import folded, percent
 
 RESULTS = Path(__file__).resolve().parent / "results"
-REPLAY = "self-replay"
+REPLAY, SEEN = "self-replay", "seen"  # the losses on the pretraining text
+Record = dict[str, Any]
 #: Titles of the rows of capacity.py.
 ROWS = {
     PLAIN: "plain fine-tuning", REPLAY: "self-replay",
@@ -27,32 +32,47 @@ def proof_capacity() -> str:
     if not file.exists():
         return ""
     record = json.loads(file.read_text(encoding="utf-8"))
-    runs = record["runs"]
-    bases = {run["base"]: Setting(r for r in runs if r["base"] == run["base"]) for run in runs}
-    about, made = bases[min(bases)].pretrained, record["made"][0]
-    seeds = max(point.seeds for setting in bases.values() for point in setting.points())
+    bases = {tokens: settings_of(record, tokens) for tokens in tokens_of(record)}
+    if not bases:
+        return ""
+    about = next(iter(bases.values())).pretrained
+    seeds = min(point.seeds for setting in bases.values() for point in setting.points())
     text = (
         f"Models of one shape ({about['parameters']:,} parameters, whose tokens are bytes) were "
         f"pretrained on WikiText-2 and GSM8K for longer and longer, and learn Shakespeare in "
         f"{record['protocol']['updates']} updates. Learned / kept, in percent, each method at the "
-        f"learning rate that is best for the target (medians of {seeds} seeds):"
+        f"learning rate that is best for the target (medians of at least {seeds} seeds of "
+        "fine-tuning; one base per row). Losses are those of the base, in nats per byte, and in "
+        "parentheses those on the text that it was pretrained on:"
     )
-    heads = ["tokens per parameter", "WikiText-2, nats per byte", "GSM8K", *ROWS.values()]
-    source = (
-        f"[capacity.json](../benchmarks/proof/results/capacity.json): "
-        f"`benchmarks/proof/capacity.py`; {made['device']}; torch {made['versions']['torch']}; "
-        f"{made['date']}; commit {made['versions']['commit']}."
-    )
+    heads = ["tokens per parameter", "WikiText-2", "GSM8K", *ROWS.values()]
+    source = source_of("capacity", record, {"capacity": record["missing"]})
     rest = folded("All learning rates", f"{_all(bases)}\n\n{source}")
-    rows = [_row(tokens, setting) for tokens, setting in bases.items()]
+    seen = {run["base"]: run["points"]["base"] for run in record["runs"] if run["plan"] == SEEN}
+    rows = [_row(tokens, setting, seen.get(tokens, {})) for tokens, setting in bases.items()]
     return "\n\n".join(
         ["### Bases of known saturation", text, table(heads, rows), _equal_target(bases), rest]
     )
 
 
-def _row(tokens: float, setting: Setting) -> list[str]:
+def tokens_of(record: Record) -> list[float]:
+    """The bases that all methods have tuned."""
+    rows: dict[float, set[str]] = {}
+    for run in record["runs"]:
+        rows.setdefault(run["base"], set()).add(run["plan"].partition("-x")[0])
+    return [tokens for tokens, found in rows.items() if found >= {"pretrained", *ROWS}]
+
+
+def settings_of(record: Record, tokens: float) -> Setting:
+    return Setting(r for r in record["runs"] if r["base"] == tokens and r["plan"] != SEEN)
+
+
+def _row(tokens: float, setting: Setting, seen: Mapping[str, float]) -> list[str]:
     """A base, and what each method does with it at its best learning rate."""
-    losses = [number(setting.base[f"{test}_nll"], 3) for test in ("wikitext", "gsm8k")]
+    losses = (
+        f"{number(setting.base[name], 3)} ({number(seen.get(name), 3)})"
+        for name in ("wikitext_nll", "gsm8k_nll")
+    )
     best = (setting.point(setting.best(_plans(setting, row))) for row in ROWS)
     return [
         f"{tokens:g}", *losses,
@@ -66,16 +86,18 @@ def _equal_target(bases: dict[float, Setting]) -> str:
     for tokens, setting in bases.items():
         own = setting.point(setting.best(_plans(setting, REPLAY)))
         kept = (
-            f"{title} {percent(share) + ' %' if share == share else 'does not learn as much'}"
+            f"{title} {_kept_at(setting, row, own.target)}"
             for row, title in ROWS.items()
             if row != REPLAY
-            for share in [at_target(map(setting.point, _plans(setting, row)), own.target)]
         )
-        each.append(
-            f"{tokens:g} tokens per parameter: self-replay {percent(own.mean_kept)} %, "
-            + ", ".join(kept)
-        )
+        told = f"self-replay {percent(own.mean_kept)} %, {', '.join(kept)}"
+        each.append(f"{tokens:g} tokens per parameter: {told}")
     return f"Kept where a method learns as much as self-replay: {'; '.join(each)}."
+
+
+def _kept_at(setting: Setting, row: str, target: float) -> str:
+    share = at_target(map(setting.point, _plans(setting, row)), target)
+    return "does not learn as much" if math.isnan(share) else f"{percent(share)} %"
 
 
 def _all(bases: dict[float, Setting]) -> str:

@@ -23,16 +23,19 @@ def proof_details() -> str:
     if not settings:
         return ""
     parts = [folded("At equal target: all methods", _equal_targets(settings))]
-    parts += [details(name, setting, found["missing"]) for name, setting in settings.items()]
+    for name, setting in settings.items():
+        note = " (not finished)" if name in found["unfinished"] else ""
+        parts.append(details(name, setting, found["missing"], note))
     return "## All figures\n\n" + "\n\n".join(parts)
 
 
-def details(name: str, setting: dict[str, Any], missing: dict[str, list[str]]) -> str:
+def details(
+    name: str, setting: dict[str, Any], missing: dict[str, list[str]], note: str = ""
+) -> str:
     """A folded part with every test and every point of a setting."""
     source = source_of(name, setting, missing)
     parts = [_single_tests(setting), _points(setting), source]
-    unfinished = " (not finished)" if name in missing else ""
-    return folded(f"{name_of(name)}{unfinished}: all tests and all points", "\n\n".join(parts))
+    return folded(f"{name_of(name)}{note}: all tests and all points", "\n\n".join(parts))
 
 
 def _equal_targets(settings: dict[str, Any]) -> str:

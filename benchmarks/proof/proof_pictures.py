@@ -21,7 +21,7 @@ from _proof_text import TASKS, TITLES, name_of, percent, plan_title
 
 CORNER = 99
 #: The targets, and the smallest kept share, that the map of all points shows, in percent.
-LEFT, RIGHT, BOTTOM = 70, 106, 60
+LEFT, RIGHT, BOTTOM = 65, 106, 60
 LEAST = 40  # percent kept of a single test
 #: Colors and shapes of opponents; other ones are drawn like ``l2-sp``.
 LOOKS = {
@@ -78,6 +78,7 @@ def headline(plt: Any, settings: Verdict) -> Any:
     axes.axvspan(CORNER, 101, color=OURS, alpha=0.15, linewidth=0)
     for place, setting in enumerate(settings.values()):
         plain, ours = verdict.plain_of(setting), verdict.ours_of(setting)
+        enough = ours["target"] >= CORNER
         axes.plot([plain["mean_kept"], ours["mean_kept"]], [place, place], color=PLAIN, alpha=0.4)
         for row, face, edge, label, size, up in (
             (plain, PLAIN, "white", "plain, at the learning rate that is best for the target", 7,
@@ -85,12 +86,14 @@ def headline(plt: Any, settings: Verdict) -> Any:
             (verdict.careful_plain_of(setting), "white", PLAIN,
              "plain, at the one that keeps the most and learns 99 %, or as much as holdfast", 6,
              0.22),
-            (ours, OURS, "white", "holdfast, with nothing set", 9, 0),
+            (ours, OURS, "white", "holdfast, with nothing set", 9, 0) if enough else
+            (ours, "white", OURS, "holdfast, where it learned less than 99 %", 8, 0),
         ):  # fmt: skip
             axes.plot(row["mean_kept"], place - up, "o", markerfacecolor=face, markersize=size,
                       markeredgecolor=edge, label=label, linestyle="")  # fmt: skip
         axes.annotate(f"{percent(ours['target'])} %", (1.01, place), va="center", fontsize=9,
-                      xycoords=("axes fraction", "data"), color=OURS)  # fmt: skip
+                      xycoords=("axes fraction", "data"),
+                      color=OURS if enough else OTHER)  # fmt: skip
     axes.annotate("learned", (1.01, -0.75), xycoords=("axes fraction", "data"), va="center",
                   fontsize=9, color=PLAIN)  # fmt: skip
     axes.set_yticks(range(len(settings)), map(name_of, settings))

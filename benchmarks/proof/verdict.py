@@ -2,14 +2,15 @@
 
     python benchmarks/proof/verdict.py      # write results/verdict.json, and print it
 
-Only settings whose files name no missing runs are counted. ``benchmarks/pages.py`` calls this when
-results or measures have changed.
+A setting is counted unless runs of the base, of ``holdfast`` or of the best of plain are missing.
+``benchmarks/pages.py`` calls this when results or measures have changed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -102,16 +103,36 @@ def verdict_of(found: Mapping[str, Record]) -> dict[str, Any]:
     missing |= {name: missing[name] or lacking(record) for name, record in compared.items()}
     whole = {name: record for name, record in compared.items() if not lacking(record)}
     settings = {name: judge(record) for name, record in whole.items() if name in SETTINGS}
+    finished = {name for name, one in settings.items() if is_finished(one, missing[name])}
     base = found.get(ABLATED, {}).get("runs", ())
+    changed = found.get("ablations", {}).get("runs", ())
     return {
         "missing": {name: runs for name, runs in missing.items() if runs},
-        "settings": {name: one for name, one in settings.items() if not missing[name]},
-        "unfinished": {name: one for name, one in settings.items() if missing[name]},
+        "settings": {name: one for name, one in settings.items() if name in finished},
+        "unfinished": {name: one for name, one in settings.items() if name not in finished},
+        "rates": {
+            name: rows
+            for name, record in whole.items() if name in SETTINGS
+            if (rows := other_rates(record["runs"], changed if name == ABLATED else ()))
+        },
         "saturated": {name: judge(whole[name]) for name in SATURATED if name in whole},
         "abilities": {name: abilities(whole[name]) for name in ABILITIES if name in whole},
-        "ablations": ablations(found.get("ablations", {}).get("runs", ()), base),
+        "ablations": ablations(changed, base),
         "continual": continual(found.get("continual", {}).get("runs", ())),
-    }
+    }  # fmt: skip
+
+
+def is_finished(setting: Record, missing: Iterable[str]) -> bool:
+    """Whether the runs that the main figures come from are there.
+
+    >>> is_finished({"best_plain": "plain-x1"}, ["rte-plain-x2-s1", "holdfast-lora-s0"])
+    True
+    >>> is_finished({"best_plain": "plain-x1"}, ["rte-plain-x1-s1"])
+    False
+    """
+    plans = "|".join(map(re.escape, (OURS, setting["best_plain"])))
+    needed = re.compile(rf"(.*-)?(({plans})-s\d+|pretrained)")
+    return not any(map(needed.fullmatch, missing))
 
 
 def lacking(record: Record) -> list[str]:
@@ -130,7 +151,7 @@ def judge(record: Record) -> dict[str, Any]:
         own = bootstrap.measures(point.plan, point.merged)
         ahead = [Interval.of(a - b) for a, b in zip(own, resampled, strict=True)]
         clearly = all(interval.low >= 0 for interval in ahead)
-        better = dominates(point, ours)
+        better = point.row != RATES_OF_OURS and dominates(point, ours)
         rows.append(
             row_of(setting, point) | {
                 "target_interval": rounded(Interval.of(own.target)),
@@ -157,6 +178,32 @@ def of_any_seeds(setting: Setting) -> dict[str, Any]:
         "best_plain": best, "target": ours.target, "reached": reached(ours, GOALS[0]),
         "plain_kept": setting.point(best).mean_kept,
     }  # fmt: skip
+
+
+def other_rates(runs: Iterable[Record], changed: Iterable[Record]) -> Rows:
+    """``holdfast`` at its default learning rate, and at multiples of it with what they are ahead.
+
+    All of them have seed 0. In the setting of the ablations they are among the ``changed`` ones.
+    """
+    runs, named = list(runs), {run["plan"]: run for run in changed}
+    if "default" in named:
+        runs = [run for run in runs if run["plan"] != OURS] + [named["default"] | {"plan": OURS}]
+        runs += [run for plan, run in named.items() if plan.startswith(RATES_OF_OURS)]
+    setting = Setting(run for run in runs if run["plan"] != OURS or run.get("seed", 0) == 0)
+    plans = [plan for plan in setting.plans if setting.row(plan) == RATES_OF_OURS]
+    if not plans or OURS not in setting.plans:
+        return []
+    bootstrap = Bootstrap(setting)
+    default, rows = bootstrap.measures(OURS), [row_of(setting, setting.point(OURS))]
+    for plan in plans:
+        target, kept = bootstrap.measures(plan)
+        rows.append(
+            row_of(setting, setting.point(plan)) | {
+                "target_ahead": rounded(Interval.of(target - default.target)),
+                "kept_ahead": rounded(Interval.of(kept - default.mean_kept)),
+            }
+        )  # fmt: skip
+    return rows
 
 
 def abilities(record: Record) -> dict[str, Any]:
