@@ -105,6 +105,17 @@ def test_every_run_of_the_language_results_is_planned():
     assert {run["run"] for run in load("_summary").runs_of("language")} <= {"pretrained", *planned}
 
 
+def test_a_plan_has_a_learning_rate_or_a_multiple_of_its_recipes_default():
+    from holdfast import AdamWUpdate, Recipe
+
+    learning_rate, recipe = load("_rates").learning_rate, Recipe(update=AdamWUpdate(lr=2e-3))
+    assert learning_rate(recipe, None, None, None) is None
+    assert learning_rate(recipe, None, 0.1, None) == 0.1
+    assert learning_rate(recipe, None, None, 0.5) == 1e-3
+    with pytest.raises(ValueError, match=r"a plan has lr 0\.1 and times 2: give one of them"):
+        learning_rate(recipe, None, 0.1, 2)
+
+
 @pytest.mark.parametrize(
     ("settings", "adapters"),
     [({"top": 5}, False), ({"top": 5}, True), ({"top": None, "share": 0.75, "strength": 3}, False)],

@@ -233,9 +233,9 @@ def test_a_multiple_of_the_learning_rate_that_holdfast_has(small, tmp_path):
         name="smollm2", samples=32, limit=2,
     )  # fmt: skip
     bench = models.Proof(args)
-    own = language.default_lr(1, size=language.TrainingSize(32, 3))
-    _, about = bench.trained(language.Plan(Recipe(), 2.0, own=True), 0)
-    assert about["lr"] == 2 * own
+    default = language.default_lr(1, size=language.TrainingSize(32, 3))
+    _, about = bench.trained(language.Plan(models.HOLDFAST, None, times=2.0), 0)
+    assert about["lr"] == 2 * default
     _, about = bench.trained(language.Plan(Recipe(), 2.0), 0)
     assert about["lr"] == 2 * models.RATES["smollm2"]
 

@@ -78,6 +78,22 @@ def test_further_seeds_look_at_seed_0_and_at_merged_models(setting):
     assert models.further_seeds(later, "smollm2") == wanted
 
 
+def test_a_setting_that_is_not_in_the_protocol_is_refused(monkeypatch, capsys):
+    models = importlib.import_module("language_models")
+    given = ["", "--name", "qwen-1.5b", "--target", "boolq", "--runs", ".", "--collect", "x.json"]
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(SystemExit):
+        models.main()
+    said = capsys.readouterr().err
+    assert "qwen-1.5b does not learn boolq: choose one of smollm2 gsm8k, smollm2 mbpp" in said
+
+
+def test_the_ablations_have_the_learning_rate_of_holdfast():
+    models, language = map(importlib.import_module, ("language_models", "language"))
+    size = language.TrainingSize(models.GSM8K, 1)
+    assert language.default_lr(language.PARAMETERS, size=size) == models.RATES["smollm2"]
+
+
 def test_a_setting_whose_first_stage_has_just_begun_is_collected(tmp_path, monkeypatch):
     models, out = importlib.import_module("language_models"), tmp_path / "found.json"
     given = ["", "--target", "mbpp", "--runs", str(tmp_path / "runs"), "--collect", str(out)]

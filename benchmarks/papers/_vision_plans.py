@@ -12,14 +12,14 @@ import holdfast as hf
 class Plan(NamedTuple):
     """What is trained: a recipe, the peak learning rate, the weight decay.
 
-    If ``lr`` is None, the recipe has a default; with ``own``, ``lr`` is a multiple of that.
+    If ``lr`` is None, it is the recipe's default, and with ``times`` a multiple of that.
     """
 
     recipe: hf.Recipe
     lr: float | None
     weight_decay: float = 0.0
     careful: bool = False  # 5 % warm-up, gradients clipped to 1
-    own: bool = False
+    times: float | None = None
 
 
 FITTED, HELD = hf.LPFT(), hf.LPFT(hold_statistics=True)  # held: BatchNorm in its eval mode

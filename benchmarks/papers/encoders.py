@@ -27,6 +27,7 @@ import torch
 from _common import default_device
 from _glue import TASKS, Data, read, trimmed
 from _loop import Batch, Distance, counted, train
+from _rates import learning_rate
 from _summary import comparison, mean_points, over_tasks
 from glue import Lab as GlueLab
 from torch import Tensor, nn
@@ -35,7 +36,6 @@ from torch.utils.data import default_collate
 
 from holdfast import Features, Recipe, Reference, Run, WiseFT
 from holdfast.hosts._updates import warm_up_and_decay
-from holdfast.run import resolved
 
 ALPHAS = (1.0, 0.75, 0.5, 0.25)
 RATES = (1e-5, 2e-5, 5e-5, 1e-4)
@@ -47,14 +47,14 @@ FIELDS = ("target", "kept")
 
 
 class Plan(NamedTuple):
-    """A recipe and its learning rate; None is the recipe's default.
+    """A recipe and its learning rate.
 
-    With ``own``, ``lr`` is a multiple of this default.
+    If ``lr`` is None, it is the recipe's default, and with ``times`` a multiple of that.
     """
 
     recipe: Recipe
     lr: float | None
-    own: bool = False
+    times: float | None = None
 
 
 class Table(NamedTuple):
@@ -198,9 +198,9 @@ class Lab(GlueLab):
         data, updates = self.task(task), self.args.updates or UPDATES[task]
         model = self.model(data.classes, seed)
         theta, distance = Reference.of(model, without="classifier"), Distance(model)
-        lr = plan.lr
-        if lr is not None and plan.own:
-            lr *= resolved(plan.recipe, model, new=("classifier",), task="classification")[1]
+        lr = learning_rate(
+            plan.recipe, model, plan.lr, plan.times, new=("classifier",), task="classification"
+        )
         run = Run(
             plan.recipe, model, data.train, lr=lr,
             weight_decay=self.weight_decay, new="classifier", task="classification",

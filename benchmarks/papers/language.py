@@ -33,6 +33,7 @@ from _lm_replay import replayed
 from _lm_tests import ACCURACIES, Tests, draw, load, make_tests
 from _lm_train import BATCH, loss_of, make_batches, own_loss_of, weights_of
 from _loop import Batch, Loss, train
+from _rates import learning_rate
 from _summary import LANGUAGE, comparison, goals, mean_points
 from torch import Tensor
 
@@ -71,11 +72,9 @@ from holdfast import (
     pad_collate,
 )
 from holdfast.methods.auto import default_lr
-from holdfast.run import resolved
 from holdfast.stages import TrainingSize
 
 SEEDS = (0, 1, 2)
-HOLDFAST = Recipe.preset("holdfast")
 #: What records say of the training, see :func:`schedule`.
 TRAINING = "float32 weights, bfloat16 autocast, 3 % warm-up, linear to 0, clipped to 1"
 ALPHAS = (0.3, 0.5, 0.7, 0.85)
@@ -87,16 +86,16 @@ EWC_SAMPLES = 128  # of the default 1000, for time
 class Plan(NamedTuple):
     """A recipe, its learning rate as a multiple of the others', and how often it is run.
 
-    If ``lr`` is None, the recipe has a default. With ``own``, ``lr`` is a multiple of that of
-    ``holdfast``. Without ``chats``, the model draws no texts that begin as chats do. With ``old``,
-    texts of the old data are in the loss, and with ``rewritten`` the base rewrites the training
-    data, see benchmarks/proof.
+    If ``lr`` is None, it is the recipe's default learning rate, and with ``times`` a multiple of
+    that. Without ``chats``, the model draws no texts that begin as chats do. With ``old``, texts of
+    the old data are in the loss, and with ``rewritten`` the base rewrites the training data, see
+    benchmarks/proof.
     """
 
     recipe: Recipe
     lr: float | None = 1.0
     seeds: Sequence[int] = SEEDS
-    own: bool = False
+    times: float | None = None
     chats: bool = True
     old: bool = False
     rewritten: bool = False
@@ -110,10 +109,10 @@ def plans(lr: float) -> dict[str, Plan]:
     """What is compared."""
     flow, lora, l2sp = Flow(), LoRA(r=16), L2SP()
     # The learning rates that holdfast has for this model.
-    own, of_adapters = (default_lr(PARAMETERS, adapters=x) / lr for x in (False, True))
+    of_weights, of_adapters = (default_lr(PARAMETERS, adapters=x) / lr for x in (False, True))
 
     def replay(**settings: Any) -> Plan:
-        return Plan(Recipe(recall=SelfReplay(**settings)), own)
+        return Plan(Recipe(recall=SelfReplay(**settings)), of_weights)
 
     main = {
         "holdfast": Plan(Recipe.preset("holdfast"), None),
@@ -133,7 +132,7 @@ def plans(lr: float) -> dict[str, Plan]:
     once = {
         "self-replay-share-1": replay(share=1.0),
         "self-replay-full": replay(top=None),
-        "flow+self-replay": Plan(Recipe(objective=flow, recall=SelfReplay()), own),
+        "flow+self-replay": Plan(Recipe(objective=flow, recall=SelfReplay()), of_weights),
         "lora+self-replay": Plan(Recipe(trainable=lora, recall=SelfReplay()), of_adapters),
         "recadam-0.5-0.15-0.2lr": Plan(recadam(0.5, 0.15), 0.2),
         "recadam-0.5-0.15+flow": Plan(recadam(0.5, 0.15, objective=flow)),
@@ -274,10 +273,10 @@ class Bench:
     def trained(self, plan: Plan, seed: int) -> tuple[Any, Record]:
         """The model of a recipe, with plain weights, and how it was trained."""
         begin = time.monotonic()
-        base, samples = load(self.args.model, self.device), self.samples_of(plan)
-        size, lr = TrainingSize(len(samples), self.epochs), plan.lr
-        if lr is not None:
-            lr *= resolved(HOLDFAST, base, size=size)[1] if plan.own else self.args.lr
+        samples = self.samples_of(plan)  # first: another base may rewrite them
+        base, size = load(self.args.model, self.device), TrainingSize(len(samples), self.epochs)
+        given = None if plan.lr is None else plan.lr * self.args.lr
+        lr = learning_rate(plan.recipe, base, given, plan.times, size=size)
         autocast = torch.bfloat16 if self.device.type == "cuda" else None
         torch.manual_seed(seed)
         run = Run(

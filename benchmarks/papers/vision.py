@@ -36,6 +36,7 @@ import torch
 from _common import default_device, synchronize
 from _image_models import load
 from _images import Collate, Images, Normal, Samples, accuracy, predicted
+from _rates import learning_rate
 from _summary import comparison, mean_points
 from _vision_plans import TABLES, Plan
 from torch import Tensor, nn
@@ -234,10 +235,9 @@ class Lab:
         torch.manual_seed(seed)
         model, train = copy.deepcopy(start.model), self.images["train"]
         task: Any = "classification"
-        given = None if plan.own else plan.lr
-        recipe, lr = resolved(plan.recipe, model, given, new=(start.head,), task=task)
-        if plan.lr is not None and plan.own:
-            lr *= plan.lr
+        given: Any = {"new": (start.head,), "task": task}
+        lr = learning_rate(plan.recipe, model, plan.lr, plan.times, **given)
+        recipe, lr = resolved(plan.recipe, model, lr, **given)
         settings = recipe.to_dict()
         if isinstance(recipe.trainable, hf.LPFT):
             recipe = replace(recipe, trainable=Fitted(**asdict(recipe.trainable)))

@@ -20,6 +20,9 @@ import _jobs
 from _jobs import Job, Record
 from _measures import OURS, RATES_OF_OURS, Setting, is_plain, mean_kept
 
+from holdfast import Recipe
+
+HOLDFAST = Recipe.preset("holdfast")
 THREE, FIVE = (1, 2), (1, 2, 3, 4)  # the seeds beside 0
 
 

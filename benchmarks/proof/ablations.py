@@ -24,6 +24,7 @@ from _jobs import Record, work_or_collect
 from _lm_replay import Replay
 from _lm_tests import load
 from _loop import Batch, Loss
+from _measures import TIMES
 from _targets import Target
 from _texts import write_texts
 from language import Plan
@@ -64,12 +65,14 @@ class Ablations(Proof):
         return super().target._replace(questions=[])
 
     def plans(self) -> dict[str, Plan]:
+        """All runs. The learning rate that they are multiples of is the default of ``holdfast``."""
+
         def plan(recall: SelfReplay, lr: float = 1.0, **more: Any) -> Plan:
-            return Plan(Recipe(recall=recall), lr, (0,), own=True, **more)
+            return Plan(Recipe(recall=recall), lr, (0,), **more)
 
         found = {name: plan(SelfReplay(**changed)) for name, changed in CHANGED.items()}
         found["no-chats"] = plan(SelfReplay(), chats=False)
-        found |= {f"rate-x{lr:g}": plan(SelfReplay(), lr) for lr in (0.5, 2, 4)}
+        found |= {f"rate-x{lr:g}": plan(SelfReplay(), lr) for lr in TIMES}
         files = {name: str(self.prepared / f"{name}.jsonl") for name in DRAWN}
         return found | {name: plan(SelfReplay(texts=file)) for name, file in files.items()}
 

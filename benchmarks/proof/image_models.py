@@ -27,8 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
 import _jobs
 import _stages
 import vision
-from _measures import RATES_OF_OURS, is_plain
+from _measures import RATES_OF_OURS, TIMES, is_plain
 from _samples import PARTS, pack
+from _stages import HOLDFAST
 from _vision_plans import Plan, careful
 from torch import Tensor, nn
 from vision import CLASSES, Start
@@ -40,15 +41,13 @@ ALPHAS = (0.3, 0.5, 0.7, 0.85)
 RATES, OTHERS_RATE, SGD_RATE = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3), 5e-4, 0.01
 #: Of the models whose best learning rate was the lowest of these.
 LOWER, LOWEST = (2e-5, 5e-5), ("mobilenet-v2", "resnet-50")
-TIMES = (0.5, 2, 4)  # the default learning rate of ``holdfast``
 CHANCE = {f"target_{part}": 1 / CLASSES for part in PARTS} | {"imagenet": 1 / 1000}
-HOLDFAST = hf.Recipe.preset("holdfast")
 
 
 def rows_of(model: str) -> dict[str, list[Plan]]:
     """The rows of the protocol, all with a fitted head."""
     rates = LOWER + RATES if model in LOWEST else RATES
-    times = TIMES if model in LOWEST else ()
+    multiples = TIMES if model in LOWEST else ()
     return {
         "holdfast": [Plan(HOLDFAST, None, careful=True)],
         "plain": [careful(False, lr) for lr in rates],
@@ -58,8 +57,19 @@ def rows_of(model: str) -> dict[str, list[Plan]]:
         "flow": [careful(False, OTHERS_RATE, objective=hf.Flow())],
         "mofo": [careful(False, OTHERS_RATE, update=hf.MoFOUpdate())],
         "sgd": [careful(False, SGD_RATE, update=hf.SGDUpdate())],
-        RATES_OF_OURS: [Plan(HOLDFAST, lr, careful=True, own=True) for lr in times],
+        RATES_OF_OURS: [Plan(HOLDFAST, None, careful=True, times=times) for times in multiples],
     }
+
+
+def name_of(row: str, plan: Plan) -> str:
+    """A row, and the learning rate or the multiple of a plan if it is not the default.
+
+    >>> name_of("plain", careful(False, 2e-5)), name_of("rate", Plan(HOLDFAST, None, times=2))
+    ('plain-2e-05', 'rate-x2')
+    """
+    if plan.times is not None:
+        return f"{row}-x{plan.times:g}"
+    return row if plan.lr is None else f"{row}-{plan.lr:g}"
 
 
 class Lab(vision.Lab):
@@ -74,8 +84,7 @@ class Lab(vision.Lab):
         plans = {}
         for family, some in rows_of(model).items():
             for plan in some:
-                times = "x" if plan.own else ""
-                name = family if plan.lr is None else f"{family}-{times}{plan.lr:g}"
+                name = name_of(family, plan)
                 plans[name] = functools.partial(self.record, model, family, name, plan)
         once = {
             "pretrained": functools.partial(self.base_record, model),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,12 @@ from _jobs import (
 from _lm_tests import LIMIT, load, make_tests
 from _lm_train import BATCH, body_and_head, head_loss
 from _loop import Batch, Loss
-from _measures import CHANCE, OURS, RATES_OF_OURS, Setting, above_chance, is_plain
+from _measures import CHANCE, OURS, RATES_OF_OURS, TIMES, Setting, above_chance, is_plain
 from _rewritten import rewrite
+from _stages import HOLDFAST
 from _targets import GSM8K, MAKERS, Target, make_target
 from additivity_lm import answers, read
-from language import HOLDFAST, TRAINING, Bench, Plan
+from language import TRAINING, Bench, Plan
 from torch import Tensor
 
 from holdfast import (
@@ -83,16 +84,57 @@ FEWER = {
 OLD = 16, 128  # texts of rehearsal per update, and their tokens: as many as holdfast replays
 #: The base that is close to saturation: an ablation with plain fine-tuning and one seed.
 SATURATED = ("qwen-0.5b", "mbpp")
-#: The setting of ``ablations.py``, which has the runs at other learning rates.
-ABLATED = ("smollm2", "gsm8k")
-TIMES = (0.5, 2, 4)  # the default learning rate of ``holdfast``
 #: Plans that the rule would run with further seeds; there was no time for them.
 ONCE = ("l2-sp-x0.2", "spd-x0.2")
-OTHERS = {
-    "l2-sp": Recipe(penalties=[L2SP()]), "recadam": Recipe(update=RecAdamUpdate()),
-    "flow": Recipe(objective=Flow()), "mofo": Recipe(update=MoFOUpdate()),
+#: The rows of the protocol.
+ROWS = {
+    OURS: Plan(HOLDFAST, None), "plain": Plan(Recipe()), "lora": Plan(Recipe(trainable=LoRA(r=16))),
+    "lora-mlp": Plan(Recipe(trainable=LoRA(r=16, target="mlp"))),
+    "l2-sp": Plan(Recipe(penalties=[L2SP()])), "recadam": Plan(Recipe(update=RecAdamUpdate())),
+    "flow": Plan(Recipe(objective=Flow())), "mofo": Plan(Recipe(update=MoFOUpdate())),
+    "spd": Plan(Recipe(update=SPDUpdate())), "rehearsal": Plan(Recipe(), old=True),
+    "rewritten": Plan(Recipe(), rewritten=True),
+    "holdfast-lora": Plan(Recipe.preset("holdfast+lora"), None),
+    RATES_OF_OURS: Plan(HOLDFAST, None),
 }  # fmt: skip
-OTHERS_RATES = {"gsm8k": (0.5, 1), "mbpp": (1, 2), "boolq": (0.2, 0.5), "shakespeare": (0.5, 1)}
+DEFAULT = (None,)
+#: Of each setting: the rows with their learning rates, as multiples of those in ``RATES``. None is
+#: the default of ``holdfast``, which ``RATES_OF_OURS`` are multiples of. ``ablations.py`` has these
+#: of SmolLM2 on GSM8K. GSM8K's answers end with a number that can be checked, so that they can be
+#: rewritten.
+PLANNED: dict[tuple[str, str], dict[str, Sequence[float | None]]] = {
+    ("smollm2", "gsm8k"): {
+        OURS: DEFAULT, "plain": (0.1, 0.2, 0.5, 1, 2), "lora": (1, 3, 6, 12), "lora-mlp": (3, 6),
+        "l2-sp": (0.5, 1), "recadam": (0.5, 1), "flow": (0.5, 1), "mofo": (0.5, 1),
+        "spd": (0.5, 1), "rehearsal": (0.5, 1), "rewritten": (0.5, 1), "holdfast-lora": DEFAULT,
+    },
+    ("smollm2", "mbpp"): {
+        OURS: DEFAULT, "plain": (0.1, 0.2, 0.5, 1, 2, 4), "lora": (1, 3, 6, 12),
+        "lora-mlp": (1, 3, 6, 12), "l2-sp": (1, 2), "recadam": (1, 2), "flow": (1, 2),
+        "mofo": (1, 2), "spd": (0.2, 0.5), "rehearsal": (1, 2), "holdfast-lora": DEFAULT,
+        RATES_OF_OURS: TIMES,
+    },
+    ("smollm2", "boolq"): {
+        OURS: DEFAULT, "plain": (0.1, 0.2, 0.5, 1, 2), "lora": (1, 3, 6, 12), "lora-mlp": (3, 6),
+        "l2-sp": (0.2, 0.5), "recadam": (0.2, 0.5), "flow": (0.2, 0.5), "mofo": (0.2, 0.5),
+        "spd": (0.5, 1), "rehearsal": (0.2, 0.5), "holdfast-lora": DEFAULT, RATES_OF_OURS: TIMES,
+    },
+    ("smollm2", "shakespeare"): {
+        OURS: DEFAULT, "plain": (0.1, 0.2, 0.5, 1, 2), "lora": (1, 3, 6, 12), "lora-mlp": (3, 6),
+        "l2-sp": (0.5, 1), "recadam": (0.5, 1), "flow": (0.5, 1), "mofo": (0.5, 1),
+        "spd": (0.5, 1), "rehearsal": (0.5, 1, 0.2), "holdfast-lora": DEFAULT, RATES_OF_OURS: TIMES,
+    },
+    ("qwen-0.5b", "gsm8k"): {
+        OURS: DEFAULT, "plain": (0.05, 0.1, 0.2, 0.5, 1, 2), "lora": (1, 3, 6),
+        "rehearsal": (0.1, 0.5), RATES_OF_OURS: TIMES,
+    },
+    ("qwen-0.5b", "shakespeare"): {
+        OURS: DEFAULT, "plain": (0.1, 0.2, 0.5, 1, 2), "lora": (1, 3, 6),
+        "rehearsal": (0.1, 0.2), RATES_OF_OURS: TIMES,
+    },
+    ("qwen-1.5b", "gsm8k"): {OURS: DEFAULT, "plain": (0.1, 0.2, 0.5)},
+    SATURATED: {OURS: DEFAULT, "plain": (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)},
+}  # fmt: skip
 MODELS = {
     "smollm2": "SmolLM2-135M-Instruct (Q4_1, dequantized)",
     "qwen-0.5b": "Qwen2.5-Coder-0.5B-Instruct (Q4_K_M, dequantized)",
@@ -101,39 +143,14 @@ MODELS = {
 
 
 def plans(model: str, target: str) -> dict[str, Plan]:
-    """What is compared. Learning rates are multiples of those in ``RATES``, or of the default."""
-    seed = (0,)
-    found = {"holdfast": Plan(HOLDFAST, None, seed)}
-
-    def add(family: str, recipe: Recipe, *rates: float, **more: Any) -> None:
-        found.update({f"{family}-x{lr:g}": Plan(recipe, lr, seed, **more) for lr in rates})
-
-    if model == "qwen-1.5b":
-        add("plain", Recipe(), 0.1, 0.2, 0.5)
-        return found
-    if (model, target) == SATURATED:
-        add("plain", Recipe(), 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
-        return found
-    lora = Recipe(trainable=LoRA(r=16))
-    if model == "qwen-0.5b":
-        add("plain", Recipe(), *((0.05,) if target == "gsm8k" else ()), 0.1, 0.2, 0.5, 1, 2)
-        add("lora", lora, 1, 3, 6)
-        add("rehearsal", Recipe(), 0.1, 0.5 if target == "gsm8k" else 0.2, old=True)
-    else:
-        add("plain", Recipe(), 0.1, 0.2, 0.5, 1, 2, *((4,) if target == "mbpp" else ()))
-        add("lora", lora, 1, 3, 6, 12)
-        mlp = Recipe(trainable=LoRA(r=16, target="mlp"))
-        add("lora-mlp", mlp, *((1, 3, 6, 12) if target == "mbpp" else (3, 6)))
-        rates = OTHERS_RATES[target]
-        for family, recipe in OTHERS.items():
-            add(family, recipe, *rates)
-        add("spd", Recipe(update=SPDUpdate()), *((0.2, 0.5) if target == "mbpp" else (0.5, 1)))
-        add("rehearsal", Recipe(), *rates, *((0.2,) if target == "shakespeare" else ()), old=True)
-        if target == "gsm8k":  # whose answers end with a number that can be checked
-            add("rewritten", Recipe(), 0.5, 1, rewritten=True)
-        found["holdfast-lora"] = Plan(Recipe.preset("holdfast+lora"), None, seed)
-    if (model, target) != ABLATED:
-        add(RATES_OF_OURS, HOLDFAST, *TIMES, own=True)
+    """What is compared in a setting, with one seed."""
+    found = {}
+    for row, rates in PLANNED[model, target].items():
+        unit = "times" if row == RATES_OF_OURS else "lr"
+        for rate in rates:
+            name = row if rate is None else f"{row}-x{rate:g}"
+            given: Any = {"seeds": (0,), unit: rate}
+            found[name] = ROWS[row]._replace(**given)
     return found
 
 
@@ -330,6 +347,9 @@ def main() -> None:
     parser.add_argument("--target", choices=MAKERS, required=True)
     parser.add_argument("--stage", choices=("first", "more", "both"), default="first")
     args = parser.parse_args()
+    if (args.name, args.target) not in PLANNED:
+        allowed = ", ".join(f"{name} {target}" for name, target in PLANNED)
+        parser.error(f"{args.name} does not learn {args.target}: choose one of {allowed}")
     torch.set_float32_matmul_precision("high")
     bench, compared = Proof(args), plans(args.name, args.target)
     if args.stage == "both" and args.collect is None:

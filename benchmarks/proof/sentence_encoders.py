@@ -28,8 +28,9 @@ import _stages
 import encoders
 import torch
 from _glue import Data, score
-from _measures import RATES_OF_OURS
+from _measures import RATES_OF_OURS, TIMES
 from _samples import PARTS, pack, pack_numbers
+from _stages import HOLDFAST
 from encoders import BATCH, MOST_ROWS, UPDATES, Plan, spearman
 from torch import nn
 
@@ -42,7 +43,6 @@ ALPHAS = (0.25, 0.5, 0.75)
 RATES, PENALTY_RATES, LORA_RATES = (
     (1e-5, 2e-5, 5e-5, 1e-4, 2e-4), (5e-5, 1e-4), (2e-4, 5e-4, 1e-3, 2e-3),
 )  # fmt: skip
-HOLDFAST, TIMES = Recipe.preset("holdfast"), (0.5, 2, 4)  # its default learning rate
 #: The rows of the protocol: a recipe and its learning rates.
 ROWS: dict[str, tuple[Recipe, tuple[float, ...]]] = {
     "plain": (Recipe(), RATES),
@@ -67,7 +67,7 @@ class Lab(encoders.Lab):
                 plans[name] = make(family, name, Plan(recipe, lr))
         for times in TIMES:
             name = f"{RATES_OF_OURS}-x{times:g}"
-            plans[name] = make(RATES_OF_OURS, name, Plan(HOLDFAST, times, own=True))
+            plans[name] = make(RATES_OF_OURS, name, Plan(HOLDFAST, None, times))
         once = {"pretrained": functools.partial(self.base_record, target)}
         return _stages.Stages(target, once, plans)
 
