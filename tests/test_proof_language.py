@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,6 +93,29 @@ def test_the_ablations_have_the_learning_rate_of_holdfast():
     models, language = map(importlib.import_module, ("language_models", "language"))
     size = language.TrainingSize(models.GSM8K, 1)
     assert language.default_lr(language.PARAMETERS, size=size) == models.RATES["smollm2"]
+
+
+def test_solutions_are_rewritten_again_for_another_number_of_samples(tmp_path, monkeypatch):
+    models = importlib.import_module("language_models")
+    rows = [{"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(6)]
+    (tmp_path / "lm").mkdir()
+    with gzip.open(tmp_path / "lm" / "gsm8k-train.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def rewrite(model, tokenizer, given):
+        return [{**row, "answer": "One more.\n" + row["answer"]} for row in given[:2]] + given[2:]
+
+    monkeypatch.setattr(models, "rewrite", rewrite)
+    monkeypatch.setattr(models, "load", lambda path, device: None)
+    monkeypatch.setattr(models.Proof, "tokenizer", None)
+    for samples, count in ((4, 4), (None, 6)):
+        args = SimpleNamespace(
+            model=None, data=tmp_path, runs=tmp_path, collect=tmp_path, name="smollm2",
+            target="gsm8k", samples=samples, limit=2,
+        )  # fmt: skip
+        bench = models.Proof(args)
+        assert len(bench.rewritten) == count
+        assert bench.share_rewritten == 2 / count
 
 
 def test_a_setting_whose_first_stage_has_just_begun_is_collected(tmp_path, monkeypatch):

@@ -177,15 +177,28 @@ class Proof(Bench):
         return self.target.train
 
     def samples_of(self, plan: Plan) -> list[dict[str, list[int]]]:
-        return answers(self.tokenizer, self.rewritten[0]) if plan.rewritten else self.samples
+        return answers(self.tokenizer, self.rewritten) if plan.rewritten else self.samples
 
     @functools.cached_property
-    def rewritten(self) -> tuple[list[dict[str, str]], float]:
-        """GSM8K's training data with the base's own solutions, and the share of these."""
-        given = read(self.folder / "gsm8k-train.jsonl.gz")[:GSM8K][: self.args.samples]
-        rows = self.kept("rewritten", lambda: rewrite(self.fresh(), self.tokenizer, given))
-        own = sum(row["answer"] != old["answer"] for row, old in zip(rows, given, strict=True))
-        return rows, own / len(rows)
+    def given(self) -> list[dict[str, str]]:
+        """GSM8K's training data with the given solutions."""
+        rows: list[dict[str, str]] = read(self.folder / "gsm8k-train.jsonl.gz")
+        return rows[:GSM8K][: self.args.samples]
+
+    @functools.cached_property
+    def rewritten(self) -> list[dict[str, str]]:
+        """GSM8K's training data with the base's own solutions where these are right."""
+        found: list[dict[str, str]] = self.kept(
+            f"rewritten-{len(self.given)}",
+            lambda: rewrite(self.fresh(), self.tokenizer, self.given),
+        )
+        return found
+
+    @property
+    def share_rewritten(self) -> float:
+        """The share of the solutions that are the base's own."""
+        pairs = zip(self.rewritten, self.given, strict=True)
+        return sum(row["answer"] != old["answer"] for row, old in pairs) / len(self.given)
 
     @functools.cached_property
     def base_figures(self) -> Record:
@@ -228,7 +241,7 @@ class Proof(Bench):
             points |= self.merged(model)
         return {
             "plan": name, "seed": seed, **about, "points": points,
-            **({"rewritten": round(self.rewritten[1], 4)} if plan.rewritten else {}),
+            **({"rewritten": round(self.share_rewritten, 4)} if plan.rewritten else {}),
             "distance": round(distance.total, 4),
             "relative_distance": round(distance.relative, 6),
             "gigabytes": max(most, self.free()),
