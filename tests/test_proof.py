@@ -24,7 +24,7 @@ def load(name):
     return importlib.import_module(name)
 
 
-@pytest.mark.parametrize("name", ["_samples", "_stages", "_measures", "_bootstrap"])
+@pytest.mark.parametrize("name", ["_samples", "_stages", "_measures", "_bootstrap", "image_models"])
 def test_examples(name):
     assert doctest.testmod(load(name)).failed == 0
 
@@ -114,6 +114,27 @@ def test_seeds_that_the_rule_does_not_ask_for_are_collected_if_they_were_run(tmp
     assert found["missing"] == []
 
 
+def test_further_seeds_are_collected_if_a_run_of_the_first_stage_is_missing(tmp_path):
+    stages, out = load("_stages"), tmp_path / "all.json"
+    runs = tmp_path / "runs"
+    toy = setting(stages, [], LEARNED)
+    run(stages, toy, runs)
+    run(stages, toy, runs, "more")
+    run(stages, toy, runs, collect=out)
+    before = json.loads(out.read_text())
+    (runs / "toy-plain-3-s0.json").unlink()
+    (runs / "toy-mofo-2-s1.json").unlink()
+    run(stages, toy, runs, collect=out)
+    found, gone = json.loads(out.read_text()), ["toy-plain-3-s0", "toy-mofo-2-s1"]
+    assert found["missing"] == gone
+    assert found["runs"] == [one for one in before["runs"] if one["run"] not in gone]
+    (runs / "toy-holdfast-s0.json").unlink()  # without it the rule cannot choose
+    run(stages, toy, runs, collect=out)
+    again = json.loads(out.read_text())
+    assert again["missing"] == ["toy-holdfast-s0", "toy-plain-3-s0"]
+    assert len(again["runs"]) == len(found["runs"]) - 1
+
+
 def test_a_plan_that_diverged_has_no_further_seeds(tmp_path, capsys):
     stages, made = load("_stages"), []
     toy = setting(stages, made, LEARNED, broken=("plain-2",))
@@ -139,20 +160,79 @@ def test_targets_that_nobody_reaches_choose_by_what_is_kept():
     assert [(choice.target, choice.kept) for choice in found] == [(0.0, 50.0), (0.0, 100.0)]
 
 
+def stages_of(script, name):
+    return load(script).Lab.stages(Args(record=print, base_record=print, probe=print), name)
+
+
 def test_all_rows_of_the_protocol_are_planned():
     pytest.importorskip("transformers")
-    encoders, images = load("sentence_encoders"), load("image_models")
-    texts = encoders.Lab.stages(Args(record=print, base_record=print), "rte")
-    assert len(texts.plans) == 1 + 5 + 4 * 2 + 4 + 3
-    assert {"plain-0.0002", "recadam-5e-05", "lora-0.002"} < {*texts.plans}
-    pictures = images.Lab.stages(Args(record=print, base_record=print, probe=print), "resnet-50")
+    for target in load("sentence_encoders").TARGETS:
+        texts = stages_of("sentence_encoders", target)
+        assert len(texts.plans) == 1 + 5 + 4 * 2 + 4 + 3
+        assert {"plain-0.0002", "recadam-5e-05", "lora-0.002"} < {*texts.plans}
+        assert texts.final == (1, 2, 3, 4)
     ours = [f"rate-x{times}" for times in ("0.5", "2", "4")]
     rates = ("2e-05", "5e-05", "0.0001", "0.0002", "0.0005", "0.001", "0.002")
     plain = [f"{row}-{rate}" for row in ("plain", "plain-held") for rate in rates]
     others = [f"{row}-0.0005" for row in ("l2-sp", "recadam", "flow", "mofo")]
-    assert [*pictures.plans] == ["holdfast", *plain, *others, "sgd-0.01", *ours]
-    assert {*pictures.once} == {"pretrained", "probe"}
-    assert (texts.final, pictures.final) == ((1, 2, 3, 4), (1, 2))
+    for model in load("image_models").MODELS:
+        pictures = stages_of("image_models", model)
+        assert [*pictures.plans] == ["holdfast", *plain, *others, "sgd-0.01", *ours]
+        assert {*pictures.once} == {"pretrained", "probe"}
+        assert pictures.final == (1, 2)
+
+
+def committed_settings():
+    """The file of each setting, its runs with seed 0, and the rule for further seeds."""
+    pytest.importorskip("transformers")
+    models, stages = load("language_models"), load("_stages")
+
+    def by_the_rule(most):
+        return lambda setting: stages.further_seeds(stages.choices(setting), most)
+
+    def of_two(setting):
+        return dict.fromkeys(("holdfast", setting.best_plain), stages.THREE)
+
+    def one_seed(setting):
+        return {}
+
+    for model, target in models.PLANNED:
+        first = {"pretrained", *(f"{plan}-s0" for plan in models.plans(model, target))}
+        rule = by_the_rule(stages.FIVE) if model == "smollm2" else of_two
+        if model == "qwen-1.5b" or (model, target) == models.SATURATED:
+            rule = one_seed
+        yield f"{model}_{target}", "", first, rule
+    for target in load("sentence_encoders").TARGETS:
+        first = {*stages_of("sentence_encoders", target).first()}
+        yield f"minilm_{target}", f"{target}-", first, by_the_rule(stages.FIVE)
+    for model in load("image_models").MODELS:
+        first = {*stages_of("image_models", model).first()}
+        yield f"{model}_flowers102", f"{model}-", first, by_the_rule(stages.THREE)
+
+
+def unaccounted(found, prefix, first, rule):
+    """Planned runs that are neither there nor named as missing, and runs that are not planned.
+
+    More seeds of a plan than the rule asks for may be there.
+    """
+    there, missing = {run["run"] for run in found["runs"]}, {*found["missing"]}
+    runs = [r for r in found["runs"] if r.get("seed", 0) == 0 and r["plan"] != "probe"]
+    seeds = rule(load("_measures").Setting(runs))
+    planned = first | {f"{prefix}{plan}-s{s}" for plan, some in seeds.items() for s in some}
+    others = {name for name in there - planned if f"{name.rpartition('-s')[0]}-s0" not in first}
+    return planned - there - missing, others | (missing - planned) | (missing & there)
+
+
+def test_the_committed_results_have_or_name_all_planned_runs():
+    for name, *planned in committed_settings():
+        found = json.loads((PROOF / "results" / f"{name}.json").read_text())
+        assert unaccounted(found, *planned) == (set(), set()), name
+        for run in found["missing"]:
+            less = found | {"missing": [one for one in found["missing"] if one != run]}
+            assert unaccounted(less, *planned) == ({run}, set())
+        (*_, gone) = (run["run"] for run in found["runs"] if run["plan"] == "holdfast")
+        less = found | {"runs": [run for run in found["runs"] if run["run"] != gone]}
+        assert unaccounted(less, *planned) == ({gone}, set())
 
 
 def test_weights_of_tensorflow_js_may_cross_shards(tmp_path):

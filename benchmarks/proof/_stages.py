@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,23 +49,23 @@ class Stages(NamedTuple):
     def more(self, done: Mapping[str, Record]) -> dict[str, Job]:
         """The runs of the second stage, and further ones that have been made.
 
-        The rule looks at those of the first that did not fail.
+        The rule looks at those of the first that are there.
         """
-        base = done[f"{self.name}-pretrained"]
-        runs = [done[name] for plan in self.plans if (name := self._run(plan, 0)) in done]
-        seeds = further_seeds(choices(Setting([base, *runs])), self.final)
-        made = {(plan, seed) for plan in seeds for seed in FIVE if self._run(plan, seed) in done}
+        names = [f"{self.name}-pretrained", *(self._run(plan, 0) for plan in self.plans)]
+        runs = [done[name] for name in names if name in done]
+        seeds = further_seeds(choices(Setting(runs)), self.final) if can_choose(runs) else {}
         wanted = [
             (plan, seed)
             for seed in FIVE
-            for plan in seeds
-            if seed in seeds[plan] or (plan, seed) in made
+            for plan in self.plans
+            if seed in seeds.get(plan, ()) or self._run(plan, seed) in done
         ]
         return {self._run(plan, seed): self._job(plan, seed) for plan, seed in wanted}
 
     def missing(self, folder: Path, done: Mapping[str, Record]) -> list[str]:
-        """The runs that the second stage waits for: untried ones, and the pretrained model."""
-        failed = {*_jobs.failed(folder, self.first())} - {f"{self.name}-pretrained"}
+        """The runs that the second stage waits for: untried ones, and those that it needs."""
+        needed = {f"{self.name}-pretrained", self._run(OURS, 0)}
+        failed = {*_jobs.failed(folder, self.first())} - needed
         return [name for name in self.first() if name not in done and name not in failed]
 
     def _run(self, plan: str, seed: int) -> str:
@@ -82,6 +82,18 @@ class Choice(NamedTuple):
     plan: str
     target: float
     kept: float
+
+
+def can_choose(runs: Iterable[Record]) -> bool:
+    """Whether the rule has what it compares: the base, ours and a run of plain fine-tuning.
+
+    >>> can_choose([{"plan": plan} for plan in ("pretrained", "holdfast", "plain-x1")])
+    True
+    >>> can_choose([{"plan": "pretrained"}, {"plan": "plain-x1"}])
+    False
+    """
+    plans = {run["plan"] for run in runs}
+    return {"pretrained", OURS} <= plans and any(map(is_plain, plans))
 
 
 def choices(setting: Setting) -> list[Choice]:
@@ -132,7 +144,10 @@ def add_stage(parser: _jobs.Parser) -> None:
 
 
 def run(settings: Sequence[Stages], args: Any, protocol: Record) -> None:
-    """Run a stage of the settings, or one after the other, or collect both."""
+    """Run a stage of the settings, or one after the other, or collect both.
+
+    The second stage is run if no run of the first is missing. It is always collected.
+    """
     settings = [setting for setting in settings if _jobs.selected(setting.first(), args.only)]
     if args.stage == "both" and args.collect is None:
         first = {name: job for setting in settings for name, job in setting.first().items()}
@@ -146,6 +161,6 @@ def run(settings: Sequence[Stages], args: Any, protocol: Record) -> None:
             continue
         if missing := setting.missing(args.runs, done):
             print(f"{setting.name}: {len(missing)} runs of its first stage are missing", flush=True)
-        else:
+        if args.collect is not None or not missing:
             jobs |= setting.more(done)
     _jobs.work_or_collect(jobs, args, protocol)

@@ -38,27 +38,20 @@ import holdfast as hf
 
 MODELS = ("mobilenet-v2", "efficientnet-lite0", "resnet-50")
 ALPHAS = (0.3, 0.5, 0.7, 0.85)
-RATES, OTHERS_RATE, SGD_RATE = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3), 5e-4, 0.01
-#: Of the models whose best learning rate was the lowest of these.
-LOWER, LOWEST = (2e-5, 5e-5), ("mobilenet-v2", "resnet-50")
+RATES, OTHERS_RATE, SGD_RATE = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3), 5e-4, 0.01
 CHANCE = {f"target_{part}": 1 / CLASSES for part in PARTS} | {"imagenet": 1 / 1000}
-
-
-def rows_of(model: str) -> dict[str, list[Plan]]:
-    """The rows of the protocol, all with a fitted head."""
-    rates = LOWER + RATES if model in LOWEST else RATES
-    multiples = TIMES if model in LOWEST else ()
-    return {
-        "holdfast": [Plan(HOLDFAST, None, careful=True)],
-        "plain": [careful(False, lr) for lr in rates],
-        "plain-held": [careful(True, lr) for lr in rates],
-        "l2-sp": [careful(False, OTHERS_RATE, penalties=hf.L2SP())],
-        "recadam": [careful(False, OTHERS_RATE, update=hf.RecAdamUpdate())],
-        "flow": [careful(False, OTHERS_RATE, objective=hf.Flow())],
-        "mofo": [careful(False, OTHERS_RATE, update=hf.MoFOUpdate())],
-        "sgd": [careful(False, SGD_RATE, update=hf.SGDUpdate())],
-        RATES_OF_OURS: [Plan(HOLDFAST, None, careful=True, times=times) for times in multiples],
-    }
+#: The rows of the protocol, all with a fitted head.
+ROWS = {
+    "holdfast": [Plan(HOLDFAST, None, careful=True)],
+    "plain": [careful(False, lr) for lr in RATES],
+    "plain-held": [careful(True, lr) for lr in RATES],
+    "l2-sp": [careful(False, OTHERS_RATE, penalties=hf.L2SP())],
+    "recadam": [careful(False, OTHERS_RATE, update=hf.RecAdamUpdate())],
+    "flow": [careful(False, OTHERS_RATE, objective=hf.Flow())],
+    "mofo": [careful(False, OTHERS_RATE, update=hf.MoFOUpdate())],
+    "sgd": [careful(False, SGD_RATE, update=hf.SGDUpdate())],
+    RATES_OF_OURS: [Plan(HOLDFAST, None, careful=True, times=times) for times in TIMES],
+}
 
 
 def name_of(row: str, plan: Plan) -> str:
@@ -82,7 +75,7 @@ class Lab(vision.Lab):
     def stages(self, model: str) -> _stages.Stages:
         """All runs of a model."""
         plans = {}
-        for family, some in rows_of(model).items():
+        for family, some in ROWS.items():
             for plan in some:
                 name = name_of(family, plan)
                 plans[name] = functools.partial(self.record, model, family, name, plan)

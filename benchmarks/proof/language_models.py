@@ -84,8 +84,6 @@ FEWER = {
 OLD = 16, 128  # texts of rehearsal per update, and their tokens: as many as holdfast replays
 #: The base that is close to saturation: an ablation with plain fine-tuning and one seed.
 SATURATED = ("qwen-0.5b", "mbpp")
-#: Plans that the rule would run with further seeds; there was no time for them.
-ONCE = ("l2-sp-x0.2", "spd-x0.2")
 #: The rows of the protocol.
 ROWS = {
     OURS: Plan(HOLDFAST, None), "plain": Plan(Recipe()), "lora": Plan(Recipe(trainable=LoRA(r=16))),
@@ -314,12 +312,13 @@ def rehearsed(model: Any, texts: Tensor, batches: list[Batch], seed: int) -> Los
 
 def further_seeds(done: Mapping[str, Record], model: str) -> dict[str, tuple[int, ...]]:
     """The seeds of each plan by the rule of the protocol, which looks at the runs with seed 0."""
-    if model == "qwen-1.5b":
+    runs = [run for run in done.values() if run.get("seed", 0) == 0]
+    if model == "qwen-1.5b" or not _stages.can_choose(runs):
         return {}
-    setting = Setting(run for run in done.values() if run.get("seed", 0) == 0)
+    setting = Setting(runs)
     if model == "smollm2":
         found = _stages.further_seeds(_stages.choices(setting))
-        return {plan: (0, *(() if plan in ONCE else seeds)) for plan, seeds in found.items()}
+        return {plan: (0, *seeds) for plan, seeds in found.items()}
     return dict.fromkeys(("holdfast", setting.best_plain), (0, 1, 2))
 
 
@@ -369,12 +368,13 @@ def main() -> None:
         work_first(jobs_of(bench, compared), args)
     if args.stage == "more" or args.collect is not None:
         done, first = records(args.runs), jobs_of(bench, compared)
-        tried = {*done} | {*failed(args.runs, first)} - {"pretrained"}  # which all runs need
+        needed = {"pretrained", f"{OURS}-s0"}  # to choose further seeds
+        tried = {*done} | {*failed(args.runs, first)} - needed
         missing = [name for name in first if name not in tried]
         if missing and args.collect is None:
             sys.exit(f"runs of the first stage are missing: {', '.join(missing)}")
         once = (args.name, args.target) == SATURATED
-        seeds = {} if once or missing else further_seeds(done, args.name)
+        seeds = {} if once else further_seeds(done, args.name)
         compared = {
             name: plan._replace(seeds=sorted({*seeds.get(name, (0,)), *seeds_of(name, done)}))
             for name, plan in compared.items()
