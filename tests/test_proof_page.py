@@ -116,8 +116,7 @@ def test_incomplete_results_are_left_out_and_named(tmp_path, page):
     equal = blocks["proof_equal_target"]
     assert (
         "A method without old data reaches this target in 2 of 3 cases. Of the others, 1 have a "
-        "single point. Where it does, it keeps less than `holdfast` in 1 of 2 cases, and 5.9 "
-        "points less in the median" in equal
+        "single point. Where it does, it keeps less than `holdfast` in 1 of 2 cases." in equal
     )
     assert "Rehearsal of real old data reaches this target in 1 of 1 cases. Where" in equal
     assert blocks["proof_limits"] == ""
@@ -176,8 +175,8 @@ def test_the_block_of_abilities(tmp_path, page):
     assert block.startswith("## What it does not protect\n")
     assert "saturation" not in block
     assert (
-        "- Of 3 tests, so many are kept to 98 % or more: holdfast 2, plain fine-tuning × 1 1, LoRA "
-        "× 6 2.\n"
+        "- Of 3 tests, 2 (holdfast), 1 (plain fine-tuning × 1) and 2 (LoRA × 6) are kept to 98 % "
+        "or more.\n"
         "- `holdfast` keeps less than 98 % of: copy of random tokens 90.0 % (plain fine-tuning × "
         "1: 50.0 %). The 95 % interval excludes 98 % in 1 of 1 cases.\n" in block
     )
@@ -200,7 +199,7 @@ def test_abilities_that_are_all_kept_or_all_at_chance(tmp_path, page):
     runs = ability_runs()
     runs[1]["points"]["tuned"] |= {"copy": 1.0}
     block = page(write(tmp_path, abilities=runs))["proof_limits"]
-    assert "Of 3 tests, so many are kept to 98 % or more: holdfast 3," in block
+    assert "Of 3 tests, 3 (holdfast)," in block
     assert "keeps less than" not in block
     for run in runs[1:]:
         for test in ("copy", "refusals", "lookup"):

@@ -39,8 +39,9 @@ def proof_ablations() -> str:
         f"kept {percent(lost['mean_kept'])} % ({_changed(lost['plan'])})."
         + _plain_at_the_same_rate(whole)
         + _others(found)
-        + " Texts in the pool, the temperature and texts of other models are changed by a file of "
-        "texts, which are tokenized again." + without(whole["missing"], "ablations")
+        + " The number of texts, the temperature and the model that writes were changed by a file "
+        "of texts; in all others `holdfast` drew the texts itself."
+        + without(whole["missing"], "ablations")
     )
     picture = shown("proof-ablations", "Learned and kept for changed settings", text)
     return f"## One setting changed at a time\n\n{picture}\n\n" + folded(

@@ -23,6 +23,7 @@ from _proof_text import (
     edge_of_rates,
     folded,
     least,
+    listed,
     name_of,
     percent,
     plan_title,
@@ -86,11 +87,11 @@ def _protected(tested: Tested, tests: list[str]) -> list[str]:
     ours, plain = ours_of(tested), plain_of(tested)
     less = [test for test in tests if ours["kept"][test] < LEAST]
     other = plan_title(plain["plan"])
-    enough = (
-        f"{plan_title(row['plan'])} {sum(row['kept'][test] >= LEAST for test in tests)}"
+    enough = [
+        f"{sum(row['kept'][test] >= LEAST for test in tests)} ({plan_title(row['plan'])})"
         for row in tested["points"]
-    )
-    said = [f"Of {len(tests)} tests, so many are kept to {LEAST} % or more: {', '.join(enough)}."]
+    ]
+    said = [f"Of {len(tests)} tests, {listed(enough)} are kept to {LEAST} % or more."]
     if less:
         each = "; ".join(
             f"{TITLES['tests'][t]} {percent(ours['kept'][t])} % ({other}: "

@@ -459,7 +459,7 @@ def _at_equal_target(settings: dict[str, Any], who: str, rows: set[str]) -> str:
         median = percent(statistics.median(less)).replace("-", "−")
         said += (
             f" Where it does, it keeps less than `holdfast` in {sum(x > 0 for x in less)} of "
-            f"{len(less)} cases, and {median} points less in the median of all these cases."
+            f"{len(less)} cases" + (f", in the median {median} points." if len(less) > 4 else ".")
         )
     return said
 

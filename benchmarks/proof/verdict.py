@@ -187,7 +187,7 @@ def other_rates(runs: Iterable[Record], changed: Iterable[Record]) -> Rows:
     """
     runs, named = list(runs), {run["plan"]: run for run in changed}
     if "default" in named:
-        runs = [run for run in runs if run["plan"] != OURS] + [named["default"] | {"plan": OURS}]
+        runs = [run for run in runs if run["plan"] != OURS] + [{**named["default"], "plan": OURS}]
         runs += [run for plan, run in named.items() if plan.startswith(RATES_OF_OURS)]
     setting = Setting(run for run in runs if run["plan"] != OURS or run.get("seed", 0) == 0)
     plans = [plan for plan in setting.plans if setting.row(plan) == RATES_OF_OURS]
