@@ -8,7 +8,12 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 
 from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
 from holdfast.cli import main  # noqa: E402
-from holdfast.comparison.inputs import check_inputs, half_of_text, measure_options  # noqa: E402
+from holdfast.comparison.inputs import (  # noqa: E402
+    check_inputs,
+    half_of_text,
+    measure_options,
+    warn_of_known_target,
+)
 from holdfast.comparison.plan import Measuring, Plan  # noqa: E402
 from holdfast.io.models import Loader  # noqa: E402
 
@@ -24,6 +29,19 @@ def write(path, rows):
 def plan_of(model, train, target, **measuring):
     return Plan(model=model, data=train, target=target, recipes=("standard",), seeds=(0,),
                 measuring=Measuring(**measuring))  # fmt: skip
+
+
+def test_a_target_that_is_training_data_is_warned_of(tmp_path, caplog):
+    train, dev = (write(tmp_path / f"{n}.jsonl", [{"text": n}]) for n in ("train", "dev"))
+    (tmp_path / "link.jsonl").symlink_to(train)
+    warn_of_known_target([dev, f"{tmp_path}/trai?.jsonl"], train)
+    warn_of_known_target(train, str(tmp_path / "link.jsonl"))
+    said = "is training data: its score shows what a model has memorized, not what it has learned"
+    assert [said in message for message in caplog.messages] == [True, True]
+    assert f"the target {tmp_path}/link.jsonl is" in caplog.text
+    caplog.clear()
+    warn_of_known_target(train, dev)
+    assert not caplog.messages
 
 
 def test_an_adapter_is_to_be_merged_first(tmp_path, monkeypatch):

@@ -35,6 +35,12 @@ def test_files(tmp_path):
     assert list(open_rows(str(tmp_path / "a.csv"))) == [{"text": "row", "label": "1"}]
 
 
+def test_an_unsupported_file_names_those_of_text_too(tmp_path):
+    (tmp_path / "a.xlsx").write_text("x")
+    with pytest.raises(ValueError, match=r"file type \.xlsx; .* \.jsonl, .* \.txt, \.md, \.text$"):
+        open_rows(tmp_path / "a.xlsx")
+
+
 def test_json_lines_are_read_as_far_as_they_are_used(tmp_path):
     lines = [*map(json.dumps, ROWS), "no row"]
     (tmp_path / "a.jsonl").write_text("\n\n".join(lines))

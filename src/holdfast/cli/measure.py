@@ -20,6 +20,7 @@ question=problem answer=solution names the columns of other rows.
 """
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import torch
 from holdfast.cli._card import check_card, update_card
 from holdfast.cli._guard import check_page, show
 from holdfast.cli._options import Parser, add, add_settings, one_of
+from holdfast.comparison.inputs import warn_of_known_target
 from holdfast.comparison.plan import Measuring
 from holdfast.evaluate.kl import ContextFreeKL
 from holdfast.evaluate.measure import measure
@@ -36,6 +38,7 @@ from holdfast.io.models import Loader
 from holdfast.io.outputs import claim, output_name
 from holdfast.io.rows import names_of
 from holdfast.io.storage import Place
+from holdfast.io.untrusted import parse_yaml
 from holdfast.recipe import read_recipe
 
 FILES = ("report.json", "report.md", "report.html")
@@ -106,11 +109,22 @@ def run(options: argparse.Namespace) -> None:
     check_card(options, inputs_of(options))
     recipe = None if options.recipe is None else read_recipe(options.recipe)[1]
     with claim(out, "measure", inputs_of(options), files=FILES):
+        check_targets(options)
         report = measure(
             options.base, options.tuned, recipe=recipe, **measure_arguments(options)
         )  # fmt: skip
         show(report, options, out, *FILES)
         update_card(options, report)
+
+
+def check_targets(options: argparse.Namespace) -> None:
+    """Warn of a target that the tuned model was trained on, by its config.yaml of finetune."""
+    file = Path(options.tuned) / "config.yaml"
+    with contextlib.suppress(OSError, ValueError):  # none, one of another tool, or of gone files
+        given = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+        data = given.get("data") if isinstance(given, dict) else None
+        for target in options.target if isinstance(data, str | list) else ():
+            warn_of_known_target(data, target)
 
 
 def inputs_of(options: argparse.Namespace) -> list[str]:

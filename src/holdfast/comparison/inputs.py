@@ -1,5 +1,6 @@
 """The inputs of a plan: its tests, all of them or one half, and a check before the first run."""
 
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,18 @@ from holdfast.io.encoding import TrainingData
 from holdfast.io.heads import target_of
 from holdfast.io.models import Loader
 from holdfast.io.render import read_texts
-from holdfast.io.rows import is_text, labels_of, names_of, open_rows, read_text
+from holdfast.io.rows import (
+    Sources,
+    is_text,
+    labels_of,
+    names_of,
+    open_rows,
+    read_text,
+    share_a_file,
+)
 from holdfast.recipe import is_recipe_file, read_recipe
+
+logger = logging.getLogger(__name__)
 
 #: About how many characters a token has.
 _CHARACTERS = 4
@@ -73,6 +84,15 @@ def paths_of(plan: Plan) -> list[str]:
     rows = [name for source in (plan.data, *data, *tests.similarity) for name in names_of(source)]
     recipes = filter(is_recipe_file, plan.recipes)
     return [plan.model, *rows, *filter(None, [tests.include_path]), *recipes]
+
+
+def warn_of_known_target(data: Sources, target: str) -> None:
+    """Warn if models that are trained on some data are tested on them."""
+    if share_a_file(data, target):
+        logger.warning(
+            f"the target {target} is training data: its score shows what a model has "
+            "memorized, not what it has learned; give other rows of the task as the target"
+        )
 
 
 def check_inputs(plan: Plan, asked: Sequence[str] | None = None) -> Sequence[Any]:

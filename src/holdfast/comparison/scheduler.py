@@ -18,7 +18,7 @@ from holdfast._torch.checks import named_settings
 from holdfast._torch.imports import require
 from holdfast.comparison import processes
 from holdfast.comparison.crew import Crew, PerGpu, crew_for
-from holdfast.comparison.inputs import paths_of
+from holdfast.comparison.inputs import paths_of, warn_of_known_target
 from holdfast.comparison.plan import Plan, RunSpec
 from holdfast.comparison.rates import with_rates
 from holdfast.comparison.results import Results, RunResult, collect, read_result
@@ -113,6 +113,7 @@ def compare_in(
     on_progress: Callable[[RunSpec, str, int, int], None] | None,
 ) -> Results:
     """:func:`compare` in a place that is claimed, with a plan that has all rates."""
+    warn_of_known_target(plan.data, plan.target)
     if config is not None:
         write_changed(place / "config.yaml", config)
     results = finished_runs(plan, place)

@@ -26,7 +26,7 @@ from holdfast.comparison.clock import Clock, spent
 from holdfast.comparison.contenders import RECIPE, Contender, label_of
 from holdfast.comparison.crew import Crew, PerGpu, crew_for
 from holdfast.comparison.goals import goals_in
-from holdfast.comparison.inputs import paths_of
+from holdfast.comparison.inputs import paths_of, warn_of_known_target
 from holdfast.comparison.plan import Plan
 from holdfast.comparison.results import Results, RunResult
 from holdfast.comparison.search import Tuning
@@ -242,6 +242,7 @@ def tune_in(
     on_progress: Callable[[int, str, int, int], None] | None,
 ) -> Tuned:
     """:func:`tune` in a folder that is claimed; ``config`` is the text of ``config.yaml``."""
+    warn_of_known_target(plan.data, plan.target)
     asked = plan.measuring
     if asked.tasks and not (asked.text or asked.data or asked.similarity):
         raise ValueError(

@@ -43,7 +43,7 @@ from holdfast.io.encoding import TrainingData
 from holdfast.io.files import naming_errors, open_here, remove_cut_line, write_text
 from holdfast.io.heads import model_kind
 from holdfast.io.models import Loader
-from holdfast.io.rows import Sources, names_of
+from holdfast.io.rows import Sources, share_a_file
 from holdfast.losses import Task, infer_task
 from holdfast.recipe import DEFAULT_RECIPE, Recipe, preset_that
 from holdfast.run import Run, resolved
@@ -158,11 +158,7 @@ class Training(NamedSettings):
         if self.validation_file is None:
             return
         for name, source in others.items():
-            ours, theirs = (
-                {os.path.realpath(file) for file in names_of(files)}
-                for files in (self.validation_file, source)
-            )
-            if ours & theirs:
+            if share_a_file(self.validation_file, source):
                 raise ValueError(
                     f"validation and {name} are both {self.validation}, but what the training "
                     "stops by must not be trained on or reported: give other rows"

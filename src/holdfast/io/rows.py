@@ -204,6 +204,12 @@ def names_of(data: Sources) -> list[str]:
     return found
 
 
+def share_a_file(one: Sources, other: Sources) -> bool:
+    """Whether two data have a file in common; symbolic links are followed."""
+    first, second = ({os.path.realpath(name) for name in names_of(data)} for data in (one, other))
+    return not first.isdisjoint(second)
+
+
 def name_of(data: Sources) -> str:
     """Return one name of data, for errors.
 
@@ -263,7 +269,7 @@ def read_rows(path: Path, most: int | None = None) -> list[dict[str, Any]]:
     if suffix not in _ROW_SUFFIXES:
         raise ValueError(
             f"{path}: unsupported file type {path.suffix}; supported types: "
-            f"{', '.join(_ROW_SUFFIXES)}"
+            f"{', '.join((*_ROW_SUFFIXES, *filter(None, _TEXT_SUFFIXES)))}"
         )
     text = read_text(path)
     rows: list[dict[str, Any]] = []
