@@ -103,7 +103,7 @@ class Recipe(NamedSettings):
             return self
         cls: Any = registry.find(preset_that("fits_head")).cls
         known = {field.name for field in dataclasses.fields(cls)}
-        kept = {name: x for name, x in _settings(self.trainable).items() if name in known}
+        kept = {name: x for name, x in settings_of(self.trainable).items() if name in known}
         return dataclasses.replace(self, trainable=cls(**kept))
 
     def check_head(self, new: Sequence[str]) -> None:
@@ -176,7 +176,7 @@ class Recipe(NamedSettings):
         lines = []
         for stage, method in self:
             entry = entry_of(method)
-            given = [f"{name}={x!r}" for name, x in _settings(method).items() if x is not None]
+            given = [f"{name}={x!r}" for name, x in settings_of(method).items() if x is not None]
             settings = f"({', '.join(given)})" if given else ""
             lines.append(f"{stage:<10} {entry.name}{settings}: {entry.summary}")
         return "\n".join(lines)
@@ -193,7 +193,7 @@ class Recipe(NamedSettings):
         if not isinstance(names, str):
             raise TypeError(f'names must be a string such as "recadam+flow", got {names!r}')
         slots: dict[str, Any] = {}
-        for method in itertools.chain(*(_methods_of(name, names) for name in names.split("+"))):
+        for method in itertools.chain(*(methods_of(name, names) for name in names.split("+"))):
             entry = entry_of(method)
             if entry.stage == "penalties":
                 slots["penalties"] = (*slots.get("penalties", ()), method)
@@ -210,7 +210,7 @@ class Recipe(NamedSettings):
     @property
     def settings(self) -> list[str]:
         """The dotted names of all settings: ``"update.lr"``, ``"merging.alpha"``, …"""
-        return [f"{stage}.{name}" for stage, method in self for name in _settings(method)]
+        return [f"{stage}.{name}" for stage, method in self for name in settings_of(method)]
 
     def with_settings(self, values: Mapping[str, Any]) -> Recipe:
         """Return the recipe with other values of settings, by dotted name.
@@ -235,7 +235,7 @@ class Recipe(NamedSettings):
         saved: dict[str, Any] = {"penalties": []}
         for stage, method in self:
             one: dict[str, Any] = {"name": entry_of(method).name}
-            for name, value in _settings(method).items():
+            for name, value in settings_of(method).items():
                 plain = value.to_dict() if isinstance(value, Anneal) else value
                 one[name] = copy.deepcopy(plain)  # presets share their methods
             saved[stage] = [*saved[stage], one] if stage == "penalties" else one
@@ -305,8 +305,8 @@ def changed_settings(method: Method) -> dict[str, Any]:
     >>> changed_settings(AdamWUpdate(lr=0.1))
     {'lr': 0.1}
     """
-    default = _settings(type(method)())
-    return {name: x for name, x in _settings(method).items() if x != default[name]}
+    default = settings_of(type(method)())
+    return {name: x for name, x in settings_of(method).items() if x != default[name]}
 
 
 def preset_words(name: str) -> str:
@@ -376,16 +376,19 @@ def recipe_beside(model: object) -> Recipe | None:
         return None
 
 
-def _settings(method: Method) -> dict[str, Any]:
+def settings_of(method: Method) -> dict[str, Any]:
+    """The settings of a method by name."""
     return {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.init}
 
 
-def _methods_of(name: str, names: str) -> Sequence[Method]:
-    """The methods of one name in a preset."""
+def methods_of(name: str, names: str | None = None) -> Sequence[Method]:
+    """The methods that a name stands for; ``names`` is the preset that it is a part of."""
     known = registry.PRESETS.get(name.strip().lower())
     try:
         return (registry.find(name).cls(),) if known is None else known
     except ValueError as error:
+        if names in (None, name):
+            raise
         raise ValueError(f"{error} (in the preset {names!r})") from None
 
 
