@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 import holdfast
-from holdfast._torch.checks import named_settings
+from holdfast._torch.checks import did_you_mean, named_settings
 
 #: What holdfast makes itself, and functions of tensors without settings.
 NO_SETTINGS = {
@@ -30,6 +30,13 @@ def test_the_nearest_setting_is_named(name):
     wrong = f"{setting}s"
     with pytest.raises(TypeError, match=f"has no setting '{wrong}'.*'{setting}'"):
         getattr(holdfast, name)(**given, **{wrong: 1})
+
+
+def test_a_name_of_another_library_and_only_the_nearest_names():
+    with pytest.raises(TypeError, match="no setting 'learning_rate'; did you mean 'lr'"):
+        holdfast.finetune_loop(None, "standard", [], learning_rate=1e-3)
+    assert did_you_mean("holdfst", ["holdfast", "oft", "hft"]) == "; did you mean 'holdfast'?"
+    assert did_you_mean("text3", ["text1", "text2"]) == "; did you mean 'text2' or 'text1'?"
 
 
 def test_a_decorated_function_keeps_its_signature():

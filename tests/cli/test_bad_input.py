@@ -74,6 +74,8 @@ CASES = [
     ("compare", ["--config=grid.yaml"], "grid.yaml: grid must have at least one value of lr"),
     ("compare", ["--grid", "{lr: []}"], "--grid expected a value after '{lr: []}'"),
     ("compare", ["--recipes", "recadm"], "did you mean 'recadam'"),
+    ("compare", ["--recipes", "recadm+flow"], "'recadam'? (in the preset 'recadm+flow')"),
+    ("compare", ["--recipes", "holdfst"], "unknown method 'holdfst'; did you mean 'holdfast'?"),
     ("compare", ["--seeds", "a"], "--seeds must be a whole number, got 'a'"),
     ("compare", ["--recipes"], "--recipes expected at least one argument"),
     ("compare", ["--engine=slurm"], "--engine must be 'local' or 'ray', got 'slurm'"),
@@ -124,7 +126,7 @@ CASES = [
     ("merge", [*SWEEP, "MODEL=strange"], "zorg"),
     ("merge", [*SWEEP, "--out=train.jsonl"], "train.jsonl is a file"),
     ("methods", ["--jsn"], "unknown option --jsn; did you mean '--json'"),
-    ("methods", ["all"], "unexpected argument 'all'"),
+    ("methods", ["spd", "more"], "unexpected argument 'more'"),
     ("report", ["gone.json"], "no such file or directory: gone.json"),
     ("report", ["empty.jsonl"], "empty.jsonl is not JSON"),
     ("report", ["folder"], "folder contains neither results.json"),
@@ -245,8 +247,32 @@ def test_one_sentence_and_nothing_written(name, change, words, place, capsys):
 @pytest.mark.usefixtures("forked_workers")
 def test_what_every_run_fails_of_is_said(place, capsys):
     assert main(["compare", *GOOD["compare"], "--lr=1e30", "--max-updates=3"]) == 2
-    check_sentence(capsys.readouterr().err, "first: DivergedError: the training diverged: the loss")
+    said = capsys.readouterr().err
+    check_sentence(said, "first: DivergedError: the training diverged: the loss")
+    assert said.count("warning: the target train.jsonl is training data: its score shows") == 1
     assert "Traceback" in next((place / "out" / "failed").iterdir()).read_text()
+
+
+@pytest.mark.usefixtures("place")
+def test_a_search_warns_of_a_target_that_is_training_data(capsys, monkeypatch):
+    def stop(*_, **__):
+        raise ValueError("the search has begun")
+
+    monkeypatch.setattr("holdfast.comparison.study.open_study", stop)
+    assert main(["tune", *GOOD["tune"]]) == 2
+    assert "warning: the target train.jsonl is training data" in capsys.readouterr().err
+
+
+def test_measure_warns_of_a_target_that_config_yaml_names_as_training_data(place, capsys):
+    (place / "tuned").mkdir()
+    for data, count in (("train.jsonl", 1), ("[odd.jsonl, train.jsonl]", 1), ("odd.jsonl", 0)):
+        (place / "tuned" / "config.yaml").write_text(f"data: {data}\n")
+        assert main(["measure", MODEL, "tuned", "--target=train.jsonl"]) == 2  # there is no model
+        said = capsys.readouterr().err
+        assert said.count("warning: the target train.jsonl is training data") == count
+    (place / "tuned" / "config.yaml").write_text("[1")
+    assert main(["measure", MODEL, "tuned", "--target=train.jsonl"]) == 2
+    check_sentence(capsys.readouterr().err, "tuned")
 
 
 def test_wrong_columns_are_said_before_the_first_run(place, capsys):

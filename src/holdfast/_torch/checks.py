@@ -9,11 +9,26 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+#: Names that other libraries give to settings.
+ELSEWHERE = {
+    "learning_rate": "lr", "num_train_epochs": "epochs", "num_epochs": "epochs",
+    "max_steps": "max_updates", "per_device_train_batch_size": "batch_size",
+    "micro_batch_size": "batch_size", "gradient_accumulation_steps": "accumulate",
+    "max_grad_norm": "clip_norm", "warmup_ratio": "warmup", "cutoff_len": "max_length",
+    "max_seq_length": "max_length", "sequence_len": "max_length", "output_dir": "out",
+    "model_name_or_path": "model", "base_model": "model", "dataset": "data", "datasets": "data",
+    "train_file": "data", "eval_dataset": "validation", "eval_steps": "evaluate_every",
+    "early_stopping_patience": "patience", "method": "recipe", "log_with": "report_to",
+    "wandb_project": "project",
+}  # fmt: skip
+#: How much less similar than the nearest name another suggestion may be.
+_NEAR = 0.1
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,9 +121,24 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str
     '; known: mofo, recadam'
     """
     known = sorted(known)
-    if similar := difflib.get_close_matches(name, known, n=3, cutoff=cutoff):
+    if nearest := difflib.get_close_matches(name, known, n=1, cutoff=cutoff):
+        near = max(cutoff, difflib.SequenceMatcher(None, nearest[0], name).ratio() - _NEAR)
+        similar = difflib.get_close_matches(name, known, n=3, cutoff=near)
         return f"; did you mean {' or '.join(map(repr, similar))}?"
     return f"; known: {', '.join(known)}" if known else ""
+
+
+def hint_at_setting(name: str, known: Collection[str], *, cutoff: float = 0.5) -> str:
+    """Return the end of an error message about an unknown setting, or option with dashes.
+
+    A name of another library stands for the setting of the same meaning.
+
+    >>> hint_at_setting("learning_rate", ["lr", "epochs"])
+    "; did you mean 'lr'?"
+    """
+    ours = ELSEWHERE.get(name.lstrip("-").replace("-", "_"), "")
+    same = [setting for setting in (ours, f"--{ours.replace('_', '-')}") if setting in known]
+    return f"; did you mean {same[0]!r}?" if same else did_you_mean(name, known, cutoff=cutoff)
 
 
 def named_settings(function: F) -> F:
@@ -146,7 +176,7 @@ class NamedSettings:
 def _check_names(what: str, given: Iterable[str], known: Sequence[str]) -> None:
     for name in given:
         if name not in known:
-            raise TypeError(f"{what} has no setting {name!r}{did_you_mean(name, known)}")
+            raise TypeError(f"{what} has no setting {name!r}{hint_at_setting(name, known)}")
 
 
 def _number(name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]) -> float:

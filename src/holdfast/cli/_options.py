@@ -17,7 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from holdfast._torch.checks import did_you_mean
+from holdfast._torch.checks import hint_at_setting
 from holdfast._torch.imports import require
 from holdfast.io.untrusted import parse_yaml
 
@@ -202,19 +202,6 @@ SHARED: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-#: Names that other libraries give to options.
-ELSEWHERE = {
-    "learning_rate": "lr", "num_train_epochs": "epochs", "num_epochs": "epochs",
-    "max_steps": "max_updates", "per_device_train_batch_size": "batch_size",
-    "micro_batch_size": "batch_size", "gradient_accumulation_steps": "accumulate",
-    "max_grad_norm": "clip_norm", "warmup_ratio": "warmup", "cutoff_len": "max_length",
-    "max_seq_length": "max_length", "sequence_len": "max_length", "output_dir": "out",
-    "model_name_or_path": "model", "base_model": "model", "dataset": "data", "datasets": "data",
-    "train_file": "data", "eval_dataset": "validation", "eval_steps": "evaluate_every",
-    "early_stopping_patience": "patience", "method": "recipe", "log_with": "report_to",
-    "wandb_project": "project",
-}  # fmt: skip
-
 #: The shared options about a model and its training data.
 DATA = ("model", "data", "columns", "old_data", "head", "new", "trust_remote_code")
 
@@ -239,6 +226,7 @@ class Parser(argparse.ArgumentParser):
 
     needed: Sequence[str] = ()  # options that must be given
     demo: Callable[[], Mapping[str, Any]] | None = None  # defaults without --model and --config
+    hints: Mapping[str, str] = {}  # by an option of other commands: what to give instead
 
     def __init__(self, **options: Any) -> None:
         ours = {"formatter_class": Help, "allow_abbrev": False, "exit_on_error": False}
@@ -267,9 +255,12 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             name = unknown[0].partition("=")[0]
             if not name.startswith("-"):
-                self.error(f"unexpected argument {name!r}")
+                is_model = "model" in self.needed and options.model is None
+                hint = f": a model is given as --model {name}" if is_model else ""
+                self.error(f"unexpected argument {name!r}{hint}")
             known = [name for name in self._option_string_actions if name.startswith("--")]
-            raise UsageError(f"unknown option {name}{_hint(name, known)}")
+            hint = self.hints.get(name) or hint_at_setting(name, known, cutoff=0.7)
+            raise UsageError(f"unknown option {name}{hint}")
         if missing := [f"--{name}" for name in self.needed if getattr(options, name) is None]:
             self.error(f"{' and '.join(missing)} must be given")
         return options
@@ -301,18 +292,13 @@ class Parser(argparse.ArgumentParser):
         for key, value in given.items():
             name = str(key).replace("-", "_")
             if name not in actions:
-                raise UsageError(f"{file}: unknown option {key!r}{_hint(name, actions)}")
+                raise UsageError(
+                    f"{file}: unknown option {key!r}{hint_at_setting(name, actions, cutoff=0.7)}"
+                )
             try:
                 yield actions[name].dest, _from_yaml(actions[name], value)
             except argparse.ArgumentTypeError as error:
                 raise UsageError(f"{file}: {key} {error}") from None
-
-
-def _hint(name: str, known: Collection[str]) -> str:
-    """The end of an error about an unknown option: the nearest one, or that of the same meaning."""
-    ours = ELSEWHERE.get(name.lstrip("-").replace("-", "_"), "")
-    same = [option for option in (ours, f"--{ours.replace('_', '-')}") if option in known]
-    return f"; did you mean {same[0]!r}?" if same else did_you_mean(name, known, cutoff=0.7)
 
 
 def _from_yaml(action: argparse.Action, value: Any) -> Any:

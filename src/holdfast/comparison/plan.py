@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast._torch.checks import NamedSettings, did_you_mean, natural_number, whole_number
+from holdfast._torch.checks import NamedSettings, hint_at_setting, natural_number, whole_number
 from holdfast._torch.version import __version__
 from holdfast.evaluate.kl import MOST_TEXTS
 from holdfast.hosts.job import Training
@@ -293,7 +293,7 @@ def _digest(path: str, *about: int) -> str:
 
 def _check_setting(name: str, known: Collection[str]) -> None:
     if name not in known:
-        raise ValueError(f"no recipe has a setting {name!r}{did_you_mean(name, known)}")
+        raise ValueError(f"no recipe has a setting {name!r}{hint_at_setting(name, known)}")
 
 
 def _twice(given: Sequence[Any]) -> Any:

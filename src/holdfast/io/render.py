@@ -355,7 +355,7 @@ def check_columns(columns: Mapping[str, str]) -> None:
     >>> check_columns({"txt": "body"})
     Traceback (most recent call last):
     ...
-    ValueError: a column map has no name 'txt'; did you mean 'text' or 'text2' or 'text1'?
+    ValueError: a column map has no name 'txt'; did you mean 'text'?
     """
     known = [name for names in COLUMNS.values() for name in names]
     for name in columns:
