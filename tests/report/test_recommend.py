@@ -31,8 +31,8 @@ FIGURES = {
 def test_three_choices_of_the_frontier():
     said = recommend(simple(FIGURES, 1.396))
     assert said.headline == (
-        "Take recadam+flow: of the 3 recipes that do as well as standard fine-tuning on new, it "
-        "forgets least."
+        "Take recadam+flow: of standard fine-tuning and the 2 recipes that do as well on new "
+        "(within 1 %), it forgets least."
     )
     assert said.sentences == (
         "recadam+flow forgets least at the target of standard fine-tuning: perplexity 2.02 on new "
@@ -69,7 +69,8 @@ def test_the_best_takes_the_place_of_standard():
     others = {name: row for name, row in FIGURES.items() if name != "standard"}
     said = recommend(simple(others, 1.396))
     assert said.headline == (
-        "Take recadam+flow: of the 2 recipes close to the best on new, it forgets least."
+        "Take recadam+flow: of the 2 recipes close to the best (within 1 %) on new, it forgets "
+        "least."
     )
     assert "recadam+flow forgets least close to the best: " in str(said)
     assert "Standard fine-tuning has no result: recipes are compared with the best." in str(said)
@@ -117,6 +118,29 @@ def test_what_the_headline_says(found, label, words):
 def test_where_more_is_better():
     found = {"flow": ([0.70], 12.0), "ewc": ([0.695], 10.0), "lora": ([0.60], 10.0)}
     assert recommend(simple(found, 0.2, lower=False)).label == "ewc"
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (
+            {"standard": ([1.0], 15.0), "wise-ft": ([1.001], 11.0), "lora": ([2.0], 10.0)},
+            "Take wise-ft: of standard fine-tuning and the one recipe that does as well on new "
+            "(within 1 %), it forgets least.",
+        ),
+        (
+            {"standard": ([1.0, 1.1, 1.2], 15.0), "wise-ft": ([1.15], 11.0)},
+            "the one recipe that does as well on new (within 1 %, or "
+            "no worse than the worst seed of standard)",
+        ),
+        (
+            {"standard": ([1.0], 15.0), "lora": ([2.0], 10.0)},
+            "Take standard: no other recipe does as well on new (within 1 %).",
+        ),
+    ],
+)
+def test_standard_is_not_among_the_recipes_that_do_as_well(found, words):
+    assert words in recommend(simple(found)).headline
 
 
 def test_of_equally_good_ones_the_order_does_not_matter():
@@ -242,7 +266,9 @@ def test_a_training_signal_recommends_nothing(who):
     assert "moves the predictions least" in said.headline
     # The predictions on the target, new, are to change: they say nothing about forgetting.
     said = recommend(moved({who: ("context-free", "other")}))
-    assert said.headline == "Take flow: of the 2 recipes close to the best on new, it is the best."
+    assert said.headline == (
+        "Take flow: of the 2 recipes close to the best (within 1 %) on new, it is the best."
+    )
 
 
 def test_a_training_signal_is_marked_and_gets_no_star():

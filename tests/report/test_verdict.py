@@ -53,6 +53,14 @@ def test_the_same_model_forgot_nothing():
     assert verdict(report(divergences=(kl(0.0),))).headline == "Nothing forgotten."
 
 
+def test_chance_is_said_of_the_retained_tests_only():
+    few = replace(WIKI, change=Estimate(0.12, None, None, 1))
+    learned = score("new", "nll", 6.0, 1.279, 0.03, 0.012, 100, lower=True, role="target")
+    said = verdict(report(few, learned))
+    assert said.headline == "The changes on the retained tests cannot be distinguished from chance."
+    assert "The target new improved by 4.721 nats per token." in said.sentences
+
+
 @pytest.mark.parametrize("more", ["only_base", "only_tuned"])
 def test_other_tensors_may_forget(more):
     said = verdict(report(drift=replace(STILL, **{more: ("lora_A",)})))

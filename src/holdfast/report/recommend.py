@@ -145,8 +145,14 @@ def recommend(results: Results) -> Recommendation:
         other = "standard fine-tuning" if bar else "the best"
         reason = f"on the data for choosing, it did as well as {other} and forgot least"
     elif several:
-        among = "that do as well as standard fine-tuning" if bar else "close to the best"
-        reason = _reason(level, "recipe", f"recipes {among}", target)
+        seeds = {s.label: s.seeds for s in summaries}[(bar or best).label]
+        worst = "the worst seed of standard" if bar else "its worst seed"
+        worst = f", or no worse than {worst}" if seeds > 1 else ""
+        margin = f"within {100 * CLOSE:g} %{worst}"
+        if bar:
+            reason = _beside_standard(level, target, margin)
+        else:
+            reason = _reason(level, "recipe", f"recipes close to the best ({margin})", target)
     else:
         reason = f"it is the only recipe, and better than the pretrained model on {target}"
     roles = _roles(*choices, bar is not None) if several else {}
@@ -389,6 +395,16 @@ def _reason(
     if len(level) == 1:
         return f"no other {one} comes close on {test}"
     return f"of the {len(level)} {among} on {test}, it {_why(level, closest)}"
+
+
+def _beside_standard(level: Sequence[Choice], test: str, margin: str) -> str:
+    """The reason for one of the recipes that do as well as standard fine-tuning, and itself."""
+    if len(level) == 1:
+        return f"no other recipe does as well on {test} ({margin})"
+    others = f"{len(level) - 1} recipes that do" if len(level) > 2 else "one recipe that does"
+    return (
+        f"of standard fine-tuning and the {others} as well on {test} ({margin}), it {_why(level)}"
+    )
 
 
 def _why(among: Sequence[Choice], closest: str = _CLOSEST) -> str:

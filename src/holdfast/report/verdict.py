@@ -166,7 +166,7 @@ def _headline(report: ForgettingReport, retained: Sequence[Judged]) -> tuple[str
         return "Nothing forgotten.", "nothing"
     retained = [j for j in retained if j.change.outcome != "not finite"]
     if any(j.change.outcome == "no interval" for j in retained):
-        return "The changes cannot be distinguished from chance.", "unknown"
+        return "The changes on the retained tests cannot be distinguished from chance.", "unknown"
     if retained:
         return f"No measurable loss on {_named(retained)}.", "nothing"
     return "Forgetting was not tested.", "unknown"
