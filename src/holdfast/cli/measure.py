@@ -123,8 +123,9 @@ def check_targets(options: argparse.Namespace) -> None:
     with contextlib.suppress(OSError, ValueError):  # none, one of another tool, or of gone files
         given = parse_yaml(file.read_text(encoding="utf-8"), str(file))
         data = given.get("data") if isinstance(given, dict) else None
-        for target in options.target if isinstance(data, str | list) else ():
-            warn_of_known_target(data, target)
+        if isinstance(data, str | list):
+            for target in options.target:
+                warn_of_known_target(data, target)
 
 
 def inputs_of(options: argparse.Namespace) -> list[str]:
