@@ -101,9 +101,12 @@ def test_the_block_shows_each_base(tmp_path, monkeypatch):
         "120.0 / 100.0 (× 1) |" in found
     )
     assert (
-        "20 tokens per parameter: self-replay 90.0 %, plain fine-tuning 75.0 %, rehearsal of the "
-        "pretraining text does not learn as much; 500 tokens per parameter: self-replay 75.0 %, "
-        "plain fine-tuning 62.5 %, rehearsal of the pretraining text 100.0 %." in found
+        "- 20 tokens per parameter: plain fine-tuning 100.0 / 75.0, self-replay 90.0 / 90.0, "
+        "rehearsal of the pretraining text 80.0 / 100.0. At the target of self-replay, plain "
+        "fine-tuning keeps 75.0 % and rehearsal of the pretraining text does not learn as much.\n"
+        "- 500 tokens per parameter: plain fine-tuning 100.0 / 62.5, self-replay 100.0 / 75.0, "
+        "rehearsal of the pretraining text 120.0 / 100.0. At the target of self-replay, plain "
+        "fine-tuning keeps 62.5 % and rehearsal of the pretraining text keeps 100.0 %.\n" in found
     )
     assert "| 20 | plain fine-tuning | × 3 | 110.0 | 62.5 | 1.900 | 8.000 | 1.000 |" in found
     assert "| 900 |" not in found

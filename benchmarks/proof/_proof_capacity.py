@@ -40,19 +40,23 @@ def proof_capacity() -> str:
     text = (
         f"Models of one shape ({about['parameters']:,} parameters, whose tokens are bytes) were "
         f"pretrained on WikiText-2 and GSM8K for longer and longer, and learn Shakespeare in "
-        f"{record['protocol']['updates']} updates. Learned / kept, in percent, each method at the "
-        f"learning rate that is best for the target (medians of at least {seeds} seeds of "
-        "fine-tuning; one base per row). Losses are those of the base, in nats per byte, and in "
-        "parentheses those on the text that it was pretrained on:"
+        f"{record['protocol']['updates']} updates. The figures are learned / kept, in percent, at "
+        f"the learning rate that is best for the target (medians of {seeds} seeds of fine-tuning; "
+        "one base per number of tokens)."
     )
     heads = ["tokens per parameter", "WikiText-2", "GSM8K", *ROWS.values()]
     source = source_of("capacity", record, {"capacity": record["missing"]})
-    rest = folded("All learning rates", f"{_all(bases)}\n\n{source}")
     seen = {run["base"]: run["points"]["base"] for run in record["runs"] if run["plan"] == SEEN}
     rows = [_row(tokens, setting, seen.get(tokens, {})) for tokens, setting in bases.items()]
-    return "\n\n".join(
-        ["### Bases of known saturation", text, table(heads, rows), _equal_target(bases), rest]
+    each = "\n".join(
+        f"- {tokens:g} tokens per parameter: {_told(s)}" for tokens, s in bases.items()
     )
+    rest = folded(
+        "All bases and learning rates",
+        "Losses are those of the base, in nats per byte, and in parentheses those on the text that "
+        f"it was pretrained on.\n\n{table(heads, rows)}\n\n{_all(bases)}\n\n{source}",
+    )
+    return "\n\n".join(["### Bases of known saturation", text, each, rest])
 
 
 def tokens_of(record: Record) -> list[float]:
@@ -73,31 +77,34 @@ def _row(tokens: float, setting: Setting, seen: Mapping[str, float]) -> list[str
         f"{number(setting.base[name], 3)} ({number(seen.get(name), 3)})"
         for name in ("wikitext_nll", "gsm8k_nll")
     )
-    best = (setting.point(setting.best(_plans(setting, row))) for row in ROWS)
-    return [
-        f"{tokens:g}", *losses,
-        *(f"{percent(p.target)} / {percent(p.mean_kept)} ({_rate(p)})" for p in best),
-    ]  # fmt: skip
+    best = (_best(setting, row) for row in ROWS)
+    return [f"{tokens:g}", *losses, *(f"{_both(point)} ({_rate(point)})" for point in best)]
 
 
-def _equal_target(bases: dict[float, Setting]) -> str:
-    """What the others keep where they learn as much as self-replay does at its best."""
-    each = []
-    for tokens, setting in bases.items():
-        own = setting.point(setting.best(_plans(setting, REPLAY)))
-        kept = (
-            f"{title} {_kept_at(setting, row, own.target)}"
-            for row, title in ROWS.items()
-            if row != REPLAY
-        )
-        told = f"self-replay {percent(own.mean_kept)} %, {', '.join(kept)}"
-        each.append(f"{tokens:g} tokens per parameter: {told}")
-    return f"Kept where a method learns as much as self-replay: {'; '.join(each)}."
+def _told(setting: Setting) -> str:
+    """Each method at its best, and what the others keep where they learn as much as self-replay."""
+    own = _best(setting, REPLAY)
+    each = ", ".join(f"{title} {_both(_best(setting, row))}" for row, title in ROWS.items())
+    others = " and ".join(
+        f"{title} {_kept_at(setting, row, own.target)}"
+        for row, title in ROWS.items()
+        if row != REPLAY
+    )
+    return f"{each}. At the target of self-replay, {others}."
+
+
+def _best(setting: Setting, row: str) -> Point:
+    """The point of a method at the learning rate that is best for the target."""
+    return setting.point(setting.best(_plans(setting, row)))
+
+
+def _both(point: Point) -> str:
+    return f"{percent(point.target)} / {percent(point.mean_kept)}"
 
 
 def _kept_at(setting: Setting, row: str, target: float) -> str:
     share = at_target(map(setting.point, _plans(setting, row)), target)
-    return "does not learn as much" if math.isnan(share) else f"{percent(share)} %"
+    return "does not learn as much" if math.isnan(share) else f"keeps {percent(share)} %"
 
 
 def _all(bases: dict[float, Setting]) -> str:
