@@ -153,15 +153,15 @@ def test_unfinished_settings_are_shown_with_their_missing_runs_and_not_counted(t
 
 def test_missing_runs_of_opponents_are_named_and_the_setting_counts(tmp_path, page):
     write(tmp_path, minilm_rte=encoder_runs())
-    found = write(tmp_path, missing=["lora-x1-s1", "plain-x2-s1"], smollm2_gsm8k=language_runs())
+    found = write(tmp_path, missing=["lora-x1-s1", "plain-x4-s0"], smollm2_gsm8k=language_runs())
     assert {*found["settings"]} == {"minilm_rte", "smollm2_gsm8k"}
     blocks = page(found)
     told = blocks["proof_verdict"]
     assert "in 1 of 2 settings**" in told
-    assert "are missing: SmolLM2-135M, GSM8K (lora-x1-s1, plain-x2-s1)." in told
-    assert "would not be counted, and 99/99 would be reached in 0 of 1." in told
+    assert "- 2 runs of opponents and of other learning rates are missing in 1 settings; " in told
+    assert "without them 99/99 is reached in 0 of 1." in blocks["proof_headline"]
     assert "not finished" not in told + blocks["proof_details"]
-    assert "commit abc. Missing runs: lora-x1-s1, plain-x2-s1." in blocks["proof_details"]
+    assert "commit abc. Missing runs: lora-x1-s1, plain-x4-s0." in blocks["proof_details"]
 
 
 def test_rehearsal_is_shown_with_a_note(tmp_path, page):
@@ -175,8 +175,8 @@ def test_the_block_of_abilities(tmp_path, page):
     assert block.startswith("## What it does not protect\n")
     assert "saturation" not in block
     assert (
-        "- Of 3 tests, 2 (holdfast), 1 (plain fine-tuning × 1) and 2 (LoRA × 6) are kept to 98 % "
-        "or more.\n"
+        "- Tests that are kept to 98 % or more, of 3: holdfast 2, plain fine-tuning × 1 1, LoRA × "
+        "6 2.\n"
         "- `holdfast` keeps less than 98 % of: copy of random tokens 90.0 % (plain fine-tuning × "
         "1: 50.0 %). The 95 % interval excludes 98 % in 1 of 1 cases.\n" in block
     )
@@ -199,7 +199,7 @@ def test_abilities_that_are_all_kept_or_all_at_chance(tmp_path, page):
     runs = ability_runs()
     runs[1]["points"]["tuned"] |= {"copy": 1.0}
     block = page(write(tmp_path, abilities=runs))["proof_limits"]
-    assert "Of 3 tests, 3 (holdfast)," in block
+    assert "or more, of 3: holdfast 3," in block
     assert "keeps less than" not in block
     for run in runs[1:]:
         for test in ("copy", "refusals", "lookup"):
@@ -273,17 +273,23 @@ def test_all_blocks_and_pictures(tmp_path, page):
     )  # fmt: skip
     blocks = page(found)
     assert all(blocks.values())
-    assert "At worst it learned 75.0 % (MiniLM-L6, RTE) and kept" in blocks["proof_headline"]
+    assert "At worst it learned 75.0 % (MiniLM-L6, RTE; 95 % inter" in blocks["proof_headline"]
     assert (
         "in **1 of 2 settings**; by the 95 % intervals, it is certain" in blocks["proof_headline"]
     )
     assert "(img/proof-headline.svg)" in blocks["proof_headline"]
-    assert "These are 2 of the 14 settings of the protocol." in blocks["proof_headline"]
+    assert (
+        "These are 2 of the 14 settings of the protocol, with 1 to 3 seeds"
+        in blocks["proof_headline"]
+    )
     assert "The least learned is 90.0 % (strength 3)" in blocks["proof_ablations"]
     left = "had learned of GSM8K (medians over seeds): holdfast 75.0 % (75.0 %). Nothing means"
     assert left in blocks["proof_continual"]
-    assert "| `holdfast` | 87.5 % | 75.0 % |" in blocks["proof_medians"]
-    assert blocks["proof_medians"].splitlines()[2].endswith("| 1 of 2 |")  # RTE has one seed
+    medians = blocks["proof_medians"].splitlines()
+    assert medians[2].startswith("| | all 2 settings | 1 language models | 1 encoders and")
+    ours = "| `holdfast`, one run | 87.5 % / 99.8 % | 100.0 % / 99.7 % | 75.0 % / 100.0 % |"
+    assert medians[4].startswith(ours)
+    assert medians[4].endswith("| 75.0 % / 99.7 % | 1 | 1 |")  # RTE has one seed
     missed = blocks["proof_misses"]
     assert "In 1 of 2 settings `holdfast` misses 99/99: in 1 it learns less, in 0" in missed
     assert "| MiniLM-L6, RTE | 75.0 / 100.0 | — | Mostly noise: 138 rows" in missed
@@ -316,8 +322,12 @@ def test_the_other_rule_and_both_edges_are_told(tmp_path, page):
     runs[2]["points"]["tuned"] |= {
         "choose_nll": 0.9
     }  # plain × 2 is better on the rows to choose on
-    told = page(write(tmp_path, smollm2_gsm8k=[*runs, runs[1] | {"seed": 1}]))["proof_verdict"]
-    assert "plain fine-tuning keeps 70.0 % in the median, `holdfast` learns 125.0 %, and" in told
+    blocks = page(write(tmp_path, smollm2_gsm8k=[*runs, runs[1] | {"seed": 1}]))
+    assert (
+        "with any number of seeds, plain fine-tuning keeps 70.0 % in the median, `holdfast` learns "
+        "125.0 %, and 99/99 is reached in 1 of 1. " in blocks["proof_headline"]
+    )
+    told = blocks["proof_verdict"]
     assert "is the lowest that was run in SmolLM2-135M, GSM8K." in told
     told = page(write(tmp_path, smollm2_gsm8k=runs))["proof_verdict"]
     assert "is the highest that was run in SmolLM2-135M, GSM8K." in told

@@ -115,6 +115,15 @@ def is_plain(row: str) -> bool:
     return row.split("-")[0] == PLAIN and "+" not in row
 
 
+def rate_of(plan: str, row: str) -> float:
+    """The learning rate in the name of a plan, or the multiple of one.
+
+    >>> rate_of("plain-x0.5", "plain"), rate_of("plain-held-2e-05", "plain-held")
+    (0.5, 2e-05)
+    """
+    return float(plan.removeprefix(f"{row}-").lstrip("x"))
+
+
 class Point(NamedTuple):
     """A plan and a way to merge its model, with medians over its seeds, in percent.
 
@@ -204,6 +213,19 @@ class Setting:
     def best_plain_of_any_seeds(self) -> str:
         """The same by the rule as it was first written, however many seeds a plan has."""
         return self.best(self._plain)
+
+    @property
+    def frugal_plain(self) -> str:
+        """The plan of plain fine-tuning with the lowest learning rate that learns enough.
+
+        Enough is 99 % on the rows to choose on, so that no old data is needed to find it.
+        """
+        most = self.gain(self.choose, self.median(self.best_plain, self.choose))
+        gains = {p: self.gain(self.choose, self.median(p, self.choose)) for p in self._plain}
+        enough = [p for p in gains if learned_share(gains[p], most) >= GOALS[0]]
+        return min(
+            enough, key=lambda p: (rate_of(p, self.row(p)), -gains[p]), default=self.best_plain
+        )
 
     @property
     def _plain(self) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from _markdown import number, table
-from _measures import PLAIN, REHEARSAL, Point, Setting, at_target
+from _measures import PLAIN, REHEARSAL, Point, Setting, at_target, rate_of
 from _proof_details import source_of
 from _proof_text import folded, percent
 
@@ -36,25 +36,29 @@ def proof_capacity() -> str:
     if not bases:
         return ""
     about = next(iter(bases.values())).pretrained
+    target = min(_best(setting, REPLAY).target for setting in bases.values())
     seeds = min(point.seeds for setting in bases.values() for point in setting.points())
     text = (
         f"Models of one shape ({about['parameters']:,} parameters, whose tokens are bytes) were "
         f"pretrained on WikiText-2 and GSM8K for longer and longer, and learn Shakespeare in "
-        f"{record['protocol']['updates']} updates. The figures are learned / kept, in percent, at "
-        f"the learning rate that is best for the target (medians of {seeds} seeds of fine-tuning; "
-        "one base per number of tokens)."
+        f"{record['protocol']['updates']} updates (medians of {seeds} seeds of fine-tuning; one "
+        f"base per number of tokens). Where {percent(target)} % is learned, as much as self-replay "
+        f"learns on all of them, the methods keep:"
     )
     heads = ["tokens per parameter", "WikiText-2", "GSM8K", *ROWS.values()]
     source = source_of("capacity", record, {"capacity": record["missing"]})
     seen = {run["base"]: run["points"]["base"] for run in record["runs"] if run["plan"] == SEEN}
     rows = [_row(tokens, setting, seen.get(tokens, {})) for tokens, setting in bases.items()]
     each = "\n".join(
-        f"- {tokens:g} tokens per parameter: {_told(s)}" for tokens, s in bases.items()
+        f"- {tokens:g} tokens per parameter: "
+        + ", ".join(f"{title} {_kept_at(setting, row, target)}" for row, title in ROWS.items())
+        for tokens, setting in bases.items()
     )
     rest = folded(
         "All bases and learning rates",
         "Losses are those of the base, in nats per byte, and in parentheses those on the text that "
-        f"it was pretrained on.\n\n{table(heads, rows)}\n\n{_all(bases)}\n\n{source}",
+        "it was pretrained on. The rest is learned / kept, in percent, at the learning rate that "
+        f"is best for the target. {_edge(bases)}\n\n{table(heads, rows)}\n\n{_all(bases)}\n\n{source}",
     )
     return "\n\n".join(["### Bases of known saturation", text, each, rest])
 
@@ -81,16 +85,14 @@ def _row(tokens: float, setting: Setting, seen: Mapping[str, float]) -> list[str
     return [f"{tokens:g}", *losses, *(f"{_both(point)} ({_rate(point)})" for point in best)]
 
 
-def _told(setting: Setting) -> str:
-    """Each method at its best, and what the others keep where they learn as much as self-replay."""
-    own = _best(setting, REPLAY)
-    each = ", ".join(f"{title} {_both(_best(setting, row))}" for row, title in ROWS.items())
-    others = " and ".join(
-        f"{title} {_kept_at(setting, row, own.target)}"
-        for row, title in ROWS.items()
-        if row != REPLAY
-    )
-    return f"{each}. At the target of self-replay, {others}."
+def _edge(bases: Mapping[float, Setting]) -> str:
+    """How often the best learning rate is the highest that was run."""
+    at_edge = [
+        _best(setting, row).plan == max(_plans(setting, row), key=lambda plan: rate_of(plan, row))
+        for setting in bases.values()
+        for row in ROWS
+    ]
+    return f"In {sum(at_edge)} of {len(at_edge)} cases it is the highest that was run."
 
 
 def _best(setting: Setting, row: str) -> Point:
@@ -103,8 +105,12 @@ def _both(point: Point) -> str:
 
 
 def _kept_at(setting: Setting, row: str, target: float) -> str:
+    """What a method keeps at a target, or where it learns the most."""
     share = at_target(map(setting.point, _plans(setting, row)), target)
-    return "does not learn as much" if math.isnan(share) else f"keeps {percent(share)} %"
+    if not math.isnan(share):
+        return f"{percent(share)} %"
+    best = _best(setting, row)
+    return f"{percent(best.mean_kept)} % (where it learns {percent(best.target)} %, its most)"
 
 
 def _all(bases: dict[float, Setting]) -> str:

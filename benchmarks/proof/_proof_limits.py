@@ -23,7 +23,6 @@ from _proof_text import (
     edge_of_rates,
     folded,
     least,
-    listed,
     name_of,
     percent,
     plan_title,
@@ -88,10 +87,10 @@ def _protected(tested: Tested, tests: list[str]) -> list[str]:
     less = [test for test in tests if ours["kept"][test] < LEAST]
     other = plan_title(plain["plan"])
     enough = [
-        f"{sum(row['kept'][test] >= LEAST for test in tests)} ({plan_title(row['plan'])})"
+        f"{plan_title(row['plan'])} {sum(row['kept'][test] >= LEAST for test in tests)}"
         for row in tested["points"]
     ]
-    said = [f"Of {len(tests)} tests, {listed(enough)} are kept to {LEAST} % or more."]
+    said = [f"Tests that are kept to {LEAST} % or more, of {len(tests)}: {', '.join(enough)}."]
     if less:
         each = "; ".join(
             f"{TITLES['tests'][t]} {percent(ours['kept'][t])} % ({other}: "

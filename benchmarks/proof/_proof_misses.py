@@ -34,7 +34,7 @@ def proof_misses() -> str:
         f"{len(target - kept)} it learns less, in {len(kept - target)} it keeps less, in "
         f"{len(target & kept)} both."
     )
-    rows = [[name_of(name), *_missing(one), TITLES["causes"].get(name, "not known")]
+    rows = [[name_of(name), *_missing(one), TITLES["causes"].get(name, "Not known.")]
             for name, one in missed.items()]  # fmt: skip
     heads = ["setting", "learned / kept, %",
              f"tests kept least, % (in parentheses plain; at most {SHOWN})", "cause"]  # fmt: skip

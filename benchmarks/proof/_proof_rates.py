@@ -78,10 +78,11 @@ def _told(found: Mapping[str, Rows], settings: int) -> str:
             else f"None of these multiples reaches {GOAL}/{GOAL} where the default does not."
         )
         + (
-            f" In {len(nearer)}, one of them is nearer to it, and the 95 % interval of what it is "
-            f"ahead excludes 0 (learned / kept, in percent): {each}."
+            f" In {len(nearer)}, one of them is nearer to it, and the 95 % interval of the "
+            "difference excludes 0 for the lower one of the default's two figures (learned / kept, "
+            f"in percent): {each}."
             if nearer
-            else " None is nearer to it with a 95 % interval that excludes 0."
+            else " None is nearer to it with a 95 % interval of the difference that excludes 0."
         )
         + " The multiples are chosen on the rows that are reported."
     )
@@ -95,7 +96,7 @@ def only_others_reach(rows: Rows) -> list[str]:
 
 def nearness(row: Row) -> float:
     """How near a point is to the goal: the lower one of learned and kept."""
-    return float(min(row[field] for field in FIELDS))
+    return float(min(GOAL, *(row[field] for field in FIELDS)))
 
 
 def nearest(rows: Rows) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from _markdown import SPEC, number
-from _measures import GOALS
+from _measures import GOALS, rate_of
 
 #: Titles of settings, rows, tests and ablations.
 TITLES = SPEC["proof"]
@@ -74,12 +74,9 @@ def edge_of_rates(setting: Mapping[str, Any]) -> str:
     best = setting["best_plain"]
     row = next(point["row"] for point in setting["points"] if point["plan"] == best)
 
-    def rate_of(plan: str) -> float:
-        return float(plan.removeprefix(f"{row}-").lstrip("x"))
-
-    rates = [rate_of(point["plan"]) for point in setting["points"] if point["row"] == row]
+    rates = [rate_of(point["plan"], row) for point in setting["points"] if point["row"] == row]
     ends = {min(rates): "lowest", max(rates): "highest"} if len({*rates}) > 1 else {}
-    return ends.get(rate_of(best), "")
+    return ends.get(rate_of(best, row), "")
 
 
 def notes(rows: Iterable[str]) -> str:
@@ -94,7 +91,7 @@ def without(missing: Mapping[str, Sequence[str]], name: str) -> str:
     >>> without({"ablations": ["top-8-s0"]}, "ablations"), without({}, "ablations")
     (' Missing runs: top-8-s0.', '')
     """
-    return f" Missing runs: {', '.join(missing[name])}." if name in missing else ""
+    return f" Missing runs: {', '.join(missing[name])}." if missing.get(name) else ""
 
 
 def percent(value: float, interval: Sequence[float] | None = None) -> str:

@@ -5,9 +5,9 @@ https://arxiv.org/abs/2605.26097, expect that a model that was trained far beyon
 parameter has no capacity left, and must forget to learn. Llamas of 0.1 million parameters, whose
 tokens are bytes, are pretrained on WikiText-2 and GSM8K on 20, 100 and 500 tokens per parameter.
 Each of them learns Shakespeare in as many updates, by plain fine-tuning, by self-replay and by
-rehearsal of the pretraining text, at multiples of the learning rate of pretraining. About an hour
-on two cores, with a command for ``--bases 500`` beside one for the others; a stopped command goes
-on where it was.
+rehearsal of the pretraining text, at multiples of the learning rate of pretraining. About 90
+minutes on one core; a stopped command goes on where it was. Further commands beside it must name
+``--bases`` that are pretrained already.
 
     cd benchmarks/proof
     python capacity.py --data DATA --runs RUNS

@@ -2,7 +2,8 @@
 
     python benchmarks/proof/verdict.py      # write results/verdict.json, and print it
 
-A setting is counted unless runs of the base, of ``holdfast`` or of the best of plain are missing.
+A setting is counted unless runs of the base or of ``holdfast``, or further seeds of plain
+fine-tuning, are missing.
 ``benchmarks/pages.py`` calls this when results or measures have changed.
 """
 
@@ -103,7 +104,7 @@ def verdict_of(found: Mapping[str, Record]) -> dict[str, Any]:
     missing |= {name: missing[name] or lacking(record) for name, record in compared.items()}
     whole = {name: record for name, record in compared.items() if not lacking(record)}
     settings = {name: judge(record) for name, record in whole.items() if name in SETTINGS}
-    finished = {name for name, one in settings.items() if is_finished(one, missing[name])}
+    finished = {name for name in settings if is_finished(missing[name])}
     base = found.get(ABLATED, {}).get("runs", ())
     changed = found.get("ablations", {}).get("runs", ())
     return {
@@ -122,16 +123,15 @@ def verdict_of(found: Mapping[str, Record]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def is_finished(setting: Record, missing: Iterable[str]) -> bool:
+def is_finished(missing: Iterable[str]) -> bool:
     """Whether the runs that the main figures come from are there.
 
-    >>> is_finished({"best_plain": "plain-x1"}, ["rte-plain-x2-s1", "holdfast-lora-s0"])
-    True
-    >>> is_finished({"best_plain": "plain-x1"}, ["rte-plain-x1-s1"])
-    False
+    Of plain fine-tuning these are the further seeds, as they show which learning rate is the best.
+
+    >>> is_finished(["rte-plain-2e-05-s0", "holdfast-lora-s1"]), is_finished(["plain-x2-s1"])
+    (True, False)
     """
-    plans = "|".join(map(re.escape, (OURS, setting["best_plain"])))
-    needed = re.compile(rf"(.*-)?(({plans})-s\d+|pretrained)")
+    needed = re.compile(rf"(.*-)?(pretrained|{OURS}-s\d+|{PLAIN}-.*-s[1-9]\d*)")
     return not any(map(needed.fullmatch, missing))
 
 
@@ -150,24 +150,30 @@ def judge(record: Record) -> dict[str, Any]:
     for point in points:
         own = bootstrap.measures(point.plan, point.merged)
         ahead = [Interval.of(a - b) for a, b in zip(own, resampled, strict=True)]
-        clearly = all(interval.low >= 0 for interval in ahead)
-        better = point.row != RATES_OF_OURS and dominates(point, ours)
+        counts = point.row != RATES_OF_OURS
+        better, worse = counts and dominates(point, ours), counts and dominates(ours, point)
         rows.append(
             row_of(setting, point) | {
                 "target_interval": rounded(Interval.of(own.target)),
                 "kept_interval": rounded(Interval.of(own.mean_kept)),
                 "target_ahead": rounded(ahead[0]), "kept_ahead": rounded(ahead[1]),
-                "dominates": ("clearly" if clearly else "yes") if better else "no",
+                "dominates": how(better, all(interval.low >= 0 for interval in ahead)),
+                "is_dominated": how(worse, all(interval.high <= 0 for interval in ahead)),
             }
         )  # fmt: skip
     return {
         "made": record["made"],
         "lr": setting.lr(OURS), "plain_lr": setting.lr(setting.best_plain),
-        "best_plain": setting.best_plain, "base": figures(setting.base),
+        "best_plain": setting.best_plain, "frugal_plain": setting.frugal_plain,
+        "base": figures(setting.base),
         "reached": {str(goal): reached(ours, goal) for goal in GOALS},
         "of_any_seeds": of_any_seeds(setting),
         "equal_target": equal_target(points, ours), "points": rows,
     }  # fmt: skip
+
+
+def how(dominates: bool, clearly: bool) -> str:
+    return ("clearly" if clearly else "yes") if dominates else "no"
 
 
 def of_any_seeds(setting: Setting) -> dict[str, Any]:
@@ -189,7 +195,10 @@ def other_rates(runs: Iterable[Record], changed: Iterable[Record]) -> Rows:
     if "default" in named:
         runs = [run for run in runs if run["plan"] != OURS] + [{**named["default"], "plan": OURS}]
         runs += [run for plan, run in named.items() if plan.startswith(RATES_OF_OURS)]
-    setting = Setting(run for run in runs if run["plan"] != OURS or run.get("seed", 0) == 0)
+    ours = (OURS, RATES_OF_OURS)
+    setting = Setting(
+        run for run in runs if run.get("seed", 0) == 0 or run["plan"].partition("-x")[0] not in ours
+    )
     plans = [plan for plan in setting.plans if setting.row(plan) == RATES_OF_OURS]
     if not plans or OURS not in setting.plans:
         return []
@@ -334,6 +343,12 @@ def plain_of(setting: Record) -> dict[str, Any]:
     """The best of plain fine-tuning."""
     best = setting["best_plain"], TUNED
     return next(row for row in setting["points"] if (row["plan"], row["merged"]) == best)
+
+
+def frugal_plain_of(setting: Record) -> dict[str, Any]:
+    """Plain fine-tuning at the lowest learning rate that learns 99 % on the rows to choose on."""
+    frugal = setting["frugal_plain"], TUNED
+    return next(row for row in setting["points"] if (row["plan"], row["merged"]) == frugal)
 
 
 def careful_plain_of(setting: Record) -> dict[str, Any]:
