@@ -101,7 +101,7 @@ def test_the_block_shows_each_base(tmp_path, monkeypatch):
         "120.0 / 100.0 (× 1) |" in found
     )
     # Self-replay learns 90 % at its best on one base, and 100 % on the other.
-    assert "Where 90.0 % is learned, as much as self-replay learns on all of them" in found
+    assert "Where 90 % is learned, as much as self-replay learns on all of them" in found
     assert (
         "- 20 tokens per parameter: plain fine-tuning 75.0 %, self-replay 90.0 %, rehearsal of the "
         "pretraining text 100.0 % (where it learns 80.0 %, its most)\n"

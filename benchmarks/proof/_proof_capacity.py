@@ -36,14 +36,14 @@ def proof_capacity() -> str:
     if not bases:
         return ""
     about = next(iter(bases.values())).pretrained
-    target = min(_best(setting, REPLAY).target for setting in bases.values())
+    target = math.floor(min(_best(setting, REPLAY).target for setting in bases.values()))
     seeds = min(point.seeds for setting in bases.values() for point in setting.points())
     text = (
         f"Models of one shape ({about['parameters']:,} parameters, whose tokens are bytes) were "
         f"pretrained on WikiText-2 and GSM8K for longer and longer, and learn Shakespeare in "
         f"{record['protocol']['updates']} updates (medians of {seeds} seeds of fine-tuning; one "
-        f"base per number of tokens). Where {percent(target)} % is learned, as much as self-replay "
-        f"learns on all of them, the methods keep:"
+        f"base per number of tokens). Where {target} % is learned, as much as self-replay learns "
+        f"on all of them, the methods keep:"
     )
     heads = ["tokens per parameter", "WikiText-2", "GSM8K", *ROWS.values()]
     source = source_of("capacity", record, {"capacity": record["missing"]})
@@ -58,7 +58,8 @@ def proof_capacity() -> str:
         "All bases and learning rates",
         "Losses are those of the base, in nats per byte, and in parentheses those on the text that "
         "it was pretrained on. The rest is learned / kept, in percent, at the learning rate that "
-        f"is best for the target. {_edge(bases)}\n\n{table(heads, rows)}\n\n{_all(bases)}\n\n{source}",
+        f"is best for the target. {_edge(bases)}\n\n{table(heads, rows)}\n\n{_all(bases)}\n\n"
+        f"{source}",
     )
     return "\n\n".join(["### Bases of known saturation", text, each, rest])
 
