@@ -129,9 +129,23 @@ def test_where_more_is_better():
             "(within 1 %), it forgets least.",
         ),
         (
-            {"standard": ([1.0, 1.1, 1.2], 15.0), "wise-ft": ([1.15], 11.0)},
+            {"standard": ([1.0, 1.1, 1.15], 15.0), "wise-ft": ([1.15], 11.0)},
             "the one recipe that does as well on new (within 1 %, or "
             "no worse than the worst seed of standard)",
+        ),
+        (  # the worst seed is within 1 %
+            {"standard": ([1.0, 1.001, 1.005], 15.0), "wise-ft": ([1.001], 11.0)},
+            "the one recipe that does as well on new (within 1 %), it forgets least.",
+        ),
+        (  # the worst seed is beyond 90 % of the gain
+            {"standard": ([1.0, 1.001, 1.9], 15.0), "wise-ft": ([1.3], 11.0)},
+            "Take standard: no other recipe does as well on new (within 1 %, or with at least "
+            "90 % of the gain of standard).",
+        ),
+        (
+            {"flow": ([1.0, 1.001, 1.9], 15.0), "wise-ft": ([1.05], 11.0)},
+            "of the 2 recipes close to the best (within 1 %, or with at least 90 % of the gain of "
+            "the best) on new",
         ),
         (
             {"standard": ([1.0], 15.0), "lora": ([2.0], 10.0)},
@@ -141,6 +155,26 @@ def test_where_more_is_better():
 )
 def test_standard_is_not_among_the_recipes_that_do_as_well(found, words):
     assert words in recommend(simple(found)).headline
+
+
+@pytest.mark.parametrize(
+    ("lora", "words"),
+    [
+        (
+            2.0,
+            "Take standard lr=0.1: no other recipe does as well on new (within 1 %), and of its "
+            "settings it forgets least.",
+        ),
+        (1.0, "Take lora: of standard fine-tuning and the one recipe that does as well on new"),
+    ],
+)
+def test_points_of_standard_do_not_count_as_other_recipes(lora, words):
+    found = simple({"standard": ([1.0], 15.0), "low": ([1.001], 12.0), "lora": ([lora], 10.0)})
+    points = tuple(
+        replace(run, recipe="standard", values={"lr": 0.1}) if run.recipe == "low" else run
+        for run in found.runs
+    )
+    assert words in recommend(Results(points)).headline
 
 
 def test_of_equally_good_ones_the_order_does_not_matter():

@@ -111,10 +111,22 @@ class Choice(NamedTuple):
     bar: float  # the score that does as well: of a recipe, its worst seed within limits
     loss: float | None  # None without retained tests
     moved: float  # the KL, or the distance from the base: decides without retained tests
+    is_capped: bool = False  # whether the share of the gain limits the bar, not the worst seed
 
     def does_as_well_as(self, other: Choice) -> bool:
-        near = self.target - other.target <= CLOSE * abs(other.target)
-        return near or self.reach <= other.bar
+        return other.is_close(self.target) or self.reach <= other.bar
+
+    def is_close(self, score: float) -> bool:
+        return score - self.target <= CLOSE * abs(self.target)
+
+    def margin(self, whose: str) -> str:
+        """The margin of a recipe that does as well, in words."""
+        within = f"within {100 * CLOSE:g} %"
+        if self.is_close(self.bar):
+            return within
+        if self.is_capped:
+            return f"{within}, or with at least {100 * NEAR:g} % of the gain of {whose}"
+        return f"{within}, or no worse than the worst seed of {whose}"
 
 
 def recommend(results: Results) -> Recommendation:
@@ -145,14 +157,12 @@ def recommend(results: Results) -> Recommendation:
         other = "standard fine-tuning" if bar else "the best"
         reason = f"on the data for choosing, it did as well as {other} and forgot least"
     elif several:
-        seeds = {s.label: s.seeds for s in summaries}[(bar or best).label]
-        worst = "the worst seed of standard" if bar else "its worst seed"
-        worst = f", or no worse than {worst}" if seeds > 1 else ""
-        margin = f"within {100 * CLOSE:g} %{worst}"
         if bar:
-            reason = _beside_standard(level, target, margin)
+            others = {s.recipe for s in summaries if found[s.label] in level} - {STANDARD}
+            reason = _beside_standard(level, len(others), target, bar.margin("standard"))
         else:
-            reason = _reason(level, "recipe", f"recipes close to the best ({margin})", target)
+            among = f"recipes close to the best ({best.margin('the best')})"
+            reason = _reason(level, "recipe", among, target)
     else:
         reason = f"it is the only recipe, and better than the pretrained model on {target}"
     roles = _roles(*choices, bar is not None) if several else {}
@@ -327,14 +337,17 @@ def _recipe(summary: Summary, signals: Collection[str]) -> Choice:
     says = [f"{score}.", *kept(summary.retained)]
     if not summary.retained and kl is not None:
         says.append(f"Its predictions moved by {nats(kl)} nats.")
+    worst = max(seeds, default=math.nan)
+    cap = sign * target.after + (1 - NEAR) * target.gain
     return Choice(
         summary.label,
         " ".join(says),
         target=sign * target.after,
         reach=sign * target.after,
-        bar=min(max(seeds, default=math.nan), sign * target.after + (1 - NEAR) * target.gain),
+        bar=min(worst, cap),
         loss=summary.loss if summary.retained else None,
         moved=math.inf if kl is None else kl,
+        is_capped=cap < worst,
     )
 
 
@@ -397,14 +410,14 @@ def _reason(
     return f"of the {len(level)} {among} on {test}, it {_why(level, closest)}"
 
 
-def _beside_standard(level: Sequence[Choice], test: str, margin: str) -> str:
+def _beside_standard(level: Sequence[Choice], others: int, test: str, margin: str) -> str:
     """The reason for one of the recipes that do as well as standard fine-tuning, and itself."""
-    if len(level) == 1:
-        return f"no other recipe does as well on {test} ({margin})"
-    others = f"{len(level) - 1} recipes that do" if len(level) > 2 else "one recipe that does"
-    return (
-        f"of standard fine-tuning and the {others} as well on {test} ({margin}), it {_why(level)}"
-    )
+    as_well = f"as well on {test} ({margin})"
+    if not others:
+        point = f", and of its settings it {_why(level)}" if len(level) > 1 else ""
+        return f"no other recipe does {as_well}{point}"
+    those = f"{others} recipes that do" if others > 1 else "one recipe that does"
+    return f"of standard fine-tuning and the {those} {as_well}, it {_why(level)}"
 
 
 def _why(among: Sequence[Choice], closest: str = _CLOSEST) -> str:
