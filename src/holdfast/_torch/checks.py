@@ -131,14 +131,32 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str
 def hint_at_setting(name: str, known: Collection[str], *, cutoff: float = 0.5) -> str:
     """Return the end of an error message about an unknown setting, or option with dashes.
 
-    A name of another library stands for the setting of the same meaning.
+    A name of another library stands for the setting of the same meaning, which may be a plural.
 
     >>> hint_at_setting("learning_rate", ["lr", "epochs"])
     "; did you mean 'lr'?"
+    >>> hint_at_setting("--method", ["--recipes", "--seeds"])
+    "; did you mean '--recipes'?"
     """
-    ours = ELSEWHERE.get(name.lstrip("-").replace("-", "_"), "")
-    same = [setting for setting in (ours, f"--{ours.replace('_', '-')}") if setting in known]
-    return f"; did you mean {same[0]!r}?" if same else did_you_mean(name, known, cutoff=cutoff)
+    ours = meant_by(name)
+    same = [one for one in known if _without_dashes(one) in (ours, f"{ours}s")]
+    if same:
+        return f"; did you mean {min(same, key=len)!r}?"
+    return did_you_mean(name, known, cutoff=cutoff)
+
+
+def meant_by(name: str) -> str:
+    """The setting that a name stands for, which may be one of another library.
+
+    >>> meant_by("--learning-rate"), meant_by("--batch-size")
+    ('lr', 'batch_size')
+    """
+    plain = _without_dashes(name)
+    return ELSEWHERE.get(plain, plain)
+
+
+def _without_dashes(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
 
 
 def named_settings(function: F) -> F:

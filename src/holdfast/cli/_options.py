@@ -17,7 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from holdfast._torch.checks import hint_at_setting
+from holdfast._torch.checks import hint_at_setting, meant_by
 from holdfast._torch.imports import require
 from holdfast.io.untrusted import parse_yaml
 
@@ -226,7 +226,7 @@ class Parser(argparse.ArgumentParser):
 
     needed: Sequence[str] = ()  # options that must be given
     demo: Callable[[], Mapping[str, Any]] | None = None  # defaults without --model and --config
-    hints: Mapping[str, str] = {}  # by an option of other commands: what to give instead
+    hints: Mapping[str, str] = {}  # by a setting of other commands: what to give instead
 
     def __init__(self, **options: Any) -> None:
         ours = {"formatter_class": Help, "allow_abbrev": False, "exit_on_error": False}
@@ -255,15 +255,18 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             name = unknown[0].partition("=")[0]
             if not name.startswith("-"):
-                is_model = "model" in self.needed and options.model is None
+                is_first = unknown[0] == words[0]  # a later one may be a value too many
+                is_model = is_first and "model" in self.needed and options.model is None
                 hint = f": a model is given as --model {name}" if is_model else ""
                 self.error(f"unexpected argument {name!r}{hint}")
             known = [name for name in self._option_string_actions if name.startswith("--")]
-            hint = self.hints.get(name) or hint_at_setting(name, known, cutoff=0.7)
-            raise UsageError(f"unknown option {name}{hint}")
+            raise UsageError(f"unknown option {name}{self._hint(name, known)}")
         if missing := [f"--{name}" for name in self.needed if getattr(options, name) is None]:
             self.error(f"{' and '.join(missing)} must be given")
         return options
+
+    def _hint(self, name: str, known: Collection[str]) -> str:
+        return self.hints.get(meant_by(name)) or hint_at_setting(name, known, cutoff=0.7)
 
     def _given_before(self, words: Sequence[str]) -> Mapping[str, Any]:
         if "--config" not in self._option_string_actions or {"-h", "--help"} & {*words}:
@@ -292,9 +295,7 @@ class Parser(argparse.ArgumentParser):
         for key, value in given.items():
             name = str(key).replace("-", "_")
             if name not in actions:
-                raise UsageError(
-                    f"{file}: unknown option {key!r}{hint_at_setting(name, actions, cutoff=0.7)}"
-                )
+                raise UsageError(f"{file}: unknown option {key!r}{self._hint(name, actions)}")
             try:
                 yield actions[name].dest, _from_yaml(actions[name], value)
             except argparse.ArgumentTypeError as error:

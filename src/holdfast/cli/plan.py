@@ -27,7 +27,7 @@ from holdfast.report.printing import tell
 def add_options(parser: Parser) -> None:
     parser.describe(__doc__, "--model MODEL [options]", needed=("model",))
     amount = "; plan reads no data: give the number of training samples as --data-size N"
-    parser.hints = {"--data": amount, "--samples": amount}
+    parser.hints = {"data": amount, "samples": amount}
     add(parser, "config", "print_config")
     add(parser.add_argument_group("model"), "model", "trust_remote_code")
     training = parser.add_argument_group("training")
