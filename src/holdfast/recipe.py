@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -193,7 +192,7 @@ class Recipe(NamedSettings):
         if not isinstance(names, str):
             raise TypeError(f'names must be a string such as "recadam+flow", got {names!r}')
         slots: dict[str, Any] = {}
-        for method in itertools.chain(*(methods_of(name, names) for name in names.split("+"))):
+        for method in methods_of(names):
             entry = entry_of(method)
             if entry.stage == "penalties":
                 slots["penalties"] = (*slots.get("penalties", ()), method)
@@ -227,7 +226,9 @@ class Recipe(NamedSettings):
                 raise ValueError(f"the recipe {self.name} has no setting {name!r}{hint}")
             stage, _, option = name.partition(".")
             for one in saved[stage] if stage == "penalties" else [saved[stage]]:
-                one |= {option: value} if option in one else {}
+                if option in one:  # a word may be "true", which the command line reads as a flag
+                    is_word = isinstance(one[option], str) and isinstance(value, bool)
+                    one[option] = str(value).lower() if is_word else value
         return Recipe.from_dict(saved)
 
     def to_dict(self) -> dict[str, Any]:
@@ -377,19 +378,30 @@ def recipe_beside(model: object) -> Recipe | None:
 
 
 def settings_of(method: Method) -> dict[str, Any]:
-    """The settings of a method by name."""
+    """The settings of a method by name.
+
+    >>> settings_of(AdamWUpdate(lr=0.1))["lr"]
+    0.1
+    """
     return {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.init}
 
 
-def methods_of(name: str, names: str | None = None) -> Sequence[Method]:
-    """The methods that a name stands for; ``names`` is the preset that it is a part of."""
-    known = registry.PRESETS.get(name.strip().lower())
-    try:
-        return (registry.find(name).cls(),) if known is None else known
-    except ValueError as error:
-        if names in (None, name):
-            raise
-        raise ValueError(f"{error} (in the preset {names!r})") from None
+def methods_of(names: str) -> list[Method]:
+    """The methods that names joined by "+" stand for.
+
+    >>> [type(method).__name__ for method in methods_of("asft+wise-ft")]
+    ['DFT', 'Distill', 'WiseFT']
+    """
+    found: list[Method] = []
+    for name in names.split("+"):
+        known = registry.PRESETS.get(name.strip().lower())
+        try:
+            found += [registry.find(name).cls()] if known is None else known
+        except ValueError as error:
+            if name == names:
+                raise
+            raise ValueError(f"{error} (in the preset {names!r})") from None
+    return found
 
 
 def _is_like(method: Method, preset: Method) -> bool:
