@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast import measure
+from holdfast.evaluate.probes import Completions
 from holdfast.evaluate.skills import Continued, skills, sums
 from holdfast.io.models import Loader
 from small import make_llama, make_tokenizer, noisy
@@ -48,6 +49,15 @@ def test_without_a_chat_template_chats_are_left_out_with_the_reason(capsys):
     assert "chats" not in {score.name for score in report.scores}
     assert report.notes == ("No test of chats: the tokenizer has no chat template.",)
     assert "6 tests, at least" in capsys.readouterr().err
+
+
+def test_a_target_that_does_not_suit_the_base_has_no_divergence(monkeypatch):
+    monkeypatch.setattr(Completions, "unfit", lambda *_: "the base cannot take it")
+    model, loader = make_llama(), Loader(tokenizer=make_tokenizer(), device="cpu")
+    rows = [{"question": "two plus two is", "answer": "four"}]
+    report = measure(model, model, target=rows, context_free=0, loader=loader, progress=False)
+    assert report.notes == ("No test of target: the base cannot take it.",)
+    assert (report.scores, report.divergences) == ((), ())
 
 
 def test_the_same_seed_draws_the_same_texts():

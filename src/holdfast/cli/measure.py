@@ -118,7 +118,11 @@ def run(options: argparse.Namespace) -> None:
 
 
 def check_targets(options: argparse.Namespace) -> None:
-    """Warn of a target that the tuned model was trained on, by its config.yaml of finetune."""
+    """Warn of a target that the tuned model was trained on, by its config.yaml of finetune.
+
+    The file does not record the folder in which the training ran. Relative paths in it are read as
+    those of the current folder.
+    """
     file = Path(options.tuned) / "config.yaml"
     with contextlib.suppress(OSError, ValueError):  # none, one of another tool, or of gone files
         given = parse_yaml(file.read_text(encoding="utf-8"), str(file))

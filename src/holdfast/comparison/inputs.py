@@ -87,7 +87,10 @@ def paths_of(plan: Plan) -> list[str]:
 
 
 def warn_of_known_target(data: Sources, target: str) -> None:
-    """Warn if models that are trained on some data are tested on them."""
+    """Warn if models that are trained on some data are tested on them.
+
+    >>> warn_of_known_target(["a.jsonl", "b.jsonl"], "dev.jsonl")  # no file of the data: no warning
+    """
     if share_a_file(data, target):
         logger.warning(
             f"the target {target} is training data: its score shows what a model has "

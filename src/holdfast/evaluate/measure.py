@@ -191,13 +191,14 @@ class Examination:
         if head is not None:
             tested = f"It was tested with a new, untrained head ({head})."
             self.notes.append(f"The base has no head for this task. {tested}")
-        within = {id(test): limited(test, loaded, *self.limits) for test in self.tests}
-        self.tests = [within[id(test)] for test in self.tests]
-        self.targets = [within[id(test)] for test in self.targets]
-        for test in [test for test in self.tests if isinstance(test, Asking)]:
-            if reason := test.unfit(loaded):
-                self.tests = [other for other in self.tests if other is not test]
+        within = {}
+        for test in self.tests:
+            if reason := test.unfit(loaded) if isinstance(test, Asking) else "":
                 self.notes.append(f"No test of {test.name}: {reason}.")
+            else:
+                within[id(test)] = limited(test, loaded, *self.limits)
+        self.tests = [within[id(test)] for test in self.tests if id(test) in within]
+        self.targets = [within[id(test)] for test in self.targets if id(test) in within]
         if self.free and loaded.kind == "causal_lm":
             self.kls.append(self.free)
         elif self.free:

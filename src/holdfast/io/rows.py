@@ -205,7 +205,11 @@ def names_of(data: Sources) -> list[str]:
 
 
 def share_a_file(one: Sources, other: Sources) -> bool:
-    """Whether two data have a file in common; symbolic links are followed."""
+    """Whether two data have a file in common; symbolic links are followed.
+
+    >>> share_a_file(["a.jsonl", "b.jsonl"], "./b.jsonl")
+    True
+    """
     first, second = ({os.path.realpath(name) for name in names_of(data)} for data in (one, other))
     return not first.isdisjoint(second)
 
