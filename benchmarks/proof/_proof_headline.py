@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import verdict
 from _markdown import table
-from _proof_text import TITLES, listed, name_of, percent
+from _proof_text import TITLES, folded, listed, name_of, percent
 from proof_pictures import CORNER
 from verdict import SETTINGS, careful_plain_of, frugal_plain_of, ours_of, plain_of
 
@@ -51,9 +51,12 @@ def proof_headline(folder: str = "") -> str:
         "ratio of the losses before and after, or what is left of the accuracy above chance. Each "
         "test counts as 100 % at most. At a loss of 3 nats, 99 % kept is 3 % more perplexity. Of "
         "encoders and image models, *kept* is a single test: STS-B or ImageNet.\n\n"
-        f"{_about(whole)} {_by_the_first_rules(whole)}{other_rates(settings)} The language models "
-        "are instruct models, dequantized from 4 bits; training may repair some of that, so that "
-        "less seems to be forgotten."
+        + folded(
+            "Seeds, rules that were changed, and models",
+            f"{_about(whole)} {_by_the_first_rules(whole)}{other_rates(settings)} The language "
+            "models are instruct models, dequantized from 4 bits; training may repair some of "
+            "that, so that less seems to be forgotten.",
+        )
     )
 
 
