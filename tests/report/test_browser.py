@@ -161,7 +161,7 @@ def overlap(a, b):
 @pytest.mark.parametrize("width", [1280, 800, 390])
 @pytest.mark.parametrize(
     ("found", "least"),
-    [(sample_results(), 11), (Results.load(COMPARED), 12), (sample_results(MANY), 20)],
+    [(sample_results(), 11), (Results.load(COMPARED), 6), (sample_results(MANY), 20)],
     ids=["sample", "demo", "many"],
 )
 def test_names_stand_beside_their_marks(browser, tmp_path, found, least, width):
