@@ -56,7 +56,7 @@ def shared_data() -> Path:
 def proof_scripts(monkeypatch):
     """The scripts of the proof, and those that they import, can be imported."""
     benchmarks = Path(__file__).parents[1] / "benchmarks"
-    folders = [benchmarks / "proof", benchmarks / "papers", benchmarks]
+    folders = [benchmarks / "proof", benchmarks / "papers", benchmarks / "embedded", benchmarks]
     monkeypatch.setattr(sys, "path", [*map(str, folders), *sys.path])
 
 

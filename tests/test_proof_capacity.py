@@ -6,15 +6,9 @@ import json
 
 import pytest
 
-from proof_runs import PROOF, load
+from proof_runs import load
 
 pytestmark = pytest.mark.usefixtures("proof_scripts")
-
-
-@pytest.fixture
-def capacity(monkeypatch):
-    monkeypatch.syspath_prepend(str(PROOF.parent / "embedded"))
-    return load("capacity")
 
 
 @pytest.fixture
@@ -30,7 +24,8 @@ def data(tmp_path):
     return folder.parent
 
 
-def test_every_method_tunes_the_base_of_its_saturation(capacity, data, tmp_path, monkeypatch):
+def test_every_method_tunes_the_base_of_its_saturation(data, tmp_path, monkeypatch):
+    capacity = load("capacity")
     assert doctest.testmod(capacity).failed == 0
     monkeypatch.setattr(capacity, "RATES", (0.5,))
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
