@@ -32,7 +32,7 @@ def proof_capacity() -> str:
     if not file.exists():
         return ""
     record = json.loads(file.read_text(encoding="utf-8"))
-    bases = {tokens: settings_of(record, tokens) for tokens in tokens_of(record)}
+    bases = {tokens: setting_of(record, tokens) for tokens in tokens_of(record)}
     if not bases:
         return ""
     about = next(iter(bases.values())).pretrained
@@ -72,7 +72,8 @@ def tokens_of(record: Record) -> list[float]:
     return [tokens for tokens, found in rows.items() if found >= {"pretrained", *ROWS}]
 
 
-def settings_of(record: Record, tokens: float) -> Setting:
+def setting_of(record: Record, tokens: float) -> Setting:
+    """The runs of a base."""
     return Setting(r for r in record["runs"] if r["base"] == tokens and r["plan"] != SEEN)
 
 

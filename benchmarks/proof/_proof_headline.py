@@ -120,7 +120,7 @@ def proof_medians() -> str:
     if not settings:
         return ""
     ways = {
-        "`holdfast`, one run": ours_of,
+        "`holdfast`, at its defaults": ours_of,
         "plain fine-tuning, at the learning rate that is best for the target": plain_of,
         "plain fine-tuning, at the lowest that learns 99 % (on the data to choose on)":
             frugal_plain_of,
