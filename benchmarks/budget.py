@@ -37,9 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "papers"))
 
 from _jobs import Record, collect, records, work
 
-from holdfast import LoopSettings, Recipe, Reference, Run, SelfReplay, WiseFT, pad_collate
+from holdfast import LoopSettings, Recipe, Reference, Run, SelfReplay, WiseFT, builtin, pad_collate
 from holdfast import train_loop as train
-from holdfast.comparison import default
 from holdfast.io.encoding import TrainingData
 from holdfast.io.models import Loader
 from holdfast.scoring.pool import Pool, draw_pool
@@ -90,7 +89,7 @@ class Bench:
     def samples(self) -> tuple[Samples, Samples]:
         """To learn, and for the test."""
         if self.args.embedded:
-            learned, tested = (self._encoded(path) for path in (default.TRAIN, default.DEV))
+            learned, tested = (self._encoded(path) for path in (builtin.TRAIN, builtin.DEV))
         else:
             path = self.args.gsm8k
             test = path.with_name(path.name.replace("train", "test"))
@@ -290,7 +289,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.smollm2 and not args.gsm8k:
         parser.error("--smollm2 needs --gsm8k")
-    args.model = default.MODEL if args.embedded else args.smollm2
+    args.model = builtin.MODEL if args.embedded else args.smollm2
     usual = EMBEDDED if args.embedded else SMOLLM2
     for name, value in usual.items():
         if getattr(args, name) is None:

@@ -26,8 +26,7 @@ from typing import Any
 import torch
 from _common import default_device, write_results
 
-from holdfast import Measuring, Plan, Training, compare
-from holdfast.comparison import default
+from holdfast import Measuring, Plan, Training, builtin, compare
 from holdfast.comparison.crew import PerGpu
 from holdfast.comparison.results import Results
 
@@ -70,17 +69,17 @@ def save_model(folder: Path) -> None:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**SMOLLM2)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(default.MODEL).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(builtin.MODEL).save_pretrained(folder)
 
 
 def plan_for(model: Path, options: argparse.Namespace) -> Plan:
     seeds = options.runs // len(options.recipes)
     return Plan(
         model=str(model),
-        data=str(default.TRAIN),
-        target=str(default.DEV),
+        data=str(builtin.TRAIN),
+        target=str(builtin.DEV),
         measuring=Measuring(
-            text=(str(default.RETAINED["prose"]),), limit=32, context_free=0, max_length=256
+            text=(str(builtin.RETAINED["prose"]),), limit=32, context_free=0, max_length=256
         ),
         recipes=tuple(options.recipes),
         seeds=tuple(range(seeds)),
@@ -136,7 +135,7 @@ def main() -> None:
     per_gpu: PerGpu = "auto" if options.per_gpu == "auto" else int(options.per_gpu)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = default.MODEL if options.embedded else folder / "model"
+        model = builtin.MODEL if options.embedded else folder / "model"
         if not options.embedded:
             save_model(model)
         plan = plan_for(model, options)

@@ -100,7 +100,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert {name.split("/")[0].split("-")[0] for name in names} == {"holdfast"}
     for data in (
         "py.typed", "report/page.html.j2", "report/plotly/plotly-cartesian.min.js.gz",
-        "report/plotly/LICENSE", "comparison/default/model/model.safetensors",
+        "report/plotly/LICENSE", "builtin/model/model.safetensors",
     ):  # fmt: skip
         assert f"holdfast/{data}" in names
     assert any(name.endswith("LICENSE") for name in names)

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from holdfast import Recipe
-from holdfast.comparison.default import MODEL, RETAINED
+from holdfast.builtin import MODEL, RETAINED
 
 PROOF = Path(__file__).parents[1] / "benchmarks" / "proof"
 TEMPLATE = (

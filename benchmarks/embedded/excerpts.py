@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--gsm8k", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=REPOSITORY / "src/holdfast/comparison/default")
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "src/holdfast/builtin")
     args = parser.parse_args()
 
     problems = random.Random(0).sample(short_problems(args.gsm8k), TRAIN + DEV)

@@ -172,9 +172,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=258, help="rows of an update")
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--out", type=Path, default=REPOSITORY / "src/holdfast/comparison/default/model"
-    )
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "src/holdfast/builtin/model")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 

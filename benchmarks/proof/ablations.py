@@ -33,7 +33,7 @@ from torch import Tensor
 
 from holdfast import Recipe, Run, SelfReplay
 from holdfast._torch.teachers import AllTokens
-from holdfast.comparison.default import MODEL
+from holdfast.builtin import MODEL
 
 TEXTS = 4096
 #: Files of texts: the temperature, the number, the model that writes them, and the starts.

@@ -29,7 +29,7 @@ from comparisons import slim
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from holdfast import AdamWUpdate, Measuring, Plan, Recipe, SelfReplay, Training, compare
-from holdfast.comparison.default import DEV, MODEL, RETAINED, TRAIN
+from holdfast.builtin import DEV, MODEL, RETAINED, TRAIN
 from holdfast.methods.auto import default_lr
 from holdfast.stages import TrainingSize
 

@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 pytest.importorskip("cattrs", reason="the eval extra is not installed")
 
+from holdfast import builtin
 from holdfast.cli import main
-from holdfast.comparison import default
 
-MODEL = str(default.MODEL)
+MODEL = str(builtin.MODEL)
 _TRAINING = ["--max-updates=1", "--batch-size=2"]
 GOOD = {
     "compare": [

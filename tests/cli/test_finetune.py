@@ -15,8 +15,8 @@ import torch
 transformers = pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from comparison.tiny import save_bert, save_images, save_llama, save_vit  # noqa: E402
+from holdfast.builtin import MODEL  # noqa: E402
 from holdfast.cli import main  # noqa: E402
-from holdfast.comparison.default import MODEL  # noqa: E402
 from holdfast.recipe import Recipe, recipe_beside  # noqa: E402
 
 ROWS = [{"prompt": "two plus two is", "completion": "four"}] * 8

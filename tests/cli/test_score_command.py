@@ -9,8 +9,8 @@ import torch
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from holdfast import Flow, Scores
+from holdfast.builtin import MODEL
 from holdfast.cli import main
-from holdfast.comparison.default import MODEL
 from holdfast.report.scored import Sample, Scored
 from holdfast.report.text import to_markdown
 

@@ -15,8 +15,8 @@ transformers = pytest.importorskip("transformers", reason="the hf extra is not i
 pytest.importorskip("accelerate", reason="the hf extra is not installed")
 pytest.importorskip("tensorboard", reason="the tracking extra is not installed")
 
+from holdfast.builtin import MODEL  # noqa: E402
 from holdfast.cli import main  # noqa: E402
-from holdfast.comparison.default import MODEL  # noqa: E402
 from tracked import in_tensorboard  # noqa: E402
 
 ROWS = [{"prompt": f"two plus {i} is", "completion": "four " * (i % 3) + "five"} for i in range(11)]

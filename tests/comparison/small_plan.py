@@ -4,21 +4,21 @@ import gzip
 import json
 from pathlib import Path
 
-from holdfast.comparison import default
+from holdfast import builtin
 from holdfast.comparison.plan import Measuring, Plan, Training
 
 
 def make_plan(folder, *, recipes=("standard", "recadam+wise-ft"), seeds=(0, 1), updates=6):
     """Write a few rows and one short text to the folder, and return a plan on them."""
     folder = Path(folder)
-    for name, source in (("train", default.TRAIN), ("dev", default.DEV)):
+    for name, source in (("train", builtin.TRAIN), ("dev", builtin.DEV)):
         with gzip.open(source, "rt", encoding="utf-8") as file:
             lines = [next(file) for _ in range(12 if name == "train" else 4)]
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    with gzip.open(default.RETAINED["prose"], "rt", encoding="utf-8") as file:
+    with gzip.open(builtin.RETAINED["prose"], "rt", encoding="utf-8") as file:
         (folder / "prose.txt").write_text(file.read(2000), encoding="utf-8")
     return Plan(
-        model=str(default.MODEL),
+        model=str(builtin.MODEL),
         data=str(folder / "train.jsonl"),
         target=str(folder / "dev.jsonl"),
         measuring=Measuring(text=(str(folder / "prose.txt"),), context_free=2, max_length=128),

@@ -23,10 +23,10 @@ import torch
 
 from comparison.small_plan import make_plan
 from comparison.tiny import save_bert, save_images, save_resnet
-from holdfast import Recipe
+from holdfast import Recipe, builtin
 from holdfast.cli import main
 from holdfast.cli.tune import Trials
-from holdfast.comparison import default, processes, tuning
+from holdfast.comparison import processes, tuning
 from holdfast.comparison import study as study_file
 from holdfast.comparison.clock import Clock
 from holdfast.comparison.crew import make_crew
@@ -393,7 +393,7 @@ def test_other_columns_and_early_stopping(tmp_path, capsys):
         rows = [{"problem": f"two and {i}", "solution": said, "id": i} for i in range(6)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     given = [
-        f"--model={default.MODEL}", "--data=train.jsonl", "--target=dev.jsonl", "--recipe=recadam",
+        f"--model={builtin.MODEL}", "--data=train.jsonl", "--target=dev.jsonl", "--recipe=recadam",
         *FEW, "--trials=1", "--lr=1e-3", "--max-updates=30",
     ]  # fmt: skip
     stopping = ["--validation=valid.jsonl", "--patience=1", "--evaluate-every=2"]

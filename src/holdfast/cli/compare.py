@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast import builtin
 from holdfast.cli import _options
 from holdfast.cli._guard import Failed, check_page, show
 from holdfast.cli._options import (
@@ -27,7 +28,6 @@ from holdfast.cli._options import (
     settings_from,
 )
 from holdfast.cli._progress import Progress
-from holdfast.comparison import default
 from holdfast.comparison.crew import crew_for
 from holdfast.comparison.estimate import overview
 from holdfast.comparison.inputs import check_inputs, paths_of
@@ -74,8 +74,8 @@ def add_plan_options(parser: Parser, skip: Sequence[str]) -> None:
 def demo_settings() -> dict[str, Any]:
     """Return options for a small model, math problems to learn, and texts to retain."""
     return {
-        "model": str(default.MODEL), "data": str(default.TRAIN), "target": str(default.DEV),
-        "text": [str(path) for path in default.RETAINED.values()], "test_max_length": 256,
+        "model": str(builtin.MODEL), "data": str(builtin.TRAIN), "target": str(builtin.DEV),
+        "text": [str(path) for path in builtin.RETAINED.values()], "test_max_length": 256,
         "limit": 100, "context_free": 8, "lr": 1e-3, "max_updates": 40, "batch_size": 8,
         "max_length": 176,
     }  # fmt: skip

@@ -102,8 +102,8 @@ def preview(
         The samples with their trained parts, lengths and unused columns; ``to_terminal`` prints it.
 
     Example:
-        >>> from holdfast.comparison import default
-        >>> shown = preview(str(default.MODEL), str(default.TRAIN), samples=1)
+        >>> from holdfast import builtin
+        >>> shown = preview(str(builtin.MODEL), str(builtin.TRAIN), samples=1)
         >>> shown.kind, [piece.trained for piece in shown.first[0].pieces]
         ('completion', [False, True])
     """

@@ -1,4 +1,4 @@
-"""The model and the data that are shipped for a comparison without arguments."""
+"""The model and the data that come with holdfast."""
 
 import importlib.util
 import sys
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.comparison import default
+from holdfast import builtin
 from holdfast.evaluate.probes import Text
 from holdfast.io.models import Loader
 from holdfast.io.rows import read_rows, read_text
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +28,15 @@ def corpus():
 
 @pytest.fixture(scope="module")
 def loaded():
-    with Loader(device="cpu").open(default.MODEL) as loaded:
+    with Loader(device="cpu").open(builtin.MODEL) as loaded:
         yield loaded
 
 
 def test_everything_is_there_and_small():
-    folder = default.MODEL.parent
-    named = [default.TRAIN, default.DEV, *default.RETAINED.values(), folder / "README.md"]
+    folder = builtin.MODEL.parent
+    named = [builtin.TRAIN, builtin.DEV, *builtin.RETAINED.values(), folder / "README.md"]
     named += [
-        default.MODEL / name for name in ("config.json", "model.safetensors", "tokenizer.json")
+        builtin.MODEL / name for name in ("config.json", "model.safetensors", "tokenizer.json")
     ]
     assert all(path.is_file() for path in named)
     size = sum(p.stat().st_size for p in folder.rglob("*") if "__pycache__" not in p.parts)
@@ -46,13 +46,13 @@ def test_everything_is_there_and_small():
 def test_weights_are_bfloat16():
     from safetensors import safe_open
 
-    with safe_open(default.MODEL / "model.safetensors", "pt") as file:
+    with safe_open(builtin.MODEL / "model.safetensors", "pt") as file:
         assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"BF16"}  # noqa: SIM118
 
 
 def test_model_knows_its_three_kinds_of_text(loaded):
     assert loaded.kind == "causal_lm"
-    for kind, path in default.RETAINED.items():
+    for kind, path in builtin.RETAINED.items():
         text = read_text(path)
         assert 20_000 <= len(text) <= 32_000
         samples = Text(kind, text[:4000], metric="nll").run(loaded, progress=False)
@@ -83,7 +83,7 @@ def test_each_digit_is_a_token(loaded):
 
 
 def test_problems_are_short_and_no_test_problem_is_learnt(loaded):
-    train, dev = read_rows(default.TRAIN), read_rows(default.DEV)
+    train, dev = read_rows(builtin.TRAIN), read_rows(builtin.DEV)
     assert (len(train), len(dev)) == (1000, 200)
     texts = [f"{row['question']} {row['answer']}" for row in train + dev]
     assert len({row["question"] for row in train + dev}) == 1200
