@@ -1,15 +1,22 @@
 """The model and the data that come with holdfast."""
 
 import importlib.util
+import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from holdfast import builtin
+from holdfast.cli import main
+from holdfast.comparison.inputs import measure_options, paths_of
+from holdfast.comparison.plan import Measuring, Plan, contents_of
 from holdfast.evaluate.probes import Text
+from holdfast.evaluate.suite import Suite
+from holdfast.io.checkpoint import open_weights
 from holdfast.io.models import Loader
-from holdfast.io.rows import read_rows, read_text
+from holdfast.io.rows import names_of, read_rows, read_text
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,6 +65,62 @@ def test_model_knows_its_three_kinds_of_text(loaded):
         samples = Text(kind, text[:4000], metric="nll").run(loaded, progress=False)
         nats = sum(samples.values) / sum(samples.counts)
         assert nats < 3.5  # chance is log 2048 = 7.6
+
+
+def test_the_names_stand_for_the_model_the_data_and_the_texts():
+    assert builtin.located("builtin", "model") == [str(builtin.MODEL)]
+    assert names_of(["builtin", "builtin:dev"]) == [str(builtin.TRAIN), str(builtin.DEV)]
+    assert [*open_weights("builtin")] == [*open_weights(builtin.MODEL)]
+    assert Loader().config_of("builtin").num_hidden_layers == 5
+    tests, targets = Suite(text="builtin", target="builtin:dev", limit=4).build()
+    assert [test.name for test in tests] == ["prose", "verse", "code", "gsm8k-dev"]
+    assert len(targets[0].rows) == 4
+
+
+def test_another_name_in_builtin_is_an_error():
+    for kind, name in (("data", "builtin:train"), ("model", "builtin:dev"), ("text", "builtin:x")):
+        with pytest.raises(FileNotFoundError, match="choose builtin"):
+            builtin.located(name, kind)
+
+
+def test_a_local_path_of_this_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(builtin.MODEL, "builtin")
+    (tmp_path / "builtin" / "dev.jsonl").write_text('{"text": "mine"}\n')
+    for kind in ("model", "data", "text"):
+        assert builtin.located("builtin", kind) == ["builtin"]
+    assert open_weights("builtin").path == Path("builtin")
+    assert names_of("builtin:dev") == ["builtin:dev"]
+
+
+def test_a_plan_knows_the_digests_of_what_the_names_stand_for():
+    plan = Plan(
+        model="builtin", data="builtin", target="builtin:dev", recipes=("standard",),
+        measuring=Measuring(text=("builtin",)),
+    )  # fmt: skip
+    paths = [builtin.MODEL, builtin.TRAIN, builtin.DEV, *builtin.RETAINED.values()]
+    assert plan.contents == [contents_of(str(path)) for path in paths]
+    assert None not in plan.contents
+    assert measure_options(plan)["text"] == ("builtin",)
+    assert {str(path) for path in paths[1:]} < set(paths_of(plan))
+
+
+def test_the_command_line_takes_the_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["--model=builtin", "--data=builtin", "--recipe=standard", "--max-updates=1"]
+    assert main(["finetune", *words, "--validation=builtin:dev", "--out=tuned"]) == 0
+    config = (tmp_path / "tuned" / "config.yaml").read_text()
+    assert "model: builtin\ndata: builtin\n" in config
+    tests = ["--target=builtin:dev", "--text=builtin", "--limit=2", "--context-free=0", "--json"]
+    capsys.readouterr()
+    assert main(["measure", "builtin", "tuned", *tests]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["base"] == "builtin"
+    assert [score["name"] for score in found["scores"][:3]] == ["prose", "verse", "code"]
+    assert main(["merge", "builtin", "tuned", "--alpha=0.5", "--out=merged"]) == 0
+    assert main(["data", "builtin", "--model=builtin", "--json"]) == 0
+    assert main(["plan", "--model=builtin"]) == 0
+    assert main(["score", "--model=builtin", "--data=builtin:dev", "--out=scores"]) == 0
 
 
 def test_generates(loaded):

@@ -1,10 +1,15 @@
-"""A small language model and its data, for a comparison without downloads.
+"""A small language model and its data, to try holdfast without downloads.
 
 The model is a Llama of two million parameters, pretrained on prose, verse and code. The data are
 math problems to fine-tune it on, and unseen text of the three kinds. README.md names the sources.
+
+Wherever a model, data or texts are given by name, ``builtin`` stands for them: the model, the
+training problems, or the three texts; ``builtin:dev`` stands for the test problems.
 """
 
+import os
 from pathlib import Path
+from typing import Literal
 
 _HERE = Path(__file__).parent
 
@@ -16,3 +21,28 @@ TRAIN, DEV = _HERE / "gsm8k-train.jsonl.gz", _HERE / "gsm8k-dev.jsonl.gz"
 
 #: Text of each kind that the model was pretrained on, by name.
 RETAINED = {kind: _HERE / f"{kind}.txt.gz" for kind in ("prose", "verse", "code")}
+
+NAME = "builtin"
+_PATHS = {
+    "model": {NAME: [MODEL]},
+    "data": {NAME: [TRAIN], f"{NAME}:dev": [DEV]},
+    "text": {NAME: [*RETAINED.values()]},
+}
+
+
+def located(
+    source: str | os.PathLike[str], kind: Literal["model", "data", "text"] = "data"
+) -> list[str]:
+    """Return the paths that a name stands for; any other name as it is.
+
+    A local file or directory named ``builtin`` takes precedence, as over names of the hub.
+
+    >>> [Path(path).name for path in located("builtin", "text")], located("gpt2", "model")
+    (['prose.txt.gz', 'verse.txt.gz', 'code.txt.gz'], ['gpt2'])
+    """
+    name, ours = os.fspath(source), _PATHS[kind]
+    if name.partition(":")[0] != NAME or os.path.exists(NAME):
+        return [name]
+    if name not in ours:
+        raise FileNotFoundError(f"no {kind} named {name}: choose {' or '.join(ours)}")
+    return [str(path) for path in ours[name]]

@@ -143,11 +143,11 @@ METAVARS = {
 SHARED: dict[str, dict[str, Any]] = {
     "config": {"metavar": "FILE", "help": "YAML file of options; the command line overrides it"},
     "print_config": {"action": "store_true", "help": "print all options as YAML, and exit"},
-    "model": {"help": "pretrained model: a directory or a hub name"},
+    "model": {"help": "pretrained model: a directory, a hub name, or builtin, a small one"},
     "data": {
         "action": OneOrSeveral, "nargs": "+",
         "help": "training data: files of rows or text, a directory of datasets.save_to_disk, "
-        "a folder of images, or a hub dataset",
+        "a folder of images, a hub dataset, or builtin, problems of GSM8K",
     },
     "columns": {
         "action": Assigned, "nargs": "+", "default": {}, "metavar": "NAME=COLUMN",

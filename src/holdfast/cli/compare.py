@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast import builtin
 from holdfast.cli import _options
 from holdfast.cli._guard import Failed, check_page, show
 from holdfast.cli._options import (
@@ -74,8 +73,8 @@ def add_plan_options(parser: Parser, skip: Sequence[str]) -> None:
 def demo_settings() -> dict[str, Any]:
     """Return options for a small model, math problems to learn, and texts to retain."""
     return {
-        "model": str(builtin.MODEL), "data": str(builtin.TRAIN), "target": str(builtin.DEV),
-        "text": [str(path) for path in builtin.RETAINED.values()], "test_max_length": 256,
+        "model": "builtin", "data": "builtin", "target": "builtin:dev", "text": ["builtin"],
+        "test_max_length": 256,
         "limit": 100, "context_free": 8, "lr": 1e-3, "max_updates": 40, "batch_size": 8,
         "max_length": 176,
     }  # fmt: skip

@@ -103,8 +103,9 @@ def run(options: argparse.Namespace) -> None:
 def inputs_of(options: argparse.Namespace) -> list[str]:
     files = [*filter(is_recipe_file, [options.recipe]), *config_input(options)]
     data = [x for x in (options.data, options.old_data, options.validation) if _is_named(x)]
-    data += [*options.text, *options.retained, *options.similarity]
-    return [options.model, *(name for given in data for name in names_of(given)), *files]
+    data += [*options.retained, *options.similarity]
+    texts = [name for given in options.text for name in names_of(given, "text")]
+    return [options.model, *(name for given in data for name in names_of(given)), *texts, *files]
 
 
 def _is_named(data: Any) -> bool:

@@ -28,7 +28,7 @@ import torch
 
 from holdfast.cli._card import check_card, update_card
 from holdfast.cli._guard import check_page, show
-from holdfast.cli._options import Parser, add, add_settings, one_of
+from holdfast.cli._options import SHARED, Parser, add, add_settings, one_of
 from holdfast.comparison.inputs import warn_of_known_target
 from holdfast.comparison.plan import Measuring
 from holdfast.evaluate.kl import ContextFreeKL
@@ -53,8 +53,7 @@ def add_options(parser: Parser) -> None:
 
 def add_models(parser: Parser, *, several: bool = False, **more: Any) -> Any:
     models = parser.add_argument_group("models")
-    base = "pretrained model: a directory or a hub name"
-    models.add_argument("base", metavar="BASE", help=base, **more)
+    models.add_argument("base", metavar="BASE", help=SHARED["model"]["help"], **more)
     given: dict[str, Any] = {"nargs": "+"} if several else {}
     models.add_argument(
         "tuned", metavar="TUNED", help="fine-tuned model, or adapter", **given, **more
@@ -133,7 +132,8 @@ def check_targets(options: argparse.Namespace) -> None:
 
 
 def inputs_of(options: argparse.Namespace) -> list[str]:
-    tests = [*options.text, *options.retained, *options.target, *options.similarity]
+    tests = [*options.retained, *options.target, *options.similarity]
     tests = [name for test in tests for name in names_of(test)]
+    tests += [name for test in options.text for name in names_of(test, "text")]
     tuned = options.tuned if isinstance(options.tuned, list) else [options.tuned]
     return [options.base, *tuned, *tests, *filter(None, [options.include_path])]

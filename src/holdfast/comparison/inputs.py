@@ -80,8 +80,9 @@ def paths_of(plan: Plan) -> list[str]:
     """All files and directories that a plan reads; names of the hub are among them."""
     tests = plan.measuring
     given = filter(None, [plan.old_data, plan.common.validation_file])
-    data = [plan.target, *given, *tests.text, *tests.data]
-    rows = [name for source in (plan.data, *data, *tests.similarity) for name in names_of(source)]
+    data = [plan.data, plan.target, *given, *tests.data, *tests.similarity]
+    rows = [name for source in data for name in names_of(source)]
+    rows += [name for source in tests.text for name in names_of(source, "text")]
     recipes = filter(is_recipe_file, plan.recipes)
     return [plan.model, *rows, *filter(None, [tests.include_path]), *recipes]
 

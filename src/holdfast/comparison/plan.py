@@ -20,6 +20,7 @@ from typing import Any
 
 from holdfast._torch.checks import NamedSettings, hint_at_setting, natural_number, whole_number
 from holdfast._torch.version import __version__
+from holdfast.builtin import located
 from holdfast.evaluate.kl import MOST_TEXTS
 from holdfast.hosts.job import Training
 from holdfast.io import codec as _codec
@@ -48,7 +49,8 @@ class Measuring(NamedSettings):
     """The tests of each model, before and after fine-tuning.
 
     Attributes:
-        text: files of running text, tested by perplexity.
+        text: files of running text, tested by perplexity; ``builtin`` stands for three unseen texts
+            of the built-in model.
         data: files of rows: multiple choice, completions, classification.
         tasks: names of tasks of lm-evaluation-harness.
         include_path: directory with YAML files of further tasks.
@@ -247,11 +249,12 @@ class Plan(NamedSettings):
     def contents(self) -> list[str | None]:
         """Digests of all local inputs: a run of changed weights or on changed data is another."""
         asked = self.measuring
-        tests = (*asked.text, *asked.data, *asked.similarity, asked.include_path)
+        tests = (*asked.data, *asked.similarity, asked.include_path)
         validation = self.training.validation_file
-        given = (self.model, self.data, self.old_data, self.target, validation, *tests)
+        given = (self.data, self.old_data, self.target, validation, *tests)
         names = [name for source in given if source is not None for name in names_of(source)]
-        return [contents_of(name) for name in names]
+        texts = [name for source in asked.text for name in names_of(source, "text")]
+        return [contents_of(name) for name in (*located(self.model, "model"), *names, *texts)]
 
 
 def label_of(recipe: str, values: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._torch.checks import NamedSettings, whole_number
+from holdfast.builtin import located
 from holdfast.evaluate.classify import Classification
 from holdfast.evaluate.harness import Harness
 from holdfast.evaluate.kl import KL, MOST_TEXTS, ContextFreeKL, class_kl, masked_kl, token_kl
@@ -118,8 +119,9 @@ def named(given: Any, default: str) -> dict[str, Any]:
     for item in given:
         if not isinstance(item, str | os.PathLike):  # rows, or a dataset
             return {default: given}
-        name = Path(item).name.split(".")[0] or str(item)
-        found[name if name not in found else str(item)] = item
+        for path in located(item, "text" if default == "text" else "data"):
+            name = Path(path).name.split(".")[0] or path
+            found[name if name not in found else path] = path
     return found
 
 

@@ -22,6 +22,7 @@ from holdfast._torch.imports import require
 from holdfast._torch.layers import head_parts, output_layer, within
 from holdfast._torch.multimodal import is_text_generator
 from holdfast._torch.names import shorten
+from holdfast.builtin import located
 from holdfast.io.adapter import is_adapter
 from holdfast.io.rows import DatasetRows, Rows, as_number, image_column, labels_of, text_columns
 from holdfast.io.untrusted import from_pretrained, read_object
@@ -74,11 +75,12 @@ def is_headless(model: nn.Module) -> bool:
 
 def locate(source: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
     """Return a model's directory or hub name, and the option that names a GGUF file in it."""
+    (source,) = located(source, "model")
     path = Path(source)
     if path.suffix == ".gguf":
         return str(path.parent), {"gguf_file": path.name}
     bare = path.suffix == ".safetensors" and path.is_file()
-    return str(path.parent if bare else source), {}
+    return str(path.parent) if bare else source, {}
 
 
 def config_of(source: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:

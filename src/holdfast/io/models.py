@@ -297,7 +297,8 @@ class Loader(NamedSettings):
         trust = {"trust_remote_code": self.trust_remote_code}
         if gguf:
             return where, {**trust, **gguf}
-        if where != str(source) and Path(source).name != "model.safetensors":
+        path = Path(source)
+        if path.is_file() and where != str(source) and path.name != "model.safetensors":
             raise ValueError(
                 f"transformers loads only files named model.safetensors: rename {source} to "
                 "model.safetensors and move it to a separate directory, together with config.json"

@@ -19,10 +19,11 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from holdfast._torch.imports import require
 from holdfast._torch.names import shorten
+from holdfast.builtin import located
 from holdfast.io.files import first_line
 from holdfast.io.hub import check_hub, is_hub_name
 
@@ -187,9 +188,10 @@ def hold_out(rows: Rows, share: float) -> tuple[Rows, Rows]:
     return [rows[n] for n in left], [rows[n] for n in held]
 
 
-def names_of(data: Sources) -> list[str]:
+def names_of(data: Sources, kind: Literal["data", "text"] = "data") -> list[str]:
     """Return the names that data stand for: a pattern is replaced by the files that match it."""
-    names = [os.fspath(data)] if isinstance(data, str | os.PathLike) else list(map(str, data))
+    given = [data] if isinstance(data, str | os.PathLike) else list(map(str, data))
+    names = [path for name in given for path in located(name, kind)]
     if not names:
         raise ValueError("the data must be at least one file")
     found: list[str] = []
