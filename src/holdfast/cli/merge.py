@@ -43,7 +43,7 @@ from holdfast.io.outputs import claim, output_name
 from holdfast.io.storage import Place
 from holdfast.registry import methods
 from holdfast.report.printing import tell, tell_line
-from holdfast.report.verdict import SHARED_ROWS, on_tokens
+from holdfast.report.verdict import MERGED_ROWS, on_tokens
 from holdfast.report.words import settings_text
 from holdfast.stages import Merging
 
@@ -199,7 +199,7 @@ def merge(options: argparse.Namespace, method: Merging) -> None:
         f"{', '.join(options.tuned)}: {100 * moved.total.relative:.2g} % from the base"
     )
     if moved.vocabulary is not None:
-        tell_line(f"{on_tokens(moved.vocabulary)} {SHARED_ROWS}")
+        tell_line(f"{on_tokens(moved.vocabulary)} {MERGED_ROWS}")
     if bad := moved.not_finite:
         tell_line(f"{len(bad)} tensors contain NaN or infinity, the first is {bad[0]}")
 

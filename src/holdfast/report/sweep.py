@@ -11,7 +11,7 @@ from holdfast.report.document import Column, Document, Figure, Section, Table
 from holdfast.report.frontier import MOST, Axis, Mark, frontier
 from holdfast.report.plot import ACCENT, GAINED
 from holdfast.report.recommend import recommend_point
-from holdfast.report.verdict import SHARED_ROWS, no_evidence, on_tokens, source_of
+from holdfast.report.verdict import MERGED_ROWS, no_evidence, on_tokens, source_of
 from holdfast.report.words import (
     NONE,
     Span,
@@ -66,7 +66,7 @@ def document(sweep: Sweep) -> Document:
     notes = dict.fromkeys(note for point in sweep.points for note in point.report.notes)
     for drift in (point.report.drift for point in sweep.points):
         if drift is not None and drift.vocabulary is not None:
-            notes[f"{on_tokens(drift.vocabulary)} {SHARED_ROWS}"] = None
+            notes[f"{on_tokens(drift.vocabulary)} {MERGED_ROWS}"] = None
     return Document(
         kind=f"sweep over {names}",
         answer=answer,

@@ -21,7 +21,7 @@ Forgotten = Literal["nothing", "little", "some", "much", "unknown"]
 
 NO_TESTS = "To see what was forgotten, test tasks that the model should keep."
 SHARED_ROWS = "Only the rows of tokens that both models have are compared."
-SHARED_ROWS = "The rows of tokens that both models have are merged, the others are as tuned."
+MERGED_ROWS = "The rows of tokens that both models have are merged, the others are as tuned."
 #: A KL below this, in nats, is rounding error.
 _STILL = 1e-6
 #: More tests than this are counted instead of named.
